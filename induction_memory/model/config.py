@@ -1,0 +1,208 @@
+"""The architectures of the paper as one frozen configuration (Sections 2 and 4.2, Appendix D).
+
+The simplified model (Section 4.2) is the default: two layers of one head, W_Q = I, embeddings and value maps frozen
+at random, one linear feed-forward x + W_F x after the second layer. `ModelConfig.full` is the vanilla transformer of
+Figure 2: queries trained, ReLU feed-forward of width 4d in every layer.
+
+Parameters go by the paper's names with the layer's number last, counted from 1: `W_K1` lives in `blocks.0`.
+"""
+
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
+from typing import Any, Literal, Self, get_args
+
+from induction_memory.errors import InputError, require
+
+FeedForward = Literal["none", "linear", "relu"]
+FeedForwardLayers = Literal["last", "all"]
+EmbeddingVariance = Literal["one", "1/d"]
+Positions = Literal["random", "sinusoidal"]
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """What a model is made of, and which parts of it learn."""
+
+    d_model: int = 128
+    """Dimension d of the residual stream."""
+    n_ctx: int = 256
+    """Longest sequence T."""
+    d_vocab: int = 65
+    """Size N of the vocabulary."""
+    n_layers: int = 2
+    """Number of attention layers."""
+    n_heads: int = 1
+    """Heads in each layer."""
+    d_head: int | None = None
+    """Dimension of a head; d_model / n_heads when not given."""
+    feed_forward: FeedForward = "linear"
+    """none, linear (x + W_F x) or relu (a hidden layer of width d_mlp)."""
+    feed_forward_layers: FeedForwardLayers = "last"
+    """Which layers have the feed-forward: the last one, or all."""
+    d_mlp: int | None = None
+    """Width of the ReLU feed-forward; 4 d_model when not given."""
+    layer_norm: bool = False
+    """LayerNorm before each attention, each feed-forward and the unembedding."""
+    parallel_blocks: bool = False
+    """The feed-forward reads the block's input instead of the attention's output."""
+    identity_queries: bool = True
+    """Fix W_Q = I, so that W_K alone is the key-query memory."""
+    scale_scores: bool = True
+    """Divide attention scores by sqrt(d_head)."""
+    embedding_variance: EmbeddingVariance = "one"
+    """Variance of an embedding's entries: one, as in the paper's experiments, or 1/d, as in its text."""
+    positions: Positions = "random"
+    """Positional embeddings: random like the tokens', or sine and cosine."""
+    tied_output: bool = False
+    """Unembed with the token embeddings, W_U = W_E^T."""
+    trained: tuple[str, ...] | None = None
+    """Names of what learns. When not given: every W_K, the last W_O and the feed-forward if W_Q = I; else everything."""
+
+    def __post_init__(self) -> None:
+        for name in ("d_model", "n_ctx", "d_vocab", "n_layers", "n_heads"):
+            require(
+                _is_positive(getattr(self, name)),
+                f"model.{name}",
+                "a whole number of at least 1",
+                getattr(self, name),
+            )
+        for name in ("d_head", "d_mlp"):
+            value = getattr(self, name)
+            require(
+                value is None or _is_positive(value),
+                f"model.{name}",
+                "a whole number of at least 1, or none",
+                value,
+            )
+        for name, kind in (
+            ("feed_forward", FeedForward),
+            ("feed_forward_layers", FeedForwardLayers),
+            ("embedding_variance", EmbeddingVariance),
+            ("positions", Positions),
+        ):
+            value = getattr(self, name)
+            require(value in get_args(kind), f"model.{name}", " or ".join(get_args(kind)), repr(value))
+        for name in ("layer_norm", "parallel_blocks", "identity_queries", "scale_scores", "tied_output"):
+            require(
+                isinstance(getattr(self, name), bool),
+                f"model.{name}",
+                "true or false",
+                repr(getattr(self, name)),
+            )
+        if self.d_head is None:
+            require(
+                self.d_model % self.n_heads == 0,
+                "model.n_heads",
+                f"a divisor of d_model = {self.d_model}, or a d_head",
+                self.n_heads,
+            )
+        require(
+            not self.identity_queries or self.head_dimension == self.d_model,
+            "model.identity_queries",
+            f"false, or heads as wide as the model (d_head = d_model = {self.d_model})",
+            f"true with d_head = {self.head_dimension}",
+        )
+        require(
+            self.positions == "random" or self.d_model % 2 == 0,
+            "model.d_model",
+            "an even number for sine and cosine positions",
+            self.d_model,
+        )
+        require(
+            not self.parallel_blocks or self.feed_forward_layers == "all",
+            "model.parallel_blocks",
+            "false, or a feed-forward in all layers",
+            f"true with feed_forward_layers = {self.feed_forward_layers}",
+        )
+        if self.trained is not None:
+            object.__setattr__(self, "trained", tuple(self.trained))
+            known = self.parameters
+            for name in self.trained:
+                require(name in known, "model.trained", f"names out of {', '.join(known)}", repr(name))
+            require(
+                not (self.tied_output and "W_U" in self.trained),
+                "model.trained",
+                "W_E instead of W_U when the output is tied",
+                "'W_U'",
+            )
+            require(
+                not (self.identity_queries and any(n.startswith("W_Q") for n in self.trained)),
+                "model.trained",
+                "no W_Q when identity_queries is true",
+                ", ".join(self.trained),
+            )
+
+    @classmethod
+    def simplified(cls, **changes: Any) -> Self:
+        """The paper's simplified two-layer model (Section 4.2)."""
+        return cls(**changes)
+
+    @classmethod
+    def full(cls, **changes: Any) -> Self:
+        """The vanilla transformer: queries trained, ReLU feed-forward in every layer, everything learns."""
+        return cls(
+            **{"identity_queries": False, "feed_forward": "relu", "feed_forward_layers": "all"} | changes
+        )
+
+    @property
+    def head_dimension(self) -> int:
+        return self.d_head if self.d_head is not None else self.d_model // self.n_heads
+
+    @property
+    def mlp_dimension(self) -> int:
+        return self.d_mlp if self.d_mlp is not None else 4 * self.d_model
+
+    def has_feed_forward(self, layer: int) -> bool:
+        """Whether this layer, counted from 1, has a feed-forward with weights."""
+        return self.feed_forward != "none" and (self.feed_forward_layers == "all" or layer == self.n_layers)
+
+    @cached_property
+    def parameters(self) -> dict[str, str]:
+        """The paper's name of every weight -> the name of the parameter in the HookedTransformer."""
+        names = {"W_E": "embed.W_E", "W_pos": "pos_embed.W_pos", "W_U": "unembed.W_U"}
+        for layer in range(1, self.n_layers + 1):
+            block = f"blocks.{layer - 1}"
+            names |= {f"{matrix}{layer}": f"{block}.attn.{matrix}" for matrix in ("W_Q", "W_K", "W_V", "W_O")}
+            if self.layer_norm:
+                names |= {f"gamma_attn{layer}": f"{block}.ln1.w", f"beta_attn{layer}": f"{block}.ln1.b"}
+            if not self.has_feed_forward(layer):
+                continue
+            if self.feed_forward == "linear":
+                names["W_F" if layer == self.n_layers else f"W_F{layer}"] = f"{block}.mlp.W_F"
+            else:
+                names |= {f"{matrix}{layer}": f"{block}.mlp.{matrix}" for matrix in ("W_in", "W_out")}
+            if self.layer_norm:
+                names |= {f"gamma_ff{layer}": f"{block}.ln2.w", f"beta_ff{layer}": f"{block}.ln2.b"}
+        if self.layer_norm:
+            names |= {"gamma_out": "ln_final.w", "beta_out": "ln_final.b"}
+        return names
+
+    @cached_property
+    def trained_names(self) -> tuple[str, ...]:
+        """The paper's names of what learns, in the order of `parameters`."""
+        if self.trained is not None:
+            return tuple(name for name in self.parameters if name in self.trained)
+        if not self.identity_queries:
+            return tuple(name for name in self.parameters if not (self.tied_output and name == "W_U"))
+        learns = {f"W_K{layer}" for layer in range(1, self.n_layers + 1)} | {f"W_O{self.n_layers}"}
+        feed_forward = ("W_F", "W_in", "W_out")
+        return tuple(n for n in self.parameters if n in learns or n.startswith(feed_forward))
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        known = {f.name for f in fields(cls)}
+        for name in values:
+            if name not in known:
+                raise InputError(f"model.{name}: expected one of {', '.join(sorted(known))}")
+        trained = values.get("trained")
+        return cls(**values | {"trained": None if trained is None else tuple(trained)})
+
+    def replace(self, **changes: Any) -> Self:
+        return replace(self, **changes)
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
