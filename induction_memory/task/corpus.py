@@ -1,0 +1,187 @@
+"""Unigram and bigram tables of a text (Section 3, "Bigram data model").
+
+With c(i) the number of times token i occurs and c(i, j) the number of times j follows i,
+
+    pi_u(i) = c(i) / sum_i' c(i'),        pi_b(j | i) = c(i, j) / sum_j' c(i, j').
+
+Raw counts, unsmoothed. A token without successors (it only ends the text) would leave pi_b( . | i) undefined:
+the text is then taken to start afresh, pi_b( . | i) = pi_u.
+
+The counts of tiny Shakespeare ship with the package; the text does not.
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int, Shaped
+
+from induction_memory.errors import InputError, require
+
+SHIPPED = ("tinyshakespeare",)
+
+
+def unigram_probabilities(counts: Shaped[np.ndarray, " vocab"]) -> Float[np.ndarray, " vocab"]:
+    """pi_u: counts over their sum."""
+    return counts / counts.sum()
+
+
+def bigram_probabilities(
+    counts: Shaped[np.ndarray, "vocab vocab"], unigram: Float[np.ndarray, " vocab"]
+) -> Float[np.ndarray, "vocab vocab"]:
+    """pi_b: each row of counts over its sum, or pi_u where the row is empty."""
+    totals = counts.sum(axis=1, keepdims=True)
+    return np.where(totals > 0, counts / np.where(totals > 0, totals, 1), unigram)
+
+
+@dataclass(frozen=True, eq=False)
+class Corpus:
+    """A vocabulary with its counts; pi_u and pi_b follow from them."""
+
+    name: str
+    """What to call it; a shipped name stands for the whole table in a saved config."""
+    vocabulary: tuple[str, ...]
+    """The tokens, in the order of their ids."""
+    unigram_counts: Shaped[np.ndarray, " vocab"]
+    """How often each token occurs (any non-negative weights will do)."""
+    bigram_counts: Shaped[np.ndarray, "vocab vocab"]
+    """How often the column's token follows the row's."""
+
+    def __post_init__(self) -> None:
+        n = len(self.vocabulary)
+        require(n > 0, "corpus.vocabulary", "at least one token", "none")
+        require(
+            all(isinstance(token, str) for token in self.vocabulary),
+            "corpus.vocabulary",
+            "strings",
+            next((repr(token) for token in self.vocabulary if not isinstance(token, str)), ""),
+        )
+        repeated = [token for i, token in enumerate(self.vocabulary) if token in self.vocabulary[:i]]
+        require(not repeated, "corpus.vocabulary", "each token once", f"{repeated[:1]} twice")
+        for field, shape in (("unigram_counts", (n,)), ("bigram_counts", (n, n))):
+            counts = np.array(getattr(self, field))  # a copy, so that nobody else can write to it
+            where = f"corpus.{field}"
+            require(counts.shape == shape, where, f"shape {shape} (the vocabulary)", counts.shape)
+            require(counts.dtype.kind in "iuf", where, "numbers", counts.dtype)
+            lowest = counts.min()
+            require(bool(np.isfinite(counts).all() and lowest >= 0), where, "finite counts of 0 or more", lowest)
+            counts = counts.astype(np.float64 if counts.dtype.kind == "f" else np.int64)
+            object.__setattr__(self, field, _frozen(counts))
+        require(bool(self.unigram_counts.sum() > 0), "corpus.unigram_counts", "a positive sum", 0)
+
+    @classmethod
+    def from_tokens(cls, tokens: Iterable[str], name: str = "tokens") -> "Corpus":
+        """Count any sequence of tokens. The vocabulary is sorted (single characters: by code point)."""
+        text = list(tokens)
+        require(len(text) > 0, "corpus", "a text of at least one token", "an empty one")
+        odd = [token for token in text if not isinstance(token, str)]
+        require(not odd, "corpus", "tokens that are strings", repr(odd[0]) if odd else "")
+        vocabulary = tuple(sorted(set(text)))
+        n = len(vocabulary)
+        number = {token: i for i, token in enumerate(vocabulary)}
+        ids = np.array([number[token] for token in text])
+        unigram = np.bincount(ids, minlength=n)
+        bigram = np.bincount(ids[:-1] * n + ids[1:], minlength=n * n).reshape(n, n)
+        return cls(name, vocabulary, unigram, bigram)
+
+    @classmethod
+    def from_text(cls, text: str, name: str = "text") -> "Corpus":
+        """Count the characters of a text.
+
+        >>> corpus = Corpus.from_text("abab")
+        >>> corpus.vocabulary, corpus.unigram_counts.tolist(), corpus.bigram_counts.tolist()
+        (('a', 'b'), [2, 2], [[0, 2], [1, 0]])
+        """
+        return cls.from_tokens(text, name)
+
+    @cached_property
+    def unigram(self) -> Float[np.ndarray, " vocab"]:
+        """pi_u."""
+        return _frozen(unigram_probabilities(self.unigram_counts))
+
+    @cached_property
+    def bigram(self) -> Float[np.ndarray, "vocab vocab"]:
+        """pi_b, row = current token, column = next; pi_u in the row of a token without successors."""
+        return _frozen(bigram_probabilities(self.bigram_counts, self.unigram))
+
+    @property
+    def size(self) -> int:
+        """N, the number of tokens in the vocabulary."""
+        return len(self.vocabulary)
+
+    @cached_property
+    def _number(self) -> dict[str, int]:
+        return {token: i for i, token in enumerate(self.vocabulary)}
+
+    def encode(self, text: Iterable[str], field: str = "text") -> Int[np.ndarray, " pos"]:
+        """Token ids of a text (or of a sequence of tokens); `field` is named when a token is unknown."""
+        tokens = list(text)
+        for token in tokens:
+            if token not in self._number:
+                shown = "".join(self.vocabulary) if max(map(len, self.vocabulary)) == 1 else self.vocabulary
+                raise InputError(f"{field}: expected tokens of the vocabulary {shown!r}, got {token!r}")
+        return np.array([self._number[token] for token in tokens], dtype=np.int64)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of a sequence of token ids."""
+        numbers = [int(i) for i in ids]
+        for i in numbers:
+            require(0 <= i < self.size, "ids", f"0 to {self.size - 1} (the vocabulary)", i)
+        return "".join(self.vocabulary[i] for i in numbers)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Name, vocabulary and counts as plain lists."""
+        return {
+            "name": self.name,
+            "vocabulary": list(self.vocabulary),
+            "unigram_counts": self.unigram_counts.tolist(),
+            "bigram_counts": self.bigram_counts.tolist(),
+        }
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Corpus":
+        """The inverse of `to_dict`."""
+        keys = {"name", "vocabulary", "unigram_counts", "bigram_counts"}
+        require(set(values) == keys, "corpus", f"exactly the keys {sorted(keys)}", sorted(values))
+        return cls(
+            values["name"],
+            tuple(values["vocabulary"]),
+            np.array(values["unigram_counts"]),
+            np.array(values["bigram_counts"]),
+        )
+
+    @cached_property
+    def _identity(self) -> tuple[str, tuple[str, ...], bytes, bytes]:
+        return self.name, self.vocabulary, self.unigram_counts.tobytes(), self.bigram_counts.tobytes()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Corpus) and self._identity == other._identity
+
+    def __hash__(self) -> int:
+        return hash(self._identity)
+
+
+def load_corpus(source: str | Path, field: str = "corpus") -> Corpus:
+    """A shipped corpus by its name, or the characters of a UTF-8 text file by its path."""
+    if source in SHIPPED:
+        stored = resources.files("induction_memory.task").joinpath("data", f"{source}.json")
+        return Corpus.from_dict(json.loads(stored.read_text(encoding="utf-8")))
+    path = Path(source)
+    allowed = f"{' or '.join(map(repr, SHIPPED))} or the path of a text file"
+    require(path.is_file(), field, allowed, repr(str(source)))
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{field}: expected UTF-8 text, got {str(source)!r} ({error.reason})") from error
+    require(text != "", field, "a text of at least one character", f"the empty file {str(source)!r}")
+    return Corpus.from_text(text, name=path.stem)
+
+
+def _frozen(array: np.ndarray) -> np.ndarray:
+    array.setflags(write=False)
+    return array
