@@ -1,0 +1,65 @@
+"""The factorised memory (Appendix D, "Factorizations").
+
+The memory W_* = sum_i y_i x_i^T need not be stored as one d x d matrix. With random U_0 (d x d') and V_0
+(d' x d) of variance 1/d, one gradient-like step on each factor gives
+
+    U = U_0 + sum_i y_i (V_0 x_i)^T,    V = V_0 + sum_i (U_0^T y_i) x_i^T,    W = d / (2 d') U V,
+
+and y_k^T W x_l is about 1{k = l}, with noise of order sqrt(n / d') for n pairs. Expanding,
+
+    U V = U_0 V_0 + sum_i y_i (V_0 x_i)^T V_0 + U_0 sum_i (U_0^T y_i) x_i^T
+          + sum_ij y_i (V_0 x_i)^T (U_0^T y_j) x_j^T
+
+(the paper's display leaves out the U_0 before the third term, whose shape would not fit without it).
+"""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from induction_memory.errors import require
+
+
+class Factors(NamedTuple):
+    """U (d x d') and V (d' x d), with any leading axes."""
+
+    U: Float[Tensor, "*step d_out rank"]
+    V: Float[Tensor, "*step rank d_in"]
+
+
+def random_factors(
+    d: int, rank: int, generator: torch.Generator, dtype: torch.dtype = torch.float64
+) -> Factors:
+    """U_0 and V_0 with entries N(0, 1/d)."""
+    require(1 <= rank <= d, "rank", f"1 to {d} (the dimension)", rank)
+    U = torch.randn(d, rank, generator=generator, dtype=dtype) / d**0.5
+    V = torch.randn(rank, d, generator=generator, dtype=dtype) / d**0.5
+    return Factors(U, V)
+
+
+def factorised(
+    initial: Factors,
+    inputs: Float[Tensor, "*#step i d_in"],
+    outputs: Float[Tensor, "*#step i d_out"],
+) -> Factors:
+    """The two factors after each has stored the pairs (inputs_i, outputs_i)."""
+    U_0, V_0 = initial
+    U = U_0 + outputs.mT @ (inputs @ V_0.mT)
+    V = V_0 + (outputs @ U_0).mT @ inputs
+    return Factors(U, V)
+
+
+def product(factors: Factors) -> Float[Tensor, "*step d_out d_in"]:
+    """W = d / (2 d') U V, on the scale of W_*."""
+    U, V = factors
+    d, rank = U.shape[-2:]
+    return d / (2 * rank) * U @ V
+
+
+def truncate(W: Float[Tensor, "*step d_out d_in"], rank: int) -> Float[Tensor, "*step d_out d_in"]:
+    """The nearest matrix of the given rank: the best that a head of that dimension could store."""
+    require(1 <= rank <= min(W.shape[-2:]), "rank", f"1 to {min(W.shape[-2:])}", rank)
+    U, S, Vh = torch.linalg.svd(W, full_matrices=False)
+    return (U[..., :rank] * S[..., None, :rank]) @ Vh[..., :rank, :]

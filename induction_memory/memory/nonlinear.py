@@ -1,0 +1,54 @@
+"""The non-linear memory of an MLP block (Appendix D, "MLP blocks").
+
+    F(x) = sum over (i, j) in M of v_j sigma(u_i^T x - b),    sigma = ReLU
+
+With b above the overlaps u_i^T u_i' of different embeddings only the neuron of the right input fires, so the
+interference of a linear memory is gone as long as b separates. The inputs may be sets, with
+
+    u_I = 1/sqrt|I| * sum over i in I of u_i,
+
+which a linear memory cannot map to an embedding of their own: W u_{i, j} is always W u_i + W u_j.
+"""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from induction_memory.errors import require
+
+
+def mlp_memory(
+    x: Float[Tensor, "*#step batch d_in"],
+    inputs: Float[Tensor, "*#step i d_in"],
+    outputs: Float[Tensor, "*#step j d_out"],
+    targets: Int[Tensor, " i"],
+    bias: float,
+) -> Float[Tensor, "*step batch d_out"]:
+    """F(x) with one neuron for every stored pair (inputs_i, outputs_targets(i))."""
+    return torch.relu(x @ inputs.mT - bias) @ outputs[..., targets, :]
+
+
+def mlp_recall(
+    inputs: Float[Tensor, "*step i d_in"],
+    outputs: Float[Tensor, "*step j d_out"],
+    targets: Int[Tensor, " i"],
+    bias: float,
+) -> Float[Tensor, "*step"]:
+    """Fraction of inputs for which argmax_j v_j^T F(u_i) is their target; ties count as misses."""
+    s = outputs @ mlp_memory(inputs, inputs, outputs, targets, bias).mT
+    at_target = s.gather(-2, targets.expand(*s.shape[:-2], 1, -1))
+    return ((s >= at_target).sum(-2) == 1).float().mean(-1)
+
+
+def set_embeddings(
+    embeddings: Float[Tensor, "*step i d_model"], sets: Int[Tensor, "n size"]
+) -> Float[Tensor, "*step n d_model"]:
+    """u_I for sets of one size, one row a set."""
+    repeated = sets.sort(-1).values.diff(dim=-1) == 0
+    require(
+        not repeated.any().item(),
+        "sets",
+        "different elements in each set",
+        sets[repeated.any(-1)][:3].tolist(),
+    )
+    return embeddings[..., sets, :].sum(-2) / sets.shape[-1] ** 0.5
