@@ -1,0 +1,265 @@
+"""The in-context bigram task (Section 3).
+
+Each sequence has K triggers q_1..q_K, fixed or drawn from pi_q without replacement, with outputs o_k ~ pi_o( . | q_k).
+Its first token is drawn from pi_u, and then
+
+    p(z_{t+1} = j | z_t = i) = 1{j = o_k} if i = q_k,    pi_b(j | i) if i is no trigger of the sequence.
+
+`BigramTask` holds the choices; the tables pi_u, pi_b, pi_q and pi_o follow from them.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any, Literal, get_args
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from induction_memory.errors import InputError, require
+from induction_memory.task.corpus import SHIPPED, Corpus, load_corpus
+
+TriggerChoice = Literal["random", "fixed"]
+TriggerDistribution = Literal["unigram", "uniform"]
+OutputDistribution = Literal["uniform", "bigram"]
+OutputPart = Literal["all", "train", "test"]
+SUM_TOLERANCE = 1e-6  # how far given probabilities may be from summing to one before they are scaled to it
+
+
+@dataclass(frozen=True)
+class BigramTask:
+    """The choices that define the task, checked when made."""
+
+    corpus: str | Corpus = "tinyshakespeare"
+    """A shipped corpus, the path of a text file (read at once, and kept as its counts), or a Corpus."""
+    length: int = 256
+    """T, the number of input tokens; a sequence has T + 1."""
+    k: int = 5
+    """K, the number of triggers of a sequence."""
+    triggers: TriggerChoice = "random"
+    """Drawn anew for each sequence from pi_q without replacement, or the same for all."""
+    trigger_distribution: TriggerDistribution | tuple[float, ...] = "unigram"
+    """pi_q of random triggers: pi_u, uniform, or one probability a token."""
+    trigger_offset: int = 0
+    """Fixed triggers are the K most frequent tokens after skipping this many (ties: the earlier token first)."""
+    trigger_characters: tuple[str, ...] | None = None
+    """Fixed triggers by name instead."""
+    outputs: OutputDistribution | tuple[float, ...] | tuple[tuple[float, ...], ...] = "uniform"
+    """pi_o: uniform, pi_b( . | trigger), one probability a token, or such a row for each trigger token."""
+    outputs_differ: bool = False
+    """Never draw the trigger itself as its output."""
+    output_part: OutputPart = "all"
+    """Draw outputs from this part of the vocabulary only."""
+    output_train_fraction: float = 0.5
+    """Share of the vocabulary in the train part; the rest is the test part."""
+    output_split_seed: int = 0
+    """Which random split into train and test part."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.corpus, Corpus) and self.corpus not in SHIPPED:
+            object.__setattr__(self, "corpus", load_corpus(self.corpus, "task.corpus"))
+        for name in ("trigger_distribution", "trigger_characters", "outputs"):
+            value = getattr(self, name)
+            if value is not None and (name == "trigger_characters" or not isinstance(value, str)):
+                object.__setattr__(self, name, _as_tuple(value, f"task.{name}"))
+        n = self.vocab_size
+
+        _require_integer(self.length, "task.length", 1, None, "tokens")
+        _require_integer(self.k, "task.k", 1, n, "triggers (the vocabulary)")
+        _require_integer(self.output_split_seed, "task.output_split_seed", 0, None, "")
+        _require_name(self.triggers, "task.triggers", TriggerChoice)
+        _require_name(self.output_part, "task.output_part", OutputPart)
+        require(isinstance(self.outputs_differ, bool), "task.outputs_differ", "True or False", self.outputs_differ)
+        fraction = self.output_train_fraction
+        ok = isinstance(fraction, float | int) and 0 < fraction < 1
+        require(ok, "task.output_train_fraction", "a number between 0 and 1", fraction)
+        self._check_triggers(n)
+        self._check_outputs(n)
+
+    def _check_triggers(self, n: int) -> None:
+        if isinstance(self.trigger_distribution, str):
+            _require_name(self.trigger_distribution, "task.trigger_distribution", TriggerDistribution, "a tuple")
+        else:
+            require_probabilities(self.trigger_distribution, "task.trigger_distribution", (n,))
+        _require_integer(self.trigger_offset, "task.trigger_offset", 0, n - self.k, "(the vocabulary less task.k)")
+        if self.triggers == "random":
+            for name in ("trigger_offset", "trigger_characters"):
+                value = getattr(self, name)
+                require(not value, f"task.{name}", "none with random triggers (task.triggers)", repr(value))
+            positive = int((self.trigger_probabilities > 0).sum())
+            enough = f"at least {self.k} tokens of positive probability (task.k)"
+            require(positive >= self.k, "task.trigger_distribution", enough, positive)
+            return
+        given = self.trigger_distribution
+        allowed = "the default 'unigram' with fixed triggers (task.triggers)"
+        require(given == "unigram", "task.trigger_distribution", allowed, repr(given))
+        characters = self.trigger_characters
+        if characters is None:
+            return
+        require(self.trigger_offset == 0, "task.trigger_offset", "0 with trigger_characters", self.trigger_offset)
+        self.tables.encode(characters, "task.trigger_characters")
+        expected = f"{self.k} different ones (task.k)"
+        require(len(set(characters)) == len(characters) == self.k, "task.trigger_characters", expected, characters)
+
+    def _check_outputs(self, n: int) -> None:
+        if isinstance(self.outputs, str):
+            _require_name(self.outputs, "task.outputs", OutputDistribution, "a tuple")
+        else:
+            shape = np.shape(np.array(self.outputs, dtype=object))
+            nested = len(shape) == 2 or isinstance(self.outputs[0], tuple)
+            require_probabilities(self.outputs, "task.outputs", (n, n) if nested else (n,))
+        if self.output_part != "all":
+            require(
+                0 < self._train_part.sum() < n,
+                "task.output_train_fraction",
+                f"a share of the {n} tokens that leaves some to both parts",
+                self.output_train_fraction,
+            )
+        for i in np.flatnonzero((self.trigger_probabilities > 0) & (self.output_probabilities.sum(1) == 0)):
+            restricted = [f"task.output_part={self.output_part!r}"] if self.output_part != "all" else []
+            restricted += ["task.outputs_differ"] if self.outputs_differ else []
+            raise InputError(
+                f"task.outputs: expected some output for every possible trigger, got none for "
+                f"{self.vocabulary[i]!r} under {' and '.join(restricted)}"
+            )
+
+    @cached_property
+    def tables(self) -> Corpus:
+        """The corpus itself: vocabulary, counts, encode and decode."""
+        return self.corpus if isinstance(self.corpus, Corpus) else load_corpus(self.corpus, "task.corpus")
+
+    @property
+    def vocabulary(self) -> tuple[str, ...]:
+        """The tokens in the order of their ids."""
+        return self.tables.vocabulary
+
+    @property
+    def vocab_size(self) -> int:
+        """N."""
+        return self.tables.size
+
+    @property
+    def unigram(self) -> Float[np.ndarray, " vocab"]:
+        """pi_u."""
+        return self.tables.unigram
+
+    @property
+    def bigram(self) -> Float[np.ndarray, "vocab vocab"]:
+        """pi_b, row = current token."""
+        return self.tables.bigram
+
+    @cached_property
+    def fixed_triggers(self) -> Int[np.ndarray, " k"] | None:
+        """Q, the ids of the fixed triggers; None when they are random."""
+        if self.triggers == "random":
+            return None
+        if self.trigger_characters is not None:
+            return _frozen(self.tables.encode(self.trigger_characters, "task.trigger_characters"))
+        by_frequency = np.argsort(-self.tables.unigram_counts, kind="stable")
+        return _frozen(by_frequency[self.trigger_offset : self.trigger_offset + self.k])
+
+    @cached_property
+    def trigger_probabilities(self) -> Float[np.ndarray, " vocab"]:
+        """pi_q. For fixed triggers uniform on Q: K draws without replacement give just that set."""
+        n = self.vocab_size
+        if self.fixed_triggers is not None:
+            pi_q = np.zeros(n)
+            pi_q[self.fixed_triggers] = 1 / self.k
+            return _frozen(pi_q)
+        if self.trigger_distribution == "unigram":
+            return self.unigram
+        if self.trigger_distribution == "uniform":
+            return _frozen(np.full(n, 1 / n))
+        pi_q = np.array(self.trigger_distribution, dtype=np.float64)
+        return _frozen(pi_q / pi_q.sum())
+
+    @cached_property
+    def output_probabilities(self) -> Float[np.ndarray, "vocab vocab"]:
+        """pi_o, row = trigger, after `outputs_differ` and `output_part`, each row scaled to sum to one.
+
+        The row of a token that can be no trigger (pi_q = 0) is zero where those two leave it nothing.
+        """
+        n = self.vocab_size
+        if self.outputs == "uniform":
+            pi_o = np.full((n, n), 1 / n)
+        elif self.outputs == "bigram":
+            pi_o = self.bigram.copy()
+        else:
+            pi_o = np.broadcast_to(np.array(self.outputs, dtype=np.float64), (n, n)).copy()
+        if self.outputs_differ:
+            np.fill_diagonal(pi_o, 0)
+        pi_o[:, ~self.output_tokens] = 0
+        totals = pi_o.sum(1, keepdims=True)
+        return _frozen(pi_o / np.where(totals > 0, totals, 1))
+
+    @property
+    def output_tokens(self) -> Bool[np.ndarray, " vocab"]:
+        """Which tokens `output_part` lets be outputs."""
+        if self.output_part == "all":
+            return np.ones(self.vocab_size, dtype=bool)
+        return self._train_part if self.output_part == "train" else ~self._train_part
+
+    @property
+    def _train_part(self) -> np.ndarray:
+        order = np.random.default_rng(self.output_split_seed).permutation(self.vocab_size)
+        part = np.zeros(self.vocab_size, dtype=bool)
+        part[order[: round(self.output_train_fraction * self.vocab_size)]] = True
+        return part
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; a corpus that does not ship is written out as its counts."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        if isinstance(self.corpus, Corpus):
+            values["corpus"] = self.corpus.to_dict()
+        return {name: _as_list(value) for name, value in values.items()}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "BigramTask":
+        """The inverse of `to_dict`; an unknown key is refused."""
+        known = [field.name for field in fields(cls)]
+        unknown = [key for key in values if key not in known]
+        require(not unknown, "task", f"the keys {', '.join(known)}", ", ".join(map(str, unknown)))
+        corpus = values.get("corpus")
+        if isinstance(corpus, dict):
+            values = {**values, "corpus": Corpus.from_dict(corpus)}
+        return cls(**values)
+
+
+def require_probabilities(values: Any, field: str, shape: tuple[int, ...]) -> None:
+    """Raise an InputError unless `values` has the shape and its last axis holds probabilities."""
+    try:
+        p = np.array(values, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{field}: expected numbers of shape {shape} (the vocabulary), got {error}") from error
+    require(p.shape == shape, field, f"shape {shape} (the vocabulary)", p.shape)
+    bad = p[~(np.isfinite(p) & (p >= 0))]
+    require(bad.size == 0, field, "probabilities of 0 or more", bad[0] if bad.size else "")
+    sums = np.atleast_1d(p.sum(-1))
+    worst = sums[np.abs(sums - 1).argmax()]
+    require(bool(abs(worst - 1) <= SUM_TOLERANCE), field, "probabilities that sum to 1", f"a sum of {worst:.6g}")
+
+
+def _require_integer(value: Any, field: str, low: int, high: int | None, what: str) -> None:
+    ok = isinstance(value, int) and not isinstance(value, bool) and low <= value <= (value if high is None else high)
+    bounds = f"a whole number of {low} or more" if high is None else f"{low} to {high}"
+    require(ok, field, f"{bounds} {what}".strip(), repr(value))
+
+
+def _require_name(value: Any, field: str, choices: Any, otherwise: str = "") -> None:
+    names = [*map(repr, get_args(choices)), *([otherwise] if otherwise else [])]
+    require(value in get_args(choices), field, f"{', '.join(names[:-1])} or {names[-1]}", repr(value))
+
+
+def _as_tuple(value: Any, field: str) -> tuple:
+    require(isinstance(value, Iterable), field, "a sequence", repr(value))
+    plain = value.tolist() if isinstance(value, np.ndarray) else value
+    return tuple(tuple(row) if isinstance(row, Iterable) and not isinstance(row, str) else row for row in plain)
+
+
+def _as_list(value: Any) -> Any:
+    return [_as_list(item) for item in value] if isinstance(value, tuple) else value
+
+
+def _frozen(array: np.ndarray) -> np.ndarray:
+    array.setflags(write=False)
+    return array

@@ -1,0 +1,190 @@
+"""Sampling the in-context bigram task, all sequences of a batch at once (Section 3; model in `bigrams.py`).
+
+The triggers are drawn by exponential races: token i arrives at time E_i / pi_q(i) with E_i ~ Exp(1), and the first K
+to arrive are K successive draws from pi_q without replacement. The chain then takes T steps; each step is two look-ups
+in the alias tables for the whole batch, where a trigger of a sequence is sent to a row that holds its output alone.
+
+All random numbers come from the generator that is given, in a fixed order: same generator state, same batch.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int, Int64
+from torch import Tensor
+
+from induction_memory.errors import require
+from induction_memory.task.alias import AliasTable, alias_table, split_uniform
+from induction_memory.task.bigrams import BigramTask
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Sequences of the task: z_1..z_T as inputs, z_2..z_{T+1} as targets, and what is true of each."""
+
+    tokens: Int64[Tensor, "batch pos"]
+    """Inputs z_1..z_T."""
+    targets: Int64[Tensor, "batch pos"]
+    """What follows each input, z_2..z_{T+1}."""
+    counts: Int64[Tensor, "batch pos"]
+    """0 where the input is no trigger of its sequence, n at the n-th occurrence of a trigger as input."""
+    triggers: Int64[Tensor, "batch k"]
+    """q_1..q_K of each sequence, in the order drawn."""
+    outputs: Int64[Tensor, "batch k"]
+    """o_1..o_K."""
+
+    @property
+    def in_context(self) -> Bool[Tensor, "batch pos"]:
+        """Second and later occurrences of a trigger: the target stands in the context."""
+        return self.counts >= 2
+
+    @property
+    def global_(self) -> Bool[Tensor, "batch pos"]:
+        """No trigger: the target is drawn from pi_b."""
+        return self.counts == 0
+
+    @property
+    def first_occurrence(self) -> Bool[Tensor, "batch pos"]:
+        """A trigger seen for the first time: its output is not known yet."""
+        return self.counts == 1
+
+    def __len__(self) -> int:
+        return self.tokens.shape[0]
+
+    def __getitem__(self, rows: slice | Tensor) -> "Batch":
+        """The chosen sequences: a slice, or a tensor of indices or of booleans."""
+        return Batch(
+            self.tokens[rows], self.targets[rows], self.counts[rows], self.triggers[rows], self.outputs[rows]
+        )
+
+
+def step_rng(seed: int, step: int) -> np.random.Generator:
+    """The generator of training step `step`: a stream of its own, whatever was drawn at other steps."""
+    for field, value in (("seed", seed), ("step", step)):
+        require(value >= 0, field, "a whole number of 0 or more", value)
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(step,)))
+
+
+def sample(task: BigramTask, batch: int, rng: np.random.Generator) -> Batch:
+    """Draw `batch` sequences of T + 1 tokens."""
+    require(batch >= 1, "batch", "1 or more sequences", batch)
+    chain, outputs_given_trigger = _alias_tables(task)
+    if task.fixed_triggers is None:
+        triggers = race(task.trigger_probabilities, task.k, batch, rng)
+    else:
+        triggers = np.tile(task.fixed_triggers, (batch, 1))
+    outputs = outputs_given_trigger.draw(triggers, rng.random((batch, task.k)))
+    first = rng.choice(task.vocab_size, size=batch, p=task.unigram)
+    tokens = _walk(chain, first, triggers, outputs, rng.random((task.length, batch)))
+    return _assemble(tokens, triggers, outputs)
+
+
+def make_batch(
+    task: BigramTask,
+    tokens: Int[Tensor | np.ndarray, "batch pos_plus_1"],
+    triggers: Int[Tensor | np.ndarray, "batch k"],
+    outputs: Int[Tensor | np.ndarray, "batch k"],
+) -> Batch:
+    """A Batch of given sequences, of any length, with the triggers and outputs they are said to have.
+
+    The sequences need not obey their triggers: a corrupted sequence is a batch too.
+    """
+    given = {"tokens": tokens, "triggers": triggers, "outputs": outputs}
+    arrays = {name: np.asarray(value, dtype=np.int64) for name, value in given.items()}
+    require(arrays["tokens"].shape[1] >= 2, "tokens", "2 or more a sequence", arrays["tokens"].shape[1])
+    for name, array in arrays.items():
+        bad = array[(array < 0) | (array >= task.vocab_size)]
+        allowed = f"ids of 0 to {task.vocab_size - 1} (the vocabulary)"
+        require(bad.size == 0, name, allowed, bad[0] if bad.size else "")
+    return _assemble(np.ascontiguousarray(arrays["tokens"].T), arrays["triggers"], arrays["outputs"])
+
+
+def from_text(task: BigramTask, text: str) -> Batch:
+    """A batch of one sequence, the text: all but its last character as inputs, all but its first as targets.
+
+    Its triggers are unknown: K = 0, and every position counts as global.
+    """
+    require(len(text) >= 2, "text", "2 or more characters (an input and a target)", repr(text))
+    none = np.zeros((1, 0), dtype=np.int64)
+    return make_batch(task, task.tables.encode(text)[None], none, none)
+
+
+def race(
+    probabilities: Float[np.ndarray, " vocab"], k: int, batch: int, rng: np.random.Generator
+) -> Int[np.ndarray, "batch k"]:
+    """K distinct tokens a sequence in the order of successive draws without replacement."""
+    possible = np.flatnonzero(probabilities > 0)
+    arrival = rng.standard_exponential((batch, possible.size)) / probabilities[possible]
+    if k < possible.size:
+        winners = np.argpartition(arrival, k - 1, axis=1)[:, :k]
+    else:
+        winners = np.tile(np.arange(k), (batch, 1))
+    order = np.argsort(np.take_along_axis(arrival, winners, axis=1), axis=1)
+    return possible[np.take_along_axis(winners, order, axis=1)]
+
+
+def occurrence_counts(
+    tokens: Int[np.ndarray, "pos batch"], triggers: Int[np.ndarray, "batch k"]
+) -> Int[np.ndarray, "pos batch"]:
+    """How many times a token has occurred up to and with its position, if it is a trigger; else 0."""
+    counts = np.zeros(tokens.shape, dtype=np.int32)
+    for trigger in triggers.T.astype(tokens.dtype):
+        here = tokens == trigger
+        counts += np.cumsum(here, axis=0, dtype=np.int32) * here
+    return counts
+
+
+@lru_cache(maxsize=32)
+def _alias_tables(task: BigramTask) -> tuple[AliasTable, AliasTable]:
+    """The chain's table, with a row N + o for each output o that yields o alone, and that of pi_o."""
+    n = task.vocab_size
+    return alias_table(np.concatenate([task.bigram, np.eye(n)])), alias_table(task.output_probabilities)
+
+
+def _walk(
+    chain: AliasTable,
+    first: Int[np.ndarray, " batch"],
+    triggers: Int[np.ndarray, "batch k"],
+    outputs: Int[np.ndarray, "batch k"],
+    uniform: Float[np.ndarray, "steps batch"],
+) -> Int[np.ndarray, "pos batch"]:
+    """The T steps of every chain. Buffers are reused: at this size a step costs what its calls cost."""
+    n, batch = chain.size, first.size
+    column, fraction = split_uniform(uniform, n)
+    sequence = np.arange(batch)
+    row_start = np.tile(np.arange(n) * n, (batch, 1))
+    row_start[sequence[:, None], triggers] = (n + outputs) * n
+    row_start = row_start.ravel()
+    slot = sequence * n
+
+    tokens = np.empty((len(uniform) + 1, batch), dtype=np.int64)
+    tokens[0] = first
+    entry, other, accept = np.empty_like(slot), np.empty_like(slot), np.empty(batch)
+    own = np.empty(batch, dtype=bool)
+    for now, after, c, f in zip(tokens[:-1], tokens[1:], column, fraction, strict=True):
+        np.add(slot, now, out=other)
+        row_start.take(other, out=entry, mode="clip")
+        np.add(entry, c, out=entry)
+        chain.accept.take(entry, out=accept, mode="clip")
+        chain.alias.take(entry, out=after, mode="clip")
+        np.less(f, accept, out=own)
+        np.copyto(after, c, where=own)
+    return tokens
+
+
+def _assemble(
+    tokens: Int[np.ndarray, "pos_plus_1 batch"],
+    triggers: Int[np.ndarray, "batch k"],
+    outputs: Int[np.ndarray, "batch k"],
+) -> Batch:
+    by_sequence = torch.from_numpy(tokens).T
+    counts = occurrence_counts(tokens[:-1], triggers)
+    return Batch(
+        tokens=by_sequence[:, :-1].contiguous(),
+        targets=by_sequence[:, 1:].contiguous(),
+        counts=torch.from_numpy(counts).T.to(torch.int64, memory_format=torch.contiguous_format),
+        triggers=torch.from_numpy(np.ascontiguousarray(triggers)),
+        outputs=torch.from_numpy(np.ascontiguousarray(outputs)),
+    )
