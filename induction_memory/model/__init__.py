@@ -1,0 +1,1 @@
+"""The paper's architectures as HookedTransformers, and their weights as memories."""

@@ -103,9 +103,7 @@ def _skeleton(config: ModelConfig) -> HookedTransformer:
 def _expected_deprecation():
     """Silence the one warning that TransformerLens 3.9 gives for every HookedTransformer."""
     with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", message="HookedTransformer is deprecated", category=DeprecationWarning
-        )
+        warnings.filterwarnings("ignore", message="HookedTransformer is deprecated", category=DeprecationWarning)
         yield
 
 
@@ -124,6 +122,14 @@ def _initial(name: str, shape: tuple[int, ...], config: ModelConfig, seed: int) 
         return torch.randn(shape, generator=generator) * _embedding_scale(config)
     fan_in = config.n_heads * config.head_dimension if kind == "W_O" else shape[-2]
     return (2 * torch.rand(shape, generator=generator) - 1) / math.sqrt(fan_in)
+
+
+def remap(model: HookedTransformer, name: str, seed: int) -> None:
+    """Draw a parameter again as Gaussian with variance 1/fan_in: a random map that keeps norms (Section 4.1)."""
+    parameter = dict(model.named_parameters())[name]
+    fan_in = model.cfg.n_heads * model.cfg.d_head if name.endswith("W_O") else parameter.shape[-2]
+    with torch.no_grad():
+        parameter.copy_(torch.randn(parameter.shape, generator=_generator(seed, f"{name} remap")) / math.sqrt(fan_in))
 
 
 def _embedding_scale(config: ModelConfig) -> float:

@@ -9,7 +9,7 @@ Parameters go by the paper's names with the layer's number last, counted from 1:
 
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, get_args
 
 from induction_memory.errors import InputError, require
 
@@ -56,7 +56,7 @@ class ModelConfig:
     tied_output: bool = False
     """Unembed with the token embeddings, W_U = W_E^T."""
     trained: tuple[str, ...] | None = None
-    """Names of what learns. When not given: every W_K, the last W_O and the feed-forward if W_Q = I; else everything."""
+    """Names of what learns. When not given: if W_Q = I, every W_K, the last W_O and the feed-forward; else all."""
 
     def __post_init__(self) -> None:
         for name in ("d_model", "n_ctx", "d_vocab", "n_layers", "n_heads"):
@@ -133,16 +133,14 @@ class ModelConfig:
             )
 
     @classmethod
-    def simplified(cls, **changes: Any) -> Self:
+    def simplified(cls, **changes: Any) -> "ModelConfig":
         """The paper's simplified two-layer model (Section 4.2)."""
         return cls(**changes)
 
     @classmethod
-    def full(cls, **changes: Any) -> Self:
+    def full(cls, **changes: Any) -> "ModelConfig":
         """The vanilla transformer: queries trained, ReLU feed-forward in every layer, everything learns."""
-        return cls(
-            **{"identity_queries": False, "feed_forward": "relu", "feed_forward_layers": "all"} | changes
-        )
+        return cls(**{"identity_queries": False, "feed_forward": "relu", "feed_forward_layers": "all"} | changes)
 
     @property
     def head_dimension(self) -> int:
@@ -192,15 +190,14 @@ class ModelConfig:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Self:
+    def from_dict(cls, values: dict[str, Any]) -> "ModelConfig":
         known = {f.name for f in fields(cls)}
         for name in values:
             if name not in known:
                 raise InputError(f"model.{name}: expected one of {', '.join(sorted(known))}")
-        trained = values.get("trained")
-        return cls(**values | {"trained": None if trained is None else tuple(trained)})
+        return cls(**values)
 
-    def replace(self, **changes: Any) -> Self:
+    def replace(self, **changes: Any) -> "ModelConfig":
         return replace(self, **changes)
 
 

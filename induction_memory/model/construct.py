@@ -1,0 +1,137 @@
+"""The paper's hand-built induction head: a model whose circuit is known (Section 4.2, equations 4 and 5).
+
+    W_K1 = sum_t p_t p_{t-1}^T                          previous-token head
+    W_K2 = sum_{k in Q} w_E(k) (Phi_1 w_E(k))^T         induction head: match the trigger with its remapped self
+    W_O2 = sum_k w_U(k) (W_V2 w_E(k))^T                 copy the attended token to the output
+    W_F  = sum_{i not in Q} sum_j log pi_b(j|i) w_U(j) w_E(i)^T   global bigrams, fixed triggers taken out
+
+Q is the set of fixed triggers, or the support of pi_q when they are random. Each sum is divided by the mean squared
+norms of its two sets of embeddings, so that a stored pair scores 1 whatever the embeddings' variance, and multiplied
+by its scale: v_j^T W u_i is about the scale where (i, j) is stored, in units of the softmax's logits (the division by
+sqrt(d_head) is undone too).
+
+log pi_b is not finite where a bigram never occurs, and its mean over j only shifts the logits: the rows are
+log(pi_b + smoothing), centred. The cross-talk of W_F with what W_O2 writes falls slowly with d: docs/construction.md.
+
+The frozen maps W_V1, W_O1, W_V2 are Gaussian with variance 1/d, as in Section 4.1, so that a remapped embedding keeps
+its norm; everything else is as `build` initialises it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformer_lens import HookedTransformer
+
+from induction_memory.errors import require
+from induction_memory.model.build import build, remap
+from induction_memory.model.config import ModelConfig
+from induction_memory.model.memories import embedding, set_memory
+from induction_memory.task.bigrams import BigramTask
+
+Memory = Literal["W_K1", "W_K2", "W_O2", "W_F"]
+
+
+@dataclass(frozen=True)
+class Scales:
+    """How strongly each memory of the construction is written, in logits of a stored pair."""
+
+    W_K1: float = 50.0
+    W_K2: float = 25.0
+    W_O2: float = 15.0
+    W_F: float = 1.0
+    smoothing: float = 0.01
+    """Added to pi_b before the logarithm."""
+
+
+def construct(
+    task: BigramTask,
+    config: ModelConfig | None = None,
+    *,
+    scales: Scales | None = None,
+    seed: int = 0,
+    leave_out: Sequence[Memory] = (),
+    shuffle: Sequence[Memory] = (),
+) -> HookedTransformer:
+    """The simplified model with the paper's memories written into it.
+
+    The negatives: a memory in `leave_out` is all zeros, one in `shuffle` stores each input with a wrong output (a
+    random cyclic order of the same outputs).
+    """
+    config = config or ModelConfig.simplified(d_vocab=task.vocab_size, n_ctx=task.length)
+    scales = scales or Scales()
+    require(
+        config.identity_queries and config.n_layers == 2 and config.n_heads == 1 and not config.layer_norm,
+        "model",
+        "the simplified architecture (two layers of one head, W_Q = I, no LayerNorm)",
+        config,
+    )
+    require(config.feed_forward != "relu", "model.feed_forward", "linear or none", "'relu'")
+    require(config.d_vocab == task.vocab_size, "model.d_vocab", f"{task.vocab_size} (the task's)", config.d_vocab)
+    has_feed_forward = config.has_feed_forward(2)
+    for name in (*leave_out, *shuffle):
+        known = ["W_K1", "W_K2", "W_O2"] + ["W_F"] * has_feed_forward
+        require(name in known, "construct", f"memories out of {', '.join(known)}", repr(name))
+
+    model = build(config, seed)
+    for name in ("blocks.0.attn.W_V", "blocks.0.attn.W_O", "blocks.1.attn.W_V"):
+        remap(model, name, seed)
+    p, w_E, w_U = (embedding(model, name) for name in ("p", "w_E", "w_U"))
+    remapped, values = embedding(model, "Phi_1 w_E"), embedding(model, "W_V2 w_E")
+    triggers = trigger_set(task)
+    undo_scaling = config.head_dimension**0.5 if config.scale_scores else 1.0
+    generator = torch.Generator().manual_seed(seed)
+
+    def store(name: Memory, outputs: Tensor, inputs: Tensor, scale: float) -> None:
+        if name in shuffle:
+            outputs = outputs[_cyclic(len(outputs), generator)]
+        W = outer_products(outputs, inputs) * scale
+        set_memory(model, name, torch.zeros_like(W) if name in leave_out else W)
+
+    store("W_K1", p[1:], p[:-1], scales.W_K1 * undo_scaling)
+    store("W_K2", w_E[triggers], remapped[triggers], scales.W_K2 * undo_scaling)
+    store("W_O2", w_U, values, scales.W_O2)
+    if has_feed_forward:
+        store(
+            "W_F", bigram_logits(task, scales.smoothing) @ w_U / _mean_square(w_U) * _mean_square(w_E), w_E, scales.W_F
+        )
+    return model
+
+
+def outer_products(
+    outputs: Float[Tensor, "pair d_out"], inputs: Float[Tensor, "pair d_in"]
+) -> Float[Tensor, "d_out d_in"]:
+    """sum_i v_i u_i^T / (|v|^2 |u|^2), the norms being means over the sets."""
+    return outputs.T @ inputs / (_mean_square(outputs) * _mean_square(inputs))
+
+
+def trigger_set(task: BigramTask) -> Int[Tensor, " triggers"]:
+    """Q: the fixed triggers, or the support of pi_q."""
+    if task.fixed_triggers is not None:
+        return torch.from_numpy(np.sort(task.fixed_triggers))
+    return torch.from_numpy(np.flatnonzero(task.trigger_probabilities))
+
+
+def bigram_logits(task: BigramTask, smoothing: float) -> Float[Tensor, "vocab vocab_out"]:
+    """Row i: log(pi_b(.|i) + smoothing), centred; zero for a fixed trigger."""
+    logits = torch.log(torch.from_numpy(task.bigram) + smoothing)
+    logits = logits - logits.mean(-1, keepdim=True)
+    if task.fixed_triggers is not None:
+        logits[torch.from_numpy(task.fixed_triggers)] = 0
+    return logits.float()
+
+
+def _mean_square(rows: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
+    return rows.square().sum(-1).mean()
+
+
+def _cyclic(n: int, generator: torch.Generator) -> Int[Tensor, " n"]:
+    """A permutation with a single cycle: nobody keeps their place (unless there is only one)."""
+    order = torch.randperm(n, generator=generator)
+    permutation = torch.empty_like(order)
+    permutation[order] = order.roll(1)
+    return permutation
