@@ -1,0 +1,107 @@
+"""Freeze, clamp, graft: what may be done to a model while it learns, as rules a configuration can hold.
+
+Update n turns the weights of step n into those of step n + 1; checkpoint n and the metrics of step n are taken before
+update n. A freeze over [start, stop) leaves out the updates start, ..., stop - 1 of one parameter:
+
+    "W_K1"           never moves
+    "W_K1: ..300"    frozen until step 300: the first update that moves it is update 300
+    "W_K1: 300.."    frozen from step 300 on: steps 300, 301, ... hold the same bits
+    "W_K1: 100..200" frozen in between
+
+A frozen parameter gets no gradient, no weight decay and no momentum. Its optimiser state is dropped when the freeze
+begins, so that it thaws as if it had never moved (momentum zero).
+
+A clamp replaces an attention pattern from a step on, and not the weights: "previous-token" or "induction@100".
+
+A graft sets a matrix to another trajectory's at the start of one step, before that step's metrics and checkpoint, and
+drops its optimiser state: "W_O2=RUN@300 from 100". From there it trains on; add a freeze "W_O2: 100.." to hold it.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from induction_memory.errors import InputError
+
+CLAMPS = ("previous-token", "induction")
+
+
+@dataclass(frozen=True)
+class Freeze:
+    """No update of `name` in start <= n < stop (None: for ever)."""
+
+    name: str
+    start: int
+    stop: int | None
+
+    @classmethod
+    def parse(cls, text: str, field: str = "train.freeze") -> "Freeze":
+        """Read "NAME", "NAME: ..STOP", "NAME: START.." or "NAME: START..STOP"."""
+        match = re.fullmatch(r"\s*(\w+)\s*(?::\s*(\d*)\s*\.\.\s*(\d*)\s*)?", text)
+        if match is None:
+            raise InputError(f"{field}: expected NAME, NAME: ..300, NAME: 300.. or NAME: 100..200, got {text!r}")
+        name, start, stop = match.groups()
+        rule = cls(name, int(start or 0), int(stop) if stop else None)
+        if rule.stop is not None and rule.stop <= rule.start:
+            raise InputError(f"{field}: expected a range that ends after it starts, got {text!r}")
+        return rule
+
+    def holds(self, step: int) -> bool:
+        """Whether update `step` leaves the parameter alone."""
+        return self.start <= step and (self.stop is None or step < self.stop)
+
+    def __str__(self) -> str:
+        if self.start == 0 and self.stop is None:
+            return self.name
+        return f"{self.name}: {self.start or ''}..{'' if self.stop is None else self.stop}"
+
+
+@dataclass(frozen=True)
+class Clamp:
+    """An attention pattern put in place of the model's own, from a step on."""
+
+    kind: str
+    start: int
+
+    @classmethod
+    def parse(cls, text: str, field: str = "train.clamps") -> "Clamp":
+        """Read "previous-token", "induction" or either with "@STEP"."""
+        match = re.fullmatch(r"\s*([\w-]+)\s*(?:@\s*(\d+)\s*)?", text)
+        if match is None or match[1] not in CLAMPS:
+            raise InputError(f"{field}: expected previous-token or induction, perhaps with @STEP, got {text!r}")
+        return cls(match[1], int(match[2] or 0))
+
+    def __str__(self) -> str:
+        return self.kind if self.start == 0 else f"{self.kind}@{self.start}"
+
+
+@dataclass(frozen=True)
+class Graft:
+    """`name` becomes what it is at `step` of the trajectory `run`, at the start of step `start`."""
+
+    name: str
+    run: str
+    step: int
+    start: int
+
+    @classmethod
+    def parse(cls, text: str, field: str = "train.grafts", default_start: int = 0) -> "Graft":
+        """Read "NAME=RUN@STEP" or "NAME=RUN@STEP from START"."""
+        match = re.fullmatch(r"\s*(\w+)\s*=\s*(.+)@(\d+)\s*(?:\s+from(?:\s+step)?\s+(\d+)\s*)?", text)
+        if match is None:
+            raise InputError(f"{field}: expected NAME=RUN@STEP, perhaps with from STEP, got {text!r}")
+        start = default_start if match[4] is None else int(match[4])
+        return cls(match[1], match[2].strip(), int(match[3]), start)
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.run}@{self.step} from {self.start}"
+
+
+def frozen_names(rules: Iterable[Freeze], step: int) -> frozenset[str]:
+    """The paper's names of what update `step` leaves alone."""
+    return frozenset(rule.name for rule in rules if rule.holds(step))
+
+
+def clamped_kinds(rules: Iterable[Clamp], step: int) -> frozenset[str]:
+    """The clamps in force at a step."""
+    return frozenset(rule.kind for rule in rules if rule.start <= step)
