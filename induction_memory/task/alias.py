@@ -29,18 +29,20 @@ class AliasTable:
         self, row: Int[np.ndarray, "*shape"], uniform: Float[np.ndarray, "*shape"]
     ) -> Int[np.ndarray, "*shape"]:
         """One outcome of each named row from a uniform number in [0, 1) each."""
-        column, fraction = split_uniform(uniform, self.size)
+        column = np.empty(row.shape, dtype=np.int64)
+        fraction = split_uniform(uniform.copy(), self.size, column)
         entry = row * self.size + column
         return np.where(fraction < self.accept[entry], column, self.alias[entry])
 
 
 def split_uniform(
-    uniform: Float[np.ndarray, "*shape"], size: int
-) -> tuple[Int[np.ndarray, "*shape"], Float[np.ndarray, "*shape"]]:
-    """Column and fraction of a uniform number: its integer and fractional part after multiplying by `size`."""
-    scaled = uniform * size
-    column = scaled.astype(np.int64)
-    return column, scaled - column
+    uniform: Float[np.ndarray, "*shape"], size: int, column: Int[np.ndarray, "*shape"]
+) -> Float[np.ndarray, "*shape"]:
+    """Split u * size into its integer part, written to `column`, and its fractional part, left in `uniform`."""
+    uniform *= size
+    np.copyto(column, uniform, casting="unsafe")
+    uniform -= column
+    return uniform
 
 
 def alias_table(probabilities: Float[np.ndarray, "rows outcome"]) -> AliasTable:

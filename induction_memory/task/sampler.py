@@ -19,6 +19,7 @@ from induction_memory.errors import require
 from induction_memory.task.alias import AliasTable, alias_table, split_uniform
 from induction_memory.task.bigrams import BigramTask
 
+BLOCK = 32  # steps of the chain whose random numbers are drawn at once
 
 @dataclass(frozen=True)
 class Batch:
@@ -77,8 +78,8 @@ def sample(task: BigramTask, batch: int, rng: np.random.Generator) -> Batch:
         triggers = np.tile(task.fixed_triggers, (batch, 1))
     outputs = outputs_given_trigger.draw(triggers, rng.random((batch, task.k)))
     first = rng.choice(task.vocab_size, size=batch, p=task.unigram)
-    tokens = _walk(chain, first, triggers, outputs, rng.random((task.length, batch)))
-    return _assemble(tokens, triggers, outputs)
+    tokens, is_trigger = _walk(chain, first, triggers, outputs, task.length, rng)
+    return _assemble(tokens, is_trigger, triggers, outputs)
 
 
 def make_batch(
@@ -92,13 +93,14 @@ def make_batch(
     The sequences need not obey their triggers: a corrupted sequence is a batch too.
     """
     given = {"tokens": tokens, "triggers": triggers, "outputs": outputs}
-    arrays = {name: np.asarray(value, dtype=np.int64) for name, value in given.items()}
+    arrays = {name: np.array(value, dtype=np.int64) for name, value in given.items()}
     require(arrays["tokens"].shape[1] >= 2, "tokens", "2 or more a sequence", arrays["tokens"].shape[1])
     for name, array in arrays.items():
         bad = array[(array < 0) | (array >= task.vocab_size)]
         allowed = f"ids of 0 to {task.vocab_size - 1} (the vocabulary)"
         require(bad.size == 0, name, allowed, bad[0] if bad.size else "")
-    return _assemble(np.ascontiguousarray(arrays["tokens"].T), arrays["triggers"], arrays["outputs"])
+    is_trigger = (arrays["tokens"][:, :-1, None] == arrays["triggers"][:, None, :]).any(-1)
+    return _assemble(arrays["tokens"], is_trigger, arrays["triggers"], arrays["outputs"])
 
 
 def from_text(task: BigramTask, text: str) -> Batch:
@@ -117,22 +119,27 @@ def race(
     """K distinct tokens a sequence in the order of successive draws without replacement."""
     possible = np.flatnonzero(probabilities > 0)
     arrival = rng.standard_exponential((batch, possible.size)) / probabilities[possible]
-    if k < possible.size:
-        winners = np.argpartition(arrival, k - 1, axis=1)[:, :k]
-    else:
-        winners = np.tile(np.arange(k), (batch, 1))
-    order = np.argsort(np.take_along_axis(arrival, winners, axis=1), axis=1)
-    return possible[np.take_along_axis(winners, order, axis=1)]
+    return possible[torch.from_numpy(arrival).topk(k, largest=False).indices.numpy()]
 
 
 def occurrence_counts(
-    tokens: Int[np.ndarray, "pos batch"], triggers: Int[np.ndarray, "batch k"]
-) -> Int[np.ndarray, "pos batch"]:
-    """How many times a token has occurred up to and with its position, if it is a trigger; else 0."""
-    counts = np.zeros(tokens.shape, dtype=np.int32)
-    for trigger in triggers.T.astype(tokens.dtype):
-        here = tokens == trigger
-        counts += np.cumsum(here, axis=0, dtype=np.int32) * here
+    tokens: Int[np.ndarray, "batch pos"], is_trigger: Bool[np.ndarray, "batch pos"]
+) -> Int[np.ndarray, "batch pos"]:
+    """n at the n-th occurrence of a token in its sequence, where `is_trigger` says it is one; 0 elsewhere.
+
+    A stable sort of the triggers' places by token lines up the occurrences of each trigger in each sequence; the
+    n-th of such a run is the n-th occurrence.
+    """
+    places = np.flatnonzero(is_trigger)
+    token = tokens.ravel()[places]
+    order = np.argsort(token.astype(np.uint16), kind="stable")  # 16 bits: numpy then sorts by radix
+    places, token = places[order], token[order]
+    sequence = places // tokens.shape[1]
+    rank = np.arange(places.size)
+    begins = np.ones(places.size, dtype=bool)
+    begins[1:] = (token[1:] != token[:-1]) | (sequence[1:] != sequence[:-1])
+    counts = np.zeros(tokens.shape, dtype=np.int64)
+    counts.ravel()[places] = rank - np.maximum.accumulate(np.where(begins, rank, 0)) + 1
     return counts
 
 
@@ -148,43 +155,53 @@ def _walk(
     first: Int[np.ndarray, " batch"],
     triggers: Int[np.ndarray, "batch k"],
     outputs: Int[np.ndarray, "batch k"],
-    uniform: Float[np.ndarray, "steps batch"],
-) -> Int[np.ndarray, "pos batch"]:
-    """The T steps of every chain. Buffers are reused: at this size a step costs what its calls cost."""
-    n, batch = chain.size, first.size
-    column, fraction = split_uniform(uniform, n)
-    sequence = np.arange(batch)
-    row_start = np.tile(np.arange(n) * n, (batch, 1))
-    row_start[sequence[:, None], triggers] = (n + outputs) * n
-    row_start = row_start.ravel()
-    slot = sequence * n
+    length: int,
+    rng: np.random.Generator,
+) -> tuple[Int[np.ndarray, "batch pos_plus_1"], Bool[np.ndarray, "batch pos"]]:
+    """T steps of every chain: its T + 1 tokens, and which of the first T are triggers.
 
-    tokens = np.empty((len(uniform) + 1, batch), dtype=np.int64)
+    At this size a step costs what its calls and fresh memory cost. So the uniform numbers are drawn for a block of
+    steps at a time into memory that is used again, and each step is eight calls on one row of them.
+    """
+    n, batch = chain.size, first.size
+    slot = np.arange(batch) * n
+    row_start = np.tile(np.arange(n) * n, batch)
+    row_start[slot[:, None] + triggers] = (n + outputs) * n
+
+    # Eight unused columns keep the stride off powers of two, which makes the transpose three times as fast.
+    tokens = np.empty((length + 1, batch + 8), dtype=np.int64)[:, :batch]
+    is_trigger = np.empty((length, batch + 8), dtype=bool)[:, :batch]
     tokens[0] = first
-    entry, other, accept = np.empty_like(slot), np.empty_like(slot), np.empty(batch)
-    own = np.empty(batch, dtype=bool)
-    for now, after, c, f in zip(tokens[:-1], tokens[1:], column, fraction, strict=True):
-        np.add(slot, now, out=other)
-        row_start.take(other, out=entry, mode="clip")
-        np.add(entry, c, out=entry)
-        chain.accept.take(entry, out=accept, mode="clip")
-        chain.alias.take(entry, out=after, mode="clip")
-        np.less(f, accept, out=own)
-        np.copyto(after, c, where=own)
-    return tokens
+    fractions, columns = np.empty((BLOCK, batch)), np.empty((BLOCK, batch), dtype=np.int64)
+    here, entry, accept, own = np.empty_like(slot), np.empty_like(slot), np.empty(batch), np.empty(batch, dtype=bool)
+    for start in range(0, length, BLOCK):
+        steps = min(BLOCK, length - start)
+        split_uniform(rng.random(out=fractions[:steps]), n, columns[:steps])
+        for fraction, column, now, after, special in zip(
+            fractions[:steps], columns, tokens[start:], tokens[start + 1 :], is_trigger[start:], strict=False
+        ):
+            np.add(slot, now, out=here)
+            row_start.take(here, out=entry, mode="clip")
+            np.greater_equal(entry, n * n, out=special)
+            np.add(entry, column, out=entry)
+            chain.accept.take(entry, out=accept, mode="clip")
+            chain.alias.take(entry, out=after, mode="clip")
+            np.less(fraction, accept, out=own)
+            np.putmask(after, own, column)
+    return tokens.T, is_trigger.T
 
 
 def _assemble(
-    tokens: Int[np.ndarray, "pos_plus_1 batch"],
+    tokens: Int[np.ndarray, "batch pos_plus_1"],
+    is_trigger: Bool[np.ndarray, "batch pos"],
     triggers: Int[np.ndarray, "batch k"],
     outputs: Int[np.ndarray, "batch k"],
 ) -> Batch:
-    by_sequence = torch.from_numpy(tokens).T
-    counts = occurrence_counts(tokens[:-1], triggers)
+    inputs = np.ascontiguousarray(tokens[:, :-1])
     return Batch(
-        tokens=by_sequence[:, :-1].contiguous(),
-        targets=by_sequence[:, 1:].contiguous(),
-        counts=torch.from_numpy(counts).T.to(torch.int64, memory_format=torch.contiguous_format),
-        triggers=torch.from_numpy(np.ascontiguousarray(triggers)),
-        outputs=torch.from_numpy(np.ascontiguousarray(outputs)),
+        tokens=torch.from_numpy(inputs),
+        targets=torch.from_numpy(np.ascontiguousarray(tokens[:, 1:])),
+        counts=torch.from_numpy(occurrence_counts(inputs, np.ascontiguousarray(is_trigger))),
+        triggers=torch.from_numpy(triggers),
+        outputs=torch.from_numpy(outputs),
     )
