@@ -1,0 +1,57 @@
+"""What one pass over a batch gives: the loss, its gradients, and how each position was predicted.
+
+The loss is the mean of -log softmax(logits)[target] over the trained positions: all of them ("all"), or those of the
+second and later occurrences of a trigger ("trigger-output"). A batch without a trained position has loss 0 and zero
+gradients, so that it moves nothing.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from induction_memory.errors import require
+from induction_memory.task.sampler import Batch
+from induction_memory.training.config import Loss
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Loss, gradients and predictions of one batch."""
+
+    loss: float
+    """Mean over the trained positions; 0 when there is none."""
+    nll: Float[Tensor, "batch pos"]
+    """-log p(target); NaN where not evaluated."""
+    correct: Bool[Tensor, "batch pos"]
+    """Whether the likeliest token is the target; False where not evaluated."""
+    evaluated: Bool[Tensor, "batch pos"]
+    """Where the two above were computed."""
+    gradients: dict[str, Tensor] = field(default_factory=dict)
+    """By parameter name, for exactly the parameters that have requires_grad; empty when not asked for."""
+
+
+def trained_positions(batch: Batch, loss: Loss) -> Bool[Tensor, "batch pos"]:
+    """The positions whose predictions the loss averages."""
+    return torch.ones_like(batch.tokens, dtype=torch.bool) if loss == "all" else batch.in_context
+
+
+def mean_loss(nll: Float[Tensor, "batch pos"], trained: Bool[Tensor, "batch pos"]) -> float:
+    """Mean over the trained positions, summed in double precision; 0 when there is none."""
+    chosen = nll[trained]
+    return float(chosen.double().mean()) if chosen.numel() else 0.0
+
+
+def output_is_tied(model: nn.Module) -> bool:
+    """Whether the unembedding is a view of the token embedding, so that its gradient belongs to W_E."""
+    parameters = dict(model.named_parameters())
+    tied = parameters["unembed.W_U"].data_ptr() == parameters["embed.W_E"].data_ptr()
+    config = getattr(model, "model_config", None)
+    require(
+        tied or not getattr(config, "tied_output", False),
+        "model.tied_output",
+        "unembed.W_U to be a view of embed.W_E",
+        "a copy (a model that was copied or moved must be tied again)",
+    )
+    return tied
