@@ -48,9 +48,7 @@ def test_one_wrong_pair_out_of_four_recalls_three_quarters():
 
 def test_margin_rank_and_soft_recall_of_a_matrix_worked_out_by_hand():
     u = v = torch.eye(3, dtype=torch.float64)
-    W = torch.tensor(
-        [[2.0, 1.0, 0.0], [0.0, 0.5, 0.0], [1.0, 0.0, 3.0]], dtype=torch.float64
-    )  # columns: inputs
+    W = torch.tensor([[2.0, 1.0, 0.0], [0.0, 0.5, 0.0], [1.0, 0.0, 3.0]], dtype=torch.float64)  # columns: inputs
     targets = torch.arange(3)
     assert associative.margin(W, u, v, targets).tolist() == [1.0, -0.5, 3.0]
     assert associative.rank(W, u, v, targets).tolist() == [1, 2, 1]

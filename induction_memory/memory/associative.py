@@ -161,7 +161,5 @@ def _rivals(
     if allowed is None:
         return ~is_target
     missing = (is_target & ~allowed).any(0).nonzero().flatten().tolist()
-    require(
-        not missing, "allowed", "every input's target among its candidates", f"none for inputs {missing[:5]}"
-    )
+    require(not missing, "allowed", "every input's target among its candidates", f"none for inputs {missing[:5]}")
     return allowed & ~is_target

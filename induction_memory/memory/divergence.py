@@ -91,6 +91,4 @@ def _kl(log_p: Float[Tensor, "*#step i j"], log_q: Float[Tensor, "*#step i j"]) 
 def _check(conditional: Float[Tensor, "i j"]) -> None:
     sums = conditional.sum(-1)
     wrong = ((sums - 1).abs() > 1e-4) | (conditional < 0).any(-1)
-    require(
-        not wrong.any().item(), "conditional", "rows of probabilities", f"sums {sums[wrong][:3].tolist()}"
-    )
+    require(not wrong.any().item(), "conditional", "rows of probabilities", f"sums {sums[wrong][:3].tolist()}")

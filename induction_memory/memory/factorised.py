@@ -29,9 +29,7 @@ class Factors(NamedTuple):
     V: Float[Tensor, "*step rank d_in"]
 
 
-def random_factors(
-    d: int, rank: int, generator: torch.Generator, dtype: torch.dtype = torch.float64
-) -> Factors:
+def random_factors(d: int, rank: int, generator: torch.Generator, dtype: torch.dtype = torch.float64) -> Factors:
     """U_0 and V_0 with entries N(0, 1/d)."""
     require(1 <= rank <= d, "rank", f"1 to {d} (the dimension)", rank)
     U = torch.randn(d, rank, generator=generator, dtype=dtype) / d**0.5

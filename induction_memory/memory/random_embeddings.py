@@ -28,9 +28,7 @@ def gaussian_embeddings(
     return torch.randn(n, d, generator=generator, dtype=dtype) * variance**0.5
 
 
-def random_remapping(
-    d: int, generator: torch.Generator, dtype: torch.dtype = torch.float64
-) -> Float[Tensor, "d d"]:
+def random_remapping(d: int, generator: torch.Generator, dtype: torch.dtype = torch.float64) -> Float[Tensor, "d d"]:
     """A matrix of i.i.d. N(0, 1/d) entries: what an untrained W_V or W_O does to embeddings."""
     return torch.randn(d, d, generator=generator, dtype=dtype) / d**0.5
 
