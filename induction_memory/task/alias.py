@@ -25,9 +25,7 @@ class AliasTable:
     alias: Int[np.ndarray, " entries"]
     """What it yields otherwise."""
 
-    def draw(
-        self, row: Int[np.ndarray, "*shape"], uniform: Float[np.ndarray, "*shape"]
-    ) -> Int[np.ndarray, "*shape"]:
+    def draw(self, row: Int[np.ndarray, "*shape"], uniform: Float[np.ndarray, "*shape"]) -> Int[np.ndarray, "*shape"]:
         """One outcome of each named row from a uniform number in [0, 1) each."""
         column = np.empty(row.shape, dtype=np.int64)
         fraction = split_uniform(uniform.copy(), self.size, column)

@@ -105,12 +105,11 @@ class BigramTask:
         if isinstance(self.outputs, str):
             _require_name(self.outputs, "task.outputs", OutputDistribution, "a tuple")
         else:
-            shape = np.shape(np.array(self.outputs, dtype=object))
-            nested = len(shape) == 2 or isinstance(self.outputs[0], tuple)
+            nested = any(isinstance(row, tuple) for row in self.outputs)
             require_probabilities(self.outputs, "task.outputs", (n, n) if nested else (n,))
         if self.output_part != "all":
             require(
-                0 < self._train_part.sum() < n,
+                bool(0 < self._train_part.sum() < n),
                 "task.output_train_fraction",
                 f"a share of the {n} tokens that leaves some to both parts",
                 self.output_train_fraction,
@@ -217,12 +216,12 @@ class BigramTask:
     def from_dict(cls, values: dict[str, Any]) -> "BigramTask":
         """The inverse of `to_dict`; an unknown key is refused."""
         known = [field.name for field in fields(cls)]
-        unknown = [key for key in values if key not in known]
-        require(not unknown, "task", f"the keys {', '.join(known)}", ", ".join(map(str, unknown)))
-        corpus = values.get("corpus")
-        if isinstance(corpus, dict):
-            values = {**values, "corpus": Corpus.from_dict(corpus)}
-        return cls(**values)
+        for key, value in values.items():
+            require(key in known, f"task.{key}", f"one of {', '.join(known)}", repr(value))
+        made = {key: _as_tuple(value, key) if isinstance(value, list) else value for key, value in values.items()}
+        if isinstance(made.get("corpus"), dict):
+            made["corpus"] = Corpus.from_dict(made["corpus"])
+        return cls(**made)
 
 
 def require_probabilities(values: Any, field: str, shape: tuple[int, ...]) -> None:

@@ -15,8 +15,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
+from operator import index
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 from jaxtyping import Float, Int, Shaped
@@ -127,9 +128,9 @@ class Corpus:
                 raise InputError(f"{field}: expected tokens of the vocabulary {shown!r}, got {token!r}")
         return np.array([self._number[token] for token in tokens], dtype=np.int64)
 
-    def decode(self, ids: Iterable[int]) -> str:
+    def decode(self, ids: Iterable[SupportsIndex]) -> str:
         """The text of a sequence of token ids."""
-        numbers = [int(i) for i in ids]
+        numbers = [index(i) for i in ids]
         for i in numbers:
             require(0 <= i < self.size, "ids", f"0 to {self.size - 1} (the vocabulary)", i)
         return "".join(self.vocabulary[i] for i in numbers)

@@ -21,6 +21,7 @@ from induction_memory.task.bigrams import BigramTask
 
 BLOCK = 32  # steps of the chain whose random numbers are drawn at once
 
+
 @dataclass(frozen=True)
 class Batch:
     """Sequences of the task: z_1..z_T as inputs, z_2..z_{T+1} as targets, and what is true of each."""
@@ -56,9 +57,7 @@ class Batch:
 
     def __getitem__(self, rows: slice | Tensor) -> "Batch":
         """The chosen sequences: a slice, or a tensor of indices or of booleans."""
-        return Batch(
-            self.tokens[rows], self.targets[rows], self.counts[rows], self.triggers[rows], self.outputs[rows]
-        )
+        return Batch(self.tokens[rows], self.targets[rows], self.counts[rows], self.triggers[rows], self.outputs[rows])
 
 
 def step_rng(seed: int, step: int) -> np.random.Generator:
