@@ -195,7 +195,9 @@ class ModelConfig:
         for name in values:
             if name not in known:
                 raise InputError(f"model.{name}: expected one of {', '.join(sorted(known))}")
-        return cls(**values)
+        trained: Any = values.get("trained")
+        settings: dict[str, Any] = values | {"trained": trained if trained is None else tuple(trained)}
+        return cls(**settings)
 
     def replace(self, **changes: Any) -> "ModelConfig":
         return replace(self, **changes)

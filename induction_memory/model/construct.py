@@ -43,7 +43,7 @@ class Scales:
     W_K1: float = 50.0
     W_K2: float = 25.0
     W_O2: float = 15.0
-    W_F: float = 1.0
+    W_F: float = 2.0
     smoothing: float = 0.01
     """Added to pi_b before the logarithm."""
 
@@ -89,44 +89,36 @@ def construct(
     def store(name: Memory, outputs: Tensor, inputs: Tensor, scale: float) -> None:
         if name in shuffle:
             outputs = outputs[_cyclic(len(outputs), generator)]
-        W = outer_products(outputs, inputs) * scale
+        W = outputs.T @ inputs * scale
         set_memory(model, name, torch.zeros_like(W) if name in leave_out else W)
 
-    store("W_K1", p[1:], p[:-1], scales.W_K1 * undo_scaling)
-    store("W_K2", w_E[triggers], remapped[triggers], scales.W_K2 * undo_scaling)
-    store("W_O2", w_U, values, scales.W_O2)
+    store("W_K1", _unit(p)[1:], _unit(p)[:-1], scales.W_K1 * undo_scaling)
+    store("W_K2", _unit(w_E)[triggers], _unit(remapped)[triggers], scales.W_K2 * undo_scaling)
+    store("W_O2", _unit(w_U), _unit(values), scales.W_O2)
     if has_feed_forward:
-        store(
-            "W_F", bigram_logits(task, scales.smoothing) @ w_U / _mean_square(w_U) * _mean_square(w_E), w_E, scales.W_F
-        )
+        store("W_F", bigram_logits(task, scales.smoothing) @ _unit(w_U), _unit(w_E), scales.W_F)
     return model
-
-
-def outer_products(
-    outputs: Float[Tensor, "pair d_out"], inputs: Float[Tensor, "pair d_in"]
-) -> Float[Tensor, "d_out d_in"]:
-    """sum_i v_i u_i^T / (|v|^2 |u|^2), the norms being means over the sets."""
-    return outputs.T @ inputs / (_mean_square(outputs) * _mean_square(inputs))
 
 
 def trigger_set(task: BigramTask) -> Int[Tensor, " triggers"]:
     """Q: the fixed triggers, or the support of pi_q."""
     if task.fixed_triggers is not None:
-        return torch.from_numpy(np.sort(task.fixed_triggers))
-    return torch.from_numpy(np.flatnonzero(task.trigger_probabilities))
+        return torch.tensor(np.sort(task.fixed_triggers))
+    return torch.tensor(np.flatnonzero(task.trigger_probabilities))
 
 
 def bigram_logits(task: BigramTask, smoothing: float) -> Float[Tensor, "vocab vocab_out"]:
     """Row i: log(pi_b(.|i) + smoothing), centred; zero for a fixed trigger."""
-    logits = torch.log(torch.from_numpy(task.bigram) + smoothing)
+    logits = torch.log(torch.tensor(task.bigram) + smoothing)
     logits = logits - logits.mean(-1, keepdim=True)
     if task.fixed_triggers is not None:
-        logits[torch.from_numpy(task.fixed_triggers)] = 0
+        logits[torch.tensor(task.fixed_triggers)] = 0
     return logits.float()
 
 
-def _mean_square(rows: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
-    return rows.square().sum(-1).mean()
+def _unit(rows: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+    """The rows over their mean squared norm: read with the embeddings themselves, a stored pair scores 1."""
+    return rows / rows.square().sum(-1).mean()
 
 
 def _cyclic(n: int, generator: torch.Generator) -> Int[Tensor, " n"]:

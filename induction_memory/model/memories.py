@@ -54,7 +54,8 @@ def memory(source: Any, name: str, *, fold: bool = True) -> Float[Tensor, "*lead
         return _read_norm(weights, f"{block}.ln1", fold, weights[f"{attention}.{matrix}"], heads=True)
 
     if kind == "W_K":
-        result = reading("W_Q") @ reading("W_K").mT
+        W_Q, W_K = reading("W_Q"), reading("W_K")
+        result = W_K.mT if _is_identity(W_Q) else W_Q @ W_K.mT
     elif kind == "W_V":
         result = reading("W_V").mT
     elif kind == "W_O":
@@ -107,6 +108,11 @@ def _read_norm(weights: Mapping[str, Tensor], norm: str, fold: bool, W: Tensor, 
     gain = weights[f"{norm}.w"].unsqueeze(-1)
     scaled = (gain.unsqueeze(-3) if heads else gain) * W
     return scaled - scaled.mean(-2, keepdim=True)
+
+
+def _is_identity(W_Q: Tensor) -> bool:
+    """Whether W_Q = I at all steps and heads (asked of a W_Q without a step axis only: one that moves is none)."""
+    return W_Q.dim() == 3 and W_Q.shape[-1] == W_Q.shape[-2] and bool((W_Q == torch.eye(W_Q.shape[-1])).all())
 
 
 def set_memory(model: nn.Module, name: str, W: Float[Tensor, "*head d_out d_in"]) -> None:

@@ -1,0 +1,62 @@
+"""The layers depend one way (DESIGN): read off the source, so that a lazy import inside a function counts too."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "induction_memory"
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+ALONE = {"task", "memory", "figures"}
+"""Import nothing else of the package, but the error that every layer raises."""
+
+TRANSFORMER_LENS = {"model", "probes", "interventions", "heads"}
+NOT_FOR_A_CONFIG = {"torch", "transformer_lens", "pandas", "matplotlib"}
+CONFIGS = ["task.bigrams", "model.config", "training.config", "training.run_config", "presets", "cli"]
+
+
+def imported(path: Path) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} imports relatively"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def room(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_layers_depend_one_way(path):
+    ours = {n.split(".")[1] for n in imported(path) if n.startswith("induction_memory.")}
+    if room(path) in ALONE:
+        assert ours <= {room(path), "errors"}
+    if room(path) not in ("cli", "__main__"):
+        assert "cli" not in ours
+    if room(path) not in TRANSFORMER_LENS:
+        assert not any(n.split(".")[0] == "transformer_lens" for n in imported(path))
+    assert not any(n.startswith("__future__.annotations") for n in imported(path))
+
+
+@pytest.mark.parametrize("module", CONFIGS)
+def test_configurations_and_the_command_line_load_nothing_heavy(module):
+    code = f"import sys, induction_memory.{module}; print(*{{n.split('.')[0] for n in sys.modules}})"
+    loaded = set(
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    )
+    assert not loaded & NOT_FOR_A_CONFIG
+
+
+def test_importing_the_package_loads_nothing_else():
+    code = "import sys, induction_memory; print(*{n.split('.')[0] for n in sys.modules})"
+    loaded = set(
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    )
+    assert not loaded & (NOT_FOR_A_CONFIG | {"numpy", "tyro", "rich"})
