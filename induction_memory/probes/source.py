@@ -1,0 +1,136 @@
+"""What can be probed: a trajectory, a model, or weights stacked over steps; one reading of the three.
+
+    trajectory   the weights of all steps, its own task and evaluation seed; the model of any step
+    model        one step, numbered 0; any TransformerLens model, by the names HookedTransformer and Bridge share
+    mapping      TransformerLens's parameter name -> tensor with a leading step axis (none on what never moves)
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Literal
+
+import numpy as np
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from induction_memory.errors import InputError, require
+from induction_memory.probes.stack import Lazy, Stack, Unsupported, at_steps, has_step_axis
+from induction_memory.task.bigrams import BigramTask
+from induction_memory.task.sampler import Batch, sample, step_rng
+
+SEQUENCES = 64  # size of the evaluation batch when none is given
+Steps = Literal["all"] | int | Sequence[int] | np.ndarray
+
+
+@dataclass(frozen=True)
+class Source:
+    """Steps, weights and models of whatever is probed."""
+
+    steps: Int[np.ndarray, " step"]
+    """The training steps."""
+    stack: Stack
+    """Their weights."""
+    model_at: Callable[[int], nn.Module] | None = None
+    """The model of a step, where there is one."""
+    eval_seed: int = 0
+    """Seed of the evaluation batch."""
+    trajectory: Any = field(default=None, repr=False)
+    """The trajectory behind it, or None."""
+
+    @property
+    def task(self) -> BigramTask | None:
+        return self.stack.task
+
+    def model(self, step: int) -> nn.Module:
+        if self.model_at is None:
+            raise Unsupported("needs a model to run, stacked weights alone do not make one")
+        return self.model_at(step)
+
+    def batch(self) -> Batch:
+        """The evaluation batch: SEQUENCES sequences of the task from the run's evaluation seed."""
+        return sample(self.stack.require_task(), SEQUENCES, step_rng(self.eval_seed, 0))
+
+
+def read(source: Any, *, steps: Steps = "all", task: BigramTask | None = None) -> Source:
+    """The Source of a trajectory, a model or a mapping of stacked weights, at the steps that are asked for."""
+    if isinstance(source, Source):
+        return source
+    if isinstance(source, nn.Module):
+        _require_only_step(steps)
+        return Source(np.array([0]), Stack(model_weights(source), 1, task), lambda _: source)
+    if isinstance(source, Mapping):
+        return _read_mapping(source, steps, task)
+    if hasattr(source, "stack") and hasattr(source, "steps"):
+        return _read_trajectory(source, steps, task)
+    raise InputError(f"source: expected a trajectory, a TransformerLens model or stacked weights, got {type(source)}")
+
+
+def model_weights(model: nn.Module) -> dict[str, Tensor]:
+    """A model's weights by HookedTransformer's parameter names, read by the accessors that Bridge has too."""
+    parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    if "embed.W_E" in parameters:
+        return parameters
+    any_model: Any = model
+    weights = {"embed.W_E": any_model.W_E, "unembed.W_U": any_model.W_U}
+    if hasattr(any_model, "pos_embed"):
+        weights["pos_embed.W_pos"] = any_model.pos_embed.W_pos
+    for matrix in ("W_Q", "W_K", "W_V", "W_O"):
+        for layer, W in enumerate(getattr(any_model, matrix)):
+            weights[f"blocks.{layer}.attn.{matrix}"] = W
+    norms = [f"blocks.{layer}.{norm}" for layer in range(any_model.cfg.n_layers) for norm in ("ln1", "ln2")]
+    for name in [*norms, "ln_final"] if any_model.cfg.normalization_type == "LN" else ():
+        norm = model.get_submodule(name)
+        weights |= {f"{name}.w": norm.w, f"{name}.b": norm.b}
+    for layer, block in enumerate(any_model.blocks):
+        if not any_model.cfg.attn_only and hasattr(block, "mlp"):
+            weights |= {f"blocks.{layer}.mlp.{W}": getattr(block.mlp, W) for W in ("W_in", "W_out")}
+    return {name: weight.detach() for name, weight in weights.items()}
+
+
+def chosen_steps(available: Int[np.ndarray, " step"], steps: Steps) -> Int[np.ndarray, " chosen"]:
+    """The positions in `available` of the steps that are asked for."""
+    if isinstance(steps, str):
+        require(steps == "all", "steps", "'all' or a list of steps", repr(steps))
+        return np.arange(len(available))
+    wanted = np.atleast_1d(np.asarray(steps))
+    require(wanted.size > 0, "steps", "'all' or one or more steps", "none")
+    missing = [step for step in wanted.tolist() if step not in available]
+    expected = f"steps that are stored ({available[0]} to {available[-1]}, {len(available)} of them)"
+    require(not missing, "steps", expected, ", ".join(map(str, missing)))
+    return np.searchsorted(available, np.unique(wanted))
+
+
+def _require_only_step(steps: Steps) -> None:
+    only = isinstance(steps, str) or np.array_equal(np.atleast_1d(np.asarray(steps)), [0])
+    require(only, "steps", "'all' for a single model", steps)
+
+
+def _read_mapping(weights: Mapping[str, Tensor], steps: Steps, task: BigramTask | None) -> Source:
+    lengths = {len(weight) for name, weight in weights.items() if has_step_axis(name, weight)}
+    require(len(lengths) <= 1, "weights", "the same number of steps in each", sorted(lengths))
+    available = np.arange(lengths.pop() if lengths else 1)
+    rows = chosen_steps(available, steps)
+    chosen = weights if len(rows) == len(available) else at_steps(weights, rows)
+    initial = {name: weight[0] if has_step_axis(name, weight) else weight for name, weight in weights.items()}
+    return Source(available[rows], Stack(chosen, len(rows), task, initial))
+
+
+def _read_trajectory(run: Any, steps: Steps, task: BigramTask | None) -> Source:
+    available = np.asarray(run.steps)
+    rows = chosen_steps(available, steps)
+    names = tuple(run.config.model.parameters.values())
+    moving = run.config.moving_parameters
+    first_state = cache(lambda: run.state(int(available[0])))
+
+    def read_stack(name: str) -> Tensor:
+        if name == "unembed.W_U" and run.config.model.tied_output:
+            return weights["embed.W_E"].mT
+        if name not in moving:
+            return first_state()[name]
+        stack = run.stack(name)
+        return stack if len(rows) == len(available) else stack[rows]
+
+    weights = Lazy(names, read_stack)
+    stack = Stack(weights, len(rows), task or run.config.task, Lazy(names, lambda name: first_state()[name]))
+    return Source(available[rows], stack, lambda step: run.model(int(step)), run.config.train.eval_seed, run)
