@@ -13,6 +13,11 @@ from tests.random_tasks import make, make_fields, task_fields
 ABC = Corpus.from_text("aababcabcd")  # a 4, b 3, c 2, d 1; aa ab ba ab bc ca ab bc cd
 
 
+def fixed_characters(task: BigramTask) -> str:
+    assert task.fixed_triggers is not None
+    return task.tables.decode(task.fixed_triggers)
+
+
 def test_the_default_is_the_papers_task():
     task = BigramTask()
     assert (task.vocab_size, task.length, task.k) == (65, 256, 5)
@@ -23,19 +28,19 @@ def test_the_default_is_the_papers_task():
 
 def test_fixed_triggers_are_the_most_frequent_tokens_after_the_offset():
     frequent = BigramTask(triggers="fixed", k=5)
-    assert [frequent.vocabulary[i] for i in frequent.fixed_triggers] == [" ", "e", "t", "o", "a"]
+    assert fixed_characters(frequent) == " etoa"
     rarer = BigramTask(triggers="fixed", k=5, trigger_offset=5)
-    assert [rarer.vocabulary[i] for i in rarer.fixed_triggers] == ["h", "s", "r", "n", "i"]
+    assert fixed_characters(rarer) == "hsrni"
 
 
 def test_equally_frequent_triggers_are_taken_in_the_order_of_the_vocabulary():
     task = BigramTask(Corpus.from_text("dcba"), triggers="fixed", k=2, trigger_offset=1)
-    assert task.fixed_triggers.tolist() == [1, 2]
+    assert fixed_characters(task) == "bc"
 
 
 def test_fixed_triggers_may_be_given_by_character():
     task = BigramTask(triggers="fixed", k=2, trigger_characters=("t", "a"))
-    assert task.tables.decode(task.fixed_triggers) == "ta"
+    assert fixed_characters(task) == "ta"
     assert task.trigger_probabilities[task.fixed_triggers].tolist() == [0.5, 0.5]
 
 

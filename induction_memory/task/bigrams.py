@@ -218,7 +218,9 @@ class BigramTask:
         known = [field.name for field in fields(cls)]
         for key, value in values.items():
             require(key in known, f"task.{key}", f"one of {', '.join(known)}", repr(value))
-        made = {key: _as_tuple(value, key) if isinstance(value, list) else value for key, value in values.items()}
+        made: dict[str, Any] = {
+            key: _as_tuple(value, key) if isinstance(value, list) else value for key, value in values.items()
+        }
         if isinstance(made.get("corpus"), dict):
             made["corpus"] = Corpus.from_dict(made["corpus"])
         return cls(**made)

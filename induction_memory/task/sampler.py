@@ -92,8 +92,10 @@ def make_batch(
     The sequences need not obey their triggers: a corrupted sequence is a batch too.
     """
     given = {"tokens": tokens, "triggers": triggers, "outputs": outputs}
-    arrays = {name: np.array(value, dtype=np.int64) for name, value in given.items()}
+    arrays = {name: torch.as_tensor(value).to(torch.int64).clone().numpy() for name, value in given.items()}
     require(arrays["tokens"].shape[1] >= 2, "tokens", "2 or more a sequence", arrays["tokens"].shape[1])
+    require(len(triggers) == len(tokens), "triggers", f"one row a sequence ({len(tokens)})", len(triggers))
+    require(outputs.shape == triggers.shape, "outputs", f"shape {tuple(triggers.shape)}", tuple(outputs.shape))
     for name, array in arrays.items():
         bad = array[(array < 0) | (array >= task.vocab_size)]
         allowed = f"ids of 0 to {task.vocab_size - 1} (the vocabulary)"
@@ -131,7 +133,7 @@ def occurrence_counts(
     """
     places = np.flatnonzero(is_trigger)
     token = tokens.ravel()[places]
-    order = np.argsort(token.astype(np.uint16), kind="stable")  # 16 bits: numpy then sorts by radix
+    order = np.argsort(token.astype(np.uint16), kind="stable")  # 16 bits hold any N x N vocabulary; radix sort
     places, token = places[order], token[order]
     sequence = places // tokens.shape[1]
     rank = np.arange(places.size)
