@@ -1,0 +1,56 @@
+"""induction_memory: watch an induction head being born.
+
+A toolkit on TransformerLens for the paper "Birth of a Transformer: A Memory Viewpoint" (NeurIPS 2023). Everything below
+is found on first use, so that importing the package costs nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_NAMES = {
+    "BigramTask": "task.bigrams",
+    "Corpus": "task.corpus",
+    "sample": "task.sampler",
+    "step_rng": "task.sampler",
+    "ModelConfig": "model.config",
+    "build": "model.build",
+    "construct": "model.construct",
+    "memory": "model.memories",
+    "embedding": "model.memories",
+    "TrainConfig": "training.config",
+    "RunConfig": "training.run_config",
+    "preset": "presets",
+    "InputError": "errors",
+}
+_MODULES = ("task", "model", "training", "trajectory", "probes", "interventions", "heads", "theory", "figures")
+
+__all__ = [*_NAMES, *_MODULES]  # pyright: ignore[reportUnsupportedDunderAll]
+
+if TYPE_CHECKING:
+    from induction_memory.errors import InputError as InputError
+    from induction_memory.model.build import build as build
+    from induction_memory.model.config import ModelConfig as ModelConfig
+    from induction_memory.model.construct import construct as construct
+    from induction_memory.model.memories import embedding as embedding
+    from induction_memory.model.memories import memory as memory
+    from induction_memory.presets import preset as preset
+    from induction_memory.task.bigrams import BigramTask as BigramTask
+    from induction_memory.task.corpus import Corpus as Corpus
+    from induction_memory.task.sampler import sample as sample
+    from induction_memory.task.sampler import step_rng as step_rng
+    from induction_memory.training.config import TrainConfig as TrainConfig
+    from induction_memory.training.run_config import RunConfig as RunConfig
+
+
+def __getattr__(name: str) -> Any:
+    if name in _NAMES:
+        return getattr(import_module(f"induction_memory.{_NAMES[name]}"), name)
+    if name in _MODULES:
+        return import_module(f"induction_memory.{name}")
+    raise AttributeError(f"module 'induction_memory' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

@@ -1,0 +1,141 @@
+"""Named experiments: every panel of the paper's figures as a (task, model, training) triple.
+
+Hyper-parameters are those of the paper's Appendix E; momentum 0.9, weight decay 1e-4, batches of 512 sequences of
+T = 256, d = 128 throughout. What the paper leaves open (number of steps, the step size of Figures 10 and 11) is chosen
+here and said in the preset's line.
+"""
+
+from dataclasses import dataclass, replace
+
+from induction_memory.errors import InputError
+from induction_memory.model.config import ModelConfig
+from induction_memory.task.bigrams import BigramTask
+from induction_memory.training.config import TrainConfig
+from induction_memory.training.run_config import RunConfig
+
+
+@dataclass(frozen=True)
+class Preset:
+    """An experiment and one line on what it shows."""
+
+    about: str
+    run: RunConfig
+
+
+def preset(name: str) -> Preset:
+    """The preset of that name; an unknown one is an error that lists those there are."""
+    if name not in PRESETS:
+        raise InputError(f"preset: expected one of {', '.join(PRESETS)}, got {name!r}")
+    return PRESETS[name]
+
+
+def with_seed(run: RunConfig, seed: int) -> RunConfig:
+    """The same experiment from other initial weights, with other data."""
+    seeds = {"init_seed": 3 * seed, "data_seed": 3 * seed + 1, "eval_seed": 3 * seed + 2}
+    return replace(run, train=replace(run.train, **seeds))
+
+
+def quick(run: RunConfig) -> RunConfig:
+    """A reduced experiment, for minutes instead of hours: d at most 64, T = 64, a quarter of the batch."""
+    d = min(run.model.d_model, 64)
+    model = replace(run.model, d_model=d, n_ctx=64)
+    train = replace(run.train, batch_size=128)
+    return RunConfig(replace(run.task, length=64), model, train)
+
+
+_INDUCTION_ALONE = RunConfig(
+    BigramTask(k=5),
+    ModelConfig.simplified(feed_forward="none"),
+    TrainConfig(steps=600, learning_rate=0.2, loss="trigger-output"),
+)
+_WHOLE = RunConfig(
+    BigramTask(k=3),
+    ModelConfig.simplified(),
+    TrainConfig(steps=1000, learning_rate=1.0, loss="all"),
+)
+_VANILLA = RunConfig(
+    BigramTask(k=3),
+    ModelConfig.full(),
+    TrainConfig(steps=1000, learning_rate=0.2, loss="all"),
+)
+
+
+def _frozen(*names: str) -> RunConfig:
+    rules = tuple(f"{name}: ..300" for name in names)
+    return replace(_INDUCTION_ALONE, train=replace(_INDUCTION_ALONE.train, freeze=rules))
+
+
+def _task(run: RunConfig, **changes) -> RunConfig:
+    return replace(run, task=replace(run.task, **changes))
+
+
+def _train(run: RunConfig, **changes) -> RunConfig:
+    return replace(run, train=replace(run.train, **changes))
+
+
+def _output_alone(d: int, learning_rate: float) -> RunConfig:
+    model = ModelConfig.simplified(d_model=d, feed_forward="none", trained=("W_O2",))
+    train = replace(_INDUCTION_ALONE.train, steps=100, learning_rate=learning_rate, checkpoints="every 1")
+    return replace(_INDUCTION_ALONE, model=model, train=train)
+
+
+FIGURE_8_DIMENSIONS = (32, 64, 128, 256, 512)
+FIGURE_8_STEP_SIZES = (0.05, 0.2, 0.8, 3.2, 12.8)
+
+PRESETS: dict[str, Preset] = {
+    "demo": Preset(
+        "the birth of an induction head in two minutes: Figure 3's task at d = 64, T = 64, batches of 128",
+        _train(quick(_INDUCTION_ALONE), steps=400, learning_rate=0.5),
+    ),
+    "figure-2-random": Preset("vanilla two-layer transformer, random triggers", _VANILLA),
+    "figure-2-fixed": Preset(
+        "vanilla two-layer transformer, the three most frequent tokens as triggers", _task(_VANILLA, triggers="fixed")
+    ),
+    "figure-2-one-layer-random": Preset(
+        "one-layer control, random triggers", replace(_VANILLA, model=ModelConfig.full(n_layers=1))
+    ),
+    "figure-2-one-layer-fixed": Preset(
+        "one-layer control, fixed triggers",
+        _task(replace(_VANILLA, model=ModelConfig.full(n_layers=1)), triggers="fixed"),
+    ),
+    "figure-3": Preset("the induction head alone: nothing frozen", _INDUCTION_ALONE),
+    "figure-3-freeze-output": Preset("W_O2 frozen until step 300", _frozen("W_O2")),
+    "figure-3-freeze-keys": Preset("W_K1 and W_K2 frozen until step 300: W_O2 first", _frozen("W_K1", "W_K2")),
+    "figure-3-freeze-first-key": Preset("W_K1 frozen until step 300", _frozen("W_K1")),
+    "figure-3-freeze-second-key": Preset("W_K2 frozen until step 300", _frozen("W_K2")),
+    "figure-4-k1-fixed-frequent": Preset("one trigger, the most frequent token", _task(_WHOLE, k=1, triggers="fixed")),
+    "figure-4-k1-random": Preset("one random trigger", _task(_WHOLE, k=1)),
+    "figure-4-k5-random": Preset("five random triggers", _task(_WHOLE, k=5)),
+    "figure-4-k5-fixed-frequent": Preset(
+        "the five most frequent tokens as triggers", _task(_WHOLE, k=5, triggers="fixed")
+    ),
+    "figure-4-k5-fixed-rare": Preset(
+        "the 6th to 10th most frequent tokens as triggers", _task(_WHOLE, k=5, triggers="fixed", trigger_offset=5)
+    ),
+    "figure-4-uniform": Preset(
+        "three random triggers, uniform outputs, tested on bigram outputs (Figures 4 centre and right, 6, 7)",
+        _train(_WHOLE, out_of_distribution="bigram"),
+    ),
+    "figure-4-bigram": Preset(
+        "three random triggers, outputs from the global bigrams, tested on uniform outputs (Figures 4 centre, 6)",
+        _train(_task(_WHOLE, outputs="bigram"), out_of_distribution="uniform"),
+    ),
+    **{
+        f"figure-8-d{d}": Preset(f"W_O2 alone at d = {d}, the step size of Figure 3", _output_alone(d, 0.2))
+        for d in FIGURE_8_DIMENSIONS
+    },
+    **{
+        f"figure-8-d{d}-eta{eta:g}": Preset(f"W_O2 alone at d = {d}, step size {eta:g}", _output_alone(d, eta))
+        for d in FIGURE_8_DIMENSIONS
+        for eta in FIGURE_8_STEP_SIZES
+        if eta != 0.2
+    },
+    "figure-10": Preset(
+        "everything trained, LayerNorm, ReLU feed-forward in the second layer; step size 0.2",
+        RunConfig(_VANILLA.task, ModelConfig.full(feed_forward_layers="last", layer_norm=True), _VANILLA.train),
+    ),
+    "figure-11": Preset(
+        "the vanilla transformer with four heads a layer; step size 0.2",
+        replace(_VANILLA, model=ModelConfig.full(n_heads=4)),
+    ),
+}
