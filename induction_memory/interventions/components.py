@@ -1,0 +1,228 @@
+"""The vocabulary of interventions: a transformer as a graph of components that add to one stream.
+
+Everything a component reads is the sum of what earlier ones wrote (Section 4.2, "superposition"):
+
+    x_input = sum over the writers before it,    writers: embed, pos, L1H1 ... (heads), FF1 ... (feed-forwards)
+
+so an edge writer -> input is one term of one sum. The inputs are the queries, keys and values of each head (`L2H1.q`,
+`L2H1.k`, `L2H1.v`), each feed-forward (`FF2`) and the unembedding (`out`). Layers and heads count from 1, as in the
+paper. What can be patched is a *site*, written as a string:
+
+    L1H1               what a head, a feed-forward, `embed` or `pos` writes, for all its readers
+    L2H1.k             the keys (queries, values) of a head, after its matrix
+    L1H1->L2H1.k       one edge
+
+Names that stand for several sites: a layer's heads (`L2`, `L2.k`, `L1->L2.k`), all three inputs of a head
+(`L1H1->L2H1`), and the paper's matrices (`W_K2` is what it computes, the keys of layer 2; `W_O2` the heads' output).
+"""
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from induction_memory.errors import InputError, require
+
+ARROW = "->"
+_HEAD = re.compile(r"^L(\d+)(?:H(\d+))?$")
+_MATRIX = re.compile(r"^W_([QKVOF]|in|out)(\d*)$")
+_MATRIX_SITE = {"Q": ".q", "K": ".k", "V": ".v", "O": ""}
+
+
+@dataclass(frozen=True)
+class Graph:
+    """What a model is made of: its writers, its inputs, and the edges between them."""
+
+    n_layers: int
+    n_heads: int
+    feed_forwards: tuple[int, ...]
+    """Layers, from 1, that have a feed-forward with weights."""
+    positions: bool = True
+    """Whether positional embeddings are added to the stream."""
+    parallel: bool = False
+    """Whether a feed-forward reads what its layer's heads read, instead of what they wrote too."""
+    linear: bool = False
+    """Whether the feed-forwards are linear: W_F instead of W_in and W_out."""
+
+    @classmethod
+    def of(cls, model: Any) -> "Graph":
+        """The graph of a HookedTransformer."""
+        feed_forwards = () if model.cfg.attn_only else tuple(_with_weights(model))
+        return cls(
+            n_layers=model.cfg.n_layers,
+            n_heads=model.cfg.n_heads,
+            feed_forwards=feed_forwards,
+            positions=model.cfg.positional_embedding_type == "standard",
+            parallel=bool(model.cfg.parallel_attn_mlp),
+            linear=any(hasattr(model.blocks[layer - 1].mlp, "W_F") for layer in feed_forwards),
+        )
+
+    @cached_property
+    def heads(self) -> tuple[str, ...]:
+        return tuple(head for layer in range(1, self.n_layers + 1) for head in self.heads_of(layer))
+
+    @cached_property
+    def writers(self) -> tuple[str, ...]:
+        """embed, pos, then the heads and the feed-forward of each layer."""
+        names = ["embed"] + ["pos"] * self.positions
+        for layer in range(1, self.n_layers + 1):
+            names += [*self.heads_of(layer), *([f"FF{layer}"] if layer in self.feed_forwards else [])]
+        return tuple(names)
+
+    @cached_property
+    def inputs(self) -> tuple[str, ...]:
+        """Everything that reads the stream, in the order of the computation."""
+        names = []
+        for layer in range(1, self.n_layers + 1):
+            names += [f"{head}.{letter}" for head in self.heads_of(layer) for letter in "qkv"]
+            names += [f"FF{layer}"] if layer in self.feed_forwards else []
+        return (*names, "out")
+
+    @cached_property
+    def edges(self) -> tuple[str, ...]:
+        """Every edge, `writer->input`."""
+        return tuple(f"{writer}{ARROW}{name}" for name in self.inputs for writer in self.writers_before(name))
+
+    @cached_property
+    def matrices(self) -> tuple[str, ...]:
+        """The paper's names of the matrices inside the layers."""
+        names = []
+        for layer in range(1, self.n_layers + 1):
+            names += [f"W_{letter}{layer}" for letter in "QKVO"]
+            if layer not in self.feed_forwards:
+                continue
+            if self.linear:
+                names += ["W_F" if layer == self.n_layers else f"W_F{layer}"]
+            else:
+                names += [f"W_in{layer}", f"W_out{layer}"]
+        return tuple(names)
+
+    @cached_property
+    def parts(self) -> tuple[str, ...]:
+        """The residual components at each layer's queries, keys and values, feed-forward and output: `pos->L2.k`."""
+        layers = [f"L{layer}.{letter}" for layer in range(1, self.n_layers + 1) for letter in "qkv"]
+        targets = [*layers, *(f"FF{layer}" for layer in self.feed_forwards), "out"]
+        sources = ["embed"] + ["pos"] * self.positions
+        for layer in range(1, self.n_layers + 1):
+            sources += [f"L{layer}"] + [f"FF{layer}"] * (layer in self.feed_forwards)
+        if self.n_heads == 1:
+            sources, targets = ([re.sub(r"^(L\d+)", r"\1H1", name) for name in names] for names in (sources, targets))
+        names = [f"{source}{ARROW}{target}" for target in targets for source in sources]
+        return tuple(name for name in names if self._edges(name))
+
+    def heads_of(self, layer: int) -> tuple[str, ...]:
+        return tuple(f"L{layer}H{head}" for head in range(1, self.n_heads + 1))
+
+    def writers_before(self, name: str) -> tuple[str, ...]:
+        """The writers whose sum an input reads."""
+        if name == "out":
+            return self.writers
+        if name.startswith("FF"):
+            layer = int(name[2:])
+            excluded = (f"FF{layer}", *(self.heads_of(layer) if self.parallel else ()))
+        else:
+            layer = head_of(name)[0]
+            excluded = (f"FF{layer}", *self.heads_of(layer))
+        return tuple(w for w in self.writers if layer_of(w) <= layer and w not in excluded)
+
+    def resolve(self, name: str, field: str = "component") -> tuple[str, ...]:
+        """The sites that a name stands for."""
+        sites = self._edges(name) if ARROW in name else self._nodes(name)
+        if sites:
+            return sites
+        if ARROW in name:
+            source, target = name.split(ARROW, 1)
+            known = bool(self._nodes(source)) and bool(self._inputs(target))
+            wanted = "a writer before what it reaches" if known else f"one of {', '.join(self.writers)} {ARROW} "
+            wanted += "" if known else f"one of {', '.join(self.inputs)}"
+        else:
+            wanted = f"one of {', '.join((*self.writers, *self.matrices))}, or an edge writer->input"
+        raise InputError(f"{field}: expected {wanted}, got {name!r}")
+
+    def head(self, head: Any, field: str = "heads") -> str:
+        """The name of a head given as `L2H1` or as (layer, head), both from 1."""
+        name = head if isinstance(head, str) else "L{}H{}".format(*head)
+        require(name in self.heads, field, f"heads out of {', '.join(self.heads)}", repr(head))
+        return name
+
+    def parameters(self, name: str) -> dict[str, int | None]:
+        """The parameters behind a name -> the head whose slice it is (None: the whole parameter).
+
+        Of an edge: those of its source. The feed-forward's are a prefix, `blocks.1.mlp.`.
+        """
+        matrix = _MATRIX.match(name)
+        if matrix is None:
+            sources = {site.split(ARROW)[0] for site in self.resolve(name)}
+            return {p: i for source in sorted(sources) for p, i in _parameters_of(source).items()}
+        self.resolve(name)
+        block = f"blocks.{int(matrix[2] or self.n_layers) - 1}"
+        part = "attn" if matrix[1] in "QKVO" else "mlp"
+        return {f"{block}.{part}.W_{matrix[1]}": None}
+
+    def _nodes(self, name: str) -> tuple[str, ...]:
+        base, _, letter = name.partition(".")
+        if name in self.writers:
+            return (name,)
+        matrix = _MATRIX.match(name)
+        if matrix is not None:
+            if name not in self.matrices:
+                return ()
+            layer = int(matrix[2] or self.n_layers)
+            if matrix[1] not in _MATRIX_SITE:
+                return (f"FF{layer}",)
+            return tuple(head + _MATRIX_SITE[matrix[1]] for head in self.heads_of(layer))
+        if letter and letter not in ("q", "k", "v"):
+            return ()
+        return tuple(head + name[len(base) :] for head in self._heads(base))
+
+    def _heads(self, name: str) -> tuple[str, ...]:
+        match = _HEAD.match(name)
+        if match is None:
+            return ()
+        heads = self.heads_of(int(match[1])) if match[2] is None else (name,)
+        return tuple(head for head in heads if head in self.heads)
+
+    def _inputs(self, name: str) -> tuple[str, ...]:
+        if name in self.inputs:
+            return (name,)
+        base, _, letter = name.partition(".")
+        return tuple(f"{head}.{one}" for head in self._heads(base) for one in (letter or "qkv") if one in "qkv")
+
+    def _edges(self, name: str) -> tuple[str, ...]:
+        source, target = name.split(ARROW, 1)
+        sources = [site for site in self._nodes(source) if site in self.writers]
+        edges = set(self.edges)
+        product = [f"{writer}{ARROW}{reader}" for writer in sources for reader in self._inputs(target)]
+        return tuple(edge for edge in product if edge in edges)
+
+
+def head_of(site: str) -> tuple[int, int]:
+    """(layer, head), from 1, of `L2H1` or `L2H1.k`."""
+    match = _HEAD.match(site.partition(".")[0])
+    assert match is not None, site
+    assert match[2] is not None, site
+    return int(match[1]), int(match[2])
+
+
+def layer_of(writer: str) -> int:
+    """The layer of a writer, from 1; 0 for the embeddings."""
+    if writer in ("embed", "pos"):
+        return 0
+    return int(writer[2:]) if writer.startswith("FF") else head_of(writer)[0]
+
+
+def _parameters_of(writer: str) -> dict[str, int | None]:
+    if writer == "embed":
+        return {"embed.W_E": None}
+    if writer == "pos":
+        return {"pos_embed.W_pos": None}
+    if writer.startswith("FF"):
+        return {f"blocks.{int(writer[2:]) - 1}.mlp.": None}
+    layer, head = head_of(writer)
+    letters = [f"{kind}_{letter}" for letter in "QKV" for kind in "Wb"] + ["W_O"]
+    return {f"blocks.{layer - 1}.attn.{letter}": head - 1 for letter in letters}
+
+
+def _with_weights(model: Any) -> list[int]:
+    """Layers whose feed-forward has parameters: a block without one keeps an empty module in its place."""
+    return [layer for layer, block in enumerate(model.blocks, start=1) if any(True for _ in block.mlp.parameters())]
