@@ -18,6 +18,8 @@ from induction_memory.errors import InputError, require
 from induction_memory.probes.stack import Lazy, Stack, Unsupported, at_steps, has_step_axis
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.sampler import Batch, sample, step_rng
+from induction_memory.training.config import TrainConfig
+from induction_memory.trajectory.trajectory import Stacks, Trajectory
 
 SEQUENCES = 64  # size of the evaluation batch when none is given
 Steps = Literal["all"] | int | Sequence[int] | np.ndarray
@@ -33,9 +35,9 @@ class Source:
     """Their weights."""
     model_at: Callable[[int], nn.Module] | None = None
     """The model of a step, where there is one."""
-    eval_seed: int = 0
+    eval_seed: int = TrainConfig.eval_seed
     """Seed of the evaluation batch."""
-    trajectory: Any = field(default=None, repr=False)
+    trajectory: Trajectory | None = field(default=None, repr=False)
     """The trajectory behind it, or None."""
 
     @property
@@ -61,7 +63,7 @@ def read(source: Any, *, steps: Steps = "all", task: BigramTask | None = None) -
         return Source(np.array([0]), Stack(model_weights(source), 1, task), lambda _: source)
     if isinstance(source, Mapping):
         return _read_mapping(source, steps, task)
-    if hasattr(source, "stack") and hasattr(source, "steps"):
+    if isinstance(source, Trajectory):
         return _read_trajectory(source, steps, task)
     raise InputError(f"source: expected a trajectory, a TransformerLens model or stacked weights, got {type(source)}")
 
@@ -116,21 +118,29 @@ def _read_mapping(weights: Mapping[str, Tensor], steps: Steps, task: BigramTask 
     return Source(available[rows], Stack(chosen, len(rows), task, initial))
 
 
-def _read_trajectory(run: Any, steps: Steps, task: BigramTask | None) -> Source:
-    available = np.asarray(run.steps)
-    rows = chosen_steps(available, steps)
-    names = tuple(run.config.model.parameters.values())
-    moving = run.config.moving_parameters
-    first_state = cache(lambda: run.state(int(available[0])))
+def _read_trajectory(run: Trajectory, steps: Steps, task: BigramTask | None) -> Source:
+    rows = chosen_steps(run.steps, steps)
+    chosen = run.steps[rows]
+    every, first = Stacks(run, None if len(rows) == len(run.steps) else chosen.tolist()), int(run.steps[0])
+    at_first = cache(lambda: run.state(first))
+    names = tuple(every)
+    stack = Stack(
+        Lazy(names, every.__getitem__), len(rows), task or _task_of(run), Lazy(names, lambda name: at_first()[name])
+    )
+    return Source(chosen, stack, lambda step: run.model(int(step)), _eval_seed_of(run), run)
 
-    def read_stack(name: str) -> Tensor:
-        if name == "unembed.W_U" and run.config.model.tied_output:
-            return weights["embed.W_E"].mT
-        if name not in moving:
-            return first_state()[name]
-        stack = run.stack(name)
-        return stack if len(rows) == len(available) else stack[rows]
 
-    weights = Lazy(names, read_stack)
-    stack = Stack(weights, len(rows), task or run.config.task, Lazy(names, lambda name: first_state()[name]))
-    return Source(available[rows], stack, lambda step: run.model(int(step)), run.config.train.eval_seed, run)
+def _task_of(run: Trajectory) -> BigramTask | None:
+    """The task of a run; None for one that was imported without."""
+    try:
+        return run.task
+    except InputError:
+        return None
+
+
+def _eval_seed_of(run: Trajectory) -> int:
+    """The run's evaluation seed; the default one where it was not trained here."""
+    try:
+        return run.config.train.eval_seed
+    except InputError:
+        return TrainConfig.eval_seed

@@ -1,0 +1,116 @@
+"""What a model does on a batch at one step: attention patterns, logits, and whatever else a probe reads, run once."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from induction_memory.probes.stack import Stack, Unsupported
+from induction_memory.task.sampler import Batch
+
+REPEATED_SEQUENCES = 16  # random sequences of the standard scores
+REPEATED_SEED = 0
+
+
+@dataclass(frozen=True)
+class Activations:
+    """One model on one batch. Nothing is run before the first probe asks."""
+
+    model: nn.Module
+    """Any TransformerLens model."""
+    batch: Batch
+    """The sequences it reads."""
+    stack: Stack
+    """Its weights, with the task."""
+    kept: dict[str, Any] = field(default_factory=dict, repr=False)
+    """What has been run or computed already, by name."""
+
+    @property
+    def n_layers(self) -> int:
+        return self.stack.n_layers
+
+    @property
+    def n_heads(self) -> int:
+        return self.stack.n_heads
+
+    @property
+    def logits(self) -> Float[Tensor, "batch pos vocab"]:
+        return self.cache["logits"]
+
+    def log_probabilities(self) -> Float[Tensor, "batch pos vocab"]:
+        """log of the model's predictions."""
+        return self.once("log probabilities", lambda: self.logits.log_softmax(-1))
+
+    def pattern(self, layer: int) -> Float[Tensor, "batch head query key"]:
+        """Attention of a layer, counted from 1."""
+        self._require_layer(layer)
+        return self.cache[pattern_name(layer)]
+
+    def attended(self, layer: int) -> Int[Tensor, "batch head query"]:
+        """The position each query attends to most."""
+        return self.once(f"attended {layer}", lambda: self.pattern(layer).argmax(-1))
+
+    def repeated_pattern(self, layer: int) -> Float[Tensor, "batch head query key"]:
+        """Attention on random sequences said twice."""
+        self._require_layer(layer)
+        tokens, patterns = self.once("repeated", lambda: run_repeated(self.model, self.stack.n_layers))
+        assert tokens.shape[1] % 2 == 0
+        return patterns[layer - 1]
+
+    @property
+    def cache(self) -> dict[str, Tensor]:
+        """The activations of one forward pass: logits, patterns, and what attributions read."""
+
+        def compute() -> dict[str, Tensor]:
+            wanted = [pattern_name(layer) for layer in range(1, self.n_layers + 1)]
+            wanted += ["hook_embed", "hook_pos_embed", "ln_final.hook_scale"]
+            for layer in range(self.n_layers):
+                wanted += [f"blocks.{layer}.{hook}" for hook in ("attn.hook_z", "hook_mlp_out", "ln1.hook_scale")]
+                wanted += [f"blocks.{layer}.ln2.hook_scale"]
+            return run(self.model, self.batch.tokens, wanted)
+
+        return self.once("cache", compute)
+
+    def once(self, name: str, compute: Any) -> Any:
+        """The value kept under this name, computed at the first request."""
+        if name not in self.kept:
+            self.kept[name] = compute()
+        return self.kept[name]
+
+    def _require_layer(self, layer: int) -> None:
+        if not 1 <= layer <= self.n_layers:
+            raise Unsupported(f"needs layer {layer}, the model has {self.n_layers}")
+
+
+def pattern_name(layer: int) -> str:
+    """The hook of a layer's attention pattern, layers counted from 1."""
+    return f"blocks.{layer - 1}.attn.hook_pattern"
+
+
+def run(model: nn.Module, tokens: Int[Tensor, "batch pos"], wanted: list[str]) -> dict[str, Tensor]:
+    """The activations of these hooks, those the model has, and the logits."""
+    any_model: Any = model
+    present = [name for name in wanted if name in any_model.hook_dict]
+    with torch.no_grad():
+        logits, cache = any_model.run_with_cache(tokens, names_filter=lambda name: name in present)
+    return {"logits": logits} | {name: cache[name] for name in present}
+
+
+def repeated_tokens(
+    vocab_size: int, length: int, batch: int, generator: torch.Generator
+) -> Int[Tensor, "batch twice_length"]:
+    """Sequences of `length` uniformly random tokens, each said twice."""
+    once = torch.randint(vocab_size, (batch, length), generator=generator)
+    return torch.cat([once, once], dim=1)
+
+
+def run_repeated(model: nn.Module, n_layers: int, length: int | None = None) -> tuple[Tensor, list[Tensor]]:
+    """Random sequences said twice, each half `length` tokens (half the context when not given), and all patterns."""
+    cfg: Any = model.cfg
+    generator = torch.Generator().manual_seed(REPEATED_SEED)
+    tokens = repeated_tokens(cfg.d_vocab, length or cfg.n_ctx // 2, REPEATED_SEQUENCES, generator)
+    names = [pattern_name(layer) for layer in range(1, n_layers + 1)]
+    cache = run(model, tokens, names)
+    return tokens, [cache[name] for name in names]

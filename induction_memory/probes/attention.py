@@ -1,0 +1,217 @@
+"""Attention probes: where the heads look (Section 5; the conditional probes are the authors').
+
+With A[t, s] the attention of query t to key s <= t, and z the tokens:
+
+    previous token   A[t, t-1], for t >= 1
+    induction        sum of A[t, s] over the s <= t with z_{s-1} = z_t: the tokens after earlier occurrences of z_t
+
+The mass is this sum; the argmax is whether the most attended key is one of those. A head that attends uniformly gets
+c_t = (number of those keys) / (t + 1) of either, so both are corrected for chance: (mean - mean c) / (1 - mean c),
+which is 0 for the uniform head and 1 for the perfect one. Induction is measured on triggers (second occurrence on)
+and on all tokens that occurred before.
+
+The conditional probes are plain rates. The standard scores use random sequences said twice, each half of length n:
+
+    repeated_previous    mean of A[t, t-1]
+    repeated_induction   mean of A[t, t-n+1] over the second half
+
+Names end with the layer, counted from 1; every head has its value.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pandas as pd
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from induction_memory.errors import require
+from induction_memory.probes.activations import Activations, repeated_tokens, run_repeated
+from induction_memory.probes.stack import Unsupported
+
+_PER_LAYER = {
+    "previous_token_mass": "mean_t A[t, t-1], corrected for chance 1/(t+1)",
+    "previous_token_argmax": "share of t with argmax_s A[t, s] = t-1, corrected for chance",
+    "induction_mass": "mean over triggers of sum_{s: z_{s-1} = z_t} A[t, s], corrected for chance",
+    "induction_argmax": "share of triggers whose most attended s has z_{s-1} = z_t, corrected for chance",
+    "induction_repeated_mass": "the same mass over all tokens that occurred before",
+    "induction_repeated_argmax": "the same argmax over all tokens that occurred before",
+    "entropy": "mean_t of -sum_s A log A, in nats",
+    "entropy_share": "mean_t of entropy / log(t+1), 1 = uniform attention",
+    "previous_after_trigger": "share of tokens after a trigger whose argmax is the trigger's position",
+    "match": "share of triggers (2nd occurrence on) whose most attended s has z_{s-1} = z_t, attending s = 0 a miss",
+    "attended_is_target": "share of triggers (2nd occurrence on) whose most attended token is the target",
+    "predicted_is_attended": "share of triggers (2nd occurrence on) where the prediction is the most attended token",
+    "repeated_previous": "random sequences said twice: mean of A[t, t-1]",
+    "repeated_induction": "random sequences said twice, each of n tokens: mean of A[t, t-n+1] over the second half",
+}
+_PAIR = "previous_where_attended"
+PROBES = {f"{name}{layer}": f"layer {layer}: {what}" for name, what in _PER_LAYER.items() for layer in (1, 2)} | {
+    _PAIR: "share of triggers (2nd occurrence on) where layer 1, at the s that layer 2 attends to, attends to s-1"
+}
+PATTERN = re.compile(rf"(?P<probe>{'|'.join(sorted(_PER_LAYER, key=len, reverse=True))})(?P<layer>\d+)|(?P<pair>{_PAIR})")
+
+
+def after_earlier(tokens: Int[Tensor, "batch pos"]) -> Bool[Tensor, "batch query key"]:
+    """Keys s <= t whose previous token is the query's: z_{s-1} = z_t."""
+    same = torch.zeros(*tokens.shape, tokens.shape[1], dtype=torch.bool)
+    same[:, :, 1:] = tokens[:, :, None] == tokens[:, None, :-1]
+    return same.tril()
+
+
+def chance_corrected(observed: Tensor, chance: Tensor) -> Tensor:
+    """(observed - chance) / (1 - chance): 0 at chance, 1 at best."""
+    return (observed - chance) / (1 - chance)
+
+
+def previous_token(pattern: Float[Tensor, "batch head query key"]) -> Float[Tensor, " head"]:
+    """Mean attention to the previous position, corrected for chance."""
+    return chance_corrected(_previous_mass(pattern), _chance_of_one_key(pattern.shape[-1]))
+
+
+def previous_token_argmax(attended: Int[Tensor, "batch head query"]) -> Float[Tensor, " head"]:
+    """How often the previous position is the most attended, corrected for chance."""
+    n = attended.shape[-1]
+    hit = attended[..., 1:] == torch.arange(n - 1)
+    return chance_corrected(hit.double().mean((0, 2)), _chance_of_one_key(n))
+
+
+def induction(
+    pattern: Float[Tensor, "batch head query key"],
+    sought: Bool[Tensor, "batch query key"],
+    queries: Bool[Tensor, "batch query"],
+) -> Float[Tensor, " head"]:
+    """Mean over the queries of the attention to the sought keys, corrected for chance."""
+    mass = torch.einsum("bhqk,bqk->bhq", pattern, sought.to(pattern.dtype))
+    return chance_corrected(mean_where(mass, queries), _chance(sought, queries))
+
+
+def induction_argmax(
+    attended: Int[Tensor, "batch head query"],
+    sought: Bool[Tensor, "batch query key"],
+    queries: Bool[Tensor, "batch query"],
+) -> Float[Tensor, " head"]:
+    """How often the most attended key is a sought one, corrected for chance."""
+    hit = sought.unsqueeze(1).expand(-1, attended.shape[1], -1, -1).gather(-1, attended.unsqueeze(-1)).squeeze(-1)
+    return chance_corrected(mean_where(hit, queries), _chance(sought, queries))
+
+
+def entropy(pattern: Float[Tensor, "batch head query key"], *, share: bool = False) -> Float[Tensor, " head"]:
+    """Mean entropy of the attention of t >= 1, in nats or as a share of the greatest, log(t + 1)."""
+    nats = torch.special.entr(pattern).sum(-1)[..., 1:].double()
+    if share:
+        nats = nats / torch.arange(2, pattern.shape[-1] + 1).log()
+    return nats.mean((0, 2))
+
+
+def mean_where(values: Tensor, queries: Bool[Tensor, "batch query"]) -> Float[Tensor, " head"]:
+    """Mean a head over the queries that are asked for; nan when there is none."""
+    return values.double().movedim(1, 0)[:, queries].mean(-1)
+
+
+def _previous_mass(pattern: Float[Tensor, "batch head query key"]) -> Float[Tensor, " head"]:
+    return pattern.diagonal(-1, dim1=-2, dim2=-1).double().mean((0, 2))
+
+
+def _chance_of_one_key(n: int) -> Float[Tensor, ""]:
+    return (1 / torch.arange(2, n + 1, dtype=torch.float64)).mean()
+
+
+def _chance(sought: Bool[Tensor, "batch query key"], queries: Bool[Tensor, "batch query"]) -> Float[Tensor, ""]:
+    seen = torch.arange(1, sought.shape[-1] + 1, dtype=torch.float64)
+    return (sought.sum(-1) / seen)[queries].mean()
+
+
+def head_scores(model: nn.Module, *, length: int | None = None) -> pd.DataFrame:
+    """The standard scores of every head of any TransformerLens model: one row a head, layers counted from 1.
+
+    `length` is that of the random sequence that is said twice; half the context when not given.
+    """
+    cfg: Any = model.cfg
+    longest = cfg.n_ctx // 2
+    require(length is None or 2 <= length <= longest, "length", f"2 to {longest} (half the context)", length)
+    _, patterns = run_repeated(model, cfg.n_layers, length)
+    rows = []
+    for layer, pattern in enumerate(patterns, start=1):
+        previous, repeated = _previous_mass(pattern), repeated_induction(pattern)
+        for head in range(cfg.n_heads):
+            score = {"previous_token": float(previous[head]), "induction": float(repeated[head])}
+            rows.append({"layer": layer, "head": head} | score)
+    return pd.DataFrame(rows)
+
+
+def repeated_induction(pattern: Float[Tensor, "batch head query key"]) -> Float[Tensor, " head"]:
+    """On sequences said twice: mean attention from the second half to the token after the same one in the first."""
+    n = pattern.shape[-1] // 2
+    stripe = pattern.diagonal(1 - n, dim1=-2, dim2=-1)  # entry i is the query n - 1 + i
+    return stripe[..., 1:].double().mean((0, 2))
+
+
+def measure(activations: Activations, name: str) -> Float[Tensor, " head"] | Float[Tensor, "head head2"]:
+    """The value of an attention probe for every head (pairs of heads for the one that needs two layers)."""
+    match = PATTERN.fullmatch(name)
+    assert match is not None
+    if match["pair"]:
+        return _previous_where_attended(activations)
+    return _MEASURES[match["probe"]](activations, int(match["layer"]))
+
+
+def _sought(a: Activations) -> Bool[Tensor, "batch query key"]:
+    return a.once("sought", lambda: after_earlier(a.batch.tokens))
+
+
+def _triggers(a: Activations) -> Bool[Tensor, "batch query"]:
+    if not a.batch.in_context.any():
+        raise Unsupported("needs triggers that occur twice, the batch has none")
+    return a.batch.in_context
+
+
+def _token_at(a: Activations, positions: Int[Tensor, "batch head query"]) -> Int[Tensor, "batch head query"]:
+    return a.batch.tokens.unsqueeze(1).expand_as(positions).gather(-1, positions)
+
+
+def _match(a: Activations, layer: int) -> Tensor:
+    attended = a.attended(layer)
+    before = _token_at(a, (attended - 1).clamp(min=0))
+    return mean_where((attended > 0) & (before == a.batch.tokens.unsqueeze(1)), _triggers(a))
+
+
+def _previous_after_trigger(a: Activations, layer: int) -> Tensor:
+    after = torch.zeros_like(a.batch.in_context)
+    after[:, 1:] = a.batch.counts[:, :-1] >= 1
+    hit = a.attended(layer) == torch.arange(after.shape[1]) - 1
+    return mean_where(hit, after)
+
+
+def _previous_where_attended(a: Activations) -> Float[Tensor, "head head2"]:
+    first, second = a.attended(1), a.attended(2)
+    pairs = []
+    for g in range(second.shape[1]):
+        at = second[:, g : g + 1].expand_as(first)
+        queries = _triggers(a) & (second[:, g] > 0)
+        pairs.append(mean_where(first.gather(-1, at) == at - 1, queries))
+    return torch.stack(pairs, dim=-1)
+
+
+_MEASURES: dict[str, Callable[[Activations, int], Tensor]] = {
+    "previous_token_mass": lambda a, layer: previous_token(a.pattern(layer)),
+    "previous_token_argmax": lambda a, layer: previous_token_argmax(a.attended(layer)),
+    "induction_mass": lambda a, layer: induction(a.pattern(layer), _sought(a), _triggers(a)),
+    "induction_argmax": lambda a, layer: induction_argmax(a.attended(layer), _sought(a), _triggers(a)),
+    "induction_repeated_mass": lambda a, layer: induction(a.pattern(layer), _sought(a), _sought(a).any(-1)),
+    "induction_repeated_argmax": lambda a, layer: induction_argmax(a.attended(layer), _sought(a), _sought(a).any(-1)),
+    "entropy": lambda a, layer: entropy(a.pattern(layer)),
+    "entropy_share": lambda a, layer: entropy(a.pattern(layer), share=True),
+    "previous_after_trigger": _previous_after_trigger,
+    "match": _match,
+    "attended_is_target": lambda a, layer: mean_where(
+        _token_at(a, a.attended(layer)) == a.batch.targets.unsqueeze(1), _triggers(a)
+    ),
+    "predicted_is_attended": lambda a, layer: mean_where(
+        _token_at(a, a.attended(layer)) == a.logits.argmax(-1).unsqueeze(1), _triggers(a)
+    ),
+    "repeated_previous": lambda a, layer: _previous_mass(a.repeated_pattern(layer)),
+    "repeated_induction": lambda a, layer: repeated_induction(a.repeated_pattern(layer)),
+}
