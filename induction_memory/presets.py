@@ -6,6 +6,7 @@ here and said in the preset's line.
 """
 
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 
 from induction_memory.errors import InputError
 from induction_memory.model.config import ModelConfig
@@ -23,9 +24,10 @@ class Preset:
 
 
 def preset(name: str) -> Preset:
-    """The preset of that name; an unknown one is an error that lists those there are."""
+    """The preset of that name; an unknown one is an error that names the nearest."""
     if name not in PRESETS:
-        raise InputError(f"preset: expected one of {', '.join(PRESETS)}, got {name!r}")
+        nearest = get_close_matches(name, PRESETS, n=3, cutoff=0) or list(PRESETS)[:3]
+        raise InputError(f"preset: expected a name that `presets` lists, such as {', '.join(nearest)}, got {name!r}")
     return PRESETS[name]
 
 

@@ -1,0 +1,3 @@
+from induction_memory.cli import main
+
+main()

@@ -1,0 +1,294 @@
+"""The command `induction-memory`: one small function a command, which parses, calls the library and prints.
+
+A user's mistake ends with exit code 2 and one line on standard error. Nothing heavy is imported before a command needs
+it, so that `--help` answers at once.
+"""
+
+import contextlib
+import io
+import json
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+from tyro.extras import SubcommandApp
+
+from induction_memory.errors import InputError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from induction_memory.trajectory.trajectory import Trajectory
+
+app = SubcommandApp()
+
+Format = Literal["table", "csv", "json"]
+Run = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+Settings = Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="PART.FIELD=VALUE")]
+
+
+@app.command
+def demo(out: Path = Path("demo"), quiet: bool = False) -> None:
+    """The main job, small: train until the induction head is born, probe, draw.
+
+    Args:
+        out: folder for the trajectory and the figure; made anew.
+        quiet: no progress line.
+    """
+    from induction_memory.demo import run
+
+    run(out, quiet=quiet)
+
+
+@app.command
+def presets(name: Annotated[str | None, tyro.conf.Positional] = None, /) -> None:
+    """List the experiments, or show one in full.
+
+    Args:
+        name: the experiment to show as JSON.
+    """
+    from induction_memory.presets import PRESETS, preset
+
+    if name is None:
+        for key, entry in PRESETS.items():
+            print(f"{key:<28} {entry.about}")
+    else:
+        entry = preset(name)
+        print(json.dumps({"about": entry.about} | entry.run.to_dict(), indent=2))
+
+
+@app.command
+def train(
+    preset: Annotated[str, tyro.conf.Positional],
+    /,
+    out: Path,
+    steps: int | None = None,
+    seed: int | None = None,
+    set: Settings = (),
+    resume: bool = False,
+    quiet: bool = False,
+    log: Literal["tensorboard", "wandb"] | None = None,
+) -> None:
+    """Train an experiment and store its whole trajectory.
+
+    Args:
+        preset: name of the experiment; `induction-memory presets` lists them.
+        out: folder of the trajectory.
+        steps: number of updates, instead of the preset's.
+        seed: one number for initial weights, data and evaluation alike.
+        set: change one setting, as in task.k=3 or train.learning_rate=0.5; may be repeated.
+        resume: go on with the run in that folder.
+        quiet: no progress.
+        log: also write to TensorBoard or Weights & Biases.
+    """
+    from induction_memory.presets import preset as find
+    from induction_memory.presets import with_seed
+    from induction_memory.training.run import start
+
+    config = find(preset).run
+    config = config if seed is None else with_seed(config, seed)
+    changes = [*set] if steps is None else [*set, f"train.steps={steps}"]
+    run = start(config.with_settings(changes), out, resume=resume, quiet=quiet, log=log, command=_command())
+    if not quiet:
+        print(f"{len(run.steps)} checkpoints, steps {run.steps[0]} to {run.steps[-1]}, in {out}")
+
+
+@app.command
+def branch(
+    run: Run,
+    /,
+    at: int,
+    out: Path,
+    steps: int | None = None,
+    freeze: tuple[str, ...] = (),
+    clamp: tuple[str, ...] = (),
+    graft: tuple[str, ...] = (),
+    quiet: bool = False,
+) -> None:
+    """Go on from a stored step with the same data to come, under another rule.
+
+    Args:
+        run: trajectory to branch from.
+        at: stored step to start at.
+        out: folder of the branch.
+        steps: last step of the branch; the run's own by default.
+        freeze: parameters to hold, as in W_K1 or "W_K1: 300..".
+        clamp: attention patterns to impose: previous-token, induction.
+        graft: matrices to take from elsewhere, as in W_O2=RUN@STEP.
+        quiet: no progress.
+    """
+    from induction_memory.training.run import branch as start
+
+    rules = {"freeze": _listed(freeze), "clamps": _listed(clamp), "grafts": _listed(graft)}
+    result = start(_load(run), at, out, steps=steps, quiet=quiet, command=_command(), **rules)
+    if not quiet:
+        print(f"steps {result.steps[0]} to {result.steps[-1]} in {out}")
+
+
+@app.command
+def probe(
+    run: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")] = None,
+    /,
+    probes: tuple[str, ...] = (),
+    steps: str = "all",
+    format: Format = "table",
+    out: Path | None = None,
+    list: bool = False,
+) -> None:
+    """Measure a trajectory: memory recall, attention, predictions, weights.
+
+    Args:
+        run: trajectory's folder, or the name of a shipped one.
+        probes: names of the probes; the memory recalls by default.
+        steps: all, or a list such as 0,100,300.
+        format: table, csv or json.
+        out: write to a .csv, .json or .parquet file instead.
+        list: explain each probe in one line.
+    """
+    from induction_memory import probes as library
+
+    if list:
+        for name, about in library.names().items():
+            print(f"{name:<24} {about}")
+        return
+    if run is None:
+        raise InputError("RUN: expected a trajectory's folder or name, or --list")
+    table = library.table(_load(run), [*probes] or None, steps=_steps(steps))
+    for name, reason in table.attrs.get("skipped", {}).items():
+        print(f"{name}: {reason}", file=sys.stderr)
+    _output(table, format, out)
+
+
+@app.command
+def verify(run: Run, /) -> None:
+    """Check every checksum of a trajectory; exit 1 names what is damaged.
+
+    Args:
+        run: trajectory's folder, or the name of a shipped one.
+    """
+    from induction_memory.trajectory import find
+    from induction_memory.trajectory import verify as check
+
+    damaged = check(find(run))
+    for line in damaged:
+        print(line, file=sys.stderr)
+    if damaged:
+        sys.exit(1)
+    print(f"{run}: every checksum holds")
+
+
+@app.command
+def theory(checks: Annotated[tuple[str, ...], tyro.conf.Positional] = (), /, out: Path | None = None) -> None:
+    """Check the paper's lemmas and its three-step theorem, and end with one table.
+
+    Args:
+        checks: names of the checks; all by default.
+        out: folder for the figures.
+    """
+    from induction_memory import theory as library
+
+    table = library.run([*checks] or None, out=out)
+    _output(table, "table", None)
+    if not table["verdict"].all():
+        sys.exit(1)
+
+
+def main() -> None:
+    """Run the command line; a mistake is one line on standard error and exit code 2."""
+    told = io.StringIO()
+    try:
+        with _quiet_parser(told):
+            app.cli(prog="induction-memory", description="Watch an induction head being born.")
+    except InputError as error:
+        _fail(str(error))
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+
+
+@contextlib.contextmanager
+def _quiet_parser(told: io.StringIO):
+    """Tell the parser's complaint, a drawn box, in one line."""
+    real = sys.stderr
+    sys.stderr = _Boxes(real, told)  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        yield
+    except SystemExit as stop:
+        sys.stderr = real
+        if stop.code == 2 and told.getvalue():
+            _fail(_one_line(told.getvalue()))
+        raise
+    finally:
+        sys.stderr = real
+
+
+class _Boxes(io.TextIOBase):
+    """Standard error, with drawn boxes put aside: only the parser draws them."""
+
+    def __init__(self, real, aside: io.StringIO) -> None:
+        self.real, self.aside = real, aside
+
+    def write(self, text: str) -> int:
+        boxed = any(mark in text for mark in "╭│╰") or (self.aside.getvalue() and not text.strip())
+        return (self.aside if boxed else self.real).write(text)
+
+    def flush(self) -> None:
+        self.real.flush()
+
+    def isatty(self) -> bool:
+        return self.real.isatty()
+
+    def fileno(self) -> int:
+        return self.real.fileno()
+
+
+def _one_line(box: str) -> str:
+    lines = [line.strip("│ ").strip() for line in box.splitlines() if line.startswith("│")]
+    kept = [line for line in lines if line and not set(line) <= {"─"} and not line.startswith("For full helptext")]
+    text = re.sub(r"\s+", " ", " ".join(kept))
+    return re.sub(r"Got errors: .* Argument helptext: ", "Expected: ", text)
+
+
+def _fail(message: str) -> None:
+    print(f"induction-memory: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _command() -> str:
+    return shlex.join(["induction-memory", *sys.argv[1:]])
+
+
+def _load(run: str) -> "Trajectory":
+    from induction_memory.trajectory import load
+
+    return load(run)
+
+
+def _listed(items: tuple[str, ...]) -> tuple[str, ...]:
+    """Items given apart or joined by commas."""
+    return tuple(part.strip() for item in items for part in item.split(",") if part.strip())
+
+
+def _steps(text: str) -> "str | list[int]":
+    if text == "all":
+        return text
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise InputError(f"--steps: expected all, or whole numbers between commas, got {text!r}") from None
+
+
+def _output(table: "pd.DataFrame", format: Format, out: Path | None) -> None:
+    from induction_memory.tables import save, show
+
+    if out is None:
+        show(table, format)
+    else:
+        save(table, out)

@@ -1,0 +1,35 @@
+"""Tables for people and programs: text for a terminal, CSV, one JSON document, or Parquet."""
+
+import sys
+from pathlib import Path
+from typing import Literal
+
+import pandas as pd
+
+from induction_memory.errors import InputError
+
+Format = Literal["table", "csv", "json"]
+
+
+def show(table: pd.DataFrame, format: Format = "table") -> None:
+    """Print a table and nothing else on standard output."""
+    if format == "csv":
+        text = table.to_csv(index=False)
+    elif format == "json":
+        text = (table.to_json(orient="records", double_precision=15) or "[]") + "\n"
+    else:
+        text = table.to_string(index=False, float_format=lambda x: f"{x:.4g}", na_rep="") + "\n"
+    sys.stdout.write(text)
+
+
+def save(table: pd.DataFrame, path: Path) -> None:
+    """Write a table by the ending of its file's name."""
+    writers = {
+        ".csv": lambda: table.to_csv(path, index=False),
+        ".json": lambda: table.to_json(path, orient="records", double_precision=15),
+        ".parquet": lambda: table.to_parquet(path, index=False),
+    }
+    if path.suffix not in writers:
+        raise InputError(f"--out: expected a file ending in {', '.join(writers)}, got {str(path)!r}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    writers[path.suffix]()
