@@ -7,12 +7,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from induction_memory.training.config import TrainConfig as TrainConfig
     from induction_memory.training.loop import Snapshot as Snapshot
     from induction_memory.training.loop import train as train
     from induction_memory.training.run import branch as branch
     from induction_memory.training.run import start as start
-
-    from induction_memory.training.config import TrainConfig as TrainConfig
     from induction_memory.training.run_config import RunConfig as RunConfig
 
 _WHERE = {

@@ -102,12 +102,15 @@ class Keeper:
     """Decides step by step; the values at the last checkpoint are all it remembers."""
 
     rule: CheckpointRule
+    first_step: int = 0
+    """Always kept."""
     reference: dict[str, float] = field(default_factory=dict)
+    """Each watched value at the last checkpoint that had it."""
 
     def keeps(self, step: int, watched: Mapping[str, float | None]) -> bool:
         """Whether `step`, at which the watched values are these, is to be kept."""
         values = {name: value for name, value in watched.items() if value is not None}
-        kept = step in self.rule.fixed
+        kept = step in self.rule.fixed or step == self.first_step
         if self.rule.adaptive_from is not None and step >= self.rule.adaptive_from:
             kept = kept or any(
                 abs(value - self.reference[name]) >= self.rule.threshold

@@ -1,0 +1,84 @@
+"""Metrics sent elsewhere while a run trains: TensorBoard or Weights & Biases, beside the run's own metrics.jsonl.
+
+Both are optional packages, imported when asked for. The numbers that exist are sent, step by step; a resumed run goes
+on where it was resumed, and TensorBoard drops what it had been sent beyond.
+"""
+
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal, Protocol, get_args
+
+from induction_memory.errors import require
+
+Tracker = Literal["tensorboard", "wandb"]
+
+
+class Sink(Protocol):
+    """Takes the metrics of one step after another."""
+
+    def send(self, step: int, row: Mapping[str, Any]) -> None: ...
+    def close(self) -> None: ...
+
+
+def require_tracker(kind: str | None) -> None:
+    """Raise an InputError unless `kind` is None or a tracker that is installed."""
+    if kind is None:
+        return
+    require(kind in get_args(Tracker), "log", " or ".join(get_args(Tracker)), repr(kind))
+    package = f"the package {kind} (pip install 'induction-memory[{kind}]')"
+    require(find_spec(kind) is not None, "log", package, "an installation without it")
+
+
+def open_tracker(kind: str | None, folder: Path, config: Mapping[str, Any], first_step: int) -> Sink:
+    """The tracker of that name, or one that does nothing."""
+    require_tracker(kind)
+    if kind == "tensorboard":
+        return TensorBoard(folder, first_step)
+    return WeightsAndBiases(folder, config) if kind == "wandb" else Nothing()
+
+
+class Nothing:
+    """No tracker."""
+
+    def send(self, step: int, row: Mapping[str, Any]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class TensorBoard:
+    """Event files in the run's own folder, under tensorboard/."""
+
+    def __init__(self, folder: Path, first_step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step)
+
+    def send(self, step: int, row: Mapping[str, Any]) -> None:
+        for name, value in numbers(row).items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """A run named after the folder, in the project induction-memory."""
+
+    def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
+        import wandb  # pyright: ignore[reportMissingImports]
+
+        self._run = wandb.init(project="induction-memory", name=folder.name, dir=str(folder), config=dict(config))
+
+    def send(self, step: int, row: Mapping[str, Any]) -> None:
+        self._run.log(numbers(row), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def numbers(row: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a row, without its step and what was not measured."""
+    return {n: v for n, v in row.items() if n != "step" and isinstance(v, int | float) and not isinstance(v, bool)}

@@ -1,0 +1,84 @@
+"""One step as a folder in the manner of Hugging Face: config.json and model.safetensors, and the way back.
+
+model.safetensors has every parameter by its name in the HookedTransformer. config.json has the configuration of model,
+task and training, the step, the SHA-256 of the weights, and as `seal` the SHA-256 of all that. `load` reads such a
+folder as a trajectory of one step.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save
+from torch import Tensor
+
+from induction_memory.errors import InputError
+from induction_memory.model.config import ModelConfig
+from induction_memory.task.bigrams import BigramTask
+from induction_memory.training.config import TrainConfig
+from induction_memory.trajectory.durable import make_folder, piece_of, write_durably
+from induction_memory.trajectory.plain import PlainSource
+from induction_memory.trajectory.sealed import DamagedError
+from induction_memory.trajectory.source import FolderSource, digest
+from induction_memory.trajectory.states import stored_names
+
+CONFIG, WEIGHTS, MODEL_TYPE, VERSION = "config.json", "model.safetensors", "induction_memory", 1
+
+
+def write_export(source: FolderSource | PlainSource, step: int, state: dict[str, Tensor], folder: Path) -> None:
+    """Write the state of a step; config.json comes last, and with it the folder is whole."""
+    weights = {name: state[name].contiguous() for name in stored_names(source.model_config, state)}
+    make_folder(folder)
+    piece = write_durably(folder / WEIGHTS, [save(weights, {"format": "pt"})])
+    config = {
+        "model_type": MODEL_TYPE,
+        "version": VERSION,
+        "architectures": ["HookedTransformer"],
+        "step": step,
+        "model": source.model_config.to_dict(),
+        "task": None if source.task is None else source.task.to_dict(),
+        "train": source.train.to_dict(),
+        "sha256": piece.sha256,
+    }
+    config = json.loads(json.dumps(config))
+    text = json.dumps(config | {"seal": digest(config)}, indent=1)
+    write_durably(folder / CONFIG, [text.encode() + b"\n"])
+
+
+def is_export(folder: Path) -> bool:
+    """Whether a folder looks like what `write_export` writes."""
+    return (folder / CONFIG).is_file() and (folder / WEIGHTS).is_file()
+
+
+class ExportSource(PlainSource):
+    """The one step of an exported folder."""
+
+    def __init__(self, path: Path) -> None:
+        config = _read_config(path / CONFIG)
+        self.path, self.parent = path, None
+        self.model_config = self._given = ModelConfig.from_dict(config["model"])
+        self.task = None if config["task"] is None else BigramTask.from_dict(config["task"])
+        self.train = TrainConfig.from_dict(config["train"])
+        self.steps = (config["step"],)
+        self.fingerprint = config["seal"]
+        self._files = {config["step"]: path / WEIGHTS}
+        self._last = None
+        self._sha256 = config["sha256"]
+
+    def _state(self, step: int) -> dict[str, Tensor]:
+        if self._last is None and piece_of(self.path / WEIGHTS).sha256 != self._sha256:
+            raise DamagedError(self.path / WEIGHTS, "a content that differs from its SHA-256")
+        return super()._state(step)
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(path.read_bytes().decode())
+        ours, version = config["model_type"] == MODEL_TYPE, config["version"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise DamagedError(path, "no configuration of this package") from error
+    if ours and isinstance(version, int) and version > VERSION:
+        raise InputError(f"{path}: expected version {VERSION} or older, got {version}: a newer package wrote it")
+    if config.get("seal") != digest({key: value for key, value in config.items() if key != "seal"}):
+        raise DamagedError(path, "a configuration that differs from its seal")
+    return config

@@ -1,0 +1,57 @@
+"""One trainer a folder.
+
+The lock is the kernel's (flock on the file `.lock`), held while the process lives: a killed process leaves none behind,
+whatever the file says. The text in the file only names the holder.
+"""
+
+import fcntl
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from pathlib import Path
+
+from induction_memory.errors import InputError
+from induction_memory.trajectory.durable import READABLE, make_folder
+
+NAME = ".lock"
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the folder, made if need be; an InputError names who holds it already."""
+    make_folder(folder)
+    path = folder / NAME
+    descriptor = _acquire(path)
+    try:
+        since = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
+        holder = f"process {os.getpid()} on {socket.gethostname()} since {since}"
+        with suppress(OSError):  # a full disk: the lock holds without the name
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, holder.encode(), 0)
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def _acquire(path: Path) -> int:
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, READABLE)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = os.pread(descriptor, 200, 0).decode(errors="replace") or "another process"
+            os.close(descriptor)
+            raise InputError(f"{path.parent}: expected a folder no other process trains in, got {holder}") from error
+        if _number(path) == os.fstat(descriptor).st_ino:
+            return descriptor
+        os.close(descriptor)  # its holder has just removed it: what was locked is no longer the folder's lock
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return path.stat().st_ino
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,210 @@
+"""Safetensors files that notice their own damage.
+
+A file is ordinary safetensors: 8 bytes with the header's length, a JSON header, the tensors' bytes. Its metadata hold
+
+    steps       the steps it stands for, as a JSON list; a stacked file's tensors have them as their first axis
+    stacked     "true" or "false"
+    checksums   JSON: tensor name -> CRC-32 of each of its blocks, eight hexadecimal digits a block; a block is one step
+                of a stacked tensor, or a whole tensor
+    seal        SHA-256 of the header without this entry, written as JSON with sorted keys and no spaces
+
+Reading checks the seal once a file and the checksum of each block read, so that one matrix over all steps, or one step,
+is verified without touching the rest. A CRC-32 catches every single flipped bit, and bursts of up to 32.
+"""
+
+import hashlib
+import json
+import math
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Shaped
+from torch import Tensor
+
+from induction_memory.errors import InputError
+from induction_memory.trajectory.durable import Bytes, Piece, write_durably
+
+_NAMES = {"F32": np.float32, "F64": np.float64, "F16": np.float16, "I64": np.int64}
+_CODES = {torch.from_numpy(np.empty(0, kind)).dtype: code for code, kind in _NAMES.items()}
+_LARGEST_HEADER = 100_000_000
+
+
+class DamagedError(InputError):
+    """A file of a trajectory does not hold what was written to it."""
+
+    def __init__(self, path: Path, what: str) -> None:
+        super().__init__(f"{path}: expected what was written, got {what}")
+        self.path = path
+        self.what = what
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor to be written: its name, kind, shape (with the step axis, if stacked) and the CRC of each block."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    checksums: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape) * np.dtype(_NAMES[self.dtype]).itemsize
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], steps: Sequence[int] = ()) -> Piece:
+    """Write whole tensors, a block each."""
+    blocks = {name: as_bytes(tensor) for name, tensor in tensors.items()}
+    entries = [
+        Entry(name, _CODES[tensor.dtype], tuple(tensor.shape), (zlib.crc32(blocks[name]),))
+        for name, tensor in tensors.items()
+    ]
+    return _write(path, entries, steps, False, (blocks[entry.name] for entry in entries))
+
+
+def write_stack(
+    path: Path, steps: Sequence[int], first: Mapping[str, Entry], read: Callable[[str, int], Tensor]
+) -> Piece:
+    """Write tensors with a leading step axis, holding one block at a time.
+
+    `first` describes each tensor without that axis; `read` gives the block of a name and a step, and is called twice:
+    the checksums stand in the header, before the data.
+    """
+    entries = [
+        Entry(
+            name,
+            entry.dtype,
+            (len(steps), *entry.shape),
+            tuple(zlib.crc32(as_bytes(read(name, step))) for step in steps),
+        )
+        for name, entry in first.items()
+    ]
+    blocks = (as_bytes(read(entry.name, step)) for entry in entries for step in steps)
+    return _write(path, entries, steps, True, blocks)
+
+
+def describe(name: str, tensor: Shaped[Tensor, "..."]) -> Entry:
+    """The entry of a tensor, without checksums."""
+    return Entry(name, _CODES[tensor.dtype], tuple(tensor.shape), ())
+
+
+def as_bytes(tensor: Shaped[Tensor, "..."]) -> memoryview:
+    """A tensor's bytes, in row order."""
+    return tensor.detach().cpu().contiguous().reshape(-1).numpy().view(np.uint8).data
+
+
+def _write(path: Path, entries: list[Entry], steps: Sequence[int], stacked: bool, blocks: Iterable[Bytes]) -> Piece:
+    checksums = {entry.name: "".join(f"{crc:08x}" for crc in entry.checksums) for entry in entries}
+    metadata = {
+        "format": "induction_memory",
+        "steps": json.dumps([int(step) for step in steps]),
+        "stacked": "true" if stacked else "false",
+        "checksums": json.dumps(checksums),
+    }
+    header: dict[str, Any] = {"__metadata__": metadata}
+    offset = 0
+    for entry in entries:
+        header[entry.name] = {
+            "dtype": entry.dtype,
+            "shape": list(entry.shape),
+            "data_offsets": [offset, offset + entry.size],
+        }
+        offset += entry.size
+    metadata["seal"] = _seal(header)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+
+    def chunks() -> Iterator[Bytes]:
+        yield len(text).to_bytes(8, "little") + text
+        yield from blocks
+
+    return write_durably(path, chunks())
+
+
+def _seal(header: dict[str, Any]) -> str:
+    metadata = {key: value for key, value in header["__metadata__"].items() if key != "seal"}
+    text = json.dumps({**header, "__metadata__": metadata}, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class SealedFile:
+    """The checked header of a sealed file; tensors are read, and checked, when asked for."""
+
+    path: Path
+    steps: tuple[int, ...]
+    stacked: bool
+    entries: dict[str, Entry]
+    starts: dict[str, int]
+
+    @classmethod
+    def open(cls, path: Path) -> "SealedFile":
+        """Read and check the header."""
+        try:
+            with path.open("rb") as file:
+                size = file.seek(0, 2)
+                file.seek(0)
+                length = int.from_bytes(file.read(8), "little")
+                if not 2 <= length <= min(size - 8, _LARGEST_HEADER):
+                    raise DamagedError(path, f"a header of {length} bytes in a file of {size}")
+                text = file.read(length)
+        except FileNotFoundError as error:
+            raise DamagedError(path, "no such file") from error
+        try:
+            header = json.loads(text.decode())
+            sealed = header["__metadata__"]["seal"] == _seal(header)
+        except (ValueError, KeyError, TypeError) as error:
+            raise DamagedError(path, "a header that cannot be read") from error
+        if not sealed:
+            raise DamagedError(path, "a header that differs from its seal")
+        metadata = header.pop("__metadata__")
+        checksums = json.loads(metadata["checksums"])
+        entries = {
+            name: Entry(name, entry["dtype"], tuple(entry["shape"]), _split(checksums[name]))
+            for name, entry in header.items()
+        }
+        starts = {name: 8 + length + entry["data_offsets"][0] for name, entry in header.items()}
+        expected = 8 + length + sum(entry.size for entry in entries.values())
+        if size != expected:
+            raise DamagedError(path, f"{size} bytes instead of {expected}")
+        return cls(path, tuple(json.loads(metadata["steps"])), metadata["stacked"] == "true", entries, starts)
+
+    def read(self, name: str) -> Tensor:
+        """A whole tensor, every block checked."""
+        return self._read(name, 0, len(self.entries[name].checksums), self.entries[name].shape)
+
+    def read_step(self, name: str, step: int) -> Tensor:
+        """One step of a stacked tensor."""
+        assert self.stacked
+        index = self.steps.index(step)
+        return self._read(name, index, index + 1, self.entries[name].shape[1:])
+
+    def _read(self, name: str, first: int, last: int, shape: tuple[int, ...]) -> Tensor:
+        entry = self.entries[name]
+        block = entry.size // max(1, len(entry.checksums))
+        data = np.empty((last - first) * block, dtype=np.uint8)
+        view = data.data
+        try:
+            with self.path.open("rb", buffering=0) as file:
+                file.seek(self.starts[name] + first * block)
+                done = 0
+                while done < len(view) and (count := file.readinto(view[done:])):
+                    done += count
+        except FileNotFoundError as error:
+            raise DamagedError(self.path, "no such file") from error
+        if done < len(view):
+            raise DamagedError(self.path, f"a file that ends within {name}")
+        for i in range(first, last):
+            if zlib.crc32(view[(i - first) * block : (i - first + 1) * block]) != entry.checksums[i]:
+                where = f" at step {self.steps[i]}" if self.stacked else ""
+                raise DamagedError(self.path, f"flipped bits in {name}{where}")
+        return torch.from_numpy(data.view(_NAMES[entry.dtype]).reshape(shape))
+
+
+def _split(digits: str) -> tuple[int, ...]:
+    return tuple(int(digits[i : i + 8], 16) for i in range(0, len(digits), 8))

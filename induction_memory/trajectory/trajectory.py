@@ -1,0 +1,242 @@
+"""A training run on the disk, read when asked and checked as it is read.
+
+run = load("checkpoints/random-triggers")
+run.steps, run.config, run.metrics     numpy steps, frozen configuration, DataFrame
+run.model(300)                         a HookedTransformer
+run.memory("W_O2")                     [step, d, d] in the paper's orientation
+for step, state in run: ...            one step in memory at a time
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float, Int, Shaped
+from torch import Tensor, nn
+
+from induction_memory.errors import InputError, require
+from induction_memory.model.config import ModelConfig
+from induction_memory.task.bigrams import BigramTask
+from induction_memory.training.run_config import RunConfig
+from induction_memory.trajectory import manifest as manifests
+from induction_memory.trajectory.export import ExportSource, is_export, write_export
+from induction_memory.trajectory.plain import PlainSource
+from induction_memory.trajectory.source import FolderSource, closest, expand
+from induction_memory.trajectory.states import fill
+
+if TYPE_CHECKING:
+    from transformer_lens import HookedTransformer
+else:
+    HookedTransformer = nn.Module  # reading weights does not wait for TransformerLens
+
+SHIPPED = Path(__file__).parents[2] / "checkpoints"
+
+
+def load(path: str | Path, *, model: ModelConfig | None = None, task: BigramTask | None = None) -> "Trajectory":
+    """The trajectory in a folder, or the shipped one of that name; its numbers stay on the disk until asked for.
+
+    A folder of plain state dicts (safetensors, or .pt read with weights only) needs the configuration of their model,
+    and may be told their task.
+    """
+    folder = find(path)
+    if (folder / manifests.NAME).exists():
+        require(model is None, "model", "none: the trajectory has its own", "a configuration")
+        return Trajectory(FolderSource(folder))
+    if is_export(folder):
+        return Trajectory(ExportSource(folder))
+    if model is None:
+        raise InputError(f"{folder}: expected a trajectory (a folder with {manifests.NAME}), got none there")
+    return Trajectory(PlainSource(folder, model, task))
+
+
+def find(path: str | Path) -> Path:
+    """The folder that a path or a shipped trajectory's name stands for."""
+    for folder in (Path(path), SHIPPED / path):
+        if folder.is_dir():
+            return folder
+    shipped = sorted(p.parent.name for p in SHIPPED.glob(f"*/{manifests.NAME}"))
+    known = f" or one of {', '.join(shipped)}" if shipped else ""
+    raise InputError(f"run: expected the folder of a trajectory{known}, got {str(path)!r}")
+
+
+class Trajectory:
+    """A run: its steps, its configuration, its metrics and its weights."""
+
+    def __init__(self, source: FolderSource | PlainSource) -> None:
+        self.source = source
+        """What it is read from; the way to what has no name here."""
+
+    def __repr__(self) -> str:
+        steps = self.source.steps
+        span = f"{len(steps)} steps from {steps[0]} to {steps[-1]}" if steps else "no step yet"
+        return f"Trajectory({self.name!r}: {span})"
+
+    @property
+    def path(self) -> Path:
+        return self.source.path
+
+    @property
+    def name(self) -> str:
+        return self.path.resolve().name
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the content, for caches of what was computed from it."""
+        return self.source.fingerprint
+
+    @property
+    def finished(self) -> bool:
+        return getattr(self.source, "finished", True)
+
+    @property
+    def parent(self) -> dict[str, Any] | None:
+        """Of a branch: the name, fingerprint and step of the run it left."""
+        return self.source.parent
+
+    @cached_property
+    def steps(self) -> Int[np.ndarray, " step"]:
+        """The steps whose weights are stored."""
+        return np.array(self.source.steps, dtype=np.int64)
+
+    @property
+    def model_config(self) -> ModelConfig:
+        return self.source.model_config
+
+    @property
+    def task(self) -> BigramTask:
+        if self.source.task is None:
+            raise InputError(f"{self.path}: expected a trajectory with a task, got one imported without")
+        return self.source.task
+
+    @cached_property
+    def config(self) -> RunConfig:
+        """Task, model and training; of an imported run's training only the number of steps is known."""
+        return RunConfig(self.task, self.model_config, self.source.train)
+
+    @cached_property
+    def metrics(self) -> pd.DataFrame:
+        """One row a training step; NaN where something was not measured."""
+        table = pd.DataFrame(self.source.rows())
+        numbers = [name for name in table if name not in ("step", "checkpoint")]
+        return table.astype(dict.fromkeys(numbers, "float64"))
+
+    def state(self, step: int, nearest: bool = False) -> dict[str, Tensor]:
+        """Every parameter at one step, by its name in the HookedTransformer."""
+        step = self.resolve(step, nearest)
+        frozen = {name: self.source.read_frozen(name) for name in self.source.frozen}
+        return frozen | {name: self.source.read_step(name, step) for name in self.source.moving}
+
+    def model(self, step: int, nearest: bool = False) -> HookedTransformer:
+        """The model at one step; `nearest` takes the stored step that is closest."""
+        from induction_memory.model.build import build
+
+        state = self.state(step, nearest)
+        model = build(self.model_config)
+        fill(model, state)
+        return model
+
+    def models(self) -> Iterator[tuple[int, HookedTransformer]]:
+        """Step and model, one after another. It is one model, whose weights change."""
+        from induction_memory.model.build import build
+
+        model = build(self.model_config)
+        for step, state in self:
+            fill(model, state)
+            yield step, model
+
+    def __iter__(self) -> Iterator[tuple[int, dict[str, Tensor]]]:
+        """Step and state, one step in memory at a time."""
+        frozen = {name: self.source.read_frozen(name) for name in self.source.frozen}
+        for step in self.source.steps:
+            yield step, frozen | {name: self.source.read_step(name, step) for name in self.source.moving}
+
+    def stack(self, parameter: str, steps: Sequence[int] | None = None) -> Shaped[Tensor, "step ..."]:
+        """One parameter over all steps (or those given), in the model's own orientation.
+
+        By its name in the HookedTransformer or in the paper; a frozen one is repeated without a copy.
+        """
+        name = self.model_config.parameters.get(parameter, parameter)
+        chosen = self.source.steps if steps is None else tuple(self.resolve(step) for step in steps)
+        if name in self.source.frozen:
+            return expand(self.source.read_frozen(name), len(chosen))
+        if name not in self.source.moving:
+            known = ", ".join(self.model_config.parameters)
+            raise InputError(f"parameter: expected one of {known} or a name in the model, got {parameter!r}")
+        return self.source.read_stack(name, chosen)
+
+    def memory(self, name: str, steps: Sequence[int] | None = None) -> Float[Tensor, "step *head d_out d_in"]:
+        """A matrix over all steps (or those given) in the paper's orientation; names as in `model.memories`."""
+        from induction_memory.model import memories
+
+        value = memories.memory(Stacks(self, steps), name)
+        with_heads = self.model_config.n_heads > 1 and not name.startswith("W_F")
+        return value if value.dim() == 3 + with_heads else expand(value, len(self.steps if steps is None else steps))
+
+    def embedding(self, name: str, steps: Sequence[int] | None = None) -> Float[Tensor, "*step n d_model"]:
+        """Rows of embeddings, with a step axis only if they change; names as in `model.memories`."""
+        from induction_memory.model import memories
+
+        return memories.embedding(Stacks(self, steps), name)
+
+    def optimizer_state(self, step: int) -> dict[str, Tensor]:
+        """The optimiser's state before update `step`."""
+        state = self.source.optimizer(self.resolve(step))
+        if state is None:
+            raise InputError(f"{self.path}: expected the optimiser's state of step {step}, got none: it was not kept")
+        return state
+
+    def has_optimizer_state(self, step: int) -> bool:
+        return self.source.optimizer(self.resolve(step)) is not None
+
+    def export(self, step: int, out: str | Path, nearest: bool = False) -> Path:
+        """Write one step as config.json and model.safetensors into the new folder `out`, and return it."""
+        folder, step = Path(out), self.resolve(step, nearest)
+        empty = not folder.exists() or not any(folder.iterdir())
+        require(empty, "out", "a new or an empty folder", repr(str(folder)))
+        write_export(self.source, step, self.state(step), folder)
+        return folder
+
+    def resolve(self, step: int, nearest: bool = False) -> int:
+        """`step` if it is stored (or the stored one closest to it); else an error that says what is."""
+        stored = self.source.steps
+        if not stored:
+            raise InputError(f"{self.path}: expected at least one stored step, got none yet")
+        if step in stored:
+            return int(step)
+        if nearest:
+            return closest(stored, step)
+        below, above = [s for s in stored if s < step][-1:], [s for s in stored if s > step][:1]
+        around = " and ".join(map(str, below + above))
+        raise InputError(
+            f"step: expected one of the {len(stored)} stored steps ({stored[0]} to {stored[-1]}; "
+            f"next to it {around}), got {step}"
+        )
+
+
+class Stacks(Mapping[str, Tensor]):
+    """The parameters of a run by name, read when asked: [step, ...] if they change, without a step axis if not."""
+
+    def __init__(self, run: Trajectory, steps: Sequence[int] | None = None) -> None:
+        self._run, self._steps = run, steps
+        source = run.source
+        self._frozen, self._names = frozenset(source.frozen), (*source.frozen, *source.moving)
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        source, steps = self._run.source, self._steps
+        if name in self._frozen:
+            return source.read_frozen(name)
+        return source.read_stack(name, source.steps if steps is None else [self._run.resolve(step) for step in steps])
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
