@@ -145,7 +145,7 @@ def _alignment(stack: Stack, kind: str, memory: str, W: Tensor) -> Tensor:
 
 
 def _overlap(stack: Stack, *, logits: bool) -> Float[Tensor, "step head"]:
-    W_F, Phi_2 = matrix(stack, "W_F").unsqueeze(1), stack.memory(f"Phi_{stack.n_layers}")
+    W_F, Phi_2 = matrix(stack, "W_F").unsqueeze(1), matrix(stack, "Phi_2")
     if not logits:
         return cosine(W_F, Phi_2)
     w_U, w_E = stack.embedding("w_U"), stack.embedding("w_E")

@@ -1,0 +1,132 @@
+"""Direct logit attribution: which part of the model writes the right answer (a head and a memory each).
+
+The logits are a sum over what each part adds to the last residual stream, so the target's logit above the average,
+
+    w_U(y)^T x_T - mean over j of w_U(j)^T x_T,
+
+is the sum of one number a part: token and position embedding, each head, each feed-forward. Measured on triggers from
+their second occurrence on. The last layer's heads are taken apart further by what their values read, for W_O2 W_V2 acts
+on each part of the stream on its own:
+
+    dla_W_O2_token      sum_s A[t, s] of Phi_2 w_E(z_s)        the memory w_U(k) (W_V2 w_E(k))^T
+    dla_W_O2_position   sum_s A[t, s] of Phi_2 p_s
+    dla_W_O2_layer1     sum_s A[t, s] of Phi_2 (what layer 1 wrote at s), where the spurious memory is read
+
+and a linear W_F likewise by the part of the stream it reads. A LayerNorm divides by the scale that it had in that
+forward pass and its bias is left out, so that attributions stay linear. With several heads, one value a head.
+"""
+
+import re
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from induction_memory.probes.activations import Activations
+from induction_memory.probes.stack import Unsupported
+
+_W_O2 = {"token": "Phi_2 w_E(z_s)", "position": "Phi_2 p_s", "layer1": "Phi_2 x layer 1's output at s"}
+_W_F = {"token": "W_F w_E(z_t)", "position": "W_F p_t", "layer1": "W_F x layer 1's output", "layer2": "W_F x layer 2's"}
+PROBES = (
+    {
+        "dla_token": "w_E(z_t) -> logit of the target above the average, on triggers",
+        "dla_position": "p_t -> logit of the target above the average, on triggers",
+        "dla_heads1": "layer 1: output of each head -> logit of the target above the average, on triggers",
+        "dla_heads2": "layer 2: output of each head -> logit of the target above the average, on triggers",
+        "dla_feed_forward1": "feed-forward of layer 1 -> logit of the target above the average, on triggers",
+        "dla_feed_forward2": "feed-forward of layer 2 -> logit of the target above the average, on triggers",
+    }
+    | {f"dla_W_O2_{part}": f"sum_s A[t, s] of {what} -> logit of the target, on triggers" for part, what in _W_O2.items()}
+    | {f"dla_W_F_{part}": f"{what} -> logit of the target, on triggers" for part, what in _W_F.items()}
+)
+PATTERN = re.compile(
+    r"dla_(?:(?P<embedding>token|position)|(?P<part>heads|feed_forward)(?P<layer>\d+)"
+    r"|W_O2_(?P<read>token|position|layer1)|W_F_(?P<fed>token|position|layer1|layer2))"
+)
+
+
+def above_average(
+    stream: Float[Tensor, "*lead d"], target: Float[Tensor, "*#lead d"], mean: Float[Tensor, " d"]
+) -> Float[Tensor, "*lead"]:
+    """(w_U(y) - mean_j w_U(j))^T x for each x."""
+    return (stream * (target - mean)).sum(-1)
+
+
+def measure(a: Activations, name: str) -> Float[Tensor, "*head"]:
+    """Mean over the triggers of a batch of what one part adds to the target's logit."""
+    match = PATTERN.fullmatch(name)
+    assert match is not None
+    if not a.batch.in_context.any():
+        raise Unsupported("needs triggers that occur twice, the batch has none")
+    if match["embedding"]:
+        return _mean(a, _stream(a, match["embedding"]))
+    if match["part"] == "heads":
+        return _mean(a, _heads(a, int(match["layer"])))
+    if match["part"] == "feed_forward":
+        return _mean(a, _feed_forward(a, int(match["layer"])))
+    if match["read"]:
+        return _mean(a, _read_by_values(a, match["read"]))
+    return _mean(a, _read_by_feed_forward(a, match["fed"]))
+
+
+def _mean(a: Activations, stream: Float[Tensor, "batch pos *head d"]) -> Float[Tensor, "*head"]:
+    """Mean direct effect of these additions to the stream on the triggers, through the last LayerNorm."""
+    triggers = a.batch.in_context
+    chosen = stream[triggers]
+    if "ln_final.hook_scale" in a.cache:
+        scale = a.cache["ln_final.hook_scale"][triggers]
+        chosen = chosen / (scale.unsqueeze(1) if chosen.dim() == 3 else scale)
+    w_U = a.stack.embedding("w_U")[0, 0]
+    target = w_U[a.batch.targets[triggers]]
+    target = target.unsqueeze(1) if chosen.dim() == 3 else target
+    return above_average(chosen, target, w_U.mean(0)).double().mean(0)
+
+
+def _stream(a: Activations, part: str) -> Float[Tensor, "batch pos d"]:
+    """What the embeddings or a whole layer's heads add to the stream."""
+    if part in ("token", "position"):
+        name = "hook_embed" if part == "token" else "hook_pos_embed"
+        if name not in a.cache:
+            raise Unsupported(f"needs the hook {name}, the model has none")
+        value = a.cache[name]
+        return value.expand(len(a.batch), -1, -1)
+    layer = int(part.removeprefix("layer"))
+    written = _heads(a, layer).sum(2)
+    return written + _feed_forward(a, layer) if layer < a.n_layers and _has_feed_forward(a, layer) else written
+
+
+def _heads(a: Activations, layer: int) -> Float[Tensor, "batch pos head d"]:
+    a.pattern(layer)  # a reason if there is no such layer
+    z, W_O = a.cache[f"blocks.{layer - 1}.attn.hook_z"], a.stack.weights[f"blocks.{layer - 1}.attn.W_O"]
+    return torch.einsum("bphe,hed->bphd", z, W_O)
+
+
+def _has_feed_forward(a: Activations, layer: int) -> bool:
+    mlp = f"blocks.{layer - 1}.mlp"
+    return any(f"{mlp}.{W}" in a.stack.weights for W in ("W_F", "W_in"))
+
+
+def _feed_forward(a: Activations, layer: int) -> Float[Tensor, "batch pos d"]:
+    a.pattern(layer)
+    if not _has_feed_forward(a, layer):
+        raise Unsupported(f"needs a feed-forward in layer {layer}, the model has none")
+    return a.cache[f"blocks.{layer - 1}.hook_mlp_out"]
+
+
+def _read_by_values(a: Activations, part: str) -> Float[Tensor, "batch pos head d"]:
+    """What layer 2's heads write because of one part of the stream they read."""
+    pattern = a.pattern(2)
+    read = _normalised(a, _stream(a, part), "blocks.1.ln1.hook_scale")
+    written = torch.einsum("bkd,hod->bhko", read, a.stack.memory("Phi_2")[0])
+    return torch.einsum("bhqk,bhko->bqho", pattern, written)
+
+
+def _read_by_feed_forward(a: Activations, part: str) -> Float[Tensor, "batch pos d"]:
+    a.stack.require_weights("blocks.1.mlp.W_F", "a linear feed-forward in layer 2")
+    read = _normalised(a, _stream(a, part), "blocks.1.ln2.hook_scale")
+    return read @ a.stack.memory("W_F")[0, 0].mT
+
+
+def _normalised(a: Activations, stream: Tensor, hook: str) -> Tensor:
+    """The stream over its LayerNorm's scale (centring and gain are folded into the matrices)."""
+    return stream / a.cache[hook] if hook in a.cache else stream
