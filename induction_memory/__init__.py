@@ -21,6 +21,10 @@ _NAMES = {
     "embedding": "model.memories",
     "TrainConfig": "training.config",
     "RunConfig": "training.run_config",
+    "Trajectory": "trajectory.trajectory",
+    "load": "trajectory.trajectory",
+    "thin": "trajectory.thinning",
+    "verify": "trajectory.verification",
     "preset": "presets",
     "InputError": "errors",
 }
@@ -42,6 +46,10 @@ if TYPE_CHECKING:
     from induction_memory.task.sampler import step_rng as step_rng
     from induction_memory.training.config import TrainConfig as TrainConfig
     from induction_memory.training.run_config import RunConfig as RunConfig
+    from induction_memory.trajectory.thinning import thin as thin
+    from induction_memory.trajectory.trajectory import Trajectory as Trajectory
+    from induction_memory.trajectory.trajectory import load as load
+    from induction_memory.trajectory.verification import verify as verify
 
 
 def __getattr__(name: str) -> Any:
