@@ -1,5 +1,6 @@
 """What a model does on a batch at one step: attention patterns, logits, and whatever else a probe reads, run once."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,8 +25,10 @@ class Activations:
     """The sequences it reads."""
     stack: Stack
     """Its weights, with the task."""
+    batch_facts: dict[str, Any] = field(default_factory=dict, repr=False)
+    """What depends on the batch alone, by name; shared by the steps of a run."""
     kept: dict[str, Any] = field(default_factory=dict, repr=False)
-    """What has been run or computed already, by name."""
+    """What has been run or computed at this step, by name."""
 
     @property
     def n_layers(self) -> int:
@@ -38,10 +41,6 @@ class Activations:
     @property
     def logits(self) -> Float[Tensor, "batch pos vocab"]:
         return self.cache["logits"]
-
-    def log_probabilities(self) -> Float[Tensor, "batch pos vocab"]:
-        """log of the model's predictions."""
-        return self.once("log probabilities", lambda: self.logits.log_softmax(-1))
 
     def pattern(self, layer: int) -> Float[Tensor, "batch head query key"]:
         """Attention of a layer, counted from 1."""
@@ -73,11 +72,17 @@ class Activations:
 
         return self.once("cache", compute)
 
-    def once(self, name: str, compute: Any) -> Any:
-        """The value kept under this name, computed at the first request."""
+    def once(self, name: str, compute: Callable[[], Any]) -> Any:
+        """The value of this step kept under this name, computed at the first request."""
         if name not in self.kept:
             self.kept[name] = compute()
         return self.kept[name]
+
+    def of_batch(self, name: str, compute: Callable[[], Any]) -> Any:
+        """The same for what every step shares."""
+        if name not in self.batch_facts:
+            self.batch_facts[name] = compute()
+        return self.batch_facts[name]
 
     def _require_layer(self, layer: int) -> None:
         if not 1 <= layer <= self.n_layers:

@@ -28,7 +28,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from induction_memory.errors import require
-from induction_memory.probes.activations import Activations, repeated_tokens, run_repeated
+from induction_memory.probes.activations import Activations, run_repeated
 from induction_memory.probes.stack import Unsupported
 
 _PER_LAYER = {
@@ -159,7 +159,7 @@ def measure(activations: Activations, name: str) -> Float[Tensor, " head"] | Flo
 
 
 def _sought(a: Activations) -> Bool[Tensor, "batch query key"]:
-    return a.once("sought", lambda: after_earlier(a.batch.tokens))
+    return a.of_batch("sought", lambda: after_earlier(a.batch.tokens))
 
 
 def _triggers(a: Activations) -> Bool[Tensor, "batch query"]:

@@ -17,6 +17,7 @@ forward pass and its bias is left out, so that attributions stay linear. With se
 """
 
 import re
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -123,6 +124,9 @@ def _read_by_values(a: Activations, part: str) -> Float[Tensor, "batch pos head 
 
 def _read_by_feed_forward(a: Activations, part: str) -> Float[Tensor, "batch pos d"]:
     a.stack.require_weights("blocks.1.mlp.W_F", "a linear feed-forward in layer 2")
+    cfg: Any = a.model.cfg
+    if cfg.parallel_attn_mlp:
+        raise Unsupported("needs sequential blocks, in this model W_F does not read layer 2's output")
     read = _normalised(a, _stream(a, part), "blocks.1.ln2.hook_scale")
     return read @ a.stack.memory("W_F")[0, 0].mT
 

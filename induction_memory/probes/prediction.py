@@ -1,0 +1,153 @@
+"""Prediction probes: loss and accuracy by kind of position, and what is missing to the best possible reader.
+
+With q the model's prediction after z_1..z_t and y = z_{t+1}:
+
+    loss, accuracy    mean of -log q(y), share of argmax q = y; over all positions or one kind of them
+    kl_<reference>    mean over positions of KL(reference || q): uniform, unigram pi_u, bigram pi_b( . | z_t), or the
+                      Bayes-optimal prediction (`task.bayes`)
+    excess            mean of log p_bayes(y) - log q(y): the loss above the Bayes-optimal one
+
+Kinds of position by what is true of the sequence: `global` (no trigger), `first_occurrence`, `in_context` (a trigger's
+second occurrence on), `occurrence<n>` (a trigger's n-th). Kinds by what a reader of the prefix can see of z_t:
+
+    new               it has not occurred before: global knowledge is all there is
+    one_successor     whenever it occurred, the same token followed: trigger or not?
+    many_successors   different tokens have followed: surely no trigger
+
+A loss or accuracy is a mean over its kind. Excess and KL to the Bayes-optimal prediction split by visible kind into
+contributions, sums over the kind divided by the number of all positions, so that the three add up to the whole. The KL
+is the expectation of the excess over the next token, so the two agree up to sampling noise.
+"""
+
+import re
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from induction_memory.probes.activations import Activations
+from induction_memory.probes.memory_recall import kl
+from induction_memory.probes.stack import Unsupported
+from induction_memory.task.bayes import predict
+from induction_memory.task.sampler import Batch
+
+VISIBLE = ("new", "one_successor", "many_successors")
+LATENT = ("global", "first_occurrence", "in_context")
+_KINDS = {
+    "": "all positions",
+    "_global": "positions whose token is no trigger",
+    "_first_occurrence": "first occurrences of triggers",
+    "_in_context": "second and later occurrences of triggers",
+    **{f"_occurrence{n}": f"occurrence {n} of triggers" for n in range(1, 6)},
+    "_new": "tokens that have not occurred before",
+    "_one_successor": "tokens that one token only has followed so far",
+    "_many_successors": "tokens that different tokens have followed",
+}
+_REFERENCES = {
+    "uniform": "KL(uniform || q)",
+    "unigram": "KL(pi_u || q)",
+    "bigram": "KL(pi_b(.|z_t) || q)",
+    "bayes": "KL(p_bayes || q)",
+}
+PROBES = (
+    {f"loss{kind}": f"mean of -log q(y) over {what}" for kind, what in _KINDS.items()}
+    | {f"accuracy{kind}": f"share of argmax q = y over {what}" for kind, what in _KINDS.items()}
+    | {f"kl_{name}": f"mean over positions of {formula}" for name, formula in _REFERENCES.items()}
+    | {f"kl_bayes_{kind}": f"contribution of {_KINDS[f'_{kind}']} to kl_bayes" for kind in VISIBLE}
+    | {
+        "bayes_loss": "mean of -log p_bayes(y): the best that can be expected",
+        "excess": "loss - bayes_loss: mean of log p_bayes(y) - log q(y)",
+    }
+    | {f"excess_{kind}": f"contribution of {_KINDS[f'_{kind}']} to excess" for kind in VISIBLE}
+)
+PATTERN = re.compile(
+    rf"(?P<mean>loss|accuracy)(?:_(?P<kind>{'|'.join(LATENT + VISIBLE)}|occurrence\d+))?"
+    rf"|kl_(?P<reference>uniform|unigram|bigram|bayes)|kl_bayes_(?P<kl_part>{'|'.join(VISIBLE)})"
+    rf"|(?P<bayes_loss>bayes_loss)|(?P<excess>excess)(?:_(?P<excess_part>{'|'.join(VISIBLE)}))?"
+)
+
+
+def visible_kind(tokens: Int[Tensor, "batch pos"]) -> Int[Tensor, "batch pos"]:
+    """Index into VISIBLE of what a reader sees of each token: new, one successor, or many."""
+    n = tokens.shape[1]
+    if n == 1:
+        return torch.zeros_like(tokens)
+    earlier = (tokens[:, :, None] == tokens[:, None, :-1]) & torch.ones(n, n - 1, dtype=torch.bool).tril(-1)
+    successor = tokens[:, None, 1:].expand_as(earlier)
+    least = successor.masked_fill(~earlier, int(tokens.max()) + 1).amin(-1)
+    most = successor.masked_fill(~earlier, -1).amax(-1)
+    return torch.where(most < 0, 0, torch.where(least == most, 1, 2))
+
+
+def positions(batch: Batch, kind: str) -> Bool[Tensor, "batch pos"]:
+    """The positions of a kind, by its name."""
+    if kind.startswith("occurrence"):
+        return batch.counts == int(kind.removeprefix("occurrence"))
+    if kind in VISIBLE:
+        return visible_kind(batch.tokens) == VISIBLE.index(kind)
+    return {"global": batch.global_, "first_occurrence": batch.first_occurrence, "in_context": batch.in_context}[kind]
+
+
+def target_log_probability(
+    log_q: Float[Tensor, "batch pos vocab"], targets: Int[Tensor, "batch pos"]
+) -> Float[Tensor, "batch pos"]:
+    """log q(y) at each position."""
+    return log_q.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+
+
+def contribution(values: Float[Tensor, "batch pos"], mask: Bool[Tensor, "batch pos"] | None) -> Float[Tensor, ""]:
+    """Sum over the mask divided by the number of all positions."""
+    return (values if mask is None else torch.where(mask, values, 0.0)).mean()
+
+
+def measure(a: Activations, name: str) -> Float[Tensor, ""]:
+    """The value of a prediction probe on the batch."""
+    match = PATTERN.fullmatch(name)
+    assert match is not None
+    if match["mean"]:
+        return _mean(a, match["mean"], match["kind"])
+    if match["reference"] and match["reference"] != "bayes":
+        return kl(_reference(a, match["reference"]), _log_q(a)).mean()
+    if match["reference"] or match["kl_part"]:
+        divergence = a.once("kl to bayes", lambda: kl(_log_bayes(a), _log_q(a)))
+        return contribution(divergence, _visible(a, match["kl_part"]))
+    best = a.of_batch("bayes log p(y)", lambda: target_log_probability(_log_bayes(a), a.batch.targets))
+    if match["bayes_loss"]:
+        return -best.mean()
+    excess = best - target_log_probability(_log_q(a), a.batch.targets)
+    return contribution(excess, _visible(a, match["excess_part"]))
+
+
+def _mean(a: Activations, what: str, kind: str | None) -> Float[Tensor, ""]:
+    if what == "loss":
+        values = -target_log_probability(_log_q(a), a.batch.targets)
+    else:
+        values = (a.logits.argmax(-1) == a.batch.targets).double()
+    if kind is None:
+        return values.mean()
+    mask = a.of_batch(kind, lambda: positions(a.batch, kind))
+    if not mask.any():
+        raise Unsupported(f"needs positions of the kind {kind}, the batch has none")
+    return values[mask].mean()
+
+
+def _log_q(a: Activations) -> Float[Tensor, "batch pos vocab"]:
+    return a.once("log q", lambda: a.logits.double().log_softmax(-1))
+
+
+def _log_bayes(a: Activations) -> Float[Tensor, "batch pos vocab"]:
+    task = a.stack.require_task()
+    return a.of_batch("log p_bayes", lambda: predict(task, a.batch.tokens).probabilities.log())
+
+
+def _visible(a: Activations, kind: str | None) -> Bool[Tensor, "batch pos"] | None:
+    return None if kind is None else a.of_batch(kind, lambda: positions(a.batch, kind))
+
+
+def _reference(a: Activations, name: str) -> Float[Tensor, "#batch #pos vocab"]:
+    task = a.stack.require_task()
+    if name == "uniform":
+        return torch.full((1, 1, task.vocab_size), 1 / task.vocab_size, dtype=torch.float64).log()
+    if name == "unigram":
+        return torch.tensor(task.unigram).log()[None, None]
+    return torch.tensor(task.bigram)[a.batch.tokens].log()
