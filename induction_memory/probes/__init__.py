@@ -1,0 +1,48 @@
+"""Probes: a model, a trajectory or stacked weights -> named scores in tidy tables, for all steps at once.
+
+Names are resolved when first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from induction_memory.probes.atlas import births as births
+    from induction_memory.probes.atlas import score_matrix as score_matrix
+    from induction_memory.probes.atlas import trends as trends
+    from induction_memory.probes.attention import head_scores as head_scores
+    from induction_memory.probes.between import recall_between as recall_between
+    from induction_memory.probes.emergence import birth_order as birth_order
+    from induction_memory.probes.emergence import change_points as change_points
+    from induction_memory.probes.emergence import lead_lag as lead_lag
+    from induction_memory.probes.registry import names as names
+    from induction_memory.probes.registry import recall as recall
+    from induction_memory.probes.registry import table as table
+    from induction_memory.probes.registry import wide as wide
+    from induction_memory.probes.weights import spectrum as spectrum
+
+_WHERE = {
+    "births": "atlas",
+    "score_matrix": "atlas",
+    "trends": "atlas",
+    "head_scores": "attention",
+    "recall_between": "between",
+    "birth_order": "emergence",
+    "change_points": "emergence",
+    "lead_lag": "emergence",
+    "names": "registry",
+    "recall": "registry",
+    "table": "registry",
+    "wide": "registry",
+    "spectrum": "weights",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(_WHERE)
