@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from induction_memory.task.bayes import Prediction as Prediction
     from induction_memory.task.bayes import optimal_scores as optimal_scores
     from induction_memory.task.bayes import predict as predict
-
     from induction_memory.task.bigrams import BigramTask as BigramTask
     from induction_memory.task.corpus import Corpus as Corpus
     from induction_memory.task.corpus import load_corpus as load_corpus

@@ -1,0 +1,144 @@
+"""The Bayes-optimal predictor of the in-context bigram task (Section 3; model in `bigrams.py`).
+
+A reader who knows pi_u, pi_b, pi_q, pi_o and K, but not the triggers of the sequence, should predict after z_1..z_t,
+with i = z_t and P_t(i) the posterior probability that i is a trigger of this sequence,
+
+    p(z_{t+1} = j | z_1..z_t) = P_t(i) p_o(j) + (1 - P_t(i)) pi_b(j | i),
+
+where p_o is pi_o( . | i) when i occurs for the first time, and the token that followed i before when it does not.
+
+The evidence on a token i are its successors s_1, s_2, ... up to z_t. It has likelihood
+
+    pi_o(s_1 | i) 1{s_1 = s_2 = ...} if i is a trigger,      prod_n pi_b(s_n | i) if it is not,
+
+and the prior over the sets of K triggers is that of draws from pi_q without replacement: `races.py` has the posterior.
+Fixed triggers are the case where only K tokens have positive pi_q.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from induction_memory.errors import require
+from induction_memory.task.bigrams import BigramTask
+from induction_memory.task.races import member_probability, race
+from induction_memory.task.sampler import Batch
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the optimal reader believes at each position, in float64."""
+
+    probabilities: Float[Tensor, "batch pos vocab"]
+    """Distribution of the next token."""
+    trigger_posterior: Float[Tensor, "batch pos"]
+    """Probability that the current token is a trigger of its sequence."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """Mean loss and accuracy over some positions. Errors are standard errors between sequences."""
+
+    loss: float
+    """Mean of -log p(target), in nats."""
+    loss_error: float
+    accuracy: float
+    """Share of positions whose most probable token is the target."""
+    accuracy_error: float
+    positions: int
+    """How many positions; without any the other numbers are nan."""
+
+
+@dataclass(frozen=True)
+class OptimalScores:
+    """The best that can be expected on a batch, by kind of position."""
+
+    overall: Score
+    in_context: Score
+    global_: Score
+    first_occurrence: Score
+
+
+def predict(task: BigramTask, tokens: Int[Tensor, "batch pos"]) -> Prediction:
+    """The optimal prediction of the next token after every prefix of every sequence."""
+    n = task.vocab_size
+    bad = tokens[(tokens < 0) | (tokens >= n)]
+    require(len(bad) == 0, "tokens", f"ids of 0 to {n - 1} (the vocabulary)", bad[:1].tolist())
+    pi_b, pi_o, pi_q = (
+        torch.from_numpy(np.array(table))
+        for table in (task.bigram, task.output_probabilities, task.trigger_probabilities)
+    )
+    log_trigger, log_other, followed = evidence(tokens, pi_b.log(), pi_o.log())
+    posterior = _posterior(tokens, pi_q, task.k, log_trigger, log_other)
+    for row, position in posterior.isnan().nonzero()[:1].tolist():
+        require(False, "tokens", "sequences that the task can produce", f"sequence {row}, impossible at {position}")
+
+    seen = (followed >= 0).unsqueeze(-1)
+    repeat = torch.nn.functional.one_hot(followed.clamp(min=0), n).to(torch.float64)
+    given_trigger = torch.where(seen, repeat, pi_o[tokens])
+    p = posterior.unsqueeze(-1)
+    return Prediction(p * given_trigger + (1 - p) * pi_b[tokens], posterior)
+
+
+def evidence(
+    tokens: Int[Tensor, "batch pos"], log_pi_b: Float[Tensor, "vocab vocab"], log_pi_o: Float[Tensor, "vocab vocab"]
+) -> tuple[Float[Tensor, "batch pos vocab"], Float[Tensor, "batch pos vocab"], Int[Tensor, "batch pos"]]:
+    """Log-likelihood of each token's successors so far if it is a trigger, and if it is not.
+
+    With them what followed the current token the first time it occurred, -1 if it has not occurred before.
+    """
+    batch, pos = tokens.shape
+    n = len(log_pi_b)
+    now, after = tokens[:, :-1], tokens[:, 1:]
+    places = torch.arange(pos).expand(batch, pos)
+    first = torch.full((batch, n), pos).scatter_reduce(1, tokens, places, "amin").gather(1, tokens)
+    is_first = first == places
+    followed = tokens.gather(1, (first + 1).clamp(max=pos - 1)).masked_fill(is_first, -1)
+
+    repeats = torch.where(after == followed[:, :-1], 0.0, -torch.inf).to(torch.float64)
+    if_trigger = torch.where(is_first[:, :-1], log_pi_o[now, after], repeats)
+    sums = []
+    for increment in (if_trigger, log_pi_b[now, after]):
+        steps = torch.zeros(batch, pos, n, dtype=torch.float64)
+        steps[:, 1:].scatter_(2, now.unsqueeze(-1), increment.unsqueeze(-1))
+        sums.append(steps.cumsum(1))
+    return sums[0], sums[1], followed
+
+
+def _posterior(
+    tokens: Int[Tensor, "batch pos"],
+    pi_q: Float[Tensor, " vocab"],
+    k: int,
+    log_trigger: Float[Tensor, "batch pos vocab"],
+    log_other: Float[Tensor, "batch pos vocab"],
+) -> Float[Tensor, "batch pos"]:
+    """P_t(z_t), zero for tokens that pi_q excludes; nan where the prefix has probability zero."""
+    possible = pi_q > 0
+    number = torch.where(possible, possible.cumsum(0) - 1, 0)[tokens]
+    p = member_probability(race(pi_q[possible], k), log_trigger[..., possible], log_other[..., possible], number)
+    contradicted = (log_other[..., ~possible] == -torch.inf).any(-1)
+    return torch.where(possible[tokens] | p.isnan(), p, 0.0).masked_fill(contradicted, torch.nan)
+
+
+def optimal_scores(task: BigramTask, batch: Batch) -> OptimalScores:
+    """Loss and accuracy of the optimal prediction on a batch: what a model can be measured against."""
+    probabilities = predict(task, batch.tokens).probabilities
+    loss = -probabilities.gather(-1, batch.targets.unsqueeze(-1)).squeeze(-1).log()
+    right = (probabilities.argmax(-1) == batch.targets).to(torch.float64)
+    masks = (torch.ones_like(batch.global_), batch.in_context, batch.global_, batch.first_occurrence)
+    return OptimalScores(
+        *(Score(*masked_mean(loss, mask), *masked_mean(right, mask), int(mask.sum())) for mask in masks)
+    )
+
+
+def masked_mean(values: Float[Tensor, "batch pos"], mask: Bool[Tensor, "batch pos"]) -> tuple[float, float]:
+    """Mean over the masked positions, with the standard error of a ratio of sums over independent sequences."""
+    count = mask.sum(1)
+    mean = torch.where(mask, values, 0.0).sum() / count.sum()
+    deviation = torch.where(mask, values - mean, 0.0).sum(1)
+    batch = len(values)
+    error = (deviation.square().sum() * batch / (batch - 1)).sqrt() / count.sum() if batch > 1 else mean * torch.nan
+    return mean.item(), error.item()
