@@ -95,12 +95,11 @@ def pattern_name(layer: int) -> str:
 
 
 def run(model: nn.Module, tokens: Int[Tensor, "batch pos"], wanted: list[str]) -> dict[str, Tensor]:
-    """The activations of these hooks, those the model has, and the logits."""
+    """The activations of these hooks, those that the model has and passes, and the logits."""
     any_model: Any = model
-    present = [name for name in wanted if name in any_model.hook_dict]
     with torch.no_grad():
-        logits, cache = any_model.run_with_cache(tokens, names_filter=lambda name: name in present)
-    return {"logits": logits} | {name: cache[name] for name in present}
+        logits, cache = any_model.run_with_cache(tokens, names_filter=lambda name: name in wanted)
+    return {"logits": logits} | {name: cache[name] for name in wanted if name in cache.keys()}
 
 
 def repeated_tokens(

@@ -1,0 +1,208 @@
+"""Emergence: when each curve changes, in which order, and which leads.
+
+Change point of a curve y over steps t: the two levels a, b and the split that minimise the squared error of a step
+function, each step weighted by the time it stands for; the change is where the curve, interpolated between the stored
+steps beside the split, crosses (a + b) / 2. Its confidence interval is the bootstrap's percentile interval, over
+
+    seeds          several runs, one curve each
+    associations   a recall of one run: its single associations, recalled or not, resampled
+    batches        any other probe of one run: independent evaluation batches, resampled
+
+Order of births: in how many runs does the change of one probe come before that of the next? If births came in random
+order, the count would be binomial with probability 1/2 a pair and 1/k! for the order of all k: the p-values are those of
+exact one-sided tests (a sign test a pair). A tie is not in order.
+
+Lead and lag: both curves are turned so that they rise, interpolated on an even grid, and their increments correlated
+at every shift; the lag is the shift of the greatest correlation, positive where the second curve follows the first.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from math import factorial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float, Int
+from scipy.stats import binomtest
+
+from induction_memory.errors import require
+from induction_memory.probes.atlas import recalled
+from induction_memory.probes.memory_recall import PATTERN
+from induction_memory.probes.registry import table
+from induction_memory.probes.source import Steps, read
+from induction_memory.task.sampler import sample, step_rng
+
+EXPECTED_ORDER = ("W_O2", "W_K2", "W_K1")  # top-down, Section 5
+GRID = 400  # points of the even grid on which lags are measured
+
+
+def change_point(steps: Int[np.ndarray, " step"], curve: Float[np.ndarray, " step"]) -> tuple[float, float, float]:
+    """The step of the change, the level before and the level after; nan for a curve that never changes."""
+    if len(curve) < 2 or np.ptp(curve) == 0 or not np.isfinite(curve).all():
+        return np.nan, np.nan, np.nan
+    t = np.asarray(steps, dtype=float)
+    weight = np.gradient(t)
+    below, mass = np.cumsum(weight * curve)[:-1], np.cumsum(weight)[:-1]
+    total, all_mass = np.sum(weight * curve), np.sum(weight)
+    before, after = below / mass, (total - below) / (all_mass - mass)
+    split = int(np.argmax(mass * (all_mass - mass) * (after - before) ** 2))
+    a, b = float(before[split]), float(after[split])
+    crosses = (curve[:-1] - (a + b) / 2) * (curve[1:] - (a + b) / 2) <= 0
+    at = np.flatnonzero(crosses)
+    i = int(at[np.argmin(np.abs(at - split))])
+    rise = curve[i + 1] - curve[i]
+    share = ((a + b) / 2 - curve[i]) / rise if rise != 0 else 0.5
+    return float(t[i] + share * (t[i + 1] - t[i])), a, b
+
+
+def bootstrap(
+    steps: Int[np.ndarray, " step"],
+    curves: Float[np.ndarray, "replicate step"],
+    *,
+    resamples: int,
+    rng: np.random.Generator,
+) -> Float[np.ndarray, " resample"]:
+    """Change points of the mean curve of replicates drawn with replacement."""
+    n = len(curves)
+    drawn = rng.multinomial(n, np.full(n, 1 / n), size=resamples) / n
+    return np.array([change_point(steps, weights @ curves)[0] for weights in drawn])
+
+
+def change_points(
+    sources: Any,
+    names: Sequence[str] = EXPECTED_ORDER,
+    *,
+    steps: Steps = "all",
+    level: float = 0.95,
+    resamples: int = 500,
+    batches: int = 8,
+    seed: int = 0,
+) -> pd.DataFrame:
+    """When each probe of a run, or of several runs together, changes: one row a probe and head.
+
+    Columns: probe, head, change, low, high (the confidence interval), before, after (levels), replicates, over. Several
+    runs must have their steps in common.
+    """
+    require(0 < level < 1, "level", "a share between 0 and 1", level)
+    runs = list(sources) if isinstance(sources, list | tuple) else [sources]
+    rows = []
+    for name in names:
+        curves, over = _replicates(runs, name, steps, batches)
+        for head, (at, values) in curves.items():
+            rng = np.random.default_rng(seed)
+            change, before, after = change_point(at, values.mean(0))
+            drawn = bootstrap(at, values, resamples=resamples, rng=rng) if len(values) > 1 else np.array([np.nan])
+            known = drawn[np.isfinite(drawn)]
+            low, high = np.quantile(known, [(1 - level) / 2, (1 + level) / 2]) if len(known) else (np.nan, np.nan)
+            found = {"change": change, "low": low, "high": high, "before": before, "after": after}
+            rows.append({"probe": name, "head": head} | found | {"replicates": len(values), "over": over})
+    return pd.DataFrame(rows)
+
+
+def _replicates(
+    runs: list[Any], name: str, steps: Steps, batches: int
+) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]], str]:
+    """head -> (steps, curves [replicate, step]) of a probe, and what the replicates are."""
+    if len(runs) > 1:
+        return _stack([table(run, [name], steps=steps) for run in runs], name), "seeds"
+    match = PATTERN.fullmatch(name)
+    if match is not None and match["memory"] and not match["reading"]:
+        source = read(runs[0], steps=steps)
+        found = recalled(source, name)
+        heads = table(runs[0], [name], steps=steps)["head"].unique()
+        flat = found.double().reshape(len(source.steps), len(heads), -1).numpy()
+        return {head: (source.steps, flat[:, h].T) for h, head in enumerate(heads)}, "associations"
+    source = read(runs[0], steps=steps)
+    task = source.stack.require_task()
+    drawn = [sample(task, 16, step_rng(source.eval_seed, 1 + i)) for i in range(batches)]
+    return _stack([table(runs[0], [name], steps=steps, batch=batch) for batch in drawn], name), "batches"
+
+
+def _stack(tables: list[pd.DataFrame], name: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    reasons = [t.attrs["skipped"][name] for t in tables if name in t.attrs["skipped"]]
+    require(not reasons, name, "a probe that every run has", reasons[0] if reasons else "")
+    curves = {}
+    for head in tables[0]["head"].unique():
+        columns = [t[t["head"] == head].set_index("step")["value"] for t in tables]
+        joined = pd.concat(columns, axis=1, join="inner")
+        require(len(joined) > 1, "steps", "two or more steps that all runs have", len(joined))
+        curves[head] = (joined.index.to_numpy(), joined.to_numpy().T)
+    return curves
+
+
+def birth_order(
+    runs: Any, expected: Sequence[str] = EXPECTED_ORDER, *, steps: Steps = "all", seed: int = 0, resamples: int = 500
+) -> pd.DataFrame:
+    """Tests whether births come in the expected order, over runs that differ in their seed.
+
+    One row a neighbouring pair and one for the whole order: order, runs, in_order, p_value, median_lead (steps between
+    the births), and resampled: the share of resamplings of the associations, within the runs, in which the order holds.
+    Runs with one head a layer.
+    """
+    listed = list(runs) if isinstance(runs, list | tuple) else [runs]
+    changes = np.empty((len(listed), len(expected)))
+    drawn = np.empty((len(listed), len(expected), resamples))
+    for r, run in enumerate(listed):
+        for e, name in enumerate(expected):
+            curves, _ = _replicates([run], name, steps, batches=8)
+            require(len(curves) == 1, name, "one head a layer", f"{len(curves)} heads")
+            at, values = next(iter(curves.values()))
+            changes[r, e] = change_point(at, values.mean(0))[0]
+            drawn[r, e] = bootstrap(at, values, resamples=resamples, rng=np.random.default_rng([seed, r, e]))
+    rows = []
+    groups = [(i, i + 1) for i in range(len(expected) - 1)]
+    for members in [*groups, tuple(range(len(expected)))] if len(expected) > 2 else groups:
+        chosen, again = changes[:, members], drawn[:, members]
+        in_order = int((np.diff(chosen, axis=1) > 0).all(1).sum())
+        test = binomtest(in_order, len(listed), 1 / factorial(len(members)), alternative="greater")
+        rows.append(
+            {
+                "order": " < ".join(expected[m] for m in members),
+                "runs": len(listed),
+                "in_order": in_order,
+                "p_value": float(test.pvalue),
+                "median_lead": float(np.median(chosen[:, -1] - chosen[:, 0])),
+                "resampled": float((np.diff(again, axis=1) > 0).all(1).mean()),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def lag(
+    steps: Int[np.ndarray, " step"], first: Float[np.ndarray, " step"], second: Float[np.ndarray, " step"]
+) -> tuple[float, float]:
+    """By how many steps the second curve follows the first, and the correlation of their increments at that shift."""
+    grid = np.linspace(steps[0], steps[-1], GRID)
+    rises = []
+    for curve in (first, second):
+        _, before, after = change_point(steps, curve)
+        rise = np.diff(np.interp(grid, steps, curve)) * np.sign(after - before)
+        rises.append((rise - rise.mean()) / (np.linalg.norm(rise - rise.mean()) or np.nan))
+    if not np.isfinite(rises).all():
+        return np.nan, np.nan
+    correlation = np.correlate(rises[1], rises[0], mode="full")
+    best = int(np.argmax(correlation))
+    return float((best - (len(rises[0]) - 1)) * (grid[1] - grid[0])), float(correlation[best])
+
+
+def lead_lag(
+    source: Any, names: Sequence[str] = (*EXPECTED_ORDER, "loss_in_context"), *, steps: Steps = "all"
+) -> pd.DataFrame:
+    """Neighbouring pairs of probes of a run: first, second, lag, correlation, and the distance of their change points.
+
+    Positive numbers: the second follows. Probes with one value a step.
+    """
+    tidy = table(source, names, steps=steps)
+    curves = {}
+    for name in names:
+        rows = tidy[tidy["probe"] == name]
+        require(len(rows) > 1 and rows["head"].nunique() == 1, name, "one value a step", f"{len(rows)} in all")
+        curves[name] = rows["value"].to_numpy()
+    at = np.sort(tidy["step"].unique())
+    rows = []
+    for first, second in pairwise(names):
+        delay, correlation = lag(at, curves[first], curves[second])
+        apart = change_point(at, curves[second])[0] - change_point(at, curves[first])[0]
+        rows.append({"first": first, "second": second, "lag": delay, "correlation": correlation, "change": apart})
+    return pd.DataFrame(rows)
