@@ -7,18 +7,21 @@ on where it was resumed, and TensorBoard drops what it had been sent beyond.
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 from induction_memory.errors import require
 
 Tracker = Literal["tensorboard", "wandb"]
 
 
-class Sink(Protocol):
-    """Takes the metrics of one step after another."""
+class Sink:
+    """Takes the metrics of one step after another; this one lets them go."""
 
-    def send(self, step: int, row: Mapping[str, Any]) -> None: ...
-    def close(self) -> None: ...
+    def send(self, step: int, row: Mapping[str, Any]) -> None:
+        """Take the row of a step."""
+
+    def close(self) -> None:
+        """Write out what was taken."""
 
 
 def require_tracker(kind: str | None) -> None:
@@ -35,20 +38,10 @@ def open_tracker(kind: str | None, folder: Path, config: Mapping[str, Any], firs
     require_tracker(kind)
     if kind == "tensorboard":
         return TensorBoard(folder, first_step)
-    return WeightsAndBiases(folder, config) if kind == "wandb" else Nothing()
+    return WeightsAndBiases(folder, config) if kind == "wandb" else Sink()
 
 
-class Nothing:
-    """No tracker."""
-
-    def send(self, step: int, row: Mapping[str, Any]) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-class TensorBoard:
+class TensorBoard(Sink):
     """Event files in the run's own folder, under tensorboard/."""
 
     def __init__(self, folder: Path, first_step: int) -> None:
@@ -64,7 +57,7 @@ class TensorBoard:
         self._writer.close()
 
 
-class WeightsAndBiases:
+class WeightsAndBiases(Sink):
     """A run named after the folder, in the project induction-memory."""
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:

@@ -28,7 +28,7 @@ from induction_memory.trajectory.source import FolderSource, closest, expand
 from induction_memory.trajectory.states import fill
 
 if TYPE_CHECKING:
-    from transformer_lens import HookedTransformer
+    from induction_memory.model.build import HookedTransformer
 else:
     HookedTransformer = nn.Module  # reading weights does not wait for TransformerLens
 
