@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from induction_memory.probes.stack import Stack, Unsupported
+from induction_memory.probes.stack import Stack, UnsupportedError
 from induction_memory.task.sampler import Batch
 
 REPEATED_SEQUENCES = 16  # random sequences of the standard scores
@@ -86,7 +86,7 @@ class Activations:
 
     def _require_layer(self, layer: int) -> None:
         if not 1 <= layer <= self.n_layers:
-            raise Unsupported(f"needs layer {layer}, the model has {self.n_layers}")
+            raise UnsupportedError(f"needs layer {layer}, the model has {self.n_layers}")
 
 
 def pattern_name(layer: int) -> str:
@@ -99,7 +99,8 @@ def run(model: nn.Module, tokens: Int[Tensor, "batch pos"], wanted: list[str]) -
     any_model: Any = model
     with torch.no_grad():
         logits, cache = any_model.run_with_cache(tokens, names_filter=lambda name: name in wanted)
-    return {"logits": logits} | {name: cache[name] for name in wanted if name in cache.keys()}
+    passed = set(cache.keys())
+    return {"logits": logits} | {name: cache[name] for name in wanted if name in passed}
 
 
 def repeated_tokens(

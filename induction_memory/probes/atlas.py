@@ -17,15 +17,13 @@ from torch import Tensor
 from induction_memory.errors import require
 from induction_memory.probes.memory_recall import PATTERN, association, at_target, hits, margins
 from induction_memory.probes.source import Source, Steps, read
-from induction_memory.probes.stack import Stack, Unsupported, head_labels, over_chunks
+from induction_memory.probes.stack import Stack, UnsupportedError, head_labels, over_chunks
 from induction_memory.task.bigrams import BigramTask
 
 CHUNK = 32  # steps whose score tables are held at once
 
 
-def birth_steps(
-    recalled: Bool[Tensor, "step *rest"], steps: Int[np.ndarray, " step"]
-) -> Float[np.ndarray, "*rest"]:
+def birth_steps(recalled: Bool[Tensor, "step *rest"], steps: Int[np.ndarray, " step"]) -> Float[np.ndarray, "*rest"]:
     """First step from which each association stays recalled; nan for one that is not recalled at the end."""
     stays = recalled.flip(0).cummin(0).values.flip(0)
     first = stays.int().argmax(0).numpy()
@@ -45,14 +43,16 @@ def score_matrix(
     heads = head_labels(stack.n_heads, table.dim() - 3)
     chosen = table.flatten(0, -3)[_index(heads, head)]
     rows, columns = _labels(stack, memory, *chosen.shape)
-    return pd.DataFrame(chosen.double().numpy(), index=pd.Index(rows, name="input"), columns=pd.Index(columns, name="output"))
+    return pd.DataFrame(
+        chosen.double().numpy(), index=pd.Index(rows, name="input"), columns=pd.Index(columns, name="output")
+    )
 
 
 def recalled(source: Source, memory: str) -> Bool[Tensor, "step *head i"]:
     """Which association is recalled at which step."""
     found, skipped = over_chunks(source.stack, [memory], lambda s, n: hits(*association(s, n)), CHUNK)
     for reason in skipped.values():
-        raise Unsupported(f"{memory}: {reason}")
+        raise UnsupportedError(f"{memory}: {reason}")
     return found[memory].bool()
 
 
@@ -95,13 +95,14 @@ def trends(table: pd.DataFrame) -> pd.DataFrame:
     """
     against = "position" if "position" in table else "frequency"
     rows = []
-    for (memory, head), group in table.groupby(["memory", "head"], sort=False):
+    for _, group in table.groupby(["memory", "head"], sort=False):
+        which = {"memory": group["memory"].iloc[0], "head": group["head"].iloc[0]}
+        counts = {"n": len(group), "born": int(np.isfinite(group["birth"].to_numpy()).sum())}
         for of in ("birth", "margin"):
             values = group[of].fillna(np.inf) if of == "birth" else group[of]
-            varies = values.nunique() > 1 and group[against].nunique() > 1
+            varies = np.ptp(values.rank()) > 0 and np.ptp(group[against].rank()) > 0
             rho, p = spearmanr(values.rank(), group[against].rank()) if varies else (np.nan, np.nan)
-            counts = {"n": len(group), "born": int(group["birth"].notna().sum())}
-            rows.append({"memory": memory, "head": head, "of": of, "against": against, "rho": rho, "p_value": p} | counts)
+            rows.append(which | {"of": of, "against": against, "rho": rho, "p_value": p} | counts)
     return pd.DataFrame(rows)
 
 

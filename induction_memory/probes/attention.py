@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from induction_memory.errors import require
 from induction_memory.probes.activations import Activations, run_repeated
-from induction_memory.probes.stack import Unsupported
+from induction_memory.probes.stack import UnsupportedError
 
 _PER_LAYER = {
     "previous_token_mass": "mean_t A[t, t-1], corrected for chance 1/(t+1)",
@@ -51,7 +51,9 @@ _PAIR = "previous_where_attended"
 PROBES = {f"{name}{layer}": f"layer {layer}: {what}" for name, what in _PER_LAYER.items() for layer in (1, 2)} | {
     _PAIR: "share of triggers (2nd occurrence on) where layer 1, at the s that layer 2 attends to, attends to s-1"
 }
-PATTERN = re.compile(rf"(?P<probe>{'|'.join(sorted(_PER_LAYER, key=len, reverse=True))})(?P<layer>\d+)|(?P<pair>{_PAIR})")
+PATTERN = re.compile(
+    rf"(?P<probe>{'|'.join(sorted(_PER_LAYER, key=len, reverse=True))})(?P<layer>\d+)|(?P<pair>{_PAIR})"
+)
 
 
 def after_earlier(tokens: Int[Tensor, "batch pos"]) -> Bool[Tensor, "batch query key"]:
@@ -164,7 +166,7 @@ def _sought(a: Activations) -> Bool[Tensor, "batch query key"]:
 
 def _triggers(a: Activations) -> Bool[Tensor, "batch query"]:
     if not a.batch.in_context.any():
-        raise Unsupported("needs triggers that occur twice, the batch has none")
+        raise UnsupportedError("needs triggers that occur twice, the batch has none")
     return a.batch.in_context
 
 

@@ -24,7 +24,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from induction_memory.probes.activations import Activations
-from induction_memory.probes.stack import Unsupported
+from induction_memory.probes.stack import UnsupportedError
 
 _W_O2 = {"token": "Phi_2 w_E(z_s)", "position": "Phi_2 p_s", "layer1": "Phi_2 x layer 1's output at s"}
 _W_F = {"token": "W_F w_E(z_t)", "position": "W_F p_t", "layer1": "W_F x layer 1's output", "layer2": "W_F x layer 2's"}
@@ -37,7 +37,10 @@ PROBES = (
         "dla_feed_forward1": "feed-forward of layer 1 -> logit of the target above the average, on triggers",
         "dla_feed_forward2": "feed-forward of layer 2 -> logit of the target above the average, on triggers",
     }
-    | {f"dla_W_O2_{part}": f"sum_s A[t, s] of {what} -> logit of the target, on triggers" for part, what in _W_O2.items()}
+    | {
+        f"dla_W_O2_{part}": f"sum_s A[t, s] of {what} -> logit of the target, on triggers"
+        for part, what in _W_O2.items()
+    }
     | {f"dla_W_F_{part}": f"{what} -> logit of the target, on triggers" for part, what in _W_F.items()}
 )
 PATTERN = re.compile(
@@ -58,7 +61,7 @@ def measure(a: Activations, name: str) -> Float[Tensor, "*head"]:
     match = PATTERN.fullmatch(name)
     assert match is not None
     if not a.batch.in_context.any():
-        raise Unsupported("needs triggers that occur twice, the batch has none")
+        raise UnsupportedError("needs triggers that occur twice, the batch has none")
     if match["embedding"]:
         return _mean(a, _stream(a, match["embedding"]))
     if match["part"] == "heads":
@@ -88,7 +91,7 @@ def _stream(a: Activations, part: str) -> Float[Tensor, "batch pos d"]:
     if part in ("token", "position"):
         name = "hook_embed" if part == "token" else "hook_pos_embed"
         if name not in a.cache:
-            raise Unsupported(f"needs the hook {name}, the model has none")
+            raise UnsupportedError(f"needs the hook {name}, the model has none")
         value = a.cache[name]
         return value.expand(len(a.batch), -1, -1)
     layer = int(part.removeprefix("layer"))
@@ -110,7 +113,7 @@ def _has_feed_forward(a: Activations, layer: int) -> bool:
 def _feed_forward(a: Activations, layer: int) -> Float[Tensor, "batch pos d"]:
     a.pattern(layer)
     if not _has_feed_forward(a, layer):
-        raise Unsupported(f"needs a feed-forward in layer {layer}, the model has none")
+        raise UnsupportedError(f"needs a feed-forward in layer {layer}, the model has none")
     return a.cache[f"blocks.{layer - 1}.hook_mlp_out"]
 
 
@@ -126,7 +129,7 @@ def _read_by_feed_forward(a: Activations, part: str) -> Float[Tensor, "batch pos
     a.stack.require_weights("blocks.1.mlp.W_F", "a linear feed-forward in layer 2")
     cfg: Any = a.model.cfg
     if cfg.parallel_attn_mlp:
-        raise Unsupported("needs sequential blocks, in this model W_F does not read layer 2's output")
+        raise UnsupportedError("needs sequential blocks, in this model W_F does not read layer 2's output")
     read = _normalised(a, _stream(a, part), "blocks.1.ln2.hook_scale")
     return read @ a.stack.memory("W_F")[0, 0].mT
 

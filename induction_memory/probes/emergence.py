@@ -9,8 +9,8 @@ steps beside the split, crosses (a + b) / 2. Its confidence interval is the boot
     batches        any other probe of one run: independent evaluation batches, resampled
 
 Order of births: in how many runs does the change of one probe come before that of the next? If births came in random
-order, the count would be binomial with probability 1/2 a pair and 1/k! for the order of all k: the p-values are those of
-exact one-sided tests (a sign test a pair). A tie is not in order.
+order, the count would be binomial with probability 1/2 a pair and 1/k! for the order of all k: the p-values are those
+of exact one-sided tests (a sign test a pair). A tie is not in order.
 
 Lead and lag: both curves are turned so that they rise, interpolated on an even grid, and their increments correlated
 at every shift; the lag is the shift of the greatest correlation, positive where the second curve follows the first.
@@ -194,12 +194,13 @@ def lead_lag(
     Positive numbers: the second follows. Probes with one value a step.
     """
     tidy = table(source, names, steps=steps)
-    curves = {}
+    curves, at = {}, np.array([])
     for name in names:
-        rows = tidy[tidy["probe"] == name]
-        require(len(rows) > 1 and rows["head"].nunique() == 1, name, "one value a step", f"{len(rows)} in all")
-        curves[name] = rows["value"].to_numpy()
-    at = np.sort(tidy["step"].unique())
+        rows = tidy.loc[tidy["probe"] == name]
+        steps_of_probe = rows["step"].to_numpy()
+        single = len(rows) > 1 and len(set(steps_of_probe.tolist())) == len(rows)
+        require(single, name, "one value a step, and two or more steps", f"{len(rows)} values")
+        curves[name], at = rows["value"].to_numpy(), steps_of_probe
     rows = []
     for first, second in pairwise(names):
         delay, correlation = lag(at, curves[first], curves[second])

@@ -21,16 +21,13 @@ applied in full, since a KL depends on the scale.
 """
 
 import re
-from typing import Any
 
-import pandas as pd
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from induction_memory.errors import InputError
-from induction_memory.model import memories
-from induction_memory.probes.stack import Stack, Unsupported
+from induction_memory.probes.stack import Stack, UnsupportedError
 
 FIRST = 64  # positions of the paper's smaller window
 SMOOTHING = 0.01  # share of the uniform distribution in pi_b, where it must not be zero
@@ -56,7 +53,7 @@ PROBES = {
     table + reading: f"{meaning}; {what}" for reading, what in _READINGS.items() for table, meaning in _TABLES.items()
 } | {
     "W_F_kl": "mean_k KL(pi_b(.|k) || softmax(W_U W_F w_E(k))), as the authors measured it",
-    "W_F_kl_reverse": f"mean_k KL(softmax(W_U W_F w_E(k)) || pi_b mixed with {SMOOTHING} uniform), as the paper writes it",
+    "W_F_kl_reverse": f"mean_k KL(softmax(W_U W_F w_E(k)) || pi_b + {SMOOTHING} uniform), as the paper writes it",
     "W_F_kl_support": "mean_k KL(softmax among the tokens with pi_b(.|k) > 0 || pi_b(.|k)): the paper's, no smoothing",
 }
 PATTERN = re.compile(
@@ -161,7 +158,7 @@ def association(stack: Stack, name: str) -> tuple[Tensor, Tensor, Tensor | None]
     if part == "_triggers":
         triggers = stack.require_task().fixed_triggers
         if triggers is None:
-            raise Unsupported("needs fixed triggers, the task draws them at random")
+            raise UnsupportedError("needs fixed triggers, the task draws them at random")
         Q = torch.tensor(triggers)
         table = table[..., Q, :][..., Q]
     return table, torch.arange(table.shape[-2]), None
@@ -174,7 +171,7 @@ def _previous_position(stack: Stack, match: re.Match[str]) -> tuple[Tensor, Tens
     elif match["part"]:
         start, stop = int(match["start"]), min(int(match["stop"]), stop)
     if stop - start < 2:
-        raise Unsupported(f"needs a window of two or more of the {stack.length} positions")
+        raise UnsupportedError(f"needs a window of two or more of the {stack.length} positions")
     rows = slice(start, stop - 1)  # row r is the query t = r + 1
     targets = torch.arange(stop - 1 - start)
     if not match["causal"]:
@@ -193,7 +190,7 @@ def feed_forward_logits(stack: Stack) -> Float[Tensor, "step i j"]:
     elif f"{mlp}.W_in" in weights:
         out = torch.relu(rows @ weights[f"{mlp}.W_in"]) @ weights[f"{mlp}.W_out"]
     else:
-        raise Unsupported("needs a feed-forward in the last layer, the model has none")
+        raise UnsupportedError("needs a feed-forward in the last layer, the model has none")
     logits = _layer_norm(stack, "ln_final", out) @ weights["unembed.W_U"]
     return logits if logits.dim() == 3 else logits[None]
 

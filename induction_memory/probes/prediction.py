@@ -27,7 +27,7 @@ from torch import Tensor
 
 from induction_memory.probes.activations import Activations
 from induction_memory.probes.memory_recall import kl
-from induction_memory.probes.stack import Unsupported
+from induction_memory.probes.stack import UnsupportedError
 from induction_memory.task.bayes import predict
 from induction_memory.task.sampler import Batch
 
@@ -127,7 +127,7 @@ def _mean(a: Activations, what: str, kind: str | None) -> Float[Tensor, ""]:
         return values.mean()
     mask = a.of_batch(kind, lambda: positions(a.batch, kind))
     if not mask.any():
-        raise Unsupported(f"needs positions of the kind {kind}, the batch has none")
+        raise UnsupportedError(f"needs positions of the kind {kind}, the batch has none")
     return values[mask].mean()
 
 

@@ -33,7 +33,7 @@ from induction_memory.probes import (
 )
 from induction_memory.probes.activations import Activations
 from induction_memory.probes.source import SEQUENCES, Source, Steps, read
-from induction_memory.probes.stack import Unsupported, head_labels, over_chunks
+from induction_memory.probes.stack import UnsupportedError, head_labels, over_chunks
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.sampler import Batch
 
@@ -112,14 +112,15 @@ def wide(tidy: pd.DataFrame) -> pd.DataFrame:
 
     With several heads a column each, `W_K1[0]`, and their spread: `W_K1_min`, `W_K1_mean`, `W_K1_max`.
     """
-    columns: dict[str, pd.Series] = {}
+    columns: dict[str, Any] = {}
     for probe, rows in tidy.groupby("probe", sort=False):
         by_head = rows.pivot_table(index="step", columns="head", values="value", sort=False, dropna=False)
         if list(by_head.columns) == [""]:
             columns[str(probe)] = by_head[""]
             continue
         columns |= {f"{probe}[{head}]": by_head[head] for head in by_head}
-        columns |= {f"{probe}_{name}": getattr(by_head, name)(axis=1) for name in ("min", "mean", "max")}
+        spread = by_head.agg(["min", "mean", "max"], axis=1)
+        columns |= {f"{probe}_{name}": spread[name] for name in spread}
     result = pd.DataFrame(columns)
     result.index.name = "step"
     result.attrs["skipped"] = tidy.attrs.get("skipped", {})
@@ -153,7 +154,9 @@ def _of_weights(source: Source, wanted: list[str]) -> tuple[dict[str, pd.DataFra
     if not wanted:
         return {}, {}
     stack = source.stack
-    side = max(stack.vocab_size, stack.weights["pos_embed.W_pos"].shape[-2] if "pos_embed.W_pos" in stack.weights else 0)
+    side = max(
+        stack.vocab_size, stack.weights["pos_embed.W_pos"].shape[-2] if "pos_embed.W_pos" in stack.weights else 0
+    )
     chunk = max(1, CHUNK_BYTES // (4 * side * side * stack.n_heads))
     values, skipped = over_chunks(stack, wanted, lambda part, name: FAMILIES[_family(name)].measure(part, name), chunk)
     return {name: _tidy(source.steps, name, value, stack.n_heads) for name, value in values.items()}, skipped
@@ -164,7 +167,7 @@ def _of_activations(
 ) -> tuple[dict[str, pd.DataFrame], dict[str, str]]:
     try:
         batch = batch or source.batch()
-    except Unsupported as reason:
+    except UnsupportedError as reason:
         return {}, dict.fromkeys(wanted, str(reason))
     skipped: dict[str, str] = {}
     rows: dict[str, list[Tensor]] = {name: [] for name in wanted}
@@ -172,7 +175,7 @@ def _of_activations(
     for i, step in enumerate(source.steps):
         try:
             model = source.model(int(step))
-        except Unsupported as reason:
+        except UnsupportedError as reason:
             return {}, dict.fromkeys(wanted, str(reason))
         at_step = Activations(model, batch, source.stack.at(slice(i, i + 1)), facts)
         for name in wanted:
@@ -180,7 +183,7 @@ def _of_activations(
                 continue
             try:
                 rows[name].append(FAMILIES[_family(name)].measure(at_step, name))
-            except Unsupported as reason:
+            except UnsupportedError as reason:
                 skipped[name] = str(reason)
         if progress is not None:
             progress(i + 1, len(source.steps))

@@ -1,8 +1,8 @@
 """What can be probed: a trajectory, a model, or weights stacked over steps; one reading of the three.
 
-    trajectory   the weights of all steps, its own task and evaluation seed; the model of any step
-    model        one step, numbered 0; any TransformerLens model, by the names HookedTransformer and Bridge share
-    mapping      TransformerLens's parameter name -> tensor with a leading step axis (none on what never moves)
+trajectory   the weights of all steps, its own task and evaluation seed; the model of any step
+model        one step, numbered 0; any TransformerLens model, by the names HookedTransformer and Bridge share
+mapping      TransformerLens's parameter name -> tensor with a leading step axis (none on what never moves)
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +15,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from induction_memory.errors import InputError, require
-from induction_memory.probes.stack import Lazy, Stack, Unsupported, at_steps, has_step_axis
+from induction_memory.probes.stack import Lazy, Stack, UnsupportedError, at_steps, has_step_axis
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.sampler import Batch, sample, step_rng
 from induction_memory.training.config import TrainConfig
@@ -46,7 +46,7 @@ class Source:
 
     def model(self, step: int) -> nn.Module:
         if self.model_at is None:
-            raise Unsupported("needs a model to run, stacked weights alone do not make one")
+            raise UnsupportedError("needs a model to run, stacked weights alone do not make one")
         return self.model_at(step)
 
     def batch(self) -> Batch:

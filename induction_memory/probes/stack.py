@@ -23,7 +23,7 @@ BASE_AXES = {"W_E": 2, "W_pos": 2, "W_U": 2, "W_Q": 3, "W_K": 3, "W_V": 3, "W_O"
 BASE_AXES |= {"w": 1, "b": 1, "b_Q": 2, "b_K": 2, "b_V": 2, "b_O": 1, "b_U": 1, "b_in": 1, "b_out": 1}
 
 
-class Unsupported(InputError):
+class UnsupportedError(InputError):
     """A probe was asked of a source that cannot have it; the message is the reason, in one line."""
 
 
@@ -97,20 +97,20 @@ class Stack:
 
     def require_layers(self, n: int) -> None:
         if self.n_layers < n:
-            raise Unsupported(f"needs {n} layers, the model has {self.n_layers}")
+            raise UnsupportedError(f"needs {n} layers, the model has {self.n_layers}")
 
     def require_weights(self, name: str, what: str) -> None:
         if name not in self.weights:
-            raise Unsupported(f"needs {what}, the model has none")
+            raise UnsupportedError(f"needs {what}, the model has none")
 
     def require_task(self) -> BigramTask:
         if self.task is None:
-            raise Unsupported("needs the task (pass task=...), a model alone does not say it")
+            raise UnsupportedError("needs the task (pass task=...), a model alone does not say it")
         return self.task
 
     def require_initial(self) -> Mapping[str, Tensor]:
         if self.initial is None:
-            raise Unsupported("needs the weights at initialisation, a model alone does not keep them")
+            raise UnsupportedError("needs the weights at initialisation, a model alone does not keep them")
         return self.initial
 
     def at(self, steps: slice) -> "Stack":
@@ -185,7 +185,7 @@ def over_chunks(
                 continue
             try:
                 value = measure(part, name).double()
-            except Unsupported as reason:
+            except UnsupportedError as reason:
                 skipped[name] = str(reason)
                 continue
             values[name].append(value.expand(part.n_steps, *value.shape[1:]))

@@ -43,7 +43,9 @@ PROBES = {f"{kind}_{W}": f"{W}: {what}" for kind, what in _KINDS.items() for W i
     "overlap_W_F_W_O2": "<W_F, Phi_2> / (|W_F| |Phi_2|), Phi_2 = W_O2 W_V2",
     "overlap_logits_W_F_W_O2": "cosine of the tables w_U^T W_F w_E and w_U^T Phi_2 w_E, centred over outputs",
 }
-PATTERN = re.compile(rf"(?P<kind>{'|'.join(_KINDS)})_(?P<memory>{'|'.join(MEMORIES)})|overlap_(?P<logits>logits_)?W_F_W_O2")
+PATTERN = re.compile(
+    rf"(?P<kind>{'|'.join(_KINDS)})_(?P<memory>{'|'.join(MEMORIES)})|overlap_(?P<logits>logits_)?W_F_W_O2"
+)
 
 
 def cosine(A: Float[Tensor, "*#lead m n"], B: Float[Tensor, "*#lead m n"]) -> Float[Tensor, "*lead"]:
@@ -52,7 +54,9 @@ def cosine(A: Float[Tensor, "*#lead m n"], B: Float[Tensor, "*#lead m n"]) -> Fl
 
 
 def explained(
-    W: Float[Tensor, "*#lead d_out d_in"], outputs: Float[Tensor, "*#lead n d_out"], inputs: Float[Tensor, "*#lead n d_in"]
+    W: Float[Tensor, "*#lead d_out d_in"],
+    outputs: Float[Tensor, "*#lead n d_out"],
+    inputs: Float[Tensor, "*#lead n d_in"],
 ) -> Float[Tensor, "*lead"]:
     """Share of |W|^2 in the span of the single outer products v_i u_i^T."""
     W, outputs, inputs = W.double(), outputs.double(), inputs.double()
@@ -97,7 +101,9 @@ def stored_pairs(stack: Stack, memory: str) -> tuple[Tensor, Tensor]:
 
 
 def explained_by_tokens(
-    W: Float[Tensor, "*#lead d_out d_in"], outputs: Float[Tensor, "*#lead n d_out"], inputs: Float[Tensor, "*#lead m d_in"]
+    W: Float[Tensor, "*#lead d_out d_in"],
+    outputs: Float[Tensor, "*#lead n d_out"],
+    inputs: Float[Tensor, "*#lead m d_in"],
 ) -> Float[Tensor, "*lead"]:
     """Share of |W|^2 in the span of all v_j u_i^T: what is left between the two spans."""
     out_basis, in_basis = torch.linalg.qr(outputs.mT.double()).Q, torch.linalg.qr(inputs.mT.double()).Q
