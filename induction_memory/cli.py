@@ -123,8 +123,17 @@ def branch(
     """
     from induction_memory.training.run import branch as start
 
-    rules = {"freeze": _listed(freeze), "clamps": _listed(clamp), "grafts": _listed(graft)}
-    result = start(_load(run), at, out, steps=steps, quiet=quiet, command=_command(), **rules)
+    result = start(
+        _load(run),
+        at,
+        out,
+        steps=steps,
+        freeze=_listed(freeze),
+        clamps=_listed(clamp),
+        grafts=_listed(graft),
+        quiet=quiet,
+        command=_command(),
+    )
     if not quiet:
         print(f"steps {result.steps[0]} to {result.steps[-1]} in {out}")
 
@@ -160,7 +169,7 @@ def probe(
     table = library.table(_load(run), [*probes] or None, steps=_steps(steps))
     for name, reason in table.attrs.get("skipped", {}).items():
         print(f"{name}: {reason}", file=sys.stderr)
-    _output(table, format, out)
+    _output(library.wide(table).reset_index(), format, out)
 
 
 @app.command
@@ -170,8 +179,8 @@ def verify(run: Run, /) -> None:
     Args:
         run: trajectory's folder, or the name of a shipped one.
     """
-    from induction_memory.trajectory import find
-    from induction_memory.trajectory import verify as check
+    from induction_memory.trajectory.trajectory import find
+    from induction_memory.trajectory.verification import verify as check
 
     damaged = check(find(run))
     for line in damaged:
@@ -276,9 +285,9 @@ def _listed(items: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(part.strip() for item in items for part in item.split(",") if part.strip())
 
 
-def _steps(text: str) -> "str | list[int]":
+def _steps(text: str) -> Literal["all"] | list[int]:
     if text == "all":
-        return text
+        return "all"
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:

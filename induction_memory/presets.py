@@ -87,7 +87,7 @@ FIGURE_8_STEP_SIZES = (0.05, 0.2, 0.8, 3.2, 12.8)
 PRESETS: dict[str, Preset] = {
     "demo": Preset(
         "the birth of an induction head in two minutes: Figure 3's task at d = 64, T = 64, batches of 128",
-        _train(quick(_INDUCTION_ALONE), steps=400, learning_rate=0.5),
+        _train(quick(_INDUCTION_ALONE), steps=1000, learning_rate=0.5),
     ),
     "figure-2-random": Preset("vanilla two-layer transformer, random triggers", _VANILLA),
     "figure-2-fixed": Preset(
