@@ -1,0 +1,65 @@
+"""A check: one statement of the paper, what it predicts, what was measured, and whether the two agree.
+
+`slip` marks a statement as the paper prints it that is known not to hold; beside it stands the statement that does.
+A check comes out as expected when it holds and is no slip, or fails and is one.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pandas as pd
+
+
+@dataclass(frozen=True)
+class Check:
+    """One row of the table."""
+
+    statement: str
+    predicted: float
+    measured: float
+    tolerance: str
+    verdict: bool
+    slip: bool = False
+
+    @property
+    def expected(self) -> bool:
+        """Whether this is news: a slip that fails and a statement that holds are not."""
+        return self.verdict != self.slip
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one named check returns: its rows, and the tables its figure is drawn from."""
+
+    checks: tuple[Check, ...]
+    tables: Mapping[str, pd.DataFrame] = field(default_factory=dict)
+
+
+def within(statement: str, predicted: float, measured: float, relative: float, slip: bool = False) -> Check:
+    """Holds when the measured value is within a relative distance of the predicted one."""
+    verdict = abs(measured - predicted) <= relative * abs(predicted)
+    return Check(statement, predicted, measured, f"± {relative:.3g} relative", verdict, slip)
+
+
+def near(statement: str, predicted: float, measured: float, absolute: float, slip: bool = False) -> Check:
+    """Holds when the measured value is within an absolute distance of the predicted one."""
+    verdict = abs(measured - predicted) <= absolute
+    return Check(statement, predicted, measured, f"± {absolute:.3g}", verdict, slip)
+
+
+def sampled(
+    statement: str, predicted: float, measured: float, error: float, sigmas: float = 4.0, slip: bool = False
+) -> Check:
+    """Holds when a mean over random draws is within some standard errors of the predicted value."""
+    verdict = abs(measured - predicted) <= sigmas * error
+    return Check(statement, predicted, measured, f"± {sigmas:g} standard errors of {error:.2g}", verdict, slip)
+
+
+def at_least(statement: str, bound: float, measured: float, slip: bool = False) -> Check:
+    """Holds when the measured value reaches the bound."""
+    return Check(statement, bound, measured, "at least", measured >= bound, slip)
+
+
+def at_most(statement: str, bound: float, measured: float, slip: bool = False) -> Check:
+    """Holds when the measured value stays within the bound."""
+    return Check(statement, bound, measured, "at most", measured <= bound, slip)
