@@ -1,0 +1,87 @@
+"""What an intervention is done to: a model, or some or all steps of a trajectory, with sequences to run it on."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pandas as pd
+from transformer_lens import HookedTransformer
+
+from induction_memory.errors import InputError, require
+from induction_memory.interventions.recording import require_additive
+from induction_memory.model.build import build
+from induction_memory.task.bigrams import BigramTask
+from induction_memory.task.sampler import Batch, sample, step_rng
+from induction_memory.training.config import TrainConfig
+from induction_memory.trajectory.states import fill
+from induction_memory.trajectory.trajectory import Trajectory
+
+Steps = int | Literal["all", "last"] | Sequence[int] | None
+SEQUENCES = 64  # of the evaluation batch, when none is given
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """One model at one step."""
+
+    model: HookedTransformer
+    step: int | None = None
+    """The step of its trajectory; None for a model on its own."""
+    initial: HookedTransformer | None = None
+    """The same model before training, where it is known."""
+
+
+def subjects(source: Any, step: Steps = None, initial: HookedTransformer | None = None) -> Iterator[Subject]:
+    """The model itself, or that of each step asked for (the last when not said).
+
+    All steps of a trajectory are one model whose weights change: use each before asking for the next.
+    """
+    if isinstance(source, Trajectory):
+        chosen = chosen_steps(source, step)
+        model, first = build(source.model_config), build(source.model_config)
+        fill(first, source.state(int(source.steps[0])))
+        for one in chosen:
+            fill(model, source.state(one))
+            yield Subject(model, one, initial or first)
+        return
+    require_additive(source)
+    require(step is None, "step", "none: this is a model, not a trajectory", step)
+    yield Subject(source, None, initial)
+
+
+def chosen_steps(run: Trajectory, step: Steps) -> list[int]:
+    """The stored steps that `step` asks for: one, several, all, or the last."""
+    if step is None or step == "last":
+        return [int(run.steps[-1])]
+    if isinstance(step, str):
+        require(step == "all", "step", "a stored step, a list of them, 'last' or 'all'", repr(step))
+        return [int(s) for s in run.steps]
+    wanted = [step] if isinstance(step, int) else list(step)
+    require(len(wanted) > 0, "step", "at least one", "none")
+    return [run.resolve(one) for one in wanted]
+
+
+def task_of(source: Any, task: BigramTask | None = None) -> BigramTask:
+    """The task given, or that of the trajectory."""
+    if task is not None:
+        return task
+    if isinstance(source, Trajectory):
+        return source.task
+    raise InputError("task: expected the task of the sequences (a model alone does not know it), got none")
+
+
+def batch_of(source: Any, batch: Batch | None, task: BigramTask | None = None, sequences: int = SEQUENCES) -> Batch:
+    """The batch given, or sequences of the trajectory's task from its evaluation seed."""
+    if batch is not None:
+        return batch
+    if task is None and not isinstance(source, Trajectory):
+        raise InputError("batch: expected sequences of the task (a model alone does not know it), got none")
+    seed = source.config.train.eval_seed if isinstance(source, Trajectory) else TrainConfig.eval_seed
+    return sample(task_of(source, task), sequences, step_rng(seed, 0))
+
+
+def with_step(table: pd.DataFrame, subject: Subject) -> pd.DataFrame:
+    """The table with the step as its first column, where there is one."""
+    if subject.step is not None:
+        table.insert(0, "step", subject.step)
+    return table
