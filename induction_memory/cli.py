@@ -4,15 +4,16 @@ A user's mistake ends with exit code 2 and one line on standard error. Nothing h
 it, so that `--help` answers at once.
 """
 
-import contextlib
+import functools
 import io
 import json
 import os
 import re
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TextIO
 
 import tyro
 from tyro.extras import SubcommandApp
@@ -26,12 +27,24 @@ if TYPE_CHECKING:
 
 app = SubcommandApp()
 
+
+def command(function: Callable[..., None]) -> Callable[..., None]:
+    """Add a command; when it runs, parsing is over and standard error is the user's again."""
+
+    @functools.wraps(function)
+    def after_parsing(*arguments, **options) -> None:
+        sys.stderr = _complaints.real
+        function(*arguments, **options)
+
+    return app.command(after_parsing)
+
+
 Format = Literal["table", "csv", "json"]
 Run = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
 Settings = Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="PART.FIELD=VALUE")]
 
 
-@app.command
+@command
 def demo(out: Path = Path("demo"), quiet: bool = False) -> None:
     """The main job, small: train until the induction head is born, probe, draw.
 
@@ -44,7 +57,7 @@ def demo(out: Path = Path("demo"), quiet: bool = False) -> None:
     run(out, quiet=quiet)
 
 
-@app.command
+@command
 def presets(name: Annotated[str | None, tyro.conf.Positional] = None, /) -> None:
     """List the experiments, or show one in full.
 
@@ -61,7 +74,7 @@ def presets(name: Annotated[str | None, tyro.conf.Positional] = None, /) -> None
         print(json.dumps({"about": entry.about} | entry.run.to_dict(), indent=2))
 
 
-@app.command
+@command
 def train(
     preset: Annotated[str, tyro.conf.Positional],
     /,
@@ -97,7 +110,7 @@ def train(
         print(f"{len(run.steps)} checkpoints, steps {run.steps[0]} to {run.steps[-1]}, in {out}")
 
 
-@app.command
+@command
 def branch(
     run: Run,
     /,
@@ -107,6 +120,7 @@ def branch(
     freeze: tuple[str, ...] = (),
     clamp: tuple[str, ...] = (),
     graft: tuple[str, ...] = (),
+    resume: bool = False,
     quiet: bool = False,
 ) -> None:
     """Go on from a stored step with the same data to come, under another rule.
@@ -119,6 +133,7 @@ def branch(
         freeze: parameters to hold, as in W_K1 or "W_K1: 300..".
         clamp: attention patterns to impose: previous-token, induction.
         graft: matrices to take from elsewhere, as in W_O2=RUN@STEP.
+        resume: go on with the branch in that folder.
         quiet: no progress.
     """
     from induction_memory.training.run import branch as start
@@ -131,6 +146,7 @@ def branch(
         freeze=_listed(freeze),
         clamps=_listed(clamp),
         grafts=_listed(graft),
+        resume=resume,
         quiet=quiet,
         command=_command(),
     )
@@ -138,7 +154,7 @@ def branch(
         print(f"steps {result.steps[0]} to {result.steps[-1]} in {out}")
 
 
-@app.command
+@command
 def probe(
     run: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")] = None,
     /,
@@ -172,7 +188,7 @@ def probe(
     _output(library.wide(table).reset_index(), format, out)
 
 
-@app.command
+@command
 def verify(run: Run, /) -> None:
     """Check every checksum of a trajectory; exit 1 names what is damaged.
 
@@ -190,7 +206,7 @@ def verify(run: Run, /) -> None:
     print(f"{run}: every checksum holds")
 
 
-@app.command
+@command
 def theory(checks: Annotated[tuple[str, ...], tyro.conf.Positional] = (), /, out: Path | None = None) -> None:
     """Check the paper's lemmas and its three-step theorem, and end with one table.
 
@@ -208,10 +224,14 @@ def theory(checks: Annotated[tuple[str, ...], tyro.conf.Positional] = (), /, out
 
 def main() -> None:
     """Run the command line; a mistake is one line on standard error and exit code 2."""
-    told = io.StringIO()
+    _complaints.catch()
     try:
-        with _quiet_parser(told):
-            app.cli(prog="induction-memory", description="Watch an induction head being born.")
+        app.cli(prog="induction-memory", description="Watch an induction head being born.")
+    except SystemExit as stop:
+        sys.stderr = _complaints.real
+        if stop.code == 2 and _complaints.getvalue():
+            _fail(_complaints.one_line())
+        raise
     except InputError as error:
         _fail(str(error))
     except BrokenPipeError:
@@ -220,49 +240,29 @@ def main() -> None:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
-
-
-@contextlib.contextmanager
-def _quiet_parser(told: io.StringIO):
-    """Tell the parser's complaint, a drawn box, in one line."""
-    real = sys.stderr
-    sys.stderr = _Boxes(real, told)  # pyright: ignore[reportAttributeAccessIssue]
-    try:
-        yield
-    except SystemExit as stop:
-        sys.stderr = real
-        if stop.code == 2 and told.getvalue():
-            _fail(_one_line(told.getvalue()))
-        raise
     finally:
-        sys.stderr = real
+        sys.stderr = _complaints.real
 
 
-class _Boxes(io.TextIOBase):
-    """Standard error, with drawn boxes put aside: only the parser draws them."""
+class _Complaints(io.StringIO):
+    """Stands in for standard error while the parser works: it draws its complaint as a box of many lines."""
 
-    def __init__(self, real, aside: io.StringIO) -> None:
-        self.real, self.aside = real, aside
+    real: TextIO = sys.stderr
 
-    def write(self, text: str) -> int:
-        boxed = any(mark in text for mark in "╭│╰") or (self.aside.getvalue() and not text.strip())
-        return (self.aside if boxed else self.real).write(text)
+    def catch(self) -> None:
+        self.real = sys.stderr
+        self.seek(0)
+        self.truncate()
+        sys.stderr = self
 
-    def flush(self) -> None:
-        self.real.flush()
-
-    def isatty(self) -> bool:
-        return self.real.isatty()
-
-    def fileno(self) -> int:
-        return self.real.fileno()
+    def one_line(self) -> str:
+        lines = [line.strip("│| ") for line in self.getvalue().splitlines() if not set(line) & set("╭╰")]
+        kept = [line for line in lines if set(line) - set("─-+ ") and not line.startswith("For full helptext")]
+        text = re.sub(r"\s+", " ", " ".join(kept))
+        return re.sub(r"Got errors: .* Argument helptext: ", "Expected: ", text)
 
 
-def _one_line(box: str) -> str:
-    lines = [line.strip("│ ").strip() for line in box.splitlines() if line.startswith("│")]
-    kept = [line for line in lines if line and not set(line) <= {"─"} and not line.startswith("For full helptext")]
-    text = re.sub(r"\s+", " ", " ".join(kept))
-    return re.sub(r"Got errors: .* Argument helptext: ", "Expected: ", text)
+_complaints = _Complaints()
 
 
 def _fail(message: str) -> None:
