@@ -21,8 +21,8 @@ class Activations:
 
     model: nn.Module
     """Any TransformerLens model."""
-    batch: Batch
-    """The sequences it reads."""
+    sequences: Batch | None
+    """What it reads; None where nobody has said, and only the standard scores can be had."""
     stack: Stack
     """Its weights, with the task."""
     batch_facts: dict[str, Any] = field(default_factory=dict, repr=False)
@@ -37,6 +37,12 @@ class Activations:
     @property
     def n_heads(self) -> int:
         return self.stack.n_heads
+
+    @property
+    def batch(self) -> Batch:
+        if self.sequences is None:
+            raise UnsupportedError("needs a batch, or the task to sample one (pass batch=... or task=...)")
+        return self.sequences
 
     @property
     def logits(self) -> Float[Tensor, "batch pos vocab"]:

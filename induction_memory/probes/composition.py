@@ -18,6 +18,7 @@ With several heads, compositions are for pairs "h>g": layer-1 head h read by lay
 """
 
 import re
+from functools import lru_cache
 
 import torch
 from jaxtyping import Float
@@ -60,6 +61,7 @@ def squared_spectrum(A: Float[Tensor, "*lead m n"], d: int) -> Float[Tensor, "*l
     return torch.nn.functional.pad(values, (0, d - values.shape[-1]))
 
 
+@lru_cache(maxsize=4)
 def squared_rotations(d: int) -> Float[Tensor, "rotation d d"]:
     """Squared entries of Haar-random rotations, always the same ones."""
     generator = torch.Generator().manual_seed(ROTATION_SEED)
@@ -109,7 +111,7 @@ def _null(stack: Stack, letter: str) -> Float[Tensor, "step head head2 rotation"
         stack.once(f"squared spectrum of {name}", lambda name=name: squared_spectrum(stack.memory(name), d))
         for name in (reader, "Phi_1")
     )
-    return turned(a.unsqueeze(1), b.unsqueeze(2), stack.once("rotations", lambda: squared_rotations(d)))
+    return turned(a.unsqueeze(1), b.unsqueeze(2), squared_rotations(d))
 
 
 def _copying(stack: Stack, layer: int) -> Float[Tensor, "step head"]:

@@ -165,10 +165,7 @@ def _of_weights(source: Source, wanted: list[str]) -> tuple[dict[str, pd.DataFra
 def _of_activations(
     source: Source, wanted: list[str], batch: Batch | None, progress: Callable[[int, int], None] | None
 ) -> tuple[dict[str, pd.DataFrame], dict[str, str]]:
-    try:
-        batch = batch or source.batch()
-    except UnsupportedError as reason:
-        return {}, dict.fromkeys(wanted, str(reason))
+    batch = source.batch() if batch is None and source.task is not None else batch
     skipped: dict[str, str] = {}
     rows: dict[str, list[Tensor]] = {name: [] for name in wanted}
     facts: dict[str, Any] = {}

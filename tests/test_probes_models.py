@@ -1,0 +1,112 @@
+"""Models that others bring: a plain HookedTransformer and a TransformerBridge."""
+
+import pytest
+import torch
+from transformer_lens import HookedTransformer, HookedTransformerConfig
+from transformer_lens.config import TransformerBridgeConfig
+from transformer_lens.model_bridge import TransformerBridge
+
+from induction_memory import probes
+from induction_memory.errors import InputError
+from induction_memory.probes.source import model_weights
+from induction_memory.task import BigramTask, Corpus
+from induction_memory.task.sampler import make_batch
+
+SIZES = {"d_model": 32, "n_layers": 2, "n_heads": 2, "d_head": 16, "n_ctx": 24, "d_vocab": 11, "d_mlp": 64, "seed": 0}
+
+
+def hooked():
+    return HookedTransformer(HookedTransformerConfig(**SIZES, act_fn="gelu", normalization_type="LN"))
+
+
+def bridge():
+    return TransformerBridge.boot_native(TransformerBridgeConfig(**SIZES, act_fn="gelu", normalization_type="LN"))
+
+
+MODELS = {"HookedTransformer": hooked, "TransformerBridge": bridge}
+
+
+@pytest.fixture(params=MODELS)
+def model(request):
+    return MODELS[request.param]()
+
+
+def test_weights_explain_the_attention_of_the_model_itself(model):
+    weights = model_weights(model)
+    tokens = torch.randint(11, (2, 20), generator=torch.Generator().manual_seed(0))
+    _, cache = model.run_with_cache(tokens)
+    x = weights["embed.W_E"][tokens] + weights["pos_embed.W_pos"][:20]
+    x = torch.nn.functional.layer_norm(x, (32,), weights["blocks.0.ln1.w"], weights["blocks.0.ln1.b"], 1e-5)
+    q, k = (torch.einsum("bpd,hde->bhpe", x, weights[f"blocks.0.attn.{W}"]) for W in ("W_Q", "W_K"))
+    hidden = torch.ones(20, 20, dtype=torch.bool).triu(1)
+    pattern = (q @ k.mT / 4).masked_fill(hidden, -torch.inf).softmax(-1)
+    torch.testing.assert_close(pattern, cache["blocks.0.attn.hook_pattern"], rtol=1e-3, atol=1e-5)
+
+
+def test_recall_between_chosen_sets_equals_a_loop(model):
+    weights = model_weights(model)
+    W_E, W_U = weights["embed.W_E"], weights["unembed.W_U"]
+    targets = torch.tensor([3, -1, 0, 0, 1, 2, -1, 9, 10, 4, 5])
+    found = probes.recall_between(model, "Phi_1", inputs="w_E", outputs="w_U", targets=targets)
+    for head in range(2):
+        gain = weights["blocks.0.ln1.w"][:, None] * weights["blocks.0.attn.W_V"][head]
+        OV = (gain - gain.mean(0)) @ weights["blocks.0.attn.W_O"][head]
+        out = weights["ln_final.w"][:, None] * W_U
+        scores = W_E @ OV @ (out - out.mean(0))
+        hits = [scores[i].argmax() == t for i, t in enumerate(targets) if t >= 0]
+        assert found.loc[head, "recall"] == pytest.approx(sum(map(float, hits)) / len(hits))
+
+
+def test_stored_pairs_of_the_user_s_own_sets_are_recalled(model):
+    u, v = torch.eye(32)[:6], torch.eye(32).flip(0)[:6]
+    found = probes.recall_between(model, v.T @ u, inputs=u, outputs=v)
+    assert found[["recall", "rank"]].to_numpy().tolist() == [[1, 1]]
+    with pytest.raises(InputError, match="inputs: expected rows of the matrix's dimension 32, got 11"):
+        probes.recall_between(model, "Phi_1", inputs=torch.eye(11), outputs="w_U")
+
+
+def test_pairs_of_heads_are_named(model):
+    found = probes.recall_between(model, "W_K2^T", inputs="w_E", outputs="Phi_1 w_E")
+    assert found["head"].tolist() == ["0>0", "0>1", "1>0", "1>1"]
+    named = probes.table(model, ["W_K2", "W_K2_margin"]).set_index(["probe", "head"])["value"]
+    for _, row in found.iterrows():
+        assert row["recall"] == named["W_K2", row["head"]]
+        assert row["margin"] == pytest.approx(named["W_K2_margin", row["head"]], rel=1e-4)
+
+
+def test_attention_scores_work_and_are_those_of_the_patterns(model):
+    scores = probes.head_scores(model, length=10)
+    assert scores[["layer", "head"]].to_numpy().tolist() == [[1, 0], [1, 1], [2, 0], [2, 1]]
+    assert scores[["previous_token", "induction"]].to_numpy().max() < 0.5
+    standard = probes.table(model, ["repeated_previous1", "entropy1"])
+    assert standard["probe"].tolist() == ["repeated_previous1"] * 2
+    assert "needs a batch" in standard.attrs["skipped"]["entropy1"]
+    with pytest.raises(InputError, match="length: expected 2 to 12"):
+        probes.head_scores(model, length=13)
+
+
+def test_attention_probes_run_on_the_user_s_own_sequences(model):
+    tokens = torch.randint(11, (4, 21), generator=torch.Generator().manual_seed(0))
+    none = torch.zeros(4, 0, dtype=torch.int64)
+    corpus = Corpus.from_text("".join(chr(97 + i % 11) for i in range(100)))
+    batch = make_batch(BigramTask(corpus=corpus, length=20, k=1), tokens, none, none)
+    _, cache = model.run_with_cache(batch.tokens)
+    found = probes.table(model, ["previous_token_mass2", "induction_repeated_mass2"], batch=batch)
+    assert len(found) == 4
+    assert not found.attrs["skipped"]
+    raw = cache["blocks.1.attn.hook_pattern"].diagonal(-1, dim1=-2, dim2=-1).mean((0, 2))
+    chance = (1 / torch.arange(2, 21)).mean()
+    expected = ((raw - chance) / (1 - chance)).tolist()
+    assert found["value"].tolist()[:2] == pytest.approx(expected, abs=1e-5)
+
+
+def test_both_kinds_of_model_give_the_same_numbers_from_the_same_weights():
+    ours, theirs = hooked(), bridge()
+    with torch.no_grad():
+        for name, weight in model_weights(theirs).items():
+            dict(ours.named_parameters())[name].copy_(weight)
+    names = ["W_K1_margin", "W_K2_margin", "W_O2_margin", "K_composition", "copying2", "norm_W_K1"]
+    mine, other = probes.table(ours, names), probes.table(theirs, names)
+    assert mine["value"].tolist() == pytest.approx(other["value"].tolist(), rel=1e-4)
+    a, b = (probes.head_scores(m, length=10)[["previous_token", "induction"]].to_numpy() for m in (ours, theirs))
+    assert a == pytest.approx(b, abs=1e-5)
