@@ -1,0 +1,126 @@
+"""The parts of a block that act on each position by itself, forward and backward, on rows x [row, d_model].
+
+LayerNorm         y = (x - mean(x)) / sqrt(var(x) + eps) * gamma + beta
+linear            y = x W_F                    dx = dy W_F^T                  dW_F = x^T dy
+ReLU              y = relu(x W_in) W_out       dh = (dy W_out^T) 1{h > 0}     dW_out = h^T dy,  dW_in = x^T dh
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from induction_memory.training.sums import Sums
+from induction_memory.training.workspace import Workspace
+
+
+@dataclass(frozen=True)
+class Normalized:
+    """What LayerNorm's backward needs."""
+
+    x: Tensor
+    mean: Tensor
+    inverse_deviation: Tensor
+
+
+@dataclass(frozen=True)
+class LayerNorm:
+    """One LayerNorm; `name` is its parameters' prefix."""
+
+    name: str
+    gamma: Float[Tensor, " d_model"]
+    beta: Float[Tensor, " d_model"]
+    eps: float
+    trained: tuple[bool, bool]
+
+    def forward(self, x: Float[Tensor, "*row d_model"]) -> tuple[Float[Tensor, "*row d_model"], Normalized]:
+        y, mean, inverse = torch.native_layer_norm(x, [x.shape[-1]], self.gamma, self.beta, self.eps)
+        return y, Normalized(x, mean, inverse)
+
+    def backward(
+        self, dy: Float[Tensor, "*row d_model"], saved: Normalized, sums: Sums
+    ) -> Float[Tensor, "*row d_model"]:
+        width = dy.shape[-1]
+        dx, dgamma, dbeta = torch.ops.aten.native_layer_norm_backward(
+            dy,
+            saved.x,
+            [width],
+            saved.mean,
+            saved.inverse_deviation,
+            self.gamma,
+            self.beta,
+            [True, *self.trained],
+        )
+        if self.trained[0]:
+            sums(f"{self.name}.w", width).add_(dgamma)
+        if self.trained[1]:
+            sums(f"{self.name}.b", width).add_(dbeta)
+        return dx
+
+
+@dataclass(frozen=True)
+class LinearFeedForward:
+    """x W_F; `name` is the parameter's prefix."""
+
+    name: str
+    W_F: Float[Tensor, "d_model d_model"]
+    trained: bool
+
+    def forward(self, x: Float[Tensor, "row d_model"], out: Float[Tensor, "row d_model"], buffers: Workspace) -> None:
+        """Add the output to `out`."""
+        out.addmm_(x, self.W_F)
+
+    def backward(
+        self,
+        dy: Float[Tensor, "row d_model"],
+        x: Float[Tensor, "row d_model"],
+        buffers: Workspace,
+        sums: Sums,
+        wanted: bool,
+    ) -> Float[Tensor, "row d_model"] | None:
+        """dx, if it is wanted."""
+        if self.trained:
+            sums(f"{self.name}.W_F", *self.W_F.shape).addmm_(x.T, dy)
+        return torch.mm(dy, self.W_F.T, out=buffers(f"{self.name}.dfeed", *x.shape)) if wanted else None
+
+
+@dataclass(frozen=True)
+class ReluFeedForward:
+    """relu(x W_in) W_out; `name` is the parameters' prefix."""
+
+    name: str
+    W_in: Float[Tensor, "d_model d_mlp"]
+    W_out: Float[Tensor, "d_mlp d_model"]
+    trained: tuple[bool, bool]
+
+    def forward(self, x: Float[Tensor, "row d_model"], out: Float[Tensor, "row d_model"], buffers: Workspace) -> None:
+        """Add the output to `out`."""
+        hidden = buffers(f"{self.name}.hidden", x.shape[0], self.W_in.shape[1])
+        torch.mm(x, self.W_in, out=hidden)
+        hidden.relu_()
+        out.addmm_(hidden, self.W_out)
+
+    def backward(
+        self,
+        dy: Float[Tensor, "row d_model"],
+        x: Float[Tensor, "row d_model"],
+        buffers: Workspace,
+        sums: Sums,
+        wanted: bool,
+    ) -> Float[Tensor, "row d_model"] | None:
+        """dx, if it is wanted."""
+        hidden = buffers(f"{self.name}.hidden", x.shape[0], self.W_in.shape[1])
+        if self.trained[1]:
+            sums(f"{self.name}.W_out", *self.W_out.shape).addmm_(hidden.T, dy)
+        if not self.trained[0] and not wanted:
+            return None
+        dhidden = buffers("dhidden", *hidden.shape)
+        torch.mm(dy, self.W_out.T, out=dhidden)
+        torch.ops.aten.threshold_backward.grad_input(dhidden, hidden, 0, grad_input=dhidden)
+        if self.trained[0]:
+            sums(f"{self.name}.W_in", *self.W_in.shape).addmm_(x.T, dhidden)
+        return torch.mm(dhidden, self.W_in.T, out=buffers(f"{self.name}.dfeed", *x.shape)) if wanted else None
+
+
+FeedForward = LinearFeedForward | ReluFeedForward

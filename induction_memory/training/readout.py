@@ -1,0 +1,42 @@
+"""Logits to loss and back.
+
+    logits = x W_U        nll = log(sum exp(logits)) - logits[target]        dlogits = w (softmax(logits) - 1{target})
+
+where w is the weight of a row in the loss: one over the number of trained positions, or zero. As in attention, logits
+are computed in bits, because powers of two are cheaper.
+"""
+
+import math
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from induction_memory.training.attention import LOG2_E
+
+
+def cross_entropy(
+    bits: Float[Tensor, "row vocab"],
+    targets: Int[Tensor, " row"],
+    weights: Float[Tensor, " row"] | None,
+) -> tuple[Float[Tensor, " row"], Bool[Tensor, " row"]]:
+    """-log p(target) and whether the target is the likeliest, from logits times log2 e.
+
+    The logits are overwritten: with the gradient of the weighted sum of nll when weights are given.
+    """
+    correct = bits.argmax(-1) == targets
+    bits.sub_(bits.amax(-1, keepdim=True))
+    at_target = bits.gather(-1, targets[:, None])
+    torch.exp2(bits, out=bits)
+    total = bits.sum(-1, keepdim=True)
+    nll = (total.log2() - at_target).mul_(math.log(2)).squeeze(-1)
+    if weights is not None:
+        weights = weights[:, None]
+        bits.mul_(weights / total)
+        bits.scatter_add_(-1, targets[:, None], -weights)
+    return nll, correct
+
+
+def in_bits(W: Tensor) -> Tensor:
+    """A copy whose products come out in bits."""
+    return W * LOG2_E
