@@ -30,7 +30,7 @@ def untrained(d_model: int = 384, length: int = LENGTH, **changes: Any) -> Any:
 
 
 def stacked(model: Any, n_steps: int, moving: tuple[str, ...], seed: int = 0) -> dict[str, Tensor]:
-    """Weights over steps: those in `moving` take a random walk from the model's, the others stay without a step axis."""
+    """Weights over steps: those in `moving` walk at random from the model's, the others have no step axis."""
     generator = torch.Generator().manual_seed(seed)
     weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     for name in moving:

@@ -10,9 +10,14 @@ from induction_memory import probes
 from induction_memory.errors import InputError
 from induction_memory.probes.source import model_weights
 from induction_memory.task import BigramTask, Corpus
-from induction_memory.task.sampler import make_batch
+from induction_memory.task.sampler import make_batch, sample, step_rng
 
 SIZES = {"d_model": 32, "n_layers": 2, "n_heads": 2, "d_head": 16, "n_ctx": 24, "d_vocab": 11, "d_mlp": 64, "seed": 0}
+
+CORPUS = Corpus.from_text(
+    "".join(chr(97 + int(i)) for i in torch.randint(11, (2000,), generator=torch.Generator().manual_seed(1)).tolist())
+)
+TASK = BigramTask(corpus=CORPUS, length=20, k=2)
 
 
 def hooked():
@@ -85,11 +90,22 @@ def test_attention_scores_work_and_are_those_of_the_patterns(model):
         probes.head_scores(model, length=13)
 
 
+def test_a_feed_forward_that_is_no_memory_is_skipped_but_attributed(model):
+    table = probes.table(model, ["W_F_kl"], task=TASK)
+    assert "linear or ReLU feed-forward" in table.attrs["skipped"]["W_F_kl"]
+    batch = sample(TASK, 8, step_rng(0, 0))
+    found = probes.table(model, "attribution", task=TASK, batch=batch).groupby("probe")["value"].sum()
+    logits = model(batch.tokens)[batch.in_context]
+    whole = (logits.gather(-1, batch.targets[batch.in_context][:, None]).squeeze(-1) - logits.mean(-1)).mean().item()
+    parts = [n for n in found.index if n in ("dla_token", "dla_position") or n.startswith(("dla_heads", "dla_feed"))]
+    assert len(parts) == 6
+    assert found[parts].sum() == pytest.approx(whole, abs=1e-4)
+
+
 def test_attention_probes_run_on_the_user_s_own_sequences(model):
     tokens = torch.randint(11, (4, 21), generator=torch.Generator().manual_seed(0))
     none = torch.zeros(4, 0, dtype=torch.int64)
-    corpus = Corpus.from_text("".join(chr(97 + i % 11) for i in range(100)))
-    batch = make_batch(BigramTask(corpus=corpus, length=20, k=1), tokens, none, none)
+    batch = make_batch(TASK, tokens, none, none)
     _, cache = model.run_with_cache(batch.tokens)
     found = probes.table(model, ["previous_token_mass2", "induction_repeated_mass2"], batch=batch)
     assert len(found) == 4
@@ -105,6 +121,9 @@ def test_both_kinds_of_model_give_the_same_numbers_from_the_same_weights():
     with torch.no_grad():
         for name, weight in model_weights(theirs).items():
             dict(ours.named_parameters())[name].copy_(weight)
+        for mine, other in zip(ours.blocks, theirs.blocks, strict=True):
+            for W in ("W_in", "W_out"):
+                getattr(mine.mlp, W).copy_(getattr(other.mlp, W))
     names = ["W_K1_margin", "W_K2_margin", "W_O2_margin", "K_composition", "copying2", "norm_W_K1"]
     mine, other = probes.table(ours, names), probes.table(theirs, names)
     assert mine["value"].tolist() == pytest.approx(other["value"].tolist(), rel=1e-4)

@@ -106,8 +106,10 @@ def _heads(a: Activations, layer: int) -> Float[Tensor, "batch pos head d"]:
 
 
 def _has_feed_forward(a: Activations, layer: int) -> bool:
-    mlp = f"blocks.{layer - 1}.mlp"
-    return any(f"{mlp}.{W}" in a.stack.weights for W in ("W_F", "W_in"))
+    """Whether the layer has a feed-forward with weights (not a stand-in that returns zeros)."""
+    if f"blocks.{layer - 1}.hook_mlp_out" not in a.cache:
+        return False
+    return next(a.model.get_submodule(f"blocks.{layer - 1}.mlp").parameters(), None) is not None
 
 
 def _feed_forward(a: Activations, layer: int) -> Float[Tensor, "batch pos d"]:

@@ -188,11 +188,16 @@ def feed_forward_logits(stack: Stack) -> Float[Tensor, "step i j"]:
     if f"{mlp}.W_F" in weights:
         out = rows @ weights[f"{mlp}.W_F"]
     elif f"{mlp}.W_in" in weights:
-        out = torch.relu(rows @ weights[f"{mlp}.W_in"]) @ weights[f"{mlp}.W_out"]
+        hidden = torch.relu(_plus(rows @ weights[f"{mlp}.W_in"], weights.get(f"{mlp}.b_in")))
+        out = _plus(hidden @ weights[f"{mlp}.W_out"], weights.get(f"{mlp}.b_out"))
     else:
-        raise UnsupportedError("needs a feed-forward in the last layer, the model has none")
+        raise UnsupportedError("needs a linear or ReLU feed-forward in the last layer, the model has none")
     logits = _layer_norm(stack, "ln_final", out) @ weights["unembed.W_U"]
     return logits if logits.dim() == 3 else logits[None]
+
+
+def _plus(rows: Tensor, bias: Tensor | None) -> Tensor:
+    return rows if bias is None else rows + bias.unsqueeze(-2)
 
 
 def _layer_norm(stack: Stack, norm: str, rows: Tensor) -> Tensor:

@@ -69,11 +69,15 @@ def read(source: Any, *, steps: Steps = "all", task: BigramTask | None = None) -
 
 
 def model_weights(model: nn.Module) -> dict[str, Tensor]:
-    """A model's weights by HookedTransformer's parameter names, read by the accessors that Bridge has too."""
+    """A model's weights by HookedTransformer's parameter names, read by the accessors that Bridge has too.
+
+    Of feed-forwards only linear and ReLU ones: they alone are memories that a probe reads.
+    """
+    any_model: Any = model
     parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
     if "embed.W_E" in parameters:
-        return parameters
-    any_model: Any = model
+        readable = any_model.cfg.act_fn == "relu"
+        return {n: w for n, w in parameters.items() if readable or ".mlp." not in n or n.endswith("W_F")}
     weights = {"embed.W_E": any_model.W_E, "unembed.W_U": any_model.W_U}
     if hasattr(any_model, "pos_embed"):
         weights["pos_embed.W_pos"] = any_model.pos_embed.W_pos
@@ -84,9 +88,6 @@ def model_weights(model: nn.Module) -> dict[str, Tensor]:
     for name in [*norms, "ln_final"] if any_model.cfg.normalization_type == "LN" else ():
         norm = model.get_submodule(name)
         weights |= {f"{name}.w": norm.w, f"{name}.b": norm.b}
-    for layer, block in enumerate(any_model.blocks):
-        if not any_model.cfg.attn_only and hasattr(block, "mlp"):
-            weights |= {f"blocks.{layer}.mlp.{W}": getattr(block.mlp, W) for W in ("W_in", "W_out")}
     return {name: weight.detach() for name, weight in weights.items()}
 
 
