@@ -1,0 +1,84 @@
+"""What is asked of the heads: the right output at positions where the context tells it.
+
+The worth of a run is the mean over these questions of
+
+    logit             the right output's logit above the average, y_o - mean_j y_j (the default)
+    log-probability   log softmax(y)_o
+    accuracy          1 where the right output has the largest logit
+
+kept as one sum a sequence, so that every difference of two runs has a standard error over sequences: for sums s_b and
+numbers of questions n_b, the mean r = sum s_b / sum n_b has se^2 = B/(B-1) sum (s_b - r n_b)^2 / (sum n_b)^2.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Bool, Float, Float64, Int
+from torch import Tensor
+
+from induction_memory.errors import require
+from induction_memory.task.sampler import Batch
+
+Metric = Literal["logit", "log-probability", "accuracy"]
+A_SEQUENCE = 8  # questions: more of them in one sequence tell less than other sequences do
+
+
+@dataclass(frozen=True, eq=False)
+class Questions:
+    """Where the right output is asked for, and what it is."""
+
+    queries: Int[Tensor, "batch m"]
+    """Positions."""
+    targets: Int[Tensor, "batch m"]
+    """The right outputs."""
+    asked: Bool[Tensor, "batch m"]
+    """False where a sequence has fewer than m questions and a position only fills the table."""
+    metric: Metric = "logit"
+
+    @property
+    def counts(self) -> Float64[Tensor, " batch"]:
+        return self.asked.double().sum(1)
+
+    def sums(self, logits: Float[Tensor, "*variant batch m vocab"]) -> Float64[Tensor, "*variant batch"]:
+        """The worth of runs, summed over the questions of each sequence."""
+        targets = self.targets.expand(logits.shape[:-1]).unsqueeze(-1)
+        if self.metric == "accuracy":
+            values = (logits.argmax(-1, keepdim=True) == targets).squeeze(-1)
+        else:
+            level = logits.mean(-1) if self.metric == "logit" else logits.logsumexp(-1)
+            values = logits.gather(-1, targets).squeeze(-1) - level
+        return (values.double() * self.asked).sum(-1)
+
+    def mean(
+        self, sums: Float64[Tensor, "*variant batch"]
+    ) -> tuple[Float64[Tensor, "*variant"], Float64[Tensor, "*variant"]]:
+        """Mean a question and its standard error over sequences (nan for a single sequence)."""
+        counts, n = self.counts, sums.shape[-1]
+        mean = sums.sum(-1) / counts.sum()
+        spread = (sums - mean.unsqueeze(-1) * counts).square().sum(-1)
+        factor = n / (n - 1) if n > 1 else torch.nan
+        return mean, (factor * spread).sqrt() / counts.sum()
+
+
+def ask(batch: Batch, metric: Metric = "logit", *, at_most: int = A_SEQUENCE, seed: int = 0) -> Questions:
+    """Up to `at_most` in-context positions of each sequence, chosen at random."""
+    require(metric in get_args(Metric), "metric", f"one of {', '.join(get_args(Metric))}", repr(metric))
+    require(at_most >= 1, "questions", "1 or more a sequence", at_most)
+    possible = batch.in_context
+    require(bool(possible.any()), "batch", "a token that was seen before with what follows it", "none")
+    m = min(at_most, int(possible.sum(1).max()))
+    order = torch.rand(possible.shape, generator=torch.Generator().manual_seed(seed)).masked_fill(~possible, -1)
+    queries = order.topk(m, dim=1).indices
+    return Questions(queries, batch.targets.gather(1, queries), possible.gather(1, queries), metric)
+
+
+def batch_of_tokens(tokens: Int[Tensor, "batch pos_plus_1"]) -> Batch:
+    """Any sequences as a Batch: a token is in context where it and its successor stood together before."""
+    require(tokens.shape[1] >= 2, "tokens", "2 or more a sequence", tokens.shape[1])
+    tokens = tokens.to(torch.int64)
+    inputs, targets = tokens[:, :-1], tokens[:, 1:]
+    pair = inputs * (tokens.max() + 1) + targets
+    seen = (pair[:, :, None] == pair[:, None, :]).tril(-1).any(-1)
+    none = torch.zeros(len(tokens), 0, dtype=torch.int64)
+    return Batch(inputs, targets, 2 * seen.to(torch.int64), none, none)

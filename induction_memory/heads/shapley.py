@@ -1,0 +1,148 @@
+"""Shapley values: how n players share what they do together.
+
+For a game v(S), S a subset of the players N, the value of player i is its mean contribution over all orders of arrival,
+
+    phi_i = sum over S without i of |S|! (n - |S| - 1)! / n! * (v(S + i) - v(S)),      sum_i phi_i = v(N) - v(0),
+
+and the interaction of two players is the mean of what they do together beyond what they do apart,
+
+    I_ij = sum over S without i, j of |S|! (n - |S| - 2)! / (n - 1)! * (v(S+ij) - v(S+i) - v(S+j) + v(S)):
+
+negative where one can stand in for the other (redundant), positive where one needs the other (synergistic).
+Relative to |phi_i| + |phi_j| it is -1 for a pair of which either is enough, 1 for a pair of which both are needed and
+0 for two that add up.
+
+All 2^n subsets are worked out for up to EXACT players; beyond that, orders are drawn at random, each with its reverse,
+and the values carry the standard error of that sampling (their sum is still v(N) - v(0) exactly).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import comb
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Float64, Int
+from torch import Tensor
+
+EXACT = 10  # players whose 2^n coalitions are all worked out
+ORDERS = 32  # random orders (half of them the others reversed) for more players
+
+Evaluate = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Solution:
+    """A game worked out; everything as a sum a sequence, since all of it is linear in v."""
+
+    values: Float64[Tensor, "player batch"]
+    """Shapley values."""
+    total: Float64[Tensor, " batch"]
+    """v(N) - v(0)."""
+    single: Float64[Tensor, "player batch"]
+    """v(N) - v(N - i): what is lost when one alone is cut."""
+    joint: Float64[Tensor, "player other batch"]
+    """v(N) - v(N - i - j)."""
+    alone: Float64[Tensor, "player batch"]
+    """v(i) - v(0)."""
+    interaction: Float64[Tensor, "player other batch"] | None
+    """I_ij; None when sampled."""
+    drawn: Float64[Tensor, "pair player batch"] | None = None
+    """Sampled only: the contributions in each drawn order and its reverse, averaged over the two."""
+
+    @property
+    def exact(self) -> bool:
+        return self.drawn is None
+
+
+def all_coalitions(n: int) -> Bool[Tensor, "coalition player"]:
+    """Every subset; row i has the players whose bits are set in i."""
+    return (torch.arange(2**n)[:, None] >> torch.arange(n) & 1).bool()
+
+
+def shapley(values: Float64[Tensor, "coalition batch"]) -> Float64[Tensor, "player batch"]:
+    """The Shapley values of a game given by all its coalitions, in the order of `all_coalitions`."""
+    n = (len(values) - 1).bit_length()
+    weights = torch.tensor([1 / (n * comb(n - 1, size)) for size in range(n)], dtype=torch.float64)
+    coalitions = all_coalitions(n)
+    rows = []
+    for player in range(n):
+        without = (~coalitions[:, player]).nonzero().flatten()
+        gain = values[without + 2**player] - values[without]
+        rows.append(weights[coalitions[without].sum(1)] @ gain)
+    return torch.stack(rows)
+
+
+def interactions(values: Float64[Tensor, "coalition batch"]) -> Float64[Tensor, "player other batch"]:
+    """I_ij of every pair; zero on the diagonal."""
+    n = (len(values) - 1).bit_length()
+    coalitions = all_coalitions(n)
+    result = values.new_zeros(n, n, values.shape[1])
+    if n < 2:
+        return result
+    weights = torch.tensor([1 / ((n - 1) * comb(n - 2, size)) for size in range(n - 1)], dtype=torch.float64)
+    for i in range(n):
+        for j in range(i):
+            without = (~coalitions[:, i] & ~coalitions[:, j]).nonzero().flatten()
+            a, b = 2**i, 2**j
+            both = values[without + a + b] - values[without + a] - values[without + b] + values[without]
+            result[i, j] = result[j, i] = weights[coalitions[without].sum(1)] @ both
+    return result
+
+
+def solve(n: int, evaluate: Evaluate, rng: np.random.Generator | None = None, orders: int = ORDERS) -> Solution:
+    """Work out a game of n players. `evaluate` gives [coalition, batch] for [coalition, player]; it is called once."""
+    if n <= EXACT:
+        values = evaluate(all_coalitions(n))
+        full, bits = 2**n - 1, 2 ** torch.arange(n)
+        without_two = full - (bits[:, None] | bits[None, :])
+        return Solution(
+            values=shapley(values),
+            total=values[full] - values[0],
+            single=values[full] - values[full - bits],
+            joint=values[full] - values[without_two],
+            alone=values[bits] - values[0],
+            interaction=interactions(values),
+        )
+    assert rng is not None, "a game this large is sampled"
+    half = np.stack([rng.permutation(n) for _ in range(max(orders // 2, 2))])
+    return _sampled(n, evaluate, torch.from_numpy(np.concatenate([half, half[:, ::-1]])))
+
+
+def _sampled(n: int, evaluate: Evaluate, orders: Int[Tensor, "order player"]) -> Solution:
+    arrived = torch.zeros(len(orders), n + 1, n, dtype=torch.bool)
+    arrived[:, 1:] = (orders.argsort(1)[:, None, :] <= torch.arange(n)[None, :, None])
+    eye = torch.eye(n, dtype=torch.bool)
+    fixed = torch.cat([eye, (~(eye[:, None] | eye[None, :])).flatten(0, 1)])
+    unique, where = torch.cat([arrived.flatten(0, 1), fixed]).unique(dim=0, return_inverse=True)
+    values = evaluate(unique)[where]
+    along = values[: len(orders) * (n + 1)].unflatten(0, (len(orders), n + 1))
+    gains = torch.empty(len(orders), n, values.shape[1], dtype=torch.float64)
+    gains.scatter_(1, orders[:, :, None].expand_as(gains), along.diff(dim=1))
+    pairs = gains.unflatten(0, (2, -1)).mean(0)
+    full, empty = along[0, -1], along[0, 0]
+    alone, without = values[-len(fixed) : -n * n], values[-n * n :].unflatten(0, (n, n))
+    return Solution(
+        values=pairs.mean(0),
+        total=full - empty,
+        single=full - without.diagonal().T,
+        joint=full - without,
+        alone=alone - empty,
+        interaction=None,
+        drawn=pairs,
+    )
+
+
+def participation(shares: Float[np.ndarray, " player"]) -> float:
+    """Effective number of players, (sum s)^2 / sum s^2, over those that help (s > 0); nan when none does."""
+    helping = np.clip(shares, 0, None)
+    return float(helping.sum() ** 2 / np.square(helping).sum()) if helping.any() else np.nan
+
+
+def entropy_number(shares: Float[np.ndarray, " player"]) -> float:
+    """Effective number of players, exp of the entropy of the shares of those that help."""
+    helping = shares[shares > 0]
+    if helping.size == 0:
+        return np.nan
+    p = helping / helping.sum()
+    return float(np.exp(-(p * np.log(p)).sum()))
