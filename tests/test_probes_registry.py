@@ -1,0 +1,179 @@
+import shutil
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from induction_memory import probes
+from induction_memory.errors import InputError
+from induction_memory.model.build import build
+from induction_memory.model.config import ModelConfig
+from induction_memory.probes import cache, registry
+from induction_memory.task.bayes import optimal_scores
+from induction_memory.task.sampler import sample, step_rng
+from induction_memory.training.run import start
+from induction_memory.trajectory.trajectory import load
+from tests.probe_sources import TINY, stacked, untrained
+from tests.tiny_runs import tiny
+
+SMALL = ["W_K1", "norm_W_O2", "loss", "entropy1"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return start(tiny(), tmp_path_factory.mktemp("runs") / "run", quiet=True).path
+
+
+@pytest.fixture
+def run(folder, tmp_path):
+    """A copy of its own, so that what one test caches no other test sees."""
+    shutil.copytree(folder, tmp_path / "run")
+    return load(tmp_path / "run")
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """The names that are really computed."""
+    names = []
+    for family in registry.FAMILIES.values():
+
+        def counting(at, name, measure=family.measure):
+            names.append(name)
+            return measure(at, name)
+
+        monkeypatch.setattr(family, "measure", counting)
+    return names
+
+
+def test_every_probe_has_one_line_with_its_formula_and_one_family():
+    names = probes.names()
+    assert len(names) > 100
+    for name, explanation in names.items():
+        assert "\n" not in explanation
+        assert 10 < len(explanation) < 130
+        matching = [family for family, module in registry.FAMILIES.items() if module.PATTERN.fullmatch(name)]
+        assert len(matching) == 1, name
+
+
+def test_a_trained_run_equals_a_loop_over_its_models(run):
+    names = ["recall", "weights", "composition", "attention", "prediction", "attribution"]
+    together = probes.table(run, names, cached=False)
+    batch = sample(run.config.task, 64, step_rng(run.config.train.eval_seed, 0))
+    for step in run.steps:
+        alone = probes.table(run.model(step), names, task=run.config.task, batch=batch)
+        mine = together.loc[together["step"] == step].set_index(["probe", "head"])["value"]
+        theirs = alone.set_index(["probe", "head"])["value"]
+        assert set(mine.index) - set(theirs.index) == {(f"distance_{W}", "") for W in ("W_K1", "W_K2", "W_O2", "W_F")}
+        recalls = [key for key in theirs.index if key[0] in ("W_K1", "W_K1_first64", "W_K1_causal", "W_K2", "W_O2")]
+        assert (mine[recalls] == theirs[recalls]).all()
+        np.testing.assert_allclose(mine[theirs.index], theirs, rtol=1e-3, atol=1e-4)
+
+
+def test_the_optimal_loss_is_below_the_run_s_at_every_step(run):
+    table = probes.wide(probes.table(run, ["loss", "bayes_loss", "excess"]))
+    best = optimal_scores(run.config.task, sample(run.config.task, 64, step_rng(run.config.train.eval_seed, 0))).overall
+    assert (table["loss"] > table["bayes_loss"] - 3 * best.loss_error).all()
+    np.testing.assert_allclose(table["excess"], table["loss"] - table["bayes_loss"])
+
+
+def test_the_table_is_tidy_and_the_paper_s_recalls_are_wide(run):
+    table = probes.table(run)
+    assert list(table.columns) == ["step", "probe", "head", "value"]
+    assert "random" in table.attrs["skipped"]["W_K2_triggers"]
+    wide = probes.recall(run)
+    assert wide.index.tolist() == run.steps.tolist()
+    assert wide.columns.tolist() == ["W_K1", "W_K1_first64", "W_K1_causal", "W_K2", "W_O2", "W_F_kl"]
+    assert wide.attrs["skipped"] == table.attrs["skipped"]
+
+
+def test_some_steps_are_those_of_the_whole(run):
+    whole = probes.table(run, SMALL)
+    part = probes.table(run, SMALL, steps=[12, 3])
+    expected = whole.loc[whole["step"].isin([3, 12])].reset_index(drop=True)
+    pd.testing.assert_frame_equal(part, expected)
+    with pytest.raises(InputError, match=r"steps: expected steps that are stored \(0 to 12, 7 of them\), got 5"):
+        probes.table(run, SMALL, steps=[5])
+
+
+def test_what_cannot_be_had_is_skipped_with_its_reason_and_the_others_computed():
+    model = untrained(d_model=24, length=16, feed_forward="none")
+    table = probes.table(model, ["W_F_kl", "W_O2", "dla_feed_forward2", "loss"], task=TINY)
+    assert table["probe"].tolist() == ["W_O2", "loss"]
+    assert table.attrs["skipped"]["W_F_kl"] == (
+        "needs a linear or ReLU feed-forward in the last layer, the model has none"
+    )
+    assert all("\n" not in reason for reason in table.attrs["skipped"].values())
+    one_layer = untrained(d_model=24, length=16, n_layers=1)
+    table = probes.table(one_layer, "all", task=TINY)
+    assert table.attrs["skipped"]["W_K2"] == "needs 2 layers, the model has 1"
+    assert {"W_K1", "W_F_kl", "entropy1", "loss"} <= set(table["probe"])
+
+
+def test_weights_alone_have_weight_probes_only():
+    weights = stacked(untrained(d_model=24, length=16), 3, ("blocks.0.attn.W_K",))
+    table = probes.table(weights, ["W_K1", "loss"], task=TINY)
+    assert table["step"].tolist() == [0, 1, 2]
+    assert "needs a model to run" in table.attrs["skipped"]["loss"]
+
+
+def test_every_architecture_gives_every_probe_or_a_reason():
+    for config in (
+        ModelConfig.full(d_model=24, n_ctx=16, n_heads=2, layer_norm=True, parallel_blocks=True),
+        ModelConfig(d_model=24, n_ctx=16, feed_forward_layers="all", tied_output=True),
+        ModelConfig.full(d_model=24, n_ctx=16, n_layers=3, n_heads=3, positions="sinusoidal"),
+    ):
+        table = probes.table(build(config), "all", task=TINY)
+        assert set(table["probe"]) | set(table.attrs["skipped"]) == set(probes.names())
+        assert table["value"].notna().all()
+
+
+def test_the_second_look_computes_nothing(run, measured):
+    first = probes.table(run, SMALL)
+    assert set(measured) == set(SMALL)
+    measured.clear()
+    second = probes.table(run, SMALL)
+    assert not measured
+    pd.testing.assert_frame_equal(first, second)
+    probes.table(run, [*SMALL, "norm_W_K1"])
+    assert set(measured) == {"norm_W_K1"}
+
+
+def test_other_arguments_are_another_result(run, measured):
+    probes.table(run, ["loss"], steps=[0])
+    probes.table(run, ["loss"], steps=[0], batch=sample(TINY, 4, step_rng(9, 0)))
+    probes.table(run, ["loss"], steps=[0], batch=sample(TINY, 4, step_rng(8, 0)))
+    assert len(measured) == 3
+
+
+def test_a_changed_trajectory_is_measured_again(run, folder, tmp_path, measured):
+    before = probes.recall(run, ["norm_W_O2"])
+    other = start(tiny(data_seed=77), tmp_path / "other", quiet=True)
+    shutil.copytree(run.path / cache.FOLDER, other.path / cache.FOLDER)
+    measured.clear()
+    after = probes.recall(load(other.path), ["norm_W_O2"])
+    assert measured
+    assert after.loc[12, "norm_W_O2"] != before.loc[12, "norm_W_O2"]
+
+
+def test_a_folder_that_cannot_be_written_is_no_harm(run, monkeypatch):
+    def refuse(*_, **__):
+        raise PermissionError("read-only file system")
+
+    monkeypatch.setattr(cache.Path, "mkdir", refuse)
+    assert len(probes.table(run, ["W_K1"])) == len(run.steps)
+    assert not (run.path / ".cache").exists()
+
+
+def test_a_broken_entry_is_computed_again(run, measured):
+    first = probes.table(run, ["W_K1"])
+    for path in (run.path / cache.FOLDER).iterdir():
+        path.write_bytes(path.read_bytes()[:100])
+    measured.clear()
+    pd.testing.assert_frame_equal(probes.table(run, ["W_K1"]), first)
+    assert measured
+
+
+def test_hooks_are_gone_after_a_probe():
+    model = untrained(d_model=24, length=16)
+    probes.table(model, "all", task=TINY)
+    assert not any(hook.fwd_hooks or hook.bwd_hooks for hook in model.hook_dict.values())
