@@ -51,7 +51,7 @@ class Progress:
     def note(self, text: str) -> None:
         """A line of its own, unless quiet."""
         if not self._quiet:
-            self._console.print(text, markup=False)
+            self._console.print(text, markup=False, soft_wrap=True)
 
     def update(self, snapshot: Snapshot) -> None:
         """Show a step."""
