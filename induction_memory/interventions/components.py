@@ -13,7 +13,8 @@ paper. What can be patched is a *site*, written as a string:
     L1H1->L2H1.k       one edge
 
 Names that stand for several sites: a layer's heads (`L2`, `L2.k`, `L1->L2.k`), all three inputs of a head
-(`L1H1->L2H1`), and the paper's matrices (`W_K2` is what it computes, the keys of layer 2; `W_O2` the heads' output).
+(`L1H1->L2H1`), the whole stream that a layer and all after it read (`stream2`), and the paper's matrices (`W_K2` is
+what it computes, the keys of layer 2; `W_O2` the heads' output).
 """
 
 import re
@@ -25,6 +26,7 @@ from induction_memory.errors import InputError, require
 
 ARROW = "->"
 _HEAD = re.compile(r"^L(\d+)(?:H(\d+))?$")
+_STREAM = re.compile(r"^stream(\d+)$")
 _MATRIX = re.compile(r"^W_([QKVOF]|in|out)(\d*)$")
 _MATRIX_SITE = {"Q": ".q", "K": ".k", "V": ".v", "O": ""}
 
@@ -127,6 +129,9 @@ class Graph:
 
     def resolve(self, name: str, field: str = "component") -> tuple[str, ...]:
         """The sites that a name stands for."""
+        stream = _STREAM.match(name)
+        if stream is not None and 1 <= int(stream[1]) <= self.n_layers:
+            return self._stream(int(stream[1]))
         sites = self._edges(name) if ARROW in name else self._nodes(name)
         if sites:
             return sites
@@ -187,6 +192,12 @@ class Graph:
             return (name,)
         base, _, letter = name.partition(".")
         return tuple(f"{head}.{one}" for head in self._heads(base) for one in (letter or "qkv") if one in "qkv")
+
+    def _stream(self, layer: int) -> tuple[str, ...]:
+        """The edges from everything before a layer to everything from it on."""
+        inputs = self.inputs[self.inputs.index(f"L{layer}H1.q") :]
+        before = self.writers_before(inputs[0])
+        return tuple(f"{writer}{ARROW}{name}" for name in inputs for writer in before)
 
     def _edges(self, name: str) -> tuple[str, ...]:
         source, target = name.split(ARROW, 1)

@@ -1,0 +1,187 @@
+"""Circuits: the few edges that do the work, and how much of it they do.
+
+Taking an edge away (by one of the kinds in replacements.py) lowers M, the mean logit of the right output above the mean
+logit at the in-context positions. Edges are ranked by that loss, exactly (one run an edge) or by its derivative (one
+backward pass for all, or integrated over several). The circuit of the n first edges E_n is then scored by
+
+    faithfulness(n)   (M(only E_n) - M(nothing)) / (M(everything) - M(nothing))    does the circuit suffice?
+    completeness(n)   (M(everything) - M(all but E_n)) / (M(everything) - M(nothing))    is anything left without it?
+
+where what is not kept is taken away together. Random orders of the edges are the baseline.
+
+The known circuit of an induction head with one head a layer (Figure 1, equation 4) has seven edges: positions match
+positions in layer 1, the token before is copied, the copy is the key that the same token matches in layer 2, and the
+token found there is copied to the output.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from induction_memory.errors import require
+from induction_memory.interventions import engine
+from induction_memory.interventions.components import Graph
+from induction_memory.interventions.engine import Patch
+from induction_memory.interventions.recording import Recording, record
+from induction_memory.interventions.replacements import Kind, Replacements
+from induction_memory.interventions.subjects import Steps, batch_of, subjects
+from induction_memory.task.bigrams import BigramTask
+from induction_memory.task.sampler import Batch
+
+Ranking = Literal["exact", "gradient", "integrated"]
+RANDOM = "random"
+INDUCTION_HEAD = (
+    "pos->L1H1.q",
+    "pos->L1H1.k",
+    "embed->L1H1.v",
+    "embed->L2H1.q",
+    "L1H1->L2H1.k",
+    "embed->L2H1.v",
+    "L2H1->out",
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Discovery:
+    """The edges of one model by rank, the circuit they make, and what circuits of each size are worth."""
+
+    edges: pd.DataFrame
+    """One row an edge: the share of M that is lost without it, by each ranking."""
+    curve: pd.DataFrame
+    """One row a ranking and size n: faithfulness and completeness, with in-context accuracy (random: means)."""
+    circuit: tuple[str, ...]
+    """The edges that matter, strongest first."""
+
+    def against(self, known: Iterable[str] = INDUCTION_HEAD) -> dict[str, float]:
+        """Precision and recall of the circuit against a known one."""
+        found, wanted = set(self.circuit), set(known)
+        shared = len(found & wanted)
+        return {"precision": shared / max(len(found), 1), "recall": shared / len(wanted)}
+
+
+@dataclass(frozen=True, eq=False)
+class _Bench:
+    """A recorded run, where its in-context positions are, and what replaces each edge."""
+
+    recording: Recording
+    batch: Batch
+    queries: Int[Tensor, "batch m"]
+    counted: Bool[Tensor, "batch m"]
+    replacement: Mapping[str, Tensor]
+
+    @property
+    def graph(self) -> Graph:
+        return self.recording.graph
+
+    def without(self, edges: Iterable[str], amount: float | Tensor = 1.0) -> list[Patch]:
+        return [Patch(edge, self.replacement[edge], amount=amount) for edge in edges]
+
+    def performance(
+        self, logits: Float[Tensor, "variant batch m vocab"]
+    ) -> tuple[Float[Tensor, " variant"], Float[Tensor, " variant"]]:
+        """M and the accuracy of each variant."""
+        targets = self.batch.targets.gather(1, self.queries).expand(logits.shape[:-1]).unsqueeze(-1)
+        M = logits.gather(-1, targets).squeeze(-1) - logits.mean(-1)
+        correct = (logits.argmax(-1, keepdim=True) == targets).squeeze(-1)
+        return M[..., self.counted].mean(-1), correct[..., self.counted].float().mean(-1)
+
+    @torch.no_grad()
+    def measure(self, variants: Sequence[Sequence[Patch]]) -> tuple[np.ndarray, np.ndarray]:
+        M, accuracy = np.empty(len(variants)), np.empty(len(variants))
+        for indices, logits in engine.run(self.recording, variants, queries=self.queries):
+            M[indices], accuracy[indices] = (values.numpy() for values in self.performance(logits))
+        return M, accuracy
+
+
+def discover(
+    source: Any,
+    batch: Batch | None = None,
+    *,
+    kind: Kind = "mean",
+    rankings: Sequence[Ranking] = get_args(Ranking),
+    share: float = 0.05,
+    points: int = 8,
+    random_orders: int = 3,
+    sizes: Sequence[int] | None = None,
+    step: Steps = None,
+    task: BigramTask | None = None,
+    seed: int = 0,
+) -> Discovery:
+    """Rank the edges of a model (or of one step of a trajectory), find its circuit, and score circuits of every size.
+
+    The circuit is what the first ranking puts above `share` of its strongest edge. `sizes` are those of the curve, all
+    when not given.
+    """
+    require(0 < share < 1, "share", "a number between 0 and 1", share)
+    require(len(rankings) > 0, "rankings", "at least one", "none")
+    for name in rankings:
+        require(name in get_args(Ranking), "rankings", f"names out of {', '.join(get_args(Ranking))}", repr(name))
+    chosen = list(subjects(source, step))
+    require(len(chosen) == 1, "step", "one step", len(chosen))
+    bench = _bench(chosen[0].model, batch_of(source, batch, task), kind, chosen[0].initial, seed)
+    edges = bench.graph.edges
+    (whole, nothing), _ = bench.measure([[], bench.without(edges)])
+    span = whole - nothing
+    table = pd.DataFrame({"edge": edges})
+    for name in rankings:
+        table[name] = _effects(bench, name, points) / span
+    by_first = table.sort_values(rankings[0], ascending=False, ignore_index=True)
+    strongest = by_first[rankings[0]].iloc[0]
+    circuit = tuple(by_first["edge"][by_first[rankings[0]] > share * strongest])
+    orders: list[tuple[str, list[str]]] = [
+        (name, table.sort_values(name, ascending=False)["edge"].tolist()) for name in rankings
+    ]
+    rng = np.random.default_rng(seed)
+    orders += [(RANDOM, [edges[i] for i in rng.permutation(len(edges))]) for _ in range(random_orders)]
+    every = range(len(edges) + 1) if sizes is None else sizes
+    for n in every:
+        require(0 <= n <= len(edges), "sizes", f"0 to {len(edges)} (the edges)", n)
+    return Discovery(by_first, _curve(bench, orders, every, (whole, nothing)), circuit)
+
+
+def _bench(model: Any, batch: Batch, kind: str, initial: Any, seed: int) -> _Bench:
+    require(bool(batch.in_context.any()), "batch", "at least one in-context position", "none")
+    recording = record(model, batch.tokens)
+    replacements = Replacements(recording, batch, initial, seed)
+    values = {writer: replacements.value(writer, kind) for writer in recording.graph.writers}
+    most = int(batch.in_context.sum(1).max())
+    counted, queries = batch.in_context.int().topk(most, dim=1)
+    by_edge = {edge: values[edge.split("->")[0]] for edge in recording.graph.edges}
+    return _Bench(recording, batch, queries, counted.bool(), by_edge)
+
+
+def _effects(bench: _Bench, ranking: str, points: int) -> np.ndarray:
+    """How much M falls without each edge, exactly or to first order."""
+    edges = bench.graph.edges
+    if ranking == "exact":
+        M, _ = bench.measure([[], *(bench.without([edge]) for edge in edges)])
+        return M[0] - M[1:]
+    alphas = [0.0] if ranking == "gradient" else [(i + 0.5) / points for i in range(points)]
+    slopes = []
+    for alpha in alphas:
+        amounts = torch.full((len(edges),), alpha, requires_grad=True)
+        variant = [patch for i, edge in enumerate(edges) for patch in bench.without([edge], amounts[i])]
+        with torch.enable_grad():
+            M, _ = bench.performance(engine.logits(bench.recording, [variant], queries=bench.queries))
+            slopes.append(torch.autograd.grad(M.sum(), amounts)[0])
+    return -torch.stack(slopes).mean(0).numpy()
+
+
+def _curve(
+    bench: _Bench, orders: Sequence[tuple[str, list[str]]], sizes: Iterable[int], ends: tuple[float, float]
+) -> pd.DataFrame:
+    whole, nothing = ends
+    cells = [(name, n, order) for name, order in orders for n in sizes]
+    kept, accuracy = bench.measure([bench.without(order[n:]) for _, n, order in cells])
+    lost, _ = bench.measure([bench.without(order[:n]) for _, n, order in cells])
+    table = pd.DataFrame([cell[:2] for cell in cells], columns=["ranking", "n"])
+    table["faithfulness"] = (kept - nothing) / (whole - nothing)
+    table["completeness"] = (whole - lost) / (whole - nothing)
+    table["accuracy"] = accuracy
+    return pd.DataFrame(table.groupby(["ranking", "n"], sort=False, as_index=False).mean())

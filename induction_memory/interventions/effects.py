@@ -1,0 +1,93 @@
+"""How much of a corruption a patch accounts for.
+
+At the query of each sequence, M is the logit of the right output above the mean of all logits. With M_from of the run
+that is patched, M_to of the run whose activations are patched in, and M of the patched run, each a mean over sequences,
+
+    effect = (M_from - M) / (M_from - M_to):    0, the patch does nothing;  1, it does all that the corruption does.
+
+Its standard error is that of a ratio over sequences (scores.py), which the denominator's own error enters.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import pandas as pd
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformer_lens import HookedTransformer
+
+from induction_memory.errors import require
+from induction_memory.interventions import engine
+from induction_memory.interventions.corruptions import Pairs
+from induction_memory.interventions.engine import Variant
+from induction_memory.interventions.recording import Recording, record
+
+Direction = Literal["corrupt", "restore"]
+
+
+@dataclass(frozen=True, eq=False)
+class Contrast:
+    """Two recorded runs of one model: the one to patch, and the one whose activations are put in."""
+
+    start: Recording
+    end: Recording
+    pairs: Pairs
+
+    @property
+    def queries(self) -> Int[Tensor, "batch 1"]:
+        return self.pairs.query.unsqueeze(1)
+
+
+def contrast(model: HookedTransformer, pairs: Pairs, direction: Direction = "corrupt") -> Contrast:
+    """Record both runs. `corrupt` puts corrupted activations into the clean run, `restore` the other way round."""
+    require(direction in get_args(Direction), "direction", "corrupt or restore", repr(direction))
+    clean, corrupted = record(model, pairs.clean.tokens), record(model, pairs.corrupted.tokens)
+    return Contrast(clean, corrupted, pairs) if direction == "corrupt" else Contrast(corrupted, clean, pairs)
+
+
+def answer_logit(
+    logits: Float[Tensor, "*variant batch m vocab"], answer: Int[Tensor, " batch"]
+) -> Float[Tensor, "*variant batch"]:
+    """M at the query of each sequence: the answer's logit above the mean of all."""
+    at_query = logits[..., 0, :]
+    index = answer.expand(at_query.shape[:-1]).unsqueeze(-1)
+    return at_query.gather(-1, index).squeeze(-1) - at_query.mean(-1)
+
+
+def at_query(recording: Recording, contrast: Contrast) -> Float[Tensor, "batch 1 vocab"]:
+    """The intact run's logits at the queries."""
+    index = contrast.queries.unsqueeze(-1).expand(-1, -1, recording.logits.shape[-1])
+    return recording.logits.gather(1, index)
+
+
+@torch.no_grad()
+def effects(contrast: Contrast, variants: Sequence[Variant]) -> pd.DataFrame:
+    """One row a variant: accuracy, M (`logit`) and effect, with standard errors."""
+    answer = contrast.pairs.answer
+    M_from, M_to = (answer_logit(at_query(run, contrast), answer) for run in (contrast.start, contrast.end))
+    parts: dict[int, dict[str, float]] = {}
+    for indices, logits in engine.run(contrast.start, variants, queries=contrast.queries):
+        M = answer_logit(logits, answer)
+        correct = (logits[..., 0, :].argmax(-1) == answer).float()
+        effect, effect_se = _ratio(M_from - M, (M_from - M_to).expand_as(M))
+        columns = {"accuracy": correct.mean(-1), "accuracy_se": _se(correct), "logit": M.mean(-1), "logit_se": _se(M)}
+        columns |= {"effect": effect, "effect_se": effect_se}
+        for place, index in enumerate(indices):
+            parts[index] = {name: value[place].item() for name, value in columns.items()}
+    return pd.DataFrame.from_dict(parts, orient="index").sort_index()
+
+
+def _se(values: Float[Tensor, "variant batch"]) -> Float[Tensor, " variant"]:
+    if values.shape[-1] < 2:
+        return torch.full(values.shape[:-1], torch.nan)
+    return values.std(-1) / values.shape[-1] ** 0.5
+
+
+def _ratio(
+    above: Float[Tensor, "variant batch"], below: Float[Tensor, "variant batch"]
+) -> tuple[Float[Tensor, " variant"], Float[Tensor, " variant"]]:
+    ratio = above.sum(-1) / below.sum(-1)
+    spread = _se(above - ratio.unsqueeze(-1) * below)
+    return ratio, spread / below.mean(-1).abs()

@@ -1,0 +1,105 @@
+"""Activation patching: put one activation of another run in its place, by component and by position.
+
+The two runs differ in one thing (corruptions.py); where the patch accounts for the difference (effects.py), that thing
+passes. Positions can be taken by their role, which does not depend on where they stand in the sequence:
+
+    trigger      the first occurrence of the query's trigger
+    output       the token after it
+    query        the occurrence that is asked
+    elsewhere    all others
+
+or each by its number, counted from 1, or all together. `stream2` is the whole stream that layer 2 reads.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from induction_memory.errors import require
+from induction_memory.interventions.ablations import component_names
+from induction_memory.interventions.components import ARROW
+from induction_memory.interventions.corruptions import Corruption, Pairs, Query, corrupt
+from induction_memory.interventions.effects import Contrast, Direction, contrast, effects
+from induction_memory.interventions.engine import Patch
+from induction_memory.interventions.path_patching import patch_paths
+from induction_memory.interventions.subjects import Steps, batch_of, subjects, with_step
+from induction_memory.task.bigrams import BigramTask
+from induction_memory.task.sampler import Batch
+
+Positions = Literal["roles", "each", "all"] | Sequence[int]
+PatchKind = Literal["activation", "path"]
+ROLES = ("trigger", "output", "query", "elsewhere")
+
+
+def patch(
+    source: Any,
+    batch: Batch | None = None,
+    *,
+    kind: PatchKind = "activation",
+    corruption: Corruption = "trigger",
+    direction: Direction = "corrupt",
+    query: Query = "second",
+    components: str | Sequence[str] | None = None,
+    positions: Positions = "roles",
+    step: Steps = None,
+    task: BigramTask | None = None,
+    seed: int = 0,
+) -> pd.DataFrame:
+    """Activation patching (one row a component and position) or path patching (one row an edge), and step.
+
+    `components` are names of sites, groups of them as in `ablate`, or for paths the edges; all when not given.
+    """
+    require(kind in get_args(PatchKind), "kind", "activation or path", repr(kind))
+    pairs = corrupt(batch_of(source, batch, task), corruption, np.random.default_rng(seed), query=query)
+    tables = []
+    for subject in subjects(source, step):
+        runs = contrast(subject.model, pairs, direction)
+        if kind == "path":
+            edges = None if components is None else component_names(runs.start.graph, None, components)
+            table = patch_paths(runs, edges)
+        else:
+            table = patch_activations(runs, components, positions)
+        tables.append(with_step(table, subject))
+    return pd.concat(tables, ignore_index=True)
+
+
+def patch_activations(
+    runs: Contrast, components: str | Sequence[str] | None = None, positions: Positions = "roles"
+) -> pd.DataFrame:
+    """One row a component and position: accuracy, logit and effect of its activation from the other run."""
+    graph = runs.start.graph
+    if components is None:
+        streams = [f"stream{layer}" for layer in range(1, graph.n_layers + 1)]
+        components = [*streams, *graph.writers, *(name for name in graph.inputs if "." in name)]
+    names = component_names(graph, None, components)
+    masks = position_masks(runs.pairs, positions)
+    cells = [(name, position) for name in names for position in masks]
+    variants = [
+        [Patch(site, runs.end.at(site.split(ARROW)[0]), masks[position]) for site in graph.resolve(name)]
+        for name, position in cells
+    ]
+    return pd.DataFrame(cells, columns=["component", "position"]).join(effects(runs, variants))
+
+
+def position_masks(pairs: Pairs, positions: Positions) -> dict[str | int, Bool[Tensor, "batch pos"] | None]:
+    """Name or number of a position -> where it is in each sequence; None means everywhere."""
+    length = pairs.clean.tokens.shape[1]
+    here = torch.arange(length)
+    if positions == "all":
+        return {"all": None}
+    if positions == "roles":
+        roles = [pairs.trigger_at, pairs.trigger_at + 1, pairs.query]
+        masks = [here == position[:, None] for position in roles]
+        return dict(zip(ROLES, [*masks, ~torch.stack(masks).any(0)], strict=True))
+    require(
+        positions == "each" or not isinstance(positions, str), "positions", "roles, each, all or numbers", positions
+    )
+    numbers = range(1, length + 1) if positions == "each" else [int(number) for number in positions]
+    for number in numbers:
+        require(1 <= number <= length, "positions", f"1 to {length} (the sequence)", number)
+    return {number: (here == number - 1).expand(len(pairs.query), -1) for number in numbers}
