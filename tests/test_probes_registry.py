@@ -59,7 +59,7 @@ def test_a_trained_run_equals_a_loop_over_its_models(run):
     names = ["recall", "weights", "composition", "attention", "prediction", "attribution"]
     together = probes.table(run, names, cached=False)
     batch = sample(run.config.task, 64, step_rng(run.config.train.eval_seed, 0))
-    for step in run.steps:
+    for step in run.steps.tolist():
         alone = probes.table(run.model(step), names, task=run.config.task, batch=batch)
         mine = together.loc[together["step"] == step].set_index(["probe", "head"])["value"]
         theirs = alone.set_index(["probe", "head"])["value"]

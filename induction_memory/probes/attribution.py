@@ -101,8 +101,8 @@ def _stream(a: Activations, part: str) -> Float[Tensor, "batch pos d"]:
 
 def _heads(a: Activations, layer: int) -> Float[Tensor, "batch pos head d"]:
     a.pattern(layer)  # a reason if there is no such layer
-    z, W_O = a.cache[f"blocks.{layer - 1}.attn.hook_z"], a.stack.weights[f"blocks.{layer - 1}.attn.W_O"]
-    return torch.einsum("bphe,hed->bphd", z, W_O)
+    z, W_O = a.cache[f"blocks.{layer - 1}.attn.hook_z"], a.stack.memory(f"W_O{layer}")[0]
+    return torch.einsum("bphe,hde->bphd", z, W_O)
 
 
 def _has_feed_forward(a: Activations, layer: int) -> bool:

@@ -32,7 +32,7 @@ from induction_memory.probes.stack import Stack, head_labels
 MEMORIES = ("W_K1", "W_K2", "W_O2", "W_F")
 SMOOTHING = 0.01  # added to pi_b before the logarithm
 _KINDS = {
-    "norm": "|W|_F",
+    "norm": "Frobenius norm |W|_F",
     "distance": "|W - W_0|_F, W_0 the weights at initialisation",
     "cosine": "<W, W_*> / (|W| |W_*|), W_* the ideal memory",
     "explained": "|P W|^2 / |W|^2, P the projection on the span of the stored pairs v_i u_i^T",
