@@ -132,7 +132,7 @@ def signal_to_interference(
 ) -> Float[Tensor, "*step"]:
     """Mean target score over the root mean square of all other scores.
 
-    A memory of n pairs of random embeddings has about sqrt(d / n); orthonormal ones have no interference
+    A memory of n pairs of random embeddings has about 1 / sqrt(2/d + n/d^2); orthonormal ones have no interference
     (infinite); a matrix of zeros has neither (nan).
     """
     s = scores(W, inputs, outputs)

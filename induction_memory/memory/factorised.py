@@ -5,7 +5,7 @@ The memory W_* = sum_i y_i x_i^T need not be stored as one d x d matrix. With ra
 
     U = U_0 + sum_i y_i (V_0 x_i)^T,    V = V_0 + sum_i (U_0^T y_i) x_i^T,    W = d / (2 d') U V,
 
-and y_k^T W x_l is about 1{k = l}, with noise of order sqrt(n / d') for n pairs. Expanding,
+and y_k^T W x_l is about 1{k = l}, with noise of order 1 / sqrt(d') while n < d pairs are stored. Expanding,
 
     U V = U_0 V_0 + sum_i y_i (V_0 x_i)^T V_0 + U_0 sum_i (U_0^T y_i) x_i^T
           + sum_ij y_i (V_0 x_i)^T (U_0^T y_j) x_j^T

@@ -1,0 +1,64 @@
+"""The paper's statements, each with a measured verdict: lemmas, the three-step theorem, the appendices.
+
+`run()` measures and returns one table; `names()` lists the checks. `python -m induction_memory.theory --docs docs`
+writes docs/theory.md and its pictures from what it measured.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from induction_memory.theory.catalogue import Entry, find, names
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from induction_memory.theory.checks import Result
+
+__all__ = ["measure", "names", "run", "table"]
+
+COLUMNS = ["check", "statement", "predicted", "measured", "tolerance", "verdict", "expected"]
+
+
+def measure(names: Sequence[str] | None = None) -> Iterator[tuple[Entry, "Result"]]:
+    """Run the checks one after the other, in the paper's order."""
+    for entry in find(None if names is None else [*names]):
+        yield entry, entry.run()
+
+
+def table(entry: Entry, result: "Result") -> "pd.DataFrame":
+    """The rows of one check. `expected` is False for news: a statement that fails, or a known slip that holds."""
+    import pandas as pd
+
+    rows = [
+        [entry.name, c.statement, c.predicted, c.measured, c.tolerance, c.verdict, c.expected] for c in result.checks
+    ]
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def run(names: Sequence[str] | None = None, out: Path | None = None) -> "pd.DataFrame":
+    """Measure the named checks (all by default); with `out`, draw their pictures and write the table there."""
+    import pandas as pd
+
+    tables = []
+    for entry, result in measure(names):
+        tables.append(table(entry, result))
+        if out is not None:
+            save_picture(entry, result, out)
+    whole = pd.concat(tables, ignore_index=True)
+    if out is not None:
+        whole.to_csv(out / "theory.csv", index=False)
+    return whole
+
+
+def save_picture(entry: Entry, result: "Result", folder: Path) -> Path | None:
+    """Draw a check's picture into `folder`; None when it has none."""
+    from induction_memory.figures.theory import draw
+
+    folder.mkdir(parents=True, exist_ok=True)
+    figure = draw(entry.name, result.tables)
+    if figure is None:
+        return None
+    path = folder / f"{entry.name}.png"
+    figure.savefig(path, dpi=110)
+    return path

@@ -33,7 +33,7 @@ def gamma(T: int) -> float:
 
 
 def position_signal(T: int) -> Float[Tensor, "key query"]:
-    """The paper's W_K1, in units of eta alpha alpha': (T - 1) / (T^2 t) P(t_q = t - 1) (1{s = t - 1} - 1/t 1{s <= t})."""
+    """The paper's W_K1 over eta alpha alpha': (T - 1) / (T^2 t) P(t_q = t - 1) (1{s = t - 1} - 1/t 1{s <= t})."""
     t = torch.arange(1, T + 1, dtype=torch.float64)
     previous = torch.eye(T, dtype=torch.float64).roll(-1, 0)
     previous[-1] = 0

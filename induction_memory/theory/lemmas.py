@@ -1,4 +1,4 @@
-r"""Lemmas 1, 2, 4, 5 and the illustrative example: each closed form against autograd on the same finite distribution."""
+r"""Lemmas 1, 2, 4, 5 and the illustrative example: closed forms against autograd on the same finite distribution."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from induction_memory.memory import gradients, losses
 from induction_memory.memory.associative import recall, scores
 from induction_memory.memory.random_embeddings import gaussian_embeddings, random_remapping
-from induction_memory.theory.checks import Check, Result, at_least, at_most, near
+from induction_memory.theory.checks import Check, Result, at_least, at_most, column, near, slope
 from induction_memory.theory.sequences import enumerate_all
 
 TOLERANCE = 1e-5
@@ -20,9 +20,9 @@ Loss = Callable[[Tensor], Tensor]
 
 
 def lemma_1(closed_form: ClosedForm = gradients.token_gradient) -> Result:
-    r"""$\nabla_W L(W) = \sum_k E_z[(\hat p_W(y = k \mid z) - p(y = k \mid z)) \, w_U(k) w_E(z)^\top]$ for $L(W) = E[\ell(y, W_U
-    W w_E(z))]$, on a random joint distribution of 20 inputs and 20 outputs, $d = 32$, at zero, at a random and at a large
-    matrix."""
+    r"""$\nabla_W L(W) = \sum_k E_z[(\hat p_W(y = k \mid z) - p(y = k \mid z)) \, w_U(k) w_E(z)^\top]$ for $L(W) =
+    E[\ell(y, W_U W w_E(z))]$, on a random joint distribution of 20 inputs and 20 outputs, $d = 32$, at zero, at a
+    random and at a large matrix."""
     generator = torch.Generator().manual_seed(0)
     w_E, w_U = gaussian_embeddings(20, 32, generator), gaussian_embeddings(20, 32, generator)
     joint = torch.rand(400, generator=generator, dtype=torch.float64).square()
@@ -37,12 +37,13 @@ def lemma_1(closed_form: ClosedForm = gradients.token_gradient) -> Result:
 
 
 def lemma_2(closed_form: ClosedForm = gradients.noisy_gradient) -> Result:
-    r"""$\nabla_W L(W) = \sum_k p(y = k) \, w_U(k) (\hat\mu_k - \mu_k)^\top$ with $\mu_k = E[x \mid y = k]$ and $\hat\mu_k =
-    E_x[\frac{\hat p_W(k \mid x)}{p(y = k)} x]$, where $x$ is the average over a sequence of token and position embeddings;
-    the distribution is the theorem's with $N = 4$, $T = 5$, enumerated. (The displays' $y$ ranges over $[N]$; for a class
-    without mass $\hat\mu_k$ is undefined but $p(y = k) \hat\mu_k$ is not, and that is what is used.)"""
+    r"""$\nabla_W L(W) = \sum_k p(y = k) \, w_U(k) (\hat\mu_k - \mu_k)^\top$ with $\mu_k = E[x \mid y = k]$ and
+    $\hat\mu_k = E_x[\frac{\hat p_W(k \mid x)}{p(y = k)} x]$, where $x$ is the average over a sequence of token
+    and position embeddings; the distribution is the theorem's with $N = 4$, $T = 5$, enumerated. (The displays'
+    $y$ ranges over $[N]$; for a class without mass $\hat\mu_k$ is undefined but $p(y = k) \hat\mu_k$ is not, and
+    that is what is used.)"""
     generator = torch.Generator().manual_seed(1)
-    data, w_E, p = _sequences(generator)
+    data, _ = _sequences(generator)
     x, w_U = data.X.mean(1), gaussian_embeddings(4, 24, generator)
     rows = []
     for name, W in {
@@ -61,9 +62,9 @@ def example_step(w_E: Float[Tensor, "i d"], w_U: Float[Tensor, "i d"], eta: floa
 
 def example(closed_form: Callable[..., Float[Tensor, "d d"]] = example_step) -> Result:
     r"""Predict $y$ from $x = w_E(y) + p_t$. One step from zero gives $W_1 = \frac{\eta}{N} \sum_k w_U(k) (w_E(k) - \bar
-    w_E)^\top$ and scores $\frac{\eta}{N} 1\{k = y\} + O(1/N^2)$: the positions cancel exactly for any $T$. With orthonormal
-    embeddings the error is $\eta/N^2$, on every entry; with random ones the classifier is near-perfect once $d$ is large
-    against $\log N$."""
+    w_E)^\top$ and scores $\frac{\eta}{N} 1\{k = y\} + O(1/N^2)$: the positions cancel exactly for any $T$. With
+    orthonormal embeddings the error is $\eta/N^2$, on every entry; with random ones the classifier is near-perfect
+    once $d$ is large against $\log N$."""
     generator = torch.Generator().manual_seed(2)
     w_E, p, w_U = (gaussian_embeddings(n, 64, generator) for n in (30, 12, 30))
     x = (w_E.unsqueeze(1) + p).reshape(-1, 64)
@@ -79,9 +80,16 @@ def example(closed_form: Callable[..., Float[Tensor, "d d"]] = example_step) -> 
         errors.append({"N": N, "error": (table - torch.eye(N) / N).abs().max().item()})
     table = pd.DataFrame(errors)
     rows.append(
-        near("error of the scores against eta/N 1{k = y}: log-log slope in N", -2.0, _slope(table, "N", "error"), 0.02)
+        near(
+            "error of the scores against eta/N 1{k = y}: log-log slope in N",
+            -2.0,
+            slope(column(table, "N"), column(table, "error")),
+            0.02,
+        )
     )
-    rows.append(near("N^2 times that error, in eta", 1.0, float((table["error"] * table["N"] ** 2).max()), 0.02))
+    rows.append(
+        near("N^2 times that error, in eta", 1.0, float((column(table, "error") * column(table, "N") ** 2).max()), 0.02)
+    )
 
     accuracies = [
         {"d": d, "accuracy": _example_accuracy(closed_form, d, generator)} for d in (16, 32, 64, 128, 256, 512)
@@ -91,33 +99,35 @@ def example(closed_form: Callable[..., Float[Tensor, "d d"]] = example_step) -> 
 
 
 def lemma_4(closed_form: ClosedForm = gradients.key_query_gradient) -> Result:
-    r"""The gradient of $W_K^2$ at zero, $\sum_k E[(\hat p(k \mid X) - 1\{y = k\}) \frac1T \sum_t w_U(k)^\top \Phi_2 x_t \cdot (x_t
-    - \bar x) x_T^\top]$, on the theorem's distribution with $N = 4$, $T = 5$, enumerated; also with keys of their own, as in
-    the proof. The lemma's $W$ multiplies keys from the left ($X^\top W x_T$): it is the transpose of the $W_K$ of Section 4
-    ($x_q^\top W_K x_k$), so the memory it writes is $\Phi_1 w_E(k) \, w_E(k)^\top$ and not $w_E(k) (\Phi_1 w_E(k))^\top$."""
+    r"""The gradient of $W_K^2$ at zero, $\sum_k E[(\hat p(k \mid X) - 1\{y = k\}) \frac1T \sum_t w_U(k)^\top \Phi_2 x_t
+    \cdot (x_t - \bar x) x_T^\top]$, on the theorem's distribution with $N = 4$, $T = 5$, enumerated; also with keys
+    of their own, as in the proof. The lemma's $W$ multiplies keys from the left ($X^\top W x_T$): it is the transpose
+    of the $W_K$ of Section 4 ($x_q^\top W_K x_k$), so the memory it writes is $\Phi_1 w_E(k) \, w_E(k)^\top$ and not
+    $w_E(k) (\Phi_1 w_E(k))^\top$."""
     generator = torch.Generator().manual_seed(3)
-    data, _, _ = _sequences(generator)
+    data, _ = _sequences(generator)
     Phi_2, w_U = 5 * random_remapping(24, generator), gaussian_embeddings(4, 24, generator)
     keys = data.X @ random_remapping(24, generator)
     zero = torch.zeros(24, 24, dtype=torch.float64)
     rows = []
     for name, Z in {"keys X": data.X, "keys of their own": keys}.items():
-        expected = autograd(lambda W: losses.attention_loss(W, data, Phi_2, w_U, Z), zero)
+        expected = autograd(lambda W, Z=Z: losses.attention_loss(W, data, Phi_2, w_U, Z), zero)
         rows.append(_agreement(f"gradient at W = 0, {name}", closed_form(data, Phi_2, w_U, Z), expected))
         if name == "keys of their own":
             found = ((closed_form(data, Phi_2, w_U, Z).mT - expected).norm() / expected.norm()).item()
             rows.append(
-                at_most("the same read in Section 4's orientation: relative error", TOLERANCE, found, slip=True)
+                at_most("gradient of W_K2 read in Section 4's orientation: relative error", TOLERANCE, found, slip=True)
             )
     return Result(tuple(rows))
 
 
 def lemma_5(closed_form: ClosedForm = gradients.first_layer_gradient) -> Result:
-    r"""The gradient of $W_K^1$ at zero when the second softmax is replaced by its linearisation around zero, the lemma's four
-    terms, on the theorem's distribution with $N = 4$, $T = 5$, enumerated. Beside it, what the linearisation costs: the
-    gradient through the real softmax differs by a relative error that falls like the size of $W_2$."""
+    r"""The gradient of $W_K^1$ at zero when the second softmax is replaced by its linearisation around zero, the
+    lemma's four terms, on the theorem's distribution with $N = 4$, $T = 5$, enumerated. Beside it, what the
+    linearisation costs: the gradient through the real softmax differs by a relative error that falls like the
+    size of $W_2$."""
     generator = torch.Generator().manual_seed(4)
-    data, _, p = _sequences(generator)
+    data, p = _sequences(generator)
     Phi_1, Phi_2, W_2 = (random_remapping(24, generator) for _ in range(3))
     w_U = gaussian_embeddings(4, 24, generator)
     zero = torch.zeros(24, 24, dtype=torch.float64)
@@ -126,12 +136,17 @@ def lemma_5(closed_form: ClosedForm = gradients.first_layer_gradient) -> Result:
     rows = [_agreement("gradient at W = 0", closed_form(*arguments), expected)]
     records = []
     for size in (1.0, 0.3, 0.1, 0.03, 0.01):
-        real = autograd(lambda W: _two_softmaxes(W, data, p, size * W_2, Phi_1, Phi_2, w_U), zero)  # noqa: B023
+        real = autograd(lambda W, size=size: _two_softmaxes(W, data, p, size * W_2, Phi_1, Phi_2, w_U), zero)
         linear = closed_form(data, p, size * W_2, Phi_1, Phi_2, w_U)
         records.append({"size": size, "error": ((linear - real).norm() / real.norm()).item()})
     table = pd.DataFrame(records)
     rows.append(
-        near("cost of the linearisation: log-log slope in the size of W_2", 1.0, _slope(table, "size", "error"), 0.1)
+        near(
+            "cost of the linearisation: log-log slope in the size of W_2",
+            1.0,
+            slope(column(table, "size"), column(table, "error")),
+            0.1,
+        )
     )
     return Result(tuple(rows), {"linearisation": table})
 
@@ -147,11 +162,11 @@ def _agreement(statement: str, closed: Float[Tensor, "a b"], expected: Float[Ten
     return at_most(f"{statement}: relative error", TOLERANCE, distance)
 
 
-def _sequences(generator: torch.Generator) -> tuple[losses.Sequences, Float[Tensor, "i d"], Float[Tensor, "pos d"]]:
-    """The theorem's distribution as embeddings w_E(z_t) + p_t."""
+def _sequences(generator: torch.Generator) -> tuple[losses.Sequences, Float[Tensor, "pos d"]]:
+    """The theorem's distribution as embeddings w_E(z_t) + p_t, and the p_t."""
     data = enumerate_all(4, 5)
     w_E, p = gaussian_embeddings(4, 24, generator), gaussian_embeddings(5, 24, generator)
-    return losses.Sequences(w_E[data.tokens] + p, data.labels, data.weights), w_E, p
+    return losses.Sequences(w_E[data.tokens] + p, data.labels, data.weights), p
 
 
 def _example_accuracy(closed_form: Callable[..., Tensor], d: int, generator: torch.Generator) -> float:
@@ -174,10 +189,3 @@ def _two_softmaxes(
     causal = torch.ones(len(p), len(p), dtype=torch.bool).tril()
     first = (p @ W.mT @ p.mT).masked_fill(~causal, -torch.inf).softmax(-1)
     return losses.attention_loss(W_2, data, Phi_2, w_U, first @ data.X @ Phi_1.mT)
-
-
-def _slope(table: pd.DataFrame, x: str, y: str) -> float:
-    """Least-squares slope of log y against log x."""
-    log_x, log_y = (torch.tensor(table[name].to_numpy(dtype=float)).log() for name in (x, y))
-    centred = log_x - log_x.mean()
-    return ((centred * log_y).sum() / centred.square().sum()).item()

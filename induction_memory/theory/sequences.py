@@ -1,4 +1,4 @@
-r"""The data of Theorem 3: K = 1, all distributions uniform, the last input is the trigger's second occurrence (App. B.3).
+r"""The data of Theorem 3 (App. B.3): K = 1, all distributions uniform, the last input the trigger's second occurrence.
 
 A sequence z_1..z_T of the bigram task with one trigger q and its output o, both uniform on [N], conditioned on the
 event that q occurs exactly twice, the second time at T; the label is y = o. Write t_q for the first occurrence and
@@ -13,7 +13,7 @@ Positions are counted from 1 in `first` (= t_q), as in the paper.
 """
 
 from dataclasses import dataclass
-from itertools import product
+from itertools import pairwise, product
 
 import torch
 from jaxtyping import Float, Int64
@@ -63,7 +63,7 @@ def enumerate_all(N: int, T: int) -> TriggerSequences:
         for z in product(range(N), repeat=T):
             if z[-1] != q or z.count(q) != 2:
                 continue
-            steps = [float(b == o) if a == q else 1 / N for a, b in zip(z, z[1:], strict=False)]
+            steps = [float(b == o) if a == q else 1 / N for a, b in pairwise(z)]
             probability = 1 / N**3  # q, o and z_1
             for step in steps:
                 probability *= step

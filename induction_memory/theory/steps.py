@@ -45,7 +45,7 @@ def final(architecture: Architecture) -> Forward:
 
 
 def output_step(e: Embeddings, eta: float, c_0: float, c_1: float) -> Float[Tensor, "d_model d_model"]:
-    """W_O2 = eta/(N T) sum_k w_U(k) (W_V2 (c_0 + c_1 Phi_1) (w_E(k) - w_E_bar))^T, the paper's with c_0 = 1, c_1 = tau."""
+    """W_O2 = eta/(N T) sum_k w_U(k) (W_V2 (c_0 + c_1 Phi_1) (w_E(k) - w_E_bar))^T; the paper has 1 and tau."""
     N, T, _ = e.shape
     centred = e.w_E - e.w_E.mean(0)
     return eta / (N * T) * e.w_U.mT @ ((c_0 * centred + c_1 * centred @ e.Phi_1.mT) @ e.W_V2.mT)

@@ -1,0 +1,68 @@
+"""The checks by name, in the paper's order. Nothing heavy is imported until one is run."""
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from induction_memory.errors import require
+
+if TYPE_CHECKING:
+    from induction_memory.theory.checks import Result
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One check: the function of that name (dashes as underscores) in a module of this folder."""
+
+    name: str
+    module: str
+    where: str
+    title: str
+
+    @property
+    def function(self) -> object:
+        """The check itself; its docstring is the text of docs/theory.md."""
+        return getattr(import_module(f"induction_memory.theory.{self.module}"), self.name.replace("-", "_"))
+
+    def run(self) -> "Result":
+        """Measure."""
+        check = self.function
+        assert callable(check)
+        return check()  # type: ignore[return-value]
+
+
+CATALOGUE = (
+    Entry("lemma-1", "lemmas", "Section 4.1", "Lemma 1: gradients are associative memories"),
+    Entry("iterates", "iterates", "Section 4.1", "Lemma 1: the form of gradient descent's iterates"),
+    Entry("lemma-2", "lemmas", "Section 6", "Lemma 2: gradients with noisy inputs"),
+    Entry("example", "lemmas", "Section 6 and Appendix B.1", "The illustrative example"),
+    Entry("random-vectors", "random_vectors", "Appendix A", "Norm, near-orthogonality, remapping"),
+    Entry("capacity", "random_vectors", "Appendix A", "Capacity of the outer-product memory"),
+    Entry("lemma-4", "lemmas", "Appendix B.2", "Lemma 4: gradient of the second attention layer"),
+    Entry("lemma-5", "lemmas", "Appendix B.2", "Lemma 5: gradient of the first attention layer"),
+    Entry("theorem-data", "three_steps", "Appendix B.3", "Theorem 3: the data"),
+    Entry("theorem-step-1", "three_steps", "Appendix B.3.1", "Theorem 3: the step on W_O2"),
+    Entry("theorem-step-2", "three_steps", "Appendix B.3.2", "Theorem 3: the step on W_K2"),
+    Entry("theorem-step-3", "three_steps", "Appendix B.3.3", "Theorem 3: the step on W_K1"),
+    Entry("theorem-accuracy", "three_step_model", "Theorem 3", "Theorem 3: the three-step model"),
+    Entry("theorem-order", "three_step_model", "Theorem 3", "Theorem 3: any other order"),
+    Entry("theorem-simplifications", "three_step_model", "Appendix B.3", "Theorem 3: what the simplifications carry"),
+    Entry("factorisation", "architectures", "Appendix D", "Factorised memories"),
+    Entry("layer-norm", "architectures", "Appendix D", "Layer normalisation"),
+    Entry("mlp-memory", "architectures", "Appendix D", "MLP memories"),
+    Entry("set-memory", "architectures", "Appendix D", "Associations of sets"),
+    Entry("one-step", "one_step", "Appendix E, Figure 9", "One-step recall of W_O2"),
+)
+
+
+def names() -> dict[str, str]:
+    """Every check's name and its one line."""
+    return {entry.name: f"{entry.title} ({entry.where})" for entry in CATALOGUE}
+
+
+def find(wanted: list[str] | tuple[str, ...] | None) -> tuple[Entry, ...]:
+    """The entries of the given names, in the paper's order; all of them for None."""
+    known = names()
+    for name in wanted or ():
+        require(name in known, "check", f"one of {', '.join(known)}", name)
+    return tuple(entry for entry in CATALOGUE if not wanted or entry.name in wanted)

@@ -1,0 +1,93 @@
+"""docs/theory.md, written from what was measured: each statement in the paper's order, its text, rows and picture.
+
+The text of a section is its check's docstring; every number in a table comes from the run.
+"""
+
+import inspect
+from pathlib import Path
+
+from induction_memory.theory import measure, save_picture
+from induction_memory.theory.catalogue import Entry
+from induction_memory.theory.checks import Check, Result
+
+OPENING = """# The theory, statement by statement
+
+Written by `python -m induction_memory.theory --docs docs`; do not edit. `induction-memory theory` prints the same rows.
+
+Each section takes one statement of the paper, says what was measured, and gives a verdict for each row: it **holds**
+when the measured value lies within the tolerance of the predicted one. Rows marked *slip* are statements as the paper
+prints them that do not hold; beside each stands the one that does. Everything is in float64 with
+[associative memories](../induction_memory/memory) and a two-layer circuit in plain torch
+([`theory/circuit.py`](../induction_memory/theory/circuit.py)); no trained model takes part.
+"""
+
+
+def write(docs: Path) -> bool:
+    """Measure everything, write `theory.md` and its pictures, and say whether all came out as expected."""
+    pieces, everything = [], []
+    for entry, result in measure():
+        save_picture(entry, result, docs / "theory")
+        pieces.append(section(entry, result, docs))
+        everything += [(entry, check) for check in result.checks]
+    text = "\n".join([OPENING, summary(everything), *pieces])
+    (docs / "theory.md").write_text(text, encoding="utf-8")
+    return all(check.expected for _, check in everything)
+
+
+def summary(everything: list[tuple[Entry, Check]]) -> str:
+    """How many rows hold, and the list of what does not hold as printed."""
+    checks = [check for _, check in everything]
+    slips = [(entry, check) for entry, check in everything if check.slip]
+    unexpected = [(entry, check) for entry, check in everything if not check.expected]
+    lines = [
+        f"{sum(c.verdict for c in checks)} of {len(checks)} rows hold; {len(slips)} are slips of the printed text; "
+        f"{len(unexpected)} came out otherwise than expected.\n",
+        "What does not hold as printed, or only with the paper's simplifications:\n",
+        "| where | statement | predicted | measured |",
+        "| --- | --- | --- | --- |",
+    ]
+    for entry, check in [*slips, *[pair for pair in unexpected if not pair[1].slip]]:
+        row = (
+            f"[{entry.where}](#{_anchor(entry)})",
+            check.statement,
+            _number(check.predicted),
+            _number(check.measured),
+        )
+        lines.append(_row(*row))
+    return "\n".join([*lines, ""])
+
+
+def section(entry: Entry, result: Result, docs: Path) -> str:
+    """One statement: text, rows, picture."""
+    lines = [
+        f"## {entry.title}\n",
+        f"*{entry.where}* · `induction-memory theory {entry.name}`\n",
+        inspect.getdoc(entry.function) or "",
+        "",
+        "| statement | predicted | measured | tolerance | verdict |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for c in result.checks:
+        lines.append(_row(c.statement, _number(c.predicted), _number(c.measured), c.tolerance, _verdict(c)))
+    if (docs / "theory" / f"{entry.name}.png").exists():
+        lines.append(f"\n![{entry.title}](theory/{entry.name}.png)")
+    return "\n".join([*lines, ""])
+
+
+def _anchor(entry: Entry) -> str:
+    kept = "".join(c for c in entry.title.lower() if c.isalnum() or c in " -_")
+    return kept.replace(" ", "-")
+
+
+def _row(*cells: str) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _number(value: float) -> str:
+    return f"{value:.4g}"
+
+
+def _verdict(check: Check) -> str:
+    if check.slip:
+        return "holds (unexpected)" if check.verdict else "*slip*"
+    return "holds" if check.verdict else "**fails**"

@@ -1,0 +1,110 @@
+r"""One-step recall of W_O2 on the real task (Figure 9, Appendix E), without a transformer.
+
+    R_1 = 1/N sum_k 1{ k = argmax_k' (W_V2 w_E(k'))^T (mu_k - mu) },    x = 1/t sum_{s <= t} W_V2 w_E(z_s),
+
+with mu_k = E[x | y = k] and mu = E[x] over the positions t at which z_t is a trigger after its first occurrence and
+y = z_{t+1}. x is linear in the frequencies of the tokens up to t, so all that the data contributes is their class
+means f_k, an N x N table: then mu_k = V^T f_k with the rows of V the W_V2 w_E(k'), and any dimension costs one product.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from induction_memory.memory.random_embeddings import gaussian_embeddings, random_remapping
+from induction_memory.task.bigrams import BigramTask
+from induction_memory.task.sampler import Batch, sample
+from induction_memory.theory.checks import Result, at_least, at_most
+
+BATCH = 32
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
+DIMENSIONS = (16, 32, 64, 128, 256, 512, 1024)
+
+
+@dataclass(frozen=True)
+class Frequencies:
+    """Sums over in-context positions: enough to compute every class mean, and additive over batches."""
+
+    by_label: Float[Tensor, "vocab vocab"]
+    "row k: sum of the token frequencies up to t, over positions whose label is k"
+    positions: Int64[Tensor, " vocab"]
+    "number of positions with each label"
+
+    def __add__(self, other: "Frequencies") -> "Frequencies":
+        return Frequencies(self.by_label + other.by_label, self.positions + other.positions)
+
+    @property
+    def contrasts(self) -> Float[Tensor, "vocab vocab"]:
+        """Row k: mean frequencies given y = k minus overall mean; nan for labels never seen."""
+        means = self.by_label / self.positions.unsqueeze(-1)
+        return means - self.by_label.sum(0) / self.positions.sum()
+
+
+def frequencies(batch: Batch, vocab_size: int) -> Frequencies:
+    """The statistics of one batch."""
+    length = batch.tokens.shape[1]
+    counts = torch.nn.functional.one_hot(batch.tokens, vocab_size).cumsum(1)
+    running = counts.double() / torch.arange(1, length + 1, dtype=torch.float64).unsqueeze(-1)
+    labels = batch.targets[batch.in_context]
+    empty = torch.zeros(vocab_size, vocab_size, dtype=torch.float64)
+    by_label = empty.index_add(0, labels, running[batch.in_context])
+    return Frequencies(by_label, torch.bincount(labels, minlength=vocab_size))
+
+
+def one_step_recall(contrasts: Float[Tensor, "vocab vocab"], V: Float[Tensor, "vocab d_model"]) -> float:
+    """R_1 for the remapped embeddings V = w_E W_V2^T; a label that was never seen is a miss, as is a tie."""
+    table = contrasts @ V @ V.mT  # row k: (W_V2 w_E(k'))^T (mu_k - mu)
+    best = table.diagonal().unsqueeze(-1)
+    return ((table >= best).sum(-1) == 1).double().mean().item()
+
+
+def one_step(
+    score: Callable[[Tensor, Tensor], float] = one_step_recall, task: BigramTask | None = None, repeats: int = 4
+) -> Result:
+    r"""$R_1$ for batches of 32 sequences of 256 tokens of tiny Shakespeare with $K = 5$ random triggers and uniform
+    outputs, against the dimension and the number of batches; mean over four draws of data and embeddings. With
+    exactly orthonormal embeddings ($d = \infty$) only the data limits it."""
+    task = BigramTask() if task is None else task
+    columns: tuple[int | None, ...] = (*DIMENSIONS, None)
+    grid = np.zeros((len(columns), len(BATCHES)))
+    for repeat in range(repeats):
+        generator = torch.Generator().manual_seed(repeat)
+        contrasts = [stats.contrasts for stats in _accumulate(task, np.random.default_rng(repeat))]
+        for row, d in zip(grid, columns, strict=True):
+            V = _remapped(task.vocab_size, d, generator)
+            row += [score(table, V) / repeats for table in contrasts]
+    reached = {
+        (d, n): float(value)
+        for d, row in zip(columns, grid, strict=True)
+        for n, value in zip(BATCHES, row, strict=True)
+    }
+    fall = max(-np.diff(grid, axis=0).min(), -np.diff(grid, axis=1).min(), 0.0)
+    rows = (
+        at_least("R_1 at d = 1024 after 8 batches (65,536 tokens)", 0.9, reached[1024, 8]),
+        at_least("R_1 at d = 128 after 128 batches", 0.8, reached[128, 128]),
+        at_most("R_1 at d = 16 after 128 batches: too few dimensions", 0.7, reached[16, 128]),
+        at_most("R_1 at d = 1024 after one batch: too little data", 0.7, reached[1024, 1]),
+        at_most("largest fall of R_1 from one dimension or number of batches to the next", 0.1, float(fall)),
+    )
+    table = pd.DataFrame([{"d": d or np.inf, "batches": n, "recall": value} for (d, n), value in reached.items()])
+    return Result(rows, {"recall": table})
+
+
+def _accumulate(task: BigramTask, rng: np.random.Generator) -> list[Frequencies]:
+    """The statistics of the first 1, 2, 4, .. batches of one stream."""
+    batches = (frequencies(sample(task, BATCH, rng), task.vocab_size) for _ in range(BATCHES[-1]))
+    totals = accumulate(batches)
+    return [total for n, total in enumerate(totals, 1) if n in BATCHES]
+
+
+def _remapped(n: int, d: int | None, generator: torch.Generator) -> Float[Tensor, "vocab d_model"]:
+    """W_V2 w_E(k) for random embeddings and a random W_V2, or an orthonormal set."""
+    if d is None:
+        return torch.eye(n, dtype=torch.float64)
+    return gaussian_embeddings(n, d, generator) @ random_remapping(d, generator).mT
