@@ -1,0 +1,52 @@
+"""Interventions: ablations, patching, circuits and memory surgery on any HookedTransformer, always undone.
+
+Names are resolved when first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from induction_memory.interventions.ablations import ablate as ablate
+    from induction_memory.interventions.attribution import agreement as agreement
+    from induction_memory.interventions.attribution import attribute as attribute
+    from induction_memory.interventions.causal import births as births
+    from induction_memory.interventions.causal import causal_trajectory as causal_trajectory
+    from induction_memory.interventions.circuits import discover as discover
+    from induction_memory.interventions.components import Graph as Graph
+    from induction_memory.interventions.corruptions import corrupt as corrupt
+    from induction_memory.interventions.effects import contrast as contrast
+    from induction_memory.interventions.engine import Patch as Patch
+    from induction_memory.interventions.engine import logits as logits
+    from induction_memory.interventions.patching import patch as patch
+    from induction_memory.interventions.recording import record as record
+    from induction_memory.interventions.replacements import Replacements as Replacements
+    from induction_memory.interventions.surgery import edited as edited
+
+_WHERE = {
+    "ablate": "ablations",
+    "agreement": "attribution",
+    "attribute": "attribution",
+    "births": "causal",
+    "causal_trajectory": "causal",
+    "discover": "circuits",
+    "Graph": "components",
+    "corrupt": "corruptions",
+    "contrast": "effects",
+    "Patch": "engine",
+    "logits": "engine",
+    "patch": "patching",
+    "record": "recording",
+    "Replacements": "replacements",
+    "edited": "surgery",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(_WHERE)

@@ -35,9 +35,12 @@ def masked_mean(
 
 
 def score(
-    logits: Float[Tensor, "*variant batch pos vocab"], intact: Float[Tensor, "batch pos vocab"], batch: Batch
+    logits: Float[Tensor, "*variant batch pos vocab"],
+    intact: Float[Tensor, "batch pos vocab"],
+    batch: Batch,
+    where: Bool[Tensor, "batch pos"] | None = None,
 ) -> dict[str, Float[Tensor, "*variant"]]:
-    """Every score and its standard error (`kl`, `kl_se` ...), one value a variant."""
+    """Every score and its standard error (`kl`, `kl_se` ...), one value a variant; at some positions only, if given."""
     log_p, log_intact = logits.log_softmax(-1), intact.log_softmax(-1)
     targets = batch.targets.expand(log_p.shape[:-1]).unsqueeze(-1)
     loss = -log_p.gather(-1, targets).squeeze(-1)
@@ -53,5 +56,5 @@ def score(
     }
     result = {}
     for name, (values, mask) in measured.items():
-        result[name], result[f"{name}_se"] = masked_mean(values, mask)
+        result[name], result[f"{name}_se"] = masked_mean(values, mask if where is None else mask & where)
     return result
