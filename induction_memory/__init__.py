@@ -26,6 +26,10 @@ _NAMES = {
     "thin": "trajectory.thinning",
     "verify": "trajectory.verification",
     "preset": "presets",
+    "ablate": "interventions.ablations",
+    "patch": "interventions.patching",
+    "surgery": "interventions.surgery",
+    "attention": "interventions.attention_view",
     "InputError": "errors",
 }
 _MODULES = ("task", "model", "training", "trajectory", "probes", "interventions", "heads", "theory", "figures")
@@ -34,6 +38,9 @@ __all__ = [*_NAMES, *_MODULES]  # pyright: ignore[reportUnsupportedDunderAll]
 
 if TYPE_CHECKING:
     from induction_memory.errors import InputError as InputError
+    from induction_memory.interventions.ablations import ablate as ablate
+    from induction_memory.interventions.patching import patch as patch
+    from induction_memory.interventions.surgery import surgery as surgery
     from induction_memory.model.build import build as build
     from induction_memory.model.config import ModelConfig as ModelConfig
     from induction_memory.model.construct import construct as construct

@@ -13,7 +13,7 @@ import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 
 import tyro
 from tyro.extras import SubcommandApp
@@ -182,10 +182,135 @@ def probe(
         return
     if run is None:
         raise InputError("RUN: expected a trajectory's folder or name, or --list")
-    table = library.table(_load(run), [*probes] or None, steps=_steps(steps))
+    table = library.table(_load(run), _listed(probes) or None, steps=_steps(steps))
     for name, reason in table.attrs.get("skipped", {}).items():
         print(f"{name}: {reason}", file=sys.stderr)
     _output(library.wide(table).reset_index(), format, out)
+
+
+@command
+def attention(
+    run: Run,
+    /,
+    out: Path,
+    step: str = "last",
+    text: str | None = None,
+) -> None:
+    """Draw attention maps: an interactive page, or a figure as in the paper.
+
+    Args:
+        run: trajectory's folder, or the name of a shipped one.
+        out: file to write: .html, .png, .pdf or .svg.
+        step: a stored step, several (0,300,600) side by side, or last.
+        text: text to attend over; a sequence of the run's task by default.
+    """
+    from induction_memory.interventions.attention_view import attention as look
+
+    look(_load(run), step=_step(step), text=text).save(out)
+
+
+@command
+def ablate(
+    run: Run,
+    /,
+    step: str = "last",
+    kind: Literal["all", "zero", "mean", "mean-position", "resample", "resample-output", "noise", "initial"] = "all",
+    components: tuple[str, ...] = (),
+    format: Format = "table",
+    out: Path | None = None,
+) -> None:
+    """Take parts of the model away, in several ways side by side, and measure what is lost.
+
+    Args:
+        run: trajectory's folder, or the name of a shipped one.
+        step: a stored step, several (0,300,600), last, or all.
+        kind: one kind of ablation, or all.
+        components: names such as L1H1, W_K2, FF2 or pos->L2.k, or groups (heads, matrices ...).
+        format: table, csv or json.
+        out: write to a .csv, .json or .parquet file instead.
+    """
+    from induction_memory.interventions.ablations import ablate as measure
+
+    _output(measure(_load(run), components=_listed(components) or None, kind=kind, step=_step(step)), format, out)
+
+
+@command
+def patch(
+    run: Run,
+    /,
+    step: str = "last",
+    kind: Literal["activation", "path"] = "activation",
+    corruption: Literal["output", "trigger", "first"] = "trigger",
+    format: Format = "table",
+    out: Path | None = None,
+) -> None:
+    """Patch activations or single paths between a clean and a corrupted sequence.
+
+    Args:
+        run: trajectory's folder, or the name of a shipped one.
+        step: a stored step, several (0,300,600), last, or all.
+        kind: activation (a component at a position) or path (an edge between two).
+        corruption: what is changed in the other sequence: the output, the trigger, or its first occurrence.
+        format: table, csv or json.
+        out: write to a .csv, .json or .parquet file instead.
+    """
+    from induction_memory.interventions.patching import patch as measure
+
+    _output(measure(_load(run), kind=kind, corruption=corruption, step=_step(step)), format, out)
+
+
+@command
+def surgery(
+    run: Run,
+    /,
+    memory: str,
+    erase: tuple[str, ...] = (),
+    insert: tuple[str, ...] = (),
+    swap: str | None = None,
+    project: bool = False,
+    complement: bool = False,
+    truncate: int | None = None,
+    transplant: str | None = None,
+    step: str = "last",
+    format: Format = "table",
+    out: Path | None = None,
+) -> None:
+    """Edit single associations of a trained matrix and measure the damage to target and bystanders.
+
+    Args:
+        run: trajectory's folder, or the name of a shipped one.
+        memory: matrix to edit: W_K1, W_K2, W_O2 or W_F.
+        erase: associations to erase, as in 'a->b'.
+        insert: associations to insert, as in 'a->b'.
+        swap: two inputs that exchange their outputs, as in 'a<->b'.
+        project: keep only what lies in the span of the ideal memory.
+        complement: keep only what lies outside it.
+        truncate: keep this many singular values.
+        transplant: take the matrix from RUN@STEP.
+        step: a stored step, several, last, or all.
+        format: table, csv or json.
+        out: write to a .csv, .json or .parquet file instead.
+    """
+    from induction_memory.interventions.surgery import surgery as measure
+
+    donor = None
+    if transplant is not None:
+        name, _, at = transplant.rpartition("@")
+        if not name or not at.isdigit():
+            raise InputError(f"--transplant: expected RUN@STEP, got {transplant!r}")
+        donor = _load(name).model(int(at))
+    table = measure(
+        _load(run),
+        memory=memory,
+        erase=erase or None,
+        insert=insert or None,
+        swap=swap,
+        project="complement" if complement else project,
+        truncate=truncate,
+        transplant=donor,
+        step=_step(step),
+    )
+    _output(table, format, out)
 
 
 @command
@@ -218,7 +343,7 @@ def theory(checks: Annotated[tuple[str, ...], tyro.conf.Positional] = (), /, out
 
     table = library.run([*checks] or None, out=out)
     _output(table, "table", None)
-    if not table["verdict"].all():
+    if not table["expected"].all():
         sys.exit(1)
 
 
@@ -292,6 +417,14 @@ def _steps(text: str) -> Literal["all"] | list[int]:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise InputError(f"--steps: expected all, or whole numbers between commas, got {text!r}") from None
+
+
+def _step(text: str) -> Any:
+    """A step as the library takes it: last, all, one or several."""
+    if text in ("last", "all"):
+        return text
+    steps = _steps(text)
+    return steps[0] if len(steps) == 1 else steps
 
 
 def _output(table: "pd.DataFrame", format: Format, out: Path | None) -> None:
