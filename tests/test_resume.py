@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.tiny_runs import tiny
-from tests.training_process import Trainer, config_of
 
 from induction_memory.errors import InputError
 from induction_memory.model.config import ModelConfig
@@ -22,6 +20,8 @@ from induction_memory.trajectory import DamagedError, StorageError, durable, loa
 from induction_memory.trajectory.lock import locked
 from induction_memory.trajectory.manifest import Manifest
 from induction_memory.trajectory.writer import Origin, Writer, begin, resume_point, tidy
+from tests.tiny_runs import tiny
+from tests.training_process import Trainer, config_of
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -31,6 +31,12 @@ def content(folder: Path) -> dict[str, bytes]:
     for name in ("created", "seal"):
         del manifest[name]
     return files | {"manifest": json.dumps(manifest).encode()}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Flush nothing here: what a flush does, no process can see. The real training processes do flush."""
+    monkeypatch.setattr(durable, "_sync", lambda descriptor: None)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +77,9 @@ def test_a_second_trainer_refuses_and_names_the_first_and_a_killed_one_blocks_no
     while not (folder / "steps" / "00000002.safetensors").exists():
         time.sleep(0.01)
     before = sorted(folder.rglob("*.json"))
-    with pytest.raises(InputError, match=rf"busy: expected a folder no other process trains in, got process {process} on "):
+    with pytest.raises(
+        InputError, match=rf"busy: expected a folder no other process trains in, got process {process} on "
+    ):
         start(config_of(100_000), folder, resume=True, quiet=True)
     assert sorted(folder.rglob("*.json")) == before
     os.kill(process, signal.SIGKILL)
@@ -149,8 +157,7 @@ class Disk:
             if number == at:
                 instead(name, original, arguments)
             self.before(name, arguments)
-            if name != "_sync":  # what a flush does, no process can see
-                original(*arguments)
+            original(*arguments)
 
         monkeypatch.setattr(durable, name, operation)
 
@@ -248,7 +255,9 @@ class PowerCut(Disk):
             if Path(path).exists() and os.stat(path).st_size > safe:
                 kept = Path(path).read_bytes()
                 lost = len(kept) - safe
-                rest = self.chance.choice([b"", kept[safe : safe + lost // 2], bytes(lost), self.chance.randbytes(lost)])
+                rest = self.chance.choice(
+                    [b"", kept[safe : safe + lost // 2], bytes(lost), self.chance.randbytes(lost)]
+                )
                 Path(path).write_bytes(kept[:safe] + rest)
         for target, old in reversed(self.renamed):
             if self.chance.random() < 0.5:
@@ -326,7 +335,7 @@ def test_a_damaged_latest_state_is_passed_over_and_said(tmp_path, monkeypatch, c
     flipped = bytearray(latest.read_bytes())
     flipped[-5] ^= 1
     latest.write_bytes(flipped)
-    with pytest.raises(InputError, match="expected a state to resume from, got .*latest.safetensors"):
+    with pytest.raises(InputError, match=r"expected a state to resume from, got .*latest\.safetensors"):
         start(config, tmp_path / "run", resume=True, quiet=True)
     kept = tiny(resume_every=1)
     stopped(kept, tmp_path / "kept", monkeypatch, 9)
@@ -336,15 +345,33 @@ def test_a_damaged_latest_state_is_passed_over_and_said(tmp_path, monkeypatch, c
     assert done.path.joinpath("metrics.jsonl").read_bytes() == expected["metrics.jsonl"]
 
 
-def test_a_damaged_step_is_found_when_the_run_is_compacted(tmp_path, monkeypatch):
+def test_a_damaged_or_missing_step_is_computed_again(tmp_path, monkeypatch, capsys):
     config = tiny()
-    stopped(config, tmp_path / "run", monkeypatch, 9)
-    step = tmp_path / "run" / "steps" / "00000002.safetensors"
-    flipped = bytearray(step.read_bytes())
-    flipped[-5] ^= 1
-    step.write_bytes(flipped)
+    expected = content(start(config, tmp_path / "whole", quiet=True).path)
+    for name in ("00000002", "00000008"):
+        stopped(config, tmp_path / name, monkeypatch, 9)
+        step = tmp_path / name / "steps" / f"{name}.safetensors"
+        flipped = bytearray(step.read_bytes())
+        flipped[-5] ^= 1
+        step.write_bytes(flipped) if name == "00000002" else step.unlink()
+        assert content(start(config, tmp_path / name, resume=True).path) == expected
+        assert f"{name}.safetensors: expected what was written, got" in capsys.readouterr().err
+
+
+def test_a_step_damaged_while_training_is_not_carried_over(tmp_path, monkeypatch):
+    def damage(self):
+        step = self.folder / "steps" / "00000002.safetensors"
+        flipped = bytearray(step.read_bytes())
+        flipped[-5] ^= 1
+        step.write_bytes(flipped)
+        finish(self)
+
+    finish = Writer.finish
+    monkeypatch.setattr(Writer, "finish", damage)
     with pytest.raises(DamagedError, match=r"00000002\.safetensors: expected what was written, got flipped bits in"):
-        start(config, tmp_path / "run", resume=True, quiet=True)
+        start(tiny(), tmp_path / "run", quiet=True)
+    monkeypatch.undo()
+    assert verify(start(tiny(), tmp_path / "run", resume=True, quiet=True).path) == []
 
 
 def listing(folder: Path) -> list[tuple[str, int, int]]:

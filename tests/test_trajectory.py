@@ -8,7 +8,6 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from tests.tiny_runs import MODEL, TASK, tiny
 
 import induction_memory as im
 from induction_memory.errors import InputError
@@ -22,6 +21,7 @@ from induction_memory.trajectory import DamagedError, load, thin, verify
 from induction_memory.trajectory import trajectory as trajectory_module
 from induction_memory.trajectory.manifest import Manifest
 from induction_memory.trajectory.writer import Writer
+from tests.tiny_runs import MODEL, TASK, tiny
 
 STEPS = [0, 1, 2, 3, 4, 8, 12]
 
@@ -237,7 +237,7 @@ def test_an_exported_step_comes_back(run, tmp_path):
     damaged = bytearray((folder / "model.safetensors").read_bytes())
     damaged[-7] ^= 4
     (folder / "model.safetensors").write_bytes(damaged)
-    with pytest.raises(DamagedError, match="model.safetensors"):
+    with pytest.raises(DamagedError, match=r"model\.safetensors"):
         load(folder).model(8)
 
 

@@ -1,8 +1,8 @@
 """Real training processes that can be killed, without paying for the imports each time.
 
 `python -m tests.training_process` imports everything once. For a line "FOLDER STEPS" on its standard input it forks a
-process that trains (or resumes) a tiny run in that folder, and prints the process's number; for the line "wait" it waits
-for that process and prints how it ended. Until then the number stands for no other process.
+process that trains (or resumes) a tiny run in that folder, and prints the process's number; for the line "wait" it
+waits for that process and prints how it ended. Until then the number stands for no other process.
 """
 
 import os

@@ -206,5 +206,16 @@ class SealedFile:
         return torch.from_numpy(data.view(_NAMES[entry.dtype]).reshape(shape))
 
 
+def damage_of(path: Path) -> str | None:
+    """What is wrong with a sealed file, in one line that names it; None when every block is what was written."""
+    try:
+        file = SealedFile.open(path)
+        for name in file.entries:
+            file.read(name)
+    except DamagedError as error:
+        return str(error)
+    return None
+
+
 def _split(digits: str) -> tuple[int, ...]:
     return tuple(int(digits[i : i + 8], 16) for i in range(0, len(digits), 8))

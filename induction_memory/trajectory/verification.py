@@ -8,7 +8,7 @@ from induction_memory.trajectory import rows as row_files
 from induction_memory.trajectory.durable import Piece, piece_of
 from induction_memory.trajectory.layout import LATEST, step_path
 from induction_memory.trajectory.manifest import Manifest
-from induction_memory.trajectory.sealed import DamagedError, SealedFile
+from induction_memory.trajectory.sealed import DamagedError, damage_of
 from induction_memory.trajectory.trajectory import find
 
 
@@ -22,15 +22,15 @@ def verify(path: str | Path) -> list[str]:
     except DamagedError as error:
         return [str(error)]
     damage = [found for name, piece in manifest.pieces.items() for found in _piece(folder / name, piece)]
-    damage += [found for name in manifest.pieces if name.endswith(".safetensors") for found in _tensors(folder / name)]
+    tensors = [folder / name for name in manifest.pieces if name.endswith(".safetensors")]
     try:
         rows = row_files.read(folder / row_files.NAME, manifest.first_step, manifest.rows)
     except DamagedError as error:
         rows = []
         damage.append(str(error))
     if manifest.state != "finished":
-        kept = [step_path(folder, row["step"]) for row in rows if row["checkpoint"]]
-        damage += [found for file in [folder / LATEST, *kept] for found in _tensors(file)]
+        tensors += [folder / LATEST, *(step_path(folder, row["step"]) for row in rows if row["checkpoint"])]
+    damage += [found for path in tensors if (found := damage_of(path)) is not None]
     return list(dict.fromkeys(damage))
 
 
@@ -41,13 +41,3 @@ def _piece(path: Path, piece: Piece) -> list[str]:
     if found.size != piece.size:
         return [str(DamagedError(path, f"{found.size} bytes instead of {piece.size}"))]
     return [] if found == piece else [str(DamagedError(path, "a content that differs from its SHA-256"))]
-
-
-def _tensors(path: Path) -> list[str]:
-    try:
-        file = SealedFile.open(path)
-        for name in file.entries:
-            file.read(name)
-    except DamagedError as error:
-        return [str(error)]
-    return []

@@ -9,7 +9,7 @@
 
 So whenever a file with the state of step n exists, the metrics of all steps before n are on the disk: resuming takes
 the latest such file, cuts the metrics before line n, and goes on. What the killed run had done beyond is done again,
-with the same bits.
+with the same bits. A step that turns out damaged is done again in the same way, from the state before it.
 """
 
 import shutil
@@ -37,7 +37,7 @@ from induction_memory.trajectory.layout import (
     stored_steps,
 )
 from induction_memory.trajectory.manifest import Manifest
-from induction_memory.trajectory.sealed import DamagedError, SealedFile, write_tensors
+from induction_memory.trajectory.sealed import DamagedError, SealedFile, damage_of, write_tensors
 from induction_memory.trajectory.states import stored_names
 
 
@@ -116,6 +116,11 @@ def resume_point(folder: Path, manifest: Manifest, config: RunConfig) -> ResumeP
         file = SealedFile.open(folder / GRAFTS)
         grafts = {rule: file.read(str(i)) for i, rule in enumerate(config.train.graft_rules)}
     notes: list[str] = []
+    for done, row in enumerate(rows):
+        if row["checkpoint"] and (damage := damage_of(step_path(folder, row["step"]))):
+            notes.append(damage)  # what follows is done again, to have this step once more
+            del rows[done:]
+            break
     best: tuple[int, dict[str, Tensor]] | None = None
     for path in _candidates(folder):
         if best is not None and int(path.stem) <= best[0]:
@@ -134,7 +139,8 @@ def resume_point(folder: Path, manifest: Manifest, config: RunConfig) -> ResumeP
     optimizer = {n.removeprefix(OPTIMIZER_PREFIX): t for n, t in tensors.items() if n.startswith(OPTIMIZER_PREFIX)}
     moving = {n: t for n, t in tensors.items() if not n.startswith(OPTIMIZER_PREFIX)}
     size = ends[done - 1] if done else 0
-    return ResumePoint(step, frozen | moving, optimizer, grafts, rows[:done], size, tuple(notes))
+    said = tuple(dict.fromkeys(notes))
+    return ResumePoint(step, frozen | moving, optimizer, grafts, rows[:done], size, said)
 
 
 class Writer:
