@@ -101,6 +101,6 @@ def class_mean(
 ) -> float | None:
     """Mean over a class of positions; None when the class is empty or not all of it was evaluated."""
     members = members.to(values.device)
-    if not bool(members.any()) or not bool(evaluated[members].all()):
+    if not bool(members.any()) or bool((members & ~evaluated).any()):
         return None
     return float(values[members].double().mean())

@@ -11,7 +11,6 @@ from types import TracebackType
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
-from torch import nn
 
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.training.loop import Snapshot
@@ -63,7 +62,7 @@ class Progress:
             return
         elapsed = time.perf_counter() - self._started
         if not self._is_live or elapsed - self._measured >= RECALL_SECONDS or snapshot.step == self._last:
-            self._measured, self._recalls = elapsed, _recalls(snapshot.model, self._task)
+            self._measured, self._recalls = elapsed, recalls(snapshot.model, self._task)
         line = describe(snapshot.metrics, self._recalls, self._first, self._last, elapsed)
         if self._is_live:
             self._live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
@@ -71,18 +70,14 @@ class Progress:
             self._console.print(line, markup=False, soft_wrap=True)
 
 
-def describe(metrics: Metrics, recalls: dict[str, float], first: int, last: int, elapsed: float) -> str:
+def describe(metrics: Metrics, recalled: dict[str, float], first: int, last: int, elapsed: float) -> str:
     """The line of a step, `elapsed` seconds after the step `first`."""
     parts = [f"step {metrics.step}/{last}", f"loss {metrics.loss:.3f}"]
     if metrics.accuracy_in_context is not None:
         parts.append(f"in context {metrics.accuracy_in_context:.2f}")
-    parts += [f"{name} {value:.2f}" for name, value in recalls.items()]
+    parts += [f"{name} {value:.2f}" for name, value in recalled.items()]
     done = metrics.step - first
     if done and elapsed > 0:
         left = round((last - metrics.step) * elapsed / done)
         parts += [f"{done / elapsed:.3g} steps/s", f"{left // 60}:{left % 60:02d} left"]
     return "  ".join(parts)
-
-
-def _recalls(model: nn.Module, task: BigramTask) -> dict[str, float]:
-    return recalls(model, task)
