@@ -30,9 +30,10 @@ def table(entry: Entry, result: "Result") -> "pd.DataFrame":
     """The rows of one check. `expected` is False for news: a statement that fails, or a known slip that holds."""
     import pandas as pd
 
-    rows = [
-        [entry.name, c.statement, c.predicted, c.measured, c.tolerance, c.verdict, c.expected] for c in result.checks
-    ]
+    rows = []
+    for c in result.checks:
+        statement = f"{c.statement} [known slip]" if c.slip else c.statement
+        rows.append([entry.name, statement, c.predicted, c.measured, c.tolerance, c.verdict, c.expected])
     return pd.DataFrame(rows, columns=COLUMNS)
 
 

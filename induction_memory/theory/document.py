@@ -16,9 +16,9 @@ Written by `python -m induction_memory.theory --docs docs`; do not edit. `induct
 
 Each section takes one statement of the paper, says what was measured, and gives a verdict for each row: it **holds**
 when the measured value lies within the tolerance of the predicted one. Rows marked *slip* are statements as the paper
-prints them that do not hold; beside each stands the one that does. Everything is in float64 with
-[associative memories](../induction_memory/memory) and a two-layer circuit in plain torch
-([`theory/circuit.py`](../induction_memory/theory/circuit.py)); no trained model takes part.
+prints them, or needs them, that do not hold; beside each stands what does. Everything is in float64, with the
+associative memories of `induction_memory/memory` and a two-layer circuit in plain torch
+(`induction_memory/theory/circuit.py`); no trained model takes part.
 """
 
 
@@ -40,7 +40,7 @@ def summary(everything: list[tuple[Entry, Check]]) -> str:
     slips = [(entry, check) for entry, check in everything if check.slip]
     unexpected = [(entry, check) for entry, check in everything if not check.expected]
     lines = [
-        f"{sum(c.verdict for c in checks)} of {len(checks)} rows hold; {len(slips)} are slips of the printed text; "
+        f"{sum(c.verdict for c in checks)} of {len(checks)} rows hold; {len(slips)} are known not to; "
         f"{len(unexpected)} came out otherwise than expected.\n",
         "What does not hold as printed, or only with the paper's simplifications:\n",
         "| where | statement | predicted | measured |",
