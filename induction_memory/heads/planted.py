@@ -82,7 +82,7 @@ def plant(
     basis = torch.linalg.qr(torch.randn(d_model, d_model, generator=generator)).Q
     if embeddings == "orthonormal":
         require(d_model >= 5 * N + 4 * T, "d_model", f"at least {5 * N + 4 * T} for orthonormal embeddings", d_model)
-        _write_embeddings(model, *basis[: N + T].split([N, T]), basis[4 * (N + T) : 5 * N + 4 * T])
+        _write_embeddings(model, basis[:N], basis[N : N + T], basis[4 * (N + T) : 5 * N + 4 * T])
     R_P, R_C, R_idle = (basis.T @ basis.roll(-block * (N + T), 0) for block in (1, 2, 3))
     p, w_E, w_U = (embedding(model, name) for name in ("p", "w_E", "w_U"))
     every, positions = torch.arange(N), torch.arange(T)
@@ -122,7 +122,10 @@ def permuted(model: HookedTransformer, orders: Mapping[int, Sequence[int]]) -> H
 def _roles(n_heads: int) -> dict[str, str]:
     first = ["previous-token", "current-token", "current-token"] + ["none"] * (n_heads - 3)
     second = ["induction", "induction", "none"] + ["none"] * (n_heads - 3)
-    return {f"L{l}H{h}": role for l, roles in ((1, first), (2, second)) for h, role in enumerate(roles, start=1)}
+    named = (
+        (f"L{layer}H{h}", role) for layer, cast in ((1, first), (2, second)) for h, role in enumerate(cast, start=1)
+    )
+    return dict(named)
 
 
 def _shares(n_heads: int, shares: Sequence[float]) -> dict[str, float]:

@@ -8,9 +8,9 @@ and the interaction of two players is the mean of what they do together beyond w
 
     I_ij = sum over S without i, j of |S|! (n - |S| - 2)! / (n - 1)! * (v(S+ij) - v(S+i) - v(S+j) + v(S)):
 
-negative where one can stand in for the other (redundant), positive where one needs the other (synergistic).
-Relative to |phi_i| + |phi_j| it is -1 for a pair of which either is enough, 1 for a pair of which both are needed and
-0 for two that add up.
+negative where one can stand in for the other (redundant), positive where one needs the other (synergistic). Relative
+to G_ij, what the two together contribute on the same average (v(S+ij) - v(S) instead), it is -1 for a pair of which
+either is enough, 1 for a pair of which both are needed and 0 for two that add up.
 
 All 2^n subsets are worked out for up to EXACT players; beyond that, orders are drawn at random, each with its reverse,
 and the values carry the standard error of that sampling (their sum is still v(N) - v(0) exactly).
@@ -47,6 +47,8 @@ class Solution:
     """v(i) - v(0)."""
     interaction: Float64[Tensor, "player other batch"] | None
     """I_ij; None when sampled."""
+    together: Float64[Tensor, "player other batch"] | None
+    """G_ij; None when sampled."""
     drawn: Float64[Tensor, "pair player batch"] | None = None
     """Sampled only: the contributions in each drawn order and its reverse, averaged over the two."""
 
@@ -73,21 +75,26 @@ def shapley(values: Float64[Tensor, "coalition batch"]) -> Float64[Tensor, "play
     return torch.stack(rows)
 
 
-def interactions(values: Float64[Tensor, "coalition batch"]) -> Float64[Tensor, "player other batch"]:
-    """I_ij of every pair; zero on the diagonal."""
+def interactions(
+    values: Float64[Tensor, "coalition batch"],
+) -> tuple[Float64[Tensor, "player other batch"], Float64[Tensor, "player other batch"]]:
+    """I_ij and G_ij of every pair; zero on the diagonal."""
     n = (len(values) - 1).bit_length()
     coalitions = all_coalitions(n)
-    result = values.new_zeros(n, n, values.shape[1])
+    interaction, together = values.new_zeros(2, n, n, values.shape[1])
     if n < 2:
-        return result
+        return interaction, together
     weights = torch.tensor([1 / ((n - 1) * comb(n - 2, size)) for size in range(n - 1)], dtype=torch.float64)
     for i in range(n):
         for j in range(i):
             without = (~coalitions[:, i] & ~coalitions[:, j]).nonzero().flatten()
-            a, b = 2**i, 2**j
-            both = values[without + a + b] - values[without + a] - values[without + b] + values[without]
-            result[i, j] = result[j, i] = weights[coalitions[without].sum(1)] @ both
-    return result
+            weight = weights[coalitions[without].sum(1)]
+            nobody, first, second, both = (
+                weight @ values[without + 2**i * a + 2**j * b] for b in (0, 1) for a in (0, 1)
+            )
+            interaction[i, j] = interaction[j, i] = both - first - second + nobody
+            together[i, j] = together[j, i] = both - nobody
+    return interaction, together
 
 
 def solve(n: int, evaluate: Evaluate, rng: np.random.Generator | None = None, orders: int = ORDERS) -> Solution:
@@ -96,13 +103,15 @@ def solve(n: int, evaluate: Evaluate, rng: np.random.Generator | None = None, or
         values = evaluate(all_coalitions(n))
         full, bits = 2**n - 1, 2 ** torch.arange(n)
         without_two = full - (bits[:, None] | bits[None, :])
+        interaction, together = interactions(values)
         return Solution(
             values=shapley(values),
             total=values[full] - values[0],
             single=values[full] - values[full - bits],
             joint=values[full] - values[without_two],
             alone=values[bits] - values[0],
-            interaction=interactions(values),
+            interaction=interaction,
+            together=together,
         )
     assert rng is not None, "a game this large is sampled"
     half = np.stack([rng.permutation(n) for _ in range(max(orders // 2, 2))])
@@ -111,7 +120,7 @@ def solve(n: int, evaluate: Evaluate, rng: np.random.Generator | None = None, or
 
 def _sampled(n: int, evaluate: Evaluate, orders: Int[Tensor, "order player"]) -> Solution:
     arrived = torch.zeros(len(orders), n + 1, n, dtype=torch.bool)
-    arrived[:, 1:] = (orders.argsort(1)[:, None, :] <= torch.arange(n)[None, :, None])
+    arrived[:, 1:] = orders.argsort(1)[:, None, :] <= torch.arange(n)[None, :, None]
     eye = torch.eye(n, dtype=torch.bool)
     fixed = torch.cat([eye, (~(eye[:, None] | eye[None, :])).flatten(0, 1)])
     unique, where = torch.cat([arrived.flatten(0, 1), fixed]).unique(dim=0, return_inverse=True)
@@ -129,6 +138,7 @@ def _sampled(n: int, evaluate: Evaluate, orders: Int[Tensor, "order player"]) ->
         joint=full - without,
         alone=alone - empty,
         interaction=None,
+        together=None,
         drawn=pairs,
     )
 

@@ -1,0 +1,87 @@
+"""Roles over training: when they are born, whether heads change them, when the sharing is decided.
+
+born      the first step from which a head keeps its last role to the end
+emerged   the first step from which a role's route keeps at least half of its last effect
+decided   the first step from which the heads' shares s_t of that route stay near the last ones,
+          1/2 sum |s_t - s_T| <= NEAR (shares of those that help, summing to one)
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Bool, Float, Int
+
+from induction_memory.heads.selection import listed, rows_of
+from induction_memory.heads.votes import ROLES, ROUTE_OF
+
+NEAR = 0.1
+
+
+def lasting(steps: Int[np.ndarray, " step"], holds: Bool[np.ndarray, " step"]) -> float:
+    """The first step from which something holds to the end; nan if it does not hold at the end."""
+    if not holds[-1]:
+        return np.nan
+    fails = np.flatnonzero(~holds)
+    return float(steps[fails[-1] + 1]) if fails.size else float(steps[0])
+
+
+def births(roles: pd.DataFrame) -> pd.DataFrame:
+    """One row a run and head that ends with a role: run, head, role, born."""
+    rows = []
+    for run, head, steps, held in _careers(roles):
+        if held[-1] in ROLES:
+            rows.append((run, head, held[-1], lasting(steps, held == held[-1])))
+    return pd.DataFrame(rows, columns=["run", "head", "role", "born"])
+
+
+def changes(roles: pd.DataFrame) -> pd.DataFrame:
+    """One row a change of role: run, head, step (the first with the new role), before, after."""
+    rows = []
+    for run, head, steps, held in _careers(roles):
+        for i in np.flatnonzero(held[1:] != held[:-1]):
+            rows.append((run, head, int(steps[i + 1]), held[i], held[i + 1]))
+    return pd.DataFrame(rows, columns=["run", "head", "step", "before", "after"])
+
+
+def decisions(shares: pd.DataFrame) -> pd.DataFrame:
+    """One row a run and role, in the layer that carries it at the end: run, role, layer, emerged, decided."""
+    rows = []
+    for run in listed(shares, "run"):
+        for role in ROLES:
+            own = rows_of(shares, run=run, game=ROUTE_OF[role])
+            effects = {layer: effects_over_steps(rows_of(own, layer=layer)) for layer in listed(own, "layer")}
+            if not effects:
+                continue
+            layer = max(effects, key=lambda one: effects[one][1][-1].sum())
+            steps, parts = effects[layer]
+            total = parts.sum(1)
+            emerged = decided = np.nan
+            if total[-1] > 0:
+                emerged = lasting(steps, total >= total[-1] / 2)
+                distance = 0.5 * np.abs(normalised(parts) - normalised(parts[-1:])).sum(1)
+                decided = lasting(steps, distance <= NEAR)
+            rows.append((run, role, layer, emerged, decided))
+    return pd.DataFrame(rows, columns=["run", "role", "layer", "emerged", "decided"])
+
+
+def effects_over_steps(shares: pd.DataFrame) -> tuple[Int[np.ndarray, " step"], Float[np.ndarray, "step head"]]:
+    """The steps, and the heads' effects at each; 0 where there were none to speak of. One run, game and layer."""
+    steps, heads = listed(shares, "step"), listed(shares, "head")
+    return np.array(steps), np.nan_to_num(shares["effect"].to_numpy().reshape(len(steps), len(heads)))
+
+
+def normalised(parts: Float[np.ndarray, "step head"]) -> Float[np.ndarray, "step head"]:
+    """Shares of the heads that help, summing to one; zeros where none helps."""
+    helping = np.clip(parts, 0, None)
+    total = helping.sum(1, keepdims=True)
+    return np.divide(helping, total, out=np.zeros_like(helping), where=total > 0)
+
+
+def _careers(roles: pd.DataFrame) -> Iterator[tuple[str, str, np.ndarray, np.ndarray]]:
+    """Run, head, steps, and the role held at each."""
+    for run in listed(roles, "run"):
+        own = rows_of(roles, run=run)
+        for head in listed(own, "head"):
+            career = rows_of(own, head=head)
+            yield run, head, career["step"].to_numpy(), career["role"].to_numpy()

@@ -1,0 +1,162 @@
+"""Three votes on what a head is, each blind to the others: from its weights, its attention and its effects.
+
+Roles:  previous-token   tells each position which token came before it
+        current-token    tells each position its own token again, where a later head can ask with it
+        induction        finds what followed the query's token before, and writes it to the output
+
+weights     the smaller of two recalls, corrected for chance, since a role needs both of its memories:
+            key-query     previous: p_t^T W_K p_s -> s = t-1, keys s <= t
+                          current: s = t there, or w_E(k)^T W_K w_E(k') -> k' = k, whichever is recalled better
+                          induction: the match a^T W_K b -> same token, with a = w_E(k) or Phi_h w_E(k) and
+                          b = Phi_h' w_E(k), best over earlier heads h, h'
+            value-output  previous and current: the match in which Phi w_E(k) is b, or a, best over later heads
+                          induction: w_U(j)^T Phi w_E(k) -> j = k
+attention   mean attention to the previous position, to the own, to the tokens after earlier occurrences; corrected for
+            chance
+causes      its Shapley share of the effect of all heads by the route that the role takes: previous-token heads act
+            through later heads' keys, current-token heads through their queries, induction heads on the output
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformer_lens import HookedTransformer
+
+from induction_memory.heads.games import Stage
+from induction_memory.probes import attention
+from induction_memory.probes.activations import pattern_name, run
+from induction_memory.probes.memory_recall import hits
+from induction_memory.probes.source import model_weights
+from induction_memory.probes.stack import Stack
+
+ROLES = ("previous-token", "current-token", "induction")
+ROUTE_OF = {"previous-token": "k", "current-token": "q", "induction": "out"}
+TOKENS = 256  # tokens of a large vocabulary whose recall is measured
+
+
+def votes(stage: Stage, shares: pd.DataFrame) -> pd.DataFrame:
+    """One row a head, vote and role: the score, and for the weights the two recalls it is the smaller of."""
+    model, heads = stage.recording.model, stage.graph.heads
+    tokens = chosen_tokens(stage.batch.tokens)
+    key_query, value_output = (
+        x.flatten(0, 1).numpy() for x in weight_recalls(model, tokens, stage.batch.tokens.shape[1])
+    )
+    looks = attention_scores(model, stage).flatten(0, 1).numpy()
+    effects = causes(shares, heads)
+    rows = []
+    for i, head in enumerate(heads):
+        for r, role in enumerate(ROLES):
+            both = key_query[i, r], value_output[i, r]
+            scores = {"weights": np.minimum(*both), "attention": looks[i, r], "causes": effects[i, r]}
+            for vote, score in scores.items():
+                parts = both if vote == "weights" else (np.nan, np.nan)
+                rows.append((head, vote, role, float(score), float(parts[0]), float(parts[1])))
+    return pd.DataFrame(rows, columns=["head", "vote", "role", "score", "key_query", "value_output"])
+
+
+def weight_recalls(
+    model: HookedTransformer, tokens: Int[Tensor, " n"], length: int
+) -> tuple[Float[Tensor, "layer head role"], Float[Tensor, "layer head role"]]:
+    """Recall of the key-query and of the value-output memory of every head for every role, corrected for chance.
+
+    nan where a model cannot have it: positions without positional embeddings.
+    """
+    stack = Stack(model_weights(model), 1)
+    w_E = stack.embedding("w_E")[0, 0, tokens]
+    w_U = stack.embedding("w_U")[0, 0, tokens]
+    p = stack.embedding("p")[0, 0, :length] if "pos_embed.W_pos" in stack.weights else None
+    n_layers, n_heads = stack.n_layers, stack.n_heads
+    key_query = torch.full((n_layers, n_heads, len(ROLES)), torch.nan, dtype=torch.float64)
+    value_output = torch.zeros_like(key_query)
+    written: list[Tensor] = []  # [n, d] of each earlier head: Phi_h w_E
+    for layer in range(n_layers):
+        W_K, Phi = stack.memory(f"W_K{layer + 1}")[0], stack.memory(f"Phi_{layer + 1}")[0]
+        for head in range(n_heads):
+            key_query[layer, head, 1] = _diagonal_recall(w_E @ W_K[head] @ w_E.T)
+            if p is not None:
+                before, own = _position_recalls(p @ W_K[head] @ p.T)
+                key_query[layer, head, 0] = before
+                key_query[layer, head, 1] = max(own, float(key_query[layer, head, 1]))
+            match = _match(W_K[head], [w_E, *written], written)
+            key_query[layer, head, 2] = match.max() if match.numel() else 0.0
+            value_output[layer, head, 2] = _diagonal_recall(w_E @ Phi[head].T @ w_U.T)
+            if match.numel():
+                earlier = value_output[:layer].view(-1, len(ROLES))
+                earlier[:, 0] = torch.maximum(earlier[:, 0], match.amax(0))
+                earlier[:, 1] = torch.maximum(earlier[:, 1], match[1:].amax(1))
+        written += [w_E @ Phi[head].T for head in range(n_heads)]
+    return key_query, value_output
+
+
+def attention_scores(model: HookedTransformer, stage: Stage) -> Float[Tensor, "layer head role"]:
+    """Chance-corrected attention of every head for every role."""
+    names = [pattern_name(layer) for layer in range(1, stage.graph.n_layers + 1)]
+    patterns = run(model, stage.batch.tokens, names)
+    sought, queries = attention.after_earlier(stage.batch.tokens), stage.batch.in_context
+    rows = []
+    for name in names:
+        pattern = patterns[name]
+        rows.append(
+            torch.stack(
+                [
+                    attention.previous_token(pattern),
+                    own_position(pattern),
+                    attention.induction(pattern, sought, queries),
+                ],
+                dim=-1,
+            )
+        )
+    return torch.stack(rows)
+
+
+def own_position(pattern: Float[Tensor, "batch head query key"]) -> Float[Tensor, " head"]:
+    """Mean attention of t >= 1 to itself, corrected for the chance 1/(t+1)."""
+    mass = pattern.diagonal(dim1=-2, dim2=-1)[..., 1:].double().mean((0, 2))
+    chance = (1 / torch.arange(2, pattern.shape[-1] + 1, dtype=torch.float64)).mean()
+    return attention.chance_corrected(mass, chance)
+
+
+def causes(shares: pd.DataFrame, heads: Sequence[str]) -> Float[np.ndarray, "head role"]:
+    """Shapley share of the effect of all heads by each role's route; 0 where the heads together have no effect."""
+    by_route = shares.pivot_table(index="head", columns="game", values="effect", dropna=False)
+    table = by_route.reindex(index=list(heads), columns=[ROUTE_OF[role] for role in ROLES])
+    return table.fillna(0.0).to_numpy()
+
+
+def chosen_tokens(tokens: Int[Tensor, "batch pos"]) -> Int[Tensor, " n"]:
+    """The tokens of a batch; of many, TOKENS spread evenly."""
+    present = tokens.unique()
+    if len(present) <= TOKENS:
+        return present
+    return present[torch.linspace(0, len(present) - 1, TOKENS).long()]
+
+
+def _match(W_K: Float[Tensor, "d d"], queries: list[Tensor], keys: list[Tensor]) -> Float[Tensor, "query key"]:
+    """Recall of a^T W_K b -> same token for every set of queries a and of keys b."""
+    if not keys:
+        return torch.zeros(len(queries), 0, dtype=torch.float64)
+    stacked = torch.stack(keys)
+    return torch.stack([_diagonal_recall(a @ W_K @ stacked.mT) for a in queries])
+
+
+def _diagonal_recall(table: Float[Tensor, "*set i j"]) -> Float[Tensor, "*set"]:
+    """Share of rows whose own column scores above all others, corrected for the chance 1/n."""
+    n = table.shape[-1]
+    recall = hits(table, torch.arange(n)).double().mean(-1)
+    return attention.chance_corrected(recall, torch.tensor(1 / n, dtype=torch.float64)) if n > 1 else recall
+
+
+def _position_recalls(table: Float[Tensor, "t s"]) -> tuple[float, float]:
+    """Recall of s = t-1 and of s = t among the keys s <= t, for t >= 1, corrected for the chance 1/(t+1)."""
+    n = len(table)
+    visible = torch.ones(n, n, dtype=torch.bool).tril()[1:]
+    chance = (1 / torch.arange(2, n + 1, dtype=torch.float64)).mean()
+    recalls = []
+    for targets in (torch.arange(n - 1), torch.arange(1, n)):
+        found = hits(table[1:], targets, visible).double().mean()
+        recalls.append(float(attention.chance_corrected(found, chance)))
+    return recalls[0], recalls[1]
