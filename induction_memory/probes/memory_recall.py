@@ -67,11 +67,16 @@ PATTERN = re.compile(
 def hits(
     table: Float[Tensor, "*step i j"], targets: Int[Tensor, " i"], allowed: Bool[Tensor, "i j"] | None = None
 ) -> Bool[Tensor, "*step i"]:
-    """Which inputs are recalled: no other allowed candidate scores as high as the target."""
-    at_least = table >= at_target(table, targets).unsqueeze(-1)
+    """Which inputs are recalled: no other allowed candidate scores as high as the target.
+
+    The greatest score is quick to find; only where the target has it are ties looked for.
+    """
+    target = at_target(table, targets)
     if allowed is not None:
-        at_least = at_least & allowed
-    return at_least.sum(-1, dtype=torch.int32) == 1
+        return ((table >= target.unsqueeze(-1)) & allowed).sum(-1, dtype=torch.int32) == 1
+    recalled = target >= table.amax(-1)
+    recalled[recalled.clone()] = (table[recalled] >= target[recalled].unsqueeze(-1)).sum(-1, dtype=torch.int32) == 1
+    return recalled
 
 
 def margins(

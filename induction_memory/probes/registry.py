@@ -14,11 +14,14 @@ Weight probes are one batched pass over all steps; activation probes share one f
 
 import hashlib
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from induction_memory.errors import InputError
@@ -45,7 +48,6 @@ OF_ACTIVATIONS: dict[str, ModuleType] = {
 }
 FAMILIES = OF_WEIGHTS | OF_ACTIVATIONS
 CHUNK_BYTES = 8 << 20  # score tables held at once
-COLUMNS = ["step", "probe", "head", "value"]
 
 
 def names() -> dict[str, str]:
@@ -70,24 +72,54 @@ def table(
     unless `cached` is False. `progress(done, total)` is called after each forward pass.
     """
     opened = read(source, steps=steps, task=task)
-    wanted = resolve(names)
-    results: dict[str, pd.DataFrame] = {}
-    keep = _Kept(opened, batch, task) if cached and opened.trajectory is not None else None
-    if keep is not None:
-        results = {name: found for name in wanted if (found := keep.load(name)) is not None}
-    missing = [name for name in wanted if name not in results]
-    new, skipped = _of_weights(opened, [n for n in missing if _family(n) in OF_WEIGHTS])
+    curves, skipped = _measure(opened, resolve(names), batch, task, cached, progress)
+    values = [curve.values for curve in curves.values()]
+    tidy = pd.DataFrame(
+        {
+            "step": _joined([np.repeat(opened.steps, len(curve.heads)) for curve in curves.values()], int),
+            "probe": np.repeat(list(curves), [v.size for v in values]) if curves else [],
+            "head": [head for curve in curves.values() for head in curve.heads * len(opened.steps)],
+            "value": _joined([v.ravel() for v in values], float),
+        }
+    )
+    tidy.attrs["skipped"] = skipped
+    return tidy
+
+
+@dataclass(frozen=True)
+class Curves:
+    """The values of one probe at all steps, a column a head."""
+
+    values: Float[np.ndarray, "step head"]
+    heads: list[str]
+
+
+def _joined(parts: list[np.ndarray], kind: type) -> np.ndarray:
+    return np.concatenate(parts) if parts else np.array([], kind)
+
+
+def _measure(
+    source: Source,
+    wanted: list[str],
+    batch: Batch | None,
+    task: BigramTask | None,
+    cached: bool,
+    progress: Callable[[int, int], None] | None,
+) -> tuple[dict[str, Curves], dict[str, str]]:
+    """Curves of the probes wanted, from the cache or computed, and the reasons of those that cannot be had."""
+    keep = _Kept(source, batch, task) if cached and source.trajectory is not None else None
+    found = {} if keep is None else {name: kept for name in wanted if (kept := keep.load(name)) is not None}
+    missing = [name for name in wanted if name not in found]
+    new, skipped = _of_weights(source, [name for name in missing if _family(name) in OF_WEIGHTS])
     active = [name for name in missing if _family(name) in OF_ACTIVATIONS]
-    more, reasons = _of_activations(opened, active, batch, progress) if active else ({}, {})
-    for name, result in (new | more).items():
-        results[name] = result
+    more, reasons = _of_activations(source, active, batch, progress)
+    for name, curves in (new | more).items():
+        found[name] = curves
         if keep is not None:
-            keep.save(name, result)
-    empty = pd.DataFrame({"step": np.array([], int), "probe": [], "head": [], "value": np.array([], float)})
-    parts = [results[name] for name in wanted if name in results]
-    joined = pd.concat(parts, ignore_index=True) if parts else empty
-    joined.attrs["skipped"] = {n: r for n in wanted if (r := (skipped | reasons).get(n)) is not None}
-    return joined
+            keep.save(name, curves)
+    skipped |= reasons
+    in_order = {name: found[name] for name in wanted if name in found}
+    return in_order, {name: skipped[name] for name in wanted if name in skipped}
 
 
 def resolve(names: str | Iterable[str] | None) -> list[str]:
@@ -115,16 +147,9 @@ def wide(tidy: pd.DataFrame) -> pd.DataFrame:
     columns: dict[str, Any] = {}
     for probe, rows in tidy.groupby("probe", sort=False):
         by_head = rows.pivot_table(index="step", columns="head", values="value", sort=False, dropna=False)
-        if list(by_head.columns) == [""]:
-            columns[str(probe)] = by_head[""]
-            continue
-        columns |= {f"{probe}[{head}]": by_head[head] for head in by_head}
-        spread = by_head.agg(["min", "mean", "max"], axis=1)
-        columns |= {f"{probe}_{name}": spread[name] for name in spread}
-    result = pd.DataFrame(columns)
-    result.index.name = "step"
-    result.attrs["skipped"] = tidy.attrs.get("skipped", {})
-    return result
+        columns |= _columns(str(probe), Curves(by_head.to_numpy(), list(by_head.columns)))
+    steps = pd.Index(tidy["step"].unique(), name="step")
+    return _attributed(pd.DataFrame(columns, index=steps), tidy.attrs.get("skipped", {}))
 
 
 def recall(
@@ -135,8 +160,23 @@ def recall(
     task: BigramTask | None = None,
     cached: bool = True,
 ) -> pd.DataFrame:
-    """The memory recall probes, one row a step, one column a probe; the paper's unless others are named."""
-    return wide(table(source, names, steps=steps, task=task, cached=cached))
+    """The memory recall probes, one row a step, one column a probe (`wide`); the paper's unless others are named."""
+    opened = read(source, steps=steps, task=task)
+    curves, skipped = _measure(opened, resolve(names), None, task, cached, None)
+    columns = {column: values for name, c in curves.items() for column, values in _columns(name, c).items()}
+    return _attributed(pd.DataFrame(columns, index=pd.Index(opened.steps, name="step")), skipped)
+
+
+def _columns(probe: str, curves: Curves) -> dict[str, np.ndarray]:
+    if curves.heads == [""]:
+        return {probe: curves.values[:, 0]}
+    heads = {f"{probe}[{head}]": curves.values[:, h] for h, head in enumerate(curves.heads)}
+    return heads | {f"{probe}_{name}": getattr(curves.values, name)(axis=1) for name in ("min", "mean", "max")}
+
+
+def _attributed(table: pd.DataFrame, skipped: dict[str, str]) -> pd.DataFrame:
+    table.attrs["skipped"] = skipped
+    return table
 
 
 def _family(name: str) -> str:
@@ -150,7 +190,7 @@ def _family(name: str) -> str:
     raise InputError(f"probe: expected a probe{hint} or a family ({', '.join(FAMILIES)}, all), got {name!r}")
 
 
-def _of_weights(source: Source, wanted: list[str]) -> tuple[dict[str, pd.DataFrame], dict[str, str]]:
+def _of_weights(source: Source, wanted: list[str]) -> tuple[dict[str, Curves], dict[str, str]]:
     if not wanted:
         return {}, {}
     stack = source.stack
@@ -159,12 +199,14 @@ def _of_weights(source: Source, wanted: list[str]) -> tuple[dict[str, pd.DataFra
     )
     chunk = max(1, CHUNK_BYTES // (4 * side * side * stack.n_heads))
     values, skipped = over_chunks(stack, wanted, lambda part, name: FAMILIES[_family(name)].measure(part, name), chunk)
-    return {name: _tidy(source.steps, name, value, stack.n_heads) for name, value in values.items()}, skipped
+    return {name: _curves(value, stack.n_heads) for name, value in values.items()}, skipped
 
 
 def _of_activations(
     source: Source, wanted: list[str], batch: Batch | None, progress: Callable[[int, int], None] | None
-) -> tuple[dict[str, pd.DataFrame], dict[str, str]]:
+) -> tuple[dict[str, Curves], dict[str, str]]:
+    if not wanted:
+        return {}, {}
     batch = source.batch() if batch is None and source.task is not None else batch
     skipped: dict[str, str] = {}
     rows: dict[str, list[Tensor]] = {name: [] for name in wanted}
@@ -184,29 +226,13 @@ def _of_activations(
                 skipped[name] = str(reason)
         if progress is not None:
             progress(i + 1, len(source.steps))
-    n_heads = source.stack.n_heads
-    kept = {name: values for name, values in rows.items() if name not in skipped}
-    return {name: _tidy(source.steps, name, _stacked(values), n_heads) for name, values in kept.items()}, skipped
+    measured = {name: torch.stack([v.double() for v in values]) for name, values in rows.items() if name not in skipped}
+    return {name: _curves(values, source.stack.n_heads) for name, values in measured.items()}, skipped
 
 
-def _stacked(values: list[Tensor]) -> Tensor:
-    import torch
-
-    return torch.stack([value.double() for value in values])
-
-
-def _tidy(steps: np.ndarray, name: str, values: Tensor, n_heads: int) -> pd.DataFrame:
-    """[step, *head] -> step, probe, head, value."""
+def _curves(values: Float[Tensor, "step *head"], n_heads: int) -> Curves:
     heads = head_labels(n_heads, values.dim() - 1)
-    flat = values.reshape(len(steps), len(heads))
-    return pd.DataFrame(
-        {
-            "step": np.repeat(steps, len(heads)),
-            "probe": name,
-            "head": heads * len(steps),
-            "value": flat.numpy().ravel(),
-        }
-    )
+    return Curves(values.reshape(len(values), len(heads)).numpy(), heads)
 
 
 class _Kept:
@@ -222,11 +248,12 @@ class _Kept:
     def _arguments(self, name: str) -> dict[str, Any]:
         return self.of_weights if _family(name) in OF_WEIGHTS else self.of_activations
 
-    def load(self, name: str) -> pd.DataFrame | None:
-        return cache.load(self.run, name, self._arguments(name))
+    def load(self, name: str) -> Curves | None:
+        kept = cache.load(self.run, name, self._arguments(name))
+        return None if kept is None else Curves(kept.to_numpy(), list(kept.columns))
 
-    def save(self, name: str, result: pd.DataFrame) -> None:
-        cache.save(self.run, name, self._arguments(name), result)
+    def save(self, name: str, curves: Curves) -> None:
+        cache.save(self.run, name, self._arguments(name), pd.DataFrame(curves.values, columns=curves.heads))
 
 
 def _digest(batch: Batch) -> str:
