@@ -394,6 +394,7 @@ def test_what_cannot_be_is_one_line_and_nothing_is_written(tmp_path, monkeypatch
         (lambda: start(config, tmp_path / "new", log="mlflow"), r"^log: expected tensorboard or wandb, got 'mlflow'$"),
         (lambda: start(tiny(grafts=("W_O2=none@3",)), tmp_path / "new"), r"^run: expected the folder of a trajectory"),
         (lambda: start(tiny(device="cuda"), tmp_path / "new"), r"^train\.device: expected cpu"),
+        (lambda: start(config, tmp_path / "other" / "thesis.tex"), r"^out: expected a new or an empty folder, got"),
     ]
     for attempt, message in cases:
         with pytest.raises(InputError, match=message):

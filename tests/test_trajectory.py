@@ -149,6 +149,16 @@ def test_a_run_that_is_still_training_can_be_read(unfinished, states):
     assert verify(unfinished) == []
     before = growing.fingerprint
     assert resume(unfinished, quiet=True).fingerprint != before
+    assert torch.equal(growing.stack("W_K1", [8])[0], states[8]["blocks.0.attn.W_K"])  # it finished meanwhile
+    assert growing.optimizer_state(8).keys() == growing.optimizer_state(0).keys()
+    assert growing.fingerprint != before
+
+
+def test_a_run_of_no_update_is_its_initialisation(tmp_path):
+    run = start(tiny(steps=0), tmp_path / "run", quiet=True)
+    assert run.steps.tolist() == [0]
+    assert torch.equal(run.stack("W_K1")[0], build(MODEL, 0).get_parameter("blocks.0.attn.W_K").detach())
+    assert len(run.metrics) == 1
 
 
 def test_fingerprints_follow_the_content(run, config, tmp_path):

@@ -55,7 +55,7 @@ def write_durably(path: Path, chunks: Iterable[Bytes]) -> Piece:
     except OSError as error:
         with suppress(OSError):
             part.unlink()
-        raise StorageError(_explain(path, error)) from error
+        raise StorageError(explain(path, error)) from error
     return Piece(digest.hexdigest(), size)
 
 
@@ -71,7 +71,7 @@ def make_folder(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
         sync_folder(path.parent)
     except OSError as error:
-        raise StorageError(_explain(path, error)) from error
+        raise StorageError(explain(path, error)) from error
 
 
 def sync_folder(path: Path) -> None:
@@ -102,7 +102,7 @@ class Appender:
             _sync(self._descriptor)
             sync_folder(path.parent)
         except OSError as error:
-            raise StorageError(_explain(path, error)) from error
+            raise StorageError(explain(path, error)) from error
 
     def append(self, line: bytes) -> None:
         self._do(lambda: _write(self._descriptor, line))
@@ -117,7 +117,7 @@ class Appender:
         try:
             action()
         except OSError as error:
-            raise StorageError(_explain(self.path, error)) from error
+            raise StorageError(explain(self.path, error)) from error
 
 
 def _write(descriptor: int, data: Bytes) -> None:
@@ -134,5 +134,6 @@ def _rename(source: Path, target: Path) -> None:
     os.replace(source, target)
 
 
-def _explain(path: Path, error: OSError) -> str:
+def explain(path: Path, error: OSError) -> str:
+    """One line for what the disk refused."""
     return f"{path}: expected to write it, got {error.strerror or error}; what was kept before is intact"

@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 
 from induction_memory.errors import InputError
-from induction_memory.trajectory.durable import READABLE, make_folder
+from induction_memory.trajectory.durable import READABLE, StorageError, explain, make_folder
 
 NAME = ".lock"
 
@@ -38,7 +38,10 @@ def locked(folder: Path) -> Iterator[None]:
 
 def _acquire(path: Path) -> int:
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, READABLE)
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, READABLE)
+        except OSError as error:
+            raise StorageError(explain(path, error)) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

@@ -19,6 +19,7 @@ from torch import Tensor
 from induction_memory.model.config import ModelConfig
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.training.config import TrainConfig
+from induction_memory.training.run_config import RunConfig
 from induction_memory.trajectory import rows as row_files
 from induction_memory.trajectory.layout import (
     FROZEN,
@@ -30,7 +31,7 @@ from induction_memory.trajectory.layout import (
 )
 from induction_memory.trajectory.manifest import Manifest
 from induction_memory.trajectory.sealed import SealedFile
-from induction_memory.trajectory.states import W_E, W_U
+from induction_memory.trajectory.states import W_E, W_U, stored_names
 
 
 class FolderSource:
@@ -65,9 +66,14 @@ class FolderSource:
 
     @cached_property
     def moving(self) -> tuple[str, ...]:
-        entries = self._trained.entries if self.finished else self._one(self.steps[0]).entries
-        names = tuple(name for name in entries if not name.startswith(OPTIMIZER_PREFIX))
+        names = tuple(self._trained.entries) if self.finished else self._growing
         return names + ((W_U,) if self.model_config.tied_output and W_E in names else ())
+
+    @property
+    def _growing(self) -> tuple[str, ...]:
+        assert self.task is not None, "a run that trains has a task"
+        config = RunConfig(self.task, self.model_config, self.train)
+        return stored_names(self.model_config, config.moving_parameters)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -85,7 +91,7 @@ class FolderSource:
     def read_step(self, name: str, step: int) -> Tensor:
         if self._is_tied(name):
             return self.read_step(W_E, step).mT
-        return self._trained.read_step(name, step) if self.finished else self._one(step).read(name)
+        return self._one(step).read(name) if self._is_growing(step) else self._trained.read_step(name, step)
 
     def read_stack(self, name: str, steps: Sequence[int]) -> Tensor:
         if self._is_tied(name):
@@ -95,7 +101,7 @@ class FolderSource:
         return torch.stack([self.read_step(name, step) for step in steps])
 
     def optimizer(self, step: int) -> dict[str, Tensor] | None:
-        if not self.finished:
+        if self._is_growing(step):
             file = self._one(step)
             names = [n for n in file.entries if n.startswith(OPTIMIZER_PREFIX)]
             return {n.removeprefix(OPTIMIZER_PREFIX): file.read(n) for n in names} or None
@@ -103,6 +109,16 @@ class FolderSource:
             return None
         file = SealedFile.open(self.path / OPTIMIZER)
         return {name: file.read_step(name, step) for name in file.entries} if step in file.steps else None
+
+    def _is_growing(self, step: int) -> bool:
+        """Whether a step is a file of its own; a run may have finished since it was opened."""
+        if not self.finished and not step_path(self.path, step).exists():
+            self.manifest = Manifest.read(self.path)
+            self.finished = self.manifest.state == "finished"
+            if self.finished:
+                for name in ("steps", "fingerprint"):
+                    self.__dict__.pop(name, None)
+        return not self.finished
 
     def _one(self, step: int) -> SealedFile:
         return SealedFile.open(step_path(self.path, step))
