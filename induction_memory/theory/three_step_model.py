@@ -138,7 +138,7 @@ def theorem_simplifications(goal: float = 0.95, failure: float = 0.5) -> Result:
         at_most(one_residual, failure, reached[3]),
         at_least("one residual: recall of W_O2 and W_K2 after the steps", 0.9, min(kept)),
         at_most("one residual: recall of W_K1 after the steps", failure, lost),
-        within("positional score through p_T over that through w_E(q): N", SMALL.N, _positional_gain(), 0.05),
+        within("positional score through p_T over that through w_E(q): N", float(SMALL.N), _positional_gain(), 0.05),
     ]
     return Result(tuple(rows), {"streams": table})
 
@@ -153,7 +153,7 @@ def _reached(setting: Setting, seed: int) -> float:
 def _sweep() -> pd.DataFrame:
     """Accuracy, saturation and recalls as each of step size, N, T and d varies from the main setting."""
     axes: dict[str, list[Setting]] = {
-        "scale": [Setting(scale=s) for s in (1, 2, 3, 5, 7, 10, 20, 40, 80)],
+        "scale": [Setting(scale=float(s)) for s in (1, 2, 3, 5, 7, 10, 20, 40, 80)],
         "N": [Setting(N=n) for n in (4, 8, 16, 32, 64, 128)],
         "T": [Setting(T=t) for t in (4, 8, 16, 32, 64)],
         "d": [Setting(32, 16, d) for d in (64, 128, 256, 512, 1024)],
