@@ -86,8 +86,8 @@ FIGURE_8_STEP_SIZES = (0.05, 0.2, 0.8, 3.2, 12.8)
 
 PRESETS: dict[str, Preset] = {
     "demo": Preset(
-        "the birth of an induction head in two minutes: Figure 3's task at d = 64, T = 64, batches of 128",
-        _train(quick(_INDUCTION_ALONE), steps=1000, learning_rate=0.5),
+        "the birth of an induction head: Figure 3's task and model at T = 64, in 600 batches of 128 sequences",
+        _train(replace(quick(_INDUCTION_ALONE), model=replace(_INDUCTION_ALONE.model, n_ctx=64)), learning_rate=0.5),
     ),
     "figure-2-random": Preset("vanilla two-layer transformer, random triggers", _VANILLA),
     "figure-2-fixed": Preset(
