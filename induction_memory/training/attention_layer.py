@@ -9,7 +9,8 @@ so that only queries are mapped, of which the last layer may need few. Both grad
 products: with G = d(W_Q W_K^T), dW_Q = G W_K and dW_K = G^T W_Q; with H = d(W_V W_O), dW_V = H W_O^T, dW_O = W_V^T H.
 
 In the first layer, whose input is tokens plus positions, maps are looked up in tables (`lookup.py`), and the product
-W_V W_O is applied before P, where it costs nothing.
+W_V W_O is applied before P, where it costs nothing. If no gradient of that input is wanted, so are the scores
+(`scores.py`).
 """
 
 import math
@@ -21,9 +22,19 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from induction_memory.model.config import ModelConfig
-from induction_memory.training.attention import LOG2_E, Weighting, average, backward, impose, weigh
+from induction_memory.training.attention import (
+    LOG2_E,
+    Scores,
+    Weighting,
+    add_average,
+    backward,
+    impose,
+    weigh,
+    write_average,
+)
 from induction_memory.training.lookup import Table, add_by_row, look_up
 from induction_memory.training.queries import Queries
+from induction_memory.training.scores import ProductScores, ScoreTables, TableScores
 from induction_memory.training.sums import Sums
 from induction_memory.training.workspace import Workspace
 
@@ -34,11 +45,14 @@ class Attended:
 
     inputs: Tensor
     queries_in: Tensor
-    q: Tensor
+    q: Tensor | None
+    """None when scores come from tables."""
     k: Tensor
     v: Tensor
-    o: Tensor
+    o: Tensor | None
+    """P v; None when nothing is applied to it."""
     weightings: tuple[Weighting, ...]
+    table_scores: TableScores | None
 
 
 class AttentionLayer:
@@ -52,8 +66,11 @@ class AttentionLayer:
         trained: frozenset[str],
         embedded: Table | None,
         inputs_wanted: bool,
+        everywhere: bool,
     ) -> None:
-        """`embedded` has the embeddings if they are this layer's input; `inputs_wanted`: its gradient is needed."""
+        """What is known of its use: `embedded` has the embeddings if they are the input, `inputs_wanted` if the
+        input's gradient is needed, `everywhere` if every position is a query.
+        """
         self.prefix = f"blocks.{layer}.attn"
         self.weights = {name: parameters[f"{self.prefix}.{name}"] for name in ("W_Q", "W_K", "W_V", "W_O")}
         self.trained = frozenset(name for name in self.weights if f"{self.prefix}.{name}" in trained)
@@ -68,6 +85,9 @@ class AttentionLayer:
             for name, W in self.maps.items()
             if embedded is not None and name != "o"
         }
+        self.score_tables: ScoreTables | None = None
+        if embedded is not None and self.folded and everywhere and not inputs_wanted:
+            self.score_tables = ScoreTables(self.maps["q"], embedded)
 
     def _maps(self) -> dict[str, Tensor]:
         """The matrices of q, k, v and o; one that is missing is the identity."""
@@ -97,29 +117,50 @@ class AttentionLayer:
         tokens: Int[Tensor, "batch pos"],
         queries: Queries,
         pattern: Float[Tensor, "batch query key"] | None,
+        residual: Float[Tensor, "batch query d_model"],
         out: Float[Tensor, "batch query d_model"],
         buffers: Workspace,
+        sums: Sums,
     ) -> Attended:
-        """Add the attention's output to `out`; `pattern` takes the place of the softmax."""
-        q = self._project("q", queries_in, queries.choose(tokens), queries.positions, buffers)
+        """Write residual + attention to `out`; `pattern` takes the place of the softmax."""
+        q, table_scores = None, None
+        if self.score_tables is not None:
+            asked = tuple(tokens[:, block.rows].flatten() for block in queries.blocks)
+            name = f"{self.prefix}.q"
+            table_scores = TableScores(self.score_tables, tokens, buffers, sums, name, asked)
+        else:
+            q = self._project("q", queries_in, queries.choose(tokens), queries.positions, buffers)
         k = self._project("k", inputs, tokens, None, buffers)
         v = self._project("v", inputs, tokens, None, buffers)
-        o = buffers(f"{self.prefix}.o", *q.shape[:2], v.shape[2])
         weightings = []
         for head in range(self.heads):
-            columns = slice(head * self.d_head, (head + 1) * self.d_head) if self.heads > 1 else slice(None)
             if pattern is None:
-                name = f"{self.prefix}.{head}"
-                weighting = weigh(q[..., columns], k[..., columns], queries.blocks, buffers, name)
+                scores = table_scores or self._product_scores(head, q, k)
+                weighting = weigh(scores, len(tokens), queries.blocks, buffers, f"{self.prefix}.{head}")
             else:
                 weighting = impose(pattern, queries.blocks)
-            average(weighting, v[..., columns], o[..., columns])
             weightings.append(weighting)
+        o = None
         if "o" in self.maps:
-            out.flatten(0, 1).addmm_(o.flatten(0, 1), self.maps["o"])
+            o = buffers(f"{self.prefix}.o", *queries_in.shape[:2], v.shape[2])
+            for head, weighting in enumerate(weightings):
+                write_average(weighting, self._head(v, head), self._head(o, head))
+            rows = (x.flatten(0, 1) for x in (residual, o))
+            torch.addmm(*rows, self.maps["o"], out=out.flatten(0, 1))
         else:
-            out.add_(o)
-        return Attended(inputs, queries_in, q, k, v, o, tuple(weightings))
+            add_average(weightings[0], v, out.copy_(residual))
+        return Attended(inputs, queries_in, q, k, v, o, tuple(weightings), table_scores)
+
+    def _head(self, x: Tensor, head: int) -> Tensor:
+        """The columns of one head."""
+        return x if self.heads == 1 else x[..., head * self.d_head : (head + 1) * self.d_head]
+
+    def _product_scores(
+        self, head: int, q: Tensor | None, k: Tensor, dq: Tensor | None = None, add_dk: Tensor | None = None
+    ) -> ProductScores:
+        assert q is not None
+        columns = (None if x is None else self._head(x, head) for x in (dq, add_dk))
+        return ProductScores(self._head(q, head), self._head(k, head), *columns)
 
     def _project(self, name: str, x: Tensor, tokens: Tensor, positions: Tensor | None, buffers: Workspace) -> Tensor:
         if name not in self.maps:
@@ -144,31 +185,32 @@ class AttentionLayer:
     ) -> None:
         """Sum the matrices' gradients; add those of the inputs, as keys and values and as queries, if given.
 
-        Either of the two may be `dout` itself. Maps that are looked up leave their inputs' part to the tables.
+        Both of the two, or the second, may be `dout` itself. Maps that are looked up leave their inputs' part to the tables.
         """
-        do = buffers("do", *saved.o.shape)
-        if "o" not in self.maps:
-            do.copy_(dout)
-        else:
+        if saved.o is not None:
             W_o = self.maps["o"]
             if self._wanted("o"):
                 sums(f"{self.prefix}.o", *W_o.shape).addmm_(saved.o.flatten(0, 1).T, dout.flatten(0, 1))
+            do = buffers("do", *saved.o.shape)
             torch.mm(dout.flatten(0, 1), W_o.T, out=do.flatten(0, 1))
-
-        gradients = {name: self._gradient(name, saved, add_dx, buffers) for name in ("q", "k", "v")}
-        if all(gradient is None for gradient in gradients.values()):
-            return
+        elif dout is add_dx:
+            do = buffers("do", *dout.shape).copy_(dout)
+        else:
+            do = dout
+        dq, dk, dv = (self._gradient(name, saved, add_dx, buffers) for name in ("q", "k", "v"))
         for head, weighting in enumerate(saved.weightings):
-            columns = slice(head * self.d_head, (head + 1) * self.d_head) if self.heads > 1 else slice(None)
-            dq, dk, dv = (None if g is None else g[..., columns] for g in gradients.values())
-            here = (x[..., columns] for x in (do, saved.o, saved.q, saved.k, saved.v))
-            backward(weighting, *here, buffers, dq=dq, add_dk=dk, add_dv=dv)
-        for name, x, add_to, positions in (
-            ("q", saved.queries_in, add_dx_queries, queries.positions),
-            ("k", saved.inputs, add_dx, None),
-            ("v", saved.inputs, add_dx, None),
+            scores: Scores | None = saved.table_scores if self._wanted("q") else None
+            if dq is not None or dk is not None:
+                scores = self._product_scores(head, saved.q, saved.k, dq, dk)
+            here = (self._head(x, head) for x in (do, saved.v))
+            add_dv = None if dv is None else self._head(dv, head)
+            if scores is not None or add_dv is not None:
+                backward(weighting, *here, buffers=buffers, scores=scores, add_dv=add_dv)
+        for name, gradient, x, add_to, positions in (
+            ("q", dq, saved.queries_in, add_dx_queries, queries.positions),
+            ("k", dk, saved.inputs, add_dx, None),
+            ("v", dv, saved.inputs, add_dx, None),
         ):
-            gradient = gradients[name]
             if gradient is None or name not in self.maps:
                 continue
             if self.embedded is not None:
@@ -188,8 +230,12 @@ class AttentionLayer:
             return None
         if name not in self.maps:
             return add_dx
-        gradient = buffers(f"d{name}", *getattr(saved, name).shape)
-        return gradient if name == "q" else gradient.zero_()
+        activation = getattr(saved, name)
+        if activation is None:
+            return None
+        imposed = saved.weightings[0].imposed
+        gradient = buffers(f"d{name}", *activation.shape)
+        return gradient if name == "q" and not imposed else gradient.zero_()
 
     def gradients(self, sums: Sums) -> dict[str, Tensor]:
         """Gradients of the trained parameters, from the sums over the batch."""
@@ -220,6 +266,8 @@ class AttentionLayer:
         W, key = self.maps[name], f"{self.prefix}.{name}"
         if self.embedded is None or name == "o":
             return sums(key, *W.shape)
+        if name == "q" and self.score_tables is not None:
+            return self.score_tables.gradient(sums, key)
         by_token = sums(f"{key}.token", self.embedded.by_token.shape[0], W.shape[1])
         by_position = sums(f"{key}.position", self.embedded.by_position.shape[0], W.shape[1])
         return self.embedded.by_token.T @ by_token + self.embedded.by_position.T @ by_position

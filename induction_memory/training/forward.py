@@ -87,7 +87,7 @@ def supported(model: nn.Module) -> str | None:
 
 
 def _micro_batch(model: nn.Module) -> int:
-    return 8 if next(model.parameters()).device.type == "cpu" else 128
+    return 16 if next(model.parameters()).device.type == "cpu" else 128
 
 
 def _fast_evaluate(

@@ -5,7 +5,9 @@ linear            y = x W_F                    dx = dy W_F^T                  dW
 ReLU              y = relu(x W_in) W_out       dh = (dy W_out^T) 1{h > 0}     dW_out = h^T dy,  dW_in = x^T dh
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from jaxtyping import Float
@@ -33,6 +35,11 @@ class LayerNorm:
     beta: Float[Tensor, " d_model"]
     eps: float
     trained: tuple[bool, bool]
+
+    @classmethod
+    def read(cls, name: str, parameters: Mapping[str, Tensor], trained: frozenset[str], eps: float) -> Self:
+        gamma, beta = f"{name}.w", f"{name}.b"
+        return cls(name, parameters[gamma], parameters[beta], eps, (gamma in trained, beta in trained))
 
     def forward(self, x: Float[Tensor, "*row d_model"]) -> tuple[Float[Tensor, "*row d_model"], Normalized]:
         y, mean, inverse = torch.native_layer_norm(x, [x.shape[-1]], self.gamma, self.beta, self.eps)
@@ -67,9 +74,15 @@ class LinearFeedForward:
     W_F: Float[Tensor, "d_model d_model"]
     trained: bool
 
-    def forward(self, x: Float[Tensor, "row d_model"], out: Float[Tensor, "row d_model"], buffers: Workspace) -> None:
-        """Add the output to `out`."""
-        out.addmm_(x, self.W_F)
+    @classmethod
+    def read(cls, name: str, parameters: Mapping[str, Tensor], trained: frozenset[str]) -> Self:
+        return cls(name, parameters[f"{name}.W_F"], f"{name}.W_F" in trained)
+
+    def forward(
+        self, x: Float[Tensor, "row d_model"], residual: Float[Tensor, "row d_model"], buffers: Workspace
+    ) -> Float[Tensor, "row d_model"]:
+        """residual + the feed-forward of x."""
+        return torch.addmm(residual, x, self.W_F, out=buffers(f"{self.name}.y", *x.shape))
 
     def backward(
         self,
@@ -82,7 +95,7 @@ class LinearFeedForward:
         """dx, if it is wanted."""
         if self.trained:
             sums(f"{self.name}.W_F", *self.W_F.shape).addmm_(x.T, dy)
-        return torch.mm(dy, self.W_F.T, out=buffers(f"{self.name}.dfeed", *x.shape)) if wanted else None
+        return torch.mm(dy, self.W_F.T, out=buffers(f"{self.name}.dx", *x.shape)) if wanted else None
 
 
 @dataclass(frozen=True)
@@ -94,12 +107,20 @@ class ReluFeedForward:
     W_out: Float[Tensor, "d_mlp d_model"]
     trained: tuple[bool, bool]
 
-    def forward(self, x: Float[Tensor, "row d_model"], out: Float[Tensor, "row d_model"], buffers: Workspace) -> None:
-        """Add the output to `out`."""
-        hidden = buffers(f"{self.name}.hidden", x.shape[0], self.W_in.shape[1])
-        torch.mm(x, self.W_in, out=hidden)
-        hidden.relu_()
-        out.addmm_(hidden, self.W_out)
+    @classmethod
+    def read(cls, name: str, parameters: Mapping[str, Tensor], trained: frozenset[str]) -> Self:
+        W_in, W_out = f"{name}.W_in", f"{name}.W_out"
+        return cls(name, parameters[W_in], parameters[W_out], (W_in in trained, W_out in trained))
+
+    def forward(
+        self, x: Float[Tensor, "row d_model"], residual: Float[Tensor, "row d_model"], buffers: Workspace
+    ) -> Float[Tensor, "row d_model"]:
+        """residual + the feed-forward of x."""
+        hidden = torch.mm(x, self.W_in, out=self._hidden(x, buffers)).relu_()
+        return torch.addmm(residual, hidden, self.W_out, out=buffers(f"{self.name}.y", *x.shape))
+
+    def _hidden(self, x: Tensor, buffers: Workspace) -> Tensor:
+        return buffers(f"{self.name}.hidden", x.shape[0], self.W_in.shape[1])
 
     def backward(
         self,
@@ -110,17 +131,16 @@ class ReluFeedForward:
         wanted: bool,
     ) -> Float[Tensor, "row d_model"] | None:
         """dx, if it is wanted."""
-        hidden = buffers(f"{self.name}.hidden", x.shape[0], self.W_in.shape[1])
+        hidden = self._hidden(x, buffers)
         if self.trained[1]:
             sums(f"{self.name}.W_out", *self.W_out.shape).addmm_(hidden.T, dy)
         if not self.trained[0] and not wanted:
             return None
-        dhidden = buffers("dhidden", *hidden.shape)
-        torch.mm(dy, self.W_out.T, out=dhidden)
+        dhidden = torch.mm(dy, self.W_out.T, out=buffers("dhidden", *hidden.shape))
         torch.ops.aten.threshold_backward.grad_input(dhidden, hidden, 0, grad_input=dhidden)
         if self.trained[0]:
             sums(f"{self.name}.W_in", *self.W_in.shape).addmm_(x.T, dhidden)
-        return torch.mm(dhidden, self.W_in.T, out=buffers(f"{self.name}.dfeed", *x.shape)) if wanted else None
+        return torch.mm(dhidden, self.W_in.T, out=buffers(f"{self.name}.dx", *x.shape)) if wanted else None
 
 
 FeedForward = LinearFeedForward | ReluFeedForward

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from induction_memory.training.attention import BLOCK, QueryBlock, causal_blocks, chosen_blocks
+from induction_memory.training.attention import BLOCK, QueryBlock, chosen_blocks
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,10 @@ class Piece:
     bounds: Sequence[tuple[int, int]]
     """Least and greatest position of each block of queries."""
 
-    def queries(self, mask: Float[Tensor, "pos pos"]) -> Queries:
-        """The queries of the last layer."""
+    def queries(self, mask: Float[Tensor, "pos pos"], everywhere: Queries) -> Queries:
+        """The queries of the last layer; `everywhere` if they are all."""
         if self.positions is None:
-            return Queries(causal_blocks(mask), None, None)
+            return everywhere
         offset = torch.arange(len(self.sequences), device=mask.device)[:, None] * mask.shape[0]
         blocks = chosen_blocks(mask, self.positions, self.bounds)
         return Queries(blocks, self.positions, (self.positions + offset).view(-1))

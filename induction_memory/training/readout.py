@@ -1,9 +1,9 @@
 """Logits to loss and back.
 
-    logits = x W_U        nll = log(sum exp(logits)) - logits[target]        dlogits = w (softmax(logits) - 1{target})
+    nll = log(sum exp(logits)) - logits[target]        dlogits = w (softmax(logits) - 1{target})
 
 where w is the weight of a row in the loss: one over the number of trained positions, or zero. As in attention, logits
-are computed in bits, because powers of two are cheaper.
+are computed in bits, because powers of two are cheaper; a gradient with respect to bits is log 2 times dlogits.
 """
 
 import math
@@ -22,7 +22,7 @@ def cross_entropy(
 ) -> tuple[Float[Tensor, " row"], Bool[Tensor, " row"]]:
     """-log p(target) and whether the target is the likeliest, from logits times log2 e.
 
-    The logits are overwritten: with the gradient of the weighted sum of nll when weights are given.
+    The bits are overwritten: with the gradient of the weighted sum of nll when weights are given.
     """
     correct = bits.argmax(-1) == targets
     bits.sub_(bits.amax(-1, keepdim=True))
@@ -31,7 +31,7 @@ def cross_entropy(
     total = bits.sum(-1, keepdim=True)
     nll = (total.log2() - at_target).mul_(math.log(2)).squeeze(-1)
     if weights is not None:
-        weights = weights[:, None]
+        weights = weights[:, None] * math.log(2)
         bits.mul_(weights / total)
         bits.scatter_add_(-1, targets[:, None], -weights)
     return nll, correct
