@@ -14,7 +14,7 @@ Where the scores S come from and where dS goes is another matter (`scores.py`). 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -43,6 +43,7 @@ class QueryBlock:
         return slice(self.start, self.stop)
 
 
+@runtime_checkable
 class Scores(Protocol):
     """Where scores come from, and their gradients go."""
 

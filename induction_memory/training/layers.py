@@ -7,7 +7,6 @@ ReLU              y = relu(x W_in) W_out       dh = (dy W_out^T) 1{h > 0}     dW
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self
 
 import torch
 from jaxtyping import Float
@@ -37,7 +36,7 @@ class LayerNorm:
     trained: tuple[bool, bool]
 
     @classmethod
-    def read(cls, name: str, parameters: Mapping[str, Tensor], trained: frozenset[str], eps: float) -> Self:
+    def read(cls, name: str, parameters: Mapping[str, Tensor], trained: frozenset[str], eps: float) -> "LayerNorm":
         gamma, beta = f"{name}.w", f"{name}.b"
         return cls(name, parameters[gamma], parameters[beta], eps, (gamma in trained, beta in trained))
 
@@ -75,7 +74,7 @@ class LinearFeedForward:
     trained: bool
 
     @classmethod
-    def read(cls, name: str, parameters: Mapping[str, Tensor], trained: frozenset[str]) -> Self:
+    def read(cls, name: str, parameters: Mapping[str, Tensor], trained: frozenset[str]) -> "LinearFeedForward":
         return cls(name, parameters[f"{name}.W_F"], f"{name}.W_F" in trained)
 
     def forward(
@@ -108,7 +107,7 @@ class ReluFeedForward:
     trained: tuple[bool, bool]
 
     @classmethod
-    def read(cls, name: str, parameters: Mapping[str, Tensor], trained: frozenset[str]) -> Self:
+    def read(cls, name: str, parameters: Mapping[str, Tensor], trained: frozenset[str]) -> "ReluFeedForward":
         W_in, W_out = f"{name}.W_in", f"{name}.W_out"
         return cls(name, parameters[W_in], parameters[W_out], (W_in in trained, W_out in trained))
 
