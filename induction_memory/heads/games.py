@@ -30,6 +30,7 @@ from induction_memory.interventions.replacements import Kind, Replacements
 from induction_memory.task.sampler import Batch
 
 ROUTES = ("out", "ff", "q", "k", "v")
+AT_ONCE = 32  # coalitions whose changes to the stream are held at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,18 +132,23 @@ def _layer(stage: Stage, layer: int) -> Solution:
         coalitions[:, ours] = subsets
         return stage.coalitions(coalitions)
 
-    return solve(graph.n_heads, evaluate, stage.rng, stage.orders)
+    return solve(graph.n_heads, evaluate, stage.rng, stage.orders, pairs=False)
 
 
 def _route(stage: Stage, layer: int, route: str) -> Solution:
-    heads = stage.graph.heads_of(layer)
-    cut = {head: [Patch(edge, stage.absent[head]) for edge in edges(stage.graph, head, route)] for head in heads}
+    """The change that the cut heads make together, sum of r_h - y_h, goes to each reader on the first head's edge."""
+    heads, recording = stage.graph.heads_of(layer), stage.recording
+    own = recording.at(heads[0])
+    with torch.no_grad():
+        change = torch.stack([(stage.absent[head] - recording.at(head)).flatten() for head in heads])
+
+    def worth(subset: Tensor) -> Tensor:
+        missing = (~subset).to(change.dtype) @ change
+        values = own + missing.unflatten(-1, own.shape)
+        sites = edges(stage.graph, heads[0], route)
+        return stage.patched([[Patch(site, value) for site in sites] for value in values])
 
     def evaluate(subsets: Tensor) -> Tensor:
-        variants = [
-            [patch for head, there in zip(heads, row, strict=True) if not there for patch in cut[head]]
-            for row in subsets.tolist()
-        ]
-        return stage.patched(variants)
+        return torch.cat([worth(group) for group in subsets.split(AT_ONCE)])
 
-    return solve(len(heads), evaluate, stage.rng, stage.orders)
+    return solve(len(heads), evaluate, stage.rng, stage.orders, pairs=False)

@@ -18,7 +18,7 @@ import pandas as pd
 import torch
 
 from induction_memory.heads.games import Stage, edges
-from induction_memory.heads.sharing import CLEARLY
+from induction_memory.heads.sharing import CLEARLY, LEAST
 from induction_memory.interventions.components import layer_of
 from induction_memory.interventions.engine import Patch
 
@@ -31,16 +31,18 @@ def mediation(stage: Stage, together: Sequence[tuple[str, ...]] = ()) -> pd.Data
     Sources: every head, then the sets in `together`. Columns `target` (a head or ""), `input` (q, k, v or "").
     """
     sources = [(head,) for head in stage.graph.heads] + [tuple(group) for group in together]
-    present = torch.tensor([[head not in source for head in stage.graph.heads] for source in [(), *sources]])
-    worth = stage.coalitions(present)
+    everybody = stage.graph.heads
+    present = torch.tensor([[head not in source for head in everybody] for source in [(), *sources, everybody]])
+    intact, *cut_for_all, nobody = stage.coalitions(present)
+    least = LEAST * abs(float(stage.questions.mean(intact - nobody)[0]))
     planned = [_paths(stage, source) for source in sources]
     sums = iter(stage.patched([[], *(variant for paths in planned for _, variant in paths)]))
-    intact = next(sums)
+    unpatched = next(sums)
     rows = []
-    for source, cut, paths in zip(sources, worth[1:], planned, strict=True):
-        total, parts = worth[0] - cut, torch.stack([intact - next(sums) for _ in paths])
+    for source, cut, paths in zip(sources, cut_for_all, planned, strict=True):
+        total, parts = intact - cut, torch.stack([unpatched - next(sums) for _ in paths])
         mean, error = stage.questions.mean(torch.cat([total[None], parts, (total - parts.sum(0))[None]]))
-        clear, name = bool(mean[0].abs() > CLEARLY * error[0]), "+".join(source)
+        clear, name = abs(float(mean[0])) > max(least, CLEARLY * float(error[0])), "+".join(source)
         cells = [(name, "total", "", ""), *(path for path, _ in paths), (name, "rest", "", "")]
         for cell, effect, effect_se in zip(cells, mean.tolist(), error.tolist(), strict=True):
             rows.append((*cell, effect, effect_se, effect / float(mean[0]) if clear else np.nan))

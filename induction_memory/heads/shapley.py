@@ -41,14 +41,14 @@ class Solution:
     """v(N) - v(0)."""
     single: Float64[Tensor, "player batch"]
     """v(N) - v(N - i): what is lost when one alone is cut."""
-    joint: Float64[Tensor, "player other batch"]
-    """v(N) - v(N - i - j)."""
+    joint: Float64[Tensor, "player other batch"] | None
+    """v(N) - v(N - i - j); None where pairs were not asked for."""
     alone: Float64[Tensor, "player batch"]
     """v(i) - v(0)."""
     interaction: Float64[Tensor, "player other batch"] | None
-    """I_ij; None when sampled."""
+    """I_ij; None when sampled or where pairs were not asked for."""
     together: Float64[Tensor, "player other batch"] | None
-    """G_ij; None when sampled."""
+    """G_ij; None like them."""
     drawn: Float64[Tensor, "pair player batch"] | None = None
     """Sampled only: the contributions in each drawn order and its reverse, averaged over the two."""
 
@@ -97,49 +97,56 @@ def interactions(
     return interaction, together
 
 
-def solve(n: int, evaluate: Evaluate, rng: np.random.Generator | None = None, orders: int = ORDERS) -> Solution:
+def solve(
+    n: int,
+    evaluate: Evaluate,
+    rng: np.random.Generator | None = None,
+    orders: int = ORDERS,
+    *,
+    pairs: bool = True,
+) -> Solution:
     """Work out a game of n players. `evaluate` gives [coalition, batch] for [coalition, player]; it is called once."""
     if n <= EXACT:
         values = evaluate(all_coalitions(n))
         full, bits = 2**n - 1, 2 ** torch.arange(n)
         without_two = full - (bits[:, None] | bits[None, :])
-        interaction, together = interactions(values)
+        interaction, together = interactions(values) if pairs else (None, None)
         return Solution(
             values=shapley(values),
             total=values[full] - values[0],
             single=values[full] - values[full - bits],
-            joint=values[full] - values[without_two],
+            joint=values[full] - values[without_two] if pairs else None,
             alone=values[bits] - values[0],
             interaction=interaction,
             together=together,
         )
     assert rng is not None, "a game this large is sampled"
     half = np.stack([rng.permutation(n) for _ in range(max(orders // 2, 2))])
-    return _sampled(n, evaluate, torch.from_numpy(np.concatenate([half, half[:, ::-1]])))
+    return _sampled(n, evaluate, torch.from_numpy(np.concatenate([half, half[:, ::-1]])), pairs)
 
 
-def _sampled(n: int, evaluate: Evaluate, orders: Int[Tensor, "order player"]) -> Solution:
+def _sampled(n: int, evaluate: Evaluate, orders: Int[Tensor, "order player"], pairs: bool) -> Solution:
     arrived = torch.zeros(len(orders), n + 1, n, dtype=torch.bool)
     arrived[:, 1:] = orders.argsort(1)[:, None, :] <= torch.arange(n)[None, :, None]
     eye = torch.eye(n, dtype=torch.bool)
-    fixed = torch.cat([eye, (~(eye[:, None] | eye[None, :])).flatten(0, 1)])
-    unique, where = torch.cat([arrived.flatten(0, 1), fixed]).unique(dim=0, return_inverse=True)
-    values = evaluate(unique)[where]
-    along = values[: len(orders) * (n + 1)].unflatten(0, (len(orders), n + 1))
-    gains = torch.empty(len(orders), n, values.shape[1], dtype=torch.float64)
+    without_two = ~(eye[:, None] | eye[None, :]).flatten(0, 1)
+    asked = [arrived.flatten(0, 1), eye, ~eye, *([without_two] if pairs else [])]
+    unique, where = torch.cat(asked).unique(dim=0, return_inverse=True)
+    along, alone, without, *two = evaluate(unique)[where].split([len(part) for part in asked])
+    along = along.unflatten(0, (len(orders), n + 1))
+    gains = torch.empty(len(orders), n, along.shape[-1], dtype=torch.float64)
     gains.scatter_(1, orders[:, :, None].expand_as(gains), along.diff(dim=1))
-    pairs = gains.unflatten(0, (2, -1)).mean(0)
+    drawn = gains.unflatten(0, (2, -1)).mean(0)
     full, empty = along[0, -1], along[0, 0]
-    alone, without = values[-len(fixed) : -n * n], values[-n * n :].unflatten(0, (n, n))
     return Solution(
-        values=pairs.mean(0),
+        values=drawn.mean(0),
         total=full - empty,
-        single=full - without.diagonal().T,
-        joint=full - without,
+        single=full - without,
+        joint=full - two[0].unflatten(0, (n, n)) if pairs else None,
         alone=alone - empty,
         interaction=None,
         together=None,
-        drawn=pairs,
+        drawn=drawn,
     )
 
 

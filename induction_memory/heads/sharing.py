@@ -90,6 +90,7 @@ def pairs(games: list[Game], questions: Questions) -> pd.DataFrame:
     """One row a pair of heads in the game of all: interaction, single against joint cuts, and the relation's name."""
     game, whole = games[0], whole_effect(games, questions)
     solved = game.solution
+    assert solved.joint is not None
     values, single, joint = (questions.mean(x)[0].numpy() for x in (solved.values, solved.single, solved.joint))
     rows = []
     for i, j in combinations(range(len(game.players)), 2):
@@ -131,6 +132,7 @@ def hydra(games: list[Game], questions: Questions) -> pd.DataFrame:
     """One row an ordered pair: the cost of cutting `other` before and after `cut` is gone, and what it takes over."""
     game, whole = games[0], whole_effect(games, questions)
     solved = game.solution
+    assert solved.joint is not None
     n = len(game.players)
     after = solved.joint - solved.single.unsqueeze(1)  # [cut, other]
     takeover, error = questions.mean(after - solved.single.unsqueeze(0))
