@@ -26,7 +26,7 @@ from torch import Tensor
 
 from induction_memory.probes.stack import Stack
 
-ROTATIONS = 64  # random rotations behind a baseline
+ROTATIONS = 32  # random rotations behind a baseline
 ROTATION_SEED = 0
 _LETTERS = {
     "K": "|W_K2 Phi_1| / (|W_K2| |Phi_1|)",

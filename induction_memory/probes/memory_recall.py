@@ -44,7 +44,7 @@ _TABLES = {
     "W_K1_first64": "p_t^T W_K1 p_s -> s = t-1, first 64 positions",
     "W_K1_causal": "p_t^T W_K1 p_s -> s = t-1, keys s <= t",
     "W_K2": "w_E(k)^T W_K2 Phi_1 w_E(k') -> k' = k, all tokens",
-    "W_K2_triggers": "the same among the fixed triggers Q",
+    "W_K2_triggers": "w_E(k)^T W_K2 Phi_1 w_E(k') -> k' = k, k and k' in Q",
     "W_O2": "w_U(j)^T W_O2 W_V2 w_E(k) -> j = k",
     "W_O2_spurious": "w_U(j)^T W_O2 W_V2 Phi_1 w_E(k) -> j = k",
 }
