@@ -4,8 +4,8 @@
 (`network.py`) on the model's own parameters, in micro-batches that stay in cache, spread over threads. Any other model
 takes the plain path (`plain.py`), and a warning in the log says so once for each reason.
 
-Sums are kept by groups of micro-batches that do not depend on the number of threads, and are added in a fixed order: the
-same batch gives the same bits every time.
+Sums are kept by groups of micro-batches that do not depend on the number of threads, and are added in a fixed order:
+the same batch gives the same bits every time.
 """
 
 import logging
@@ -19,16 +19,16 @@ from induction_memory.task.sampler import Batch
 from induction_memory.training.clamps import Clamps
 from induction_memory.training.config import Loss
 from induction_memory.training.evaluation import Evaluation, mean_loss, output_is_tied, trained_positions
-from induction_memory.training.network import Network
-from induction_memory.training.parallel import run_groups
+from induction_memory.training.fast.network import Network
+from induction_memory.training.fast.parallel import run_groups
+from induction_memory.training.fast.queries import Piece, chosen_pieces, whole_pieces
+from induction_memory.training.fast.sums import Sums
+from induction_memory.training.fast.workspace import Workspace
 from induction_memory.training.plain import plain_evaluate
-from induction_memory.training.queries import Piece, chosen_pieces, whole_pieces
-from induction_memory.training.sums import Sums
-from induction_memory.training.workspace import Workspace
 
 __all__ = ["Clamps", "Evaluation", "evaluate", "plain_evaluate", "supported"]
 
-GROUPS = 8
+GROUPS = 16
 _said: set[str] = set()
 
 
@@ -49,9 +49,7 @@ def evaluate(
     """
     reason = supported(model)
     if reason is None:
-        return _fast_evaluate(
-            model, batch, loss, gradients, clamps or Clamps(), micro_batch or _micro_batch(model), full_metrics
-        )
+        return _fast_evaluate(model, batch, loss, gradients, clamps or Clamps(), micro_batch, full_metrics)
     if reason not in _said:
         _said.add(reason)
         logging.getLogger("induction_memory").warning("evaluating by the slow path: %s", reason)
@@ -86,27 +84,23 @@ def supported(model: nn.Module) -> str | None:
     return None
 
 
-def _micro_batch(model: nn.Module) -> int:
-    return 16 if next(model.parameters()).device.type == "cpu" else 128
-
-
 def _fast_evaluate(
     model: Any,
     batch: Batch,
     loss: Loss,
     gradients: bool,
     clamps: Clamps,
-    micro_batch: int,
+    micro_batch: int | None,
     full_metrics: bool,
 ) -> Evaluation:
     parameters = {name: p.detach() for name, p in model.named_parameters()}
-    trained_names = frozenset(name for name, p in model.named_parameters() if p.requires_grad)
+    trained_names = tuple(name for name, p in model.named_parameters() if p.requires_grad and gradients)
     device = parameters["embed.W_E"].device
-    tokens, targets = batch.tokens.to(device), batch.targets.to(device)
+    tokens, targets = batch.tokens.to(device), batch.targets.to(device).flatten()
     trained = trained_positions(batch, loss).to(device)
-    evaluated = torch.ones_like(trained) if full_metrics else trained
-    weights = trained.float() / max(int(trained.sum()), 1) if gradients else None
-    nll = torch.full(tokens.shape, torch.nan, device=device)
+    everything = loss == "all" or full_metrics
+    weights = trained.flatten().float() / max(int(trained.sum()), 1) if gradients else None
+    nll = torch.full(trained.shape, torch.nan, device=device)
     correct = torch.zeros_like(trained)
 
     with torch.no_grad():
@@ -119,36 +113,30 @@ def _fast_evaluate(
             tokens.shape[1],
             clamps,
         )
-        if loss == "all" or full_metrics:
-            pieces = whole_pieces(len(batch), micro_batch, device)
+        size = micro_batch or _micro_batch(tokens)
+        if everything:
+            pieces = whole_pieces(len(batch), size, device)
         else:
-            pieces = chosen_pieces(trained, micro_batch, device)
+            pieces = chosen_pieces(trained, size, device)
 
         def work(piece: Piece, buffers: Workspace, sums: Sums) -> None:
-            places = _places(piece)
-            found = network.run(
-                tokens[piece.sequences],
-                targets[places],
-                None if weights is None else _masked(weights[places], piece),
-                piece,
-                buffers,
-                sums,
-            )
-            if piece.real is None:
-                nll[places], correct[places] = found
-            else:
-                real = tuple(index.expand_as(piece.real)[piece.real] for index in places)
-                nll[real], correct[real] = (values[piece.real] for values in found)
+            places = piece.places(tokens.shape[1])
+            weight = None if weights is None else weights[places]
+            if weight is not None and piece.real is not None:
+                weight *= piece.real
+            found = network.run(tokens[piece.sequences], targets[places], weight, piece, buffers, sums)
+            for values, into in zip(found, (nll, correct), strict=True):
+                into.view(-1).index_copy_(0, places.view(-1), values.view(-1))
 
         sums = run_groups(work, [pieces[i::GROUPS] for i in range(GROUPS)], device)
         found = network.gradients(sums) if gradients else {}
+    evaluated = torch.ones_like(trained) if everything else trained
     return Evaluation(mean_loss(nll, trained), nll, correct, evaluated, found)
 
 
-def _places(piece: Piece) -> tuple[Tensor, ...]:
-    """The index of the piece's queries into [batch, pos]."""
-    return (piece.sequences,) if piece.positions is None else (piece.sequences[:, None], piece.positions)
-
-
-def _masked(weights: Tensor, piece: Piece) -> Tensor:
-    return weights if piece.real is None else weights * piece.real
+def _micro_batch(tokens: Tensor) -> int:
+    """Sequences whose activations stay in cache, and pieces enough for the threads to share."""
+    batch, pos = tokens.shape
+    if tokens.device.type != "cpu":
+        return max(1, 2**17 // pos)
+    return max(1, min(4096 // pos, -(-batch // GROUPS)))

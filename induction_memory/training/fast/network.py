@@ -6,20 +6,19 @@ that are asked for. Backward stops where nothing further down learns.
 
 from collections.abc import Mapping
 
-import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from induction_memory.model.config import ModelConfig
-from induction_memory.training.attention import causal_blocks, causal_mask
-from induction_memory.training.block import EMBEDDINGS, Block
 from induction_memory.training.clamps import Clamps, clamped_pattern
-from induction_memory.training.layers import LayerNorm
-from induction_memory.training.lookup import Table, add_by_row, look_up
-from induction_memory.training.queries import Piece, Queries
-from induction_memory.training.sums import Sums
-from induction_memory.training.tail import BlockTail, LinearTail, Tail
-from induction_memory.training.workspace import Workspace
+from induction_memory.training.fast.attention import causal_blocks, causal_mask
+from induction_memory.training.fast.block import EMBEDDINGS, Block
+from induction_memory.training.fast.layers import LayerNorm
+from induction_memory.training.fast.lookup import Table, add_by_row, look_up
+from induction_memory.training.fast.queries import Piece, Queries
+from induction_memory.training.fast.sums import Sums
+from induction_memory.training.fast.tail import BlockTail, LinearTail, Tail
+from induction_memory.training.fast.workspace import Workspace
 
 
 class Network:
@@ -29,15 +28,17 @@ class Network:
         self,
         config: ModelConfig,
         parameters: Mapping[str, Tensor],
-        trained: frozenset[str],
+        names: tuple[str, ...],
         tied: bool,
         eps: float,
         pos: int,
         clamps: Clamps,
     ) -> None:
+        """`names` are the parameters that learn."""
+        trained = frozenset(names)
         W_E, W_pos, W_U = (parameters[name] for name in ("embed.W_E", "pos_embed.W_pos", "unembed.W_U"))
         self.trained, self.tied, self.clamps = trained, tied, clamps
-        self.shapes = {name: parameters[name].shape for name in trained}
+        self.shapes = {name: parameters[name].shape for name in names}
         self.embedded = Table(W_E, W_pos[:pos])
         self.mask = causal_mask(pos, W_E.device)
         self.everywhere = Queries(causal_blocks(self.mask), None, None)
@@ -95,20 +96,20 @@ class Network:
         """The gradients of all trained parameters, from the sums over the batch."""
         found = self.tail.gradients(sums)
         for block in self.blocks:
-            found |= block.attention.gradients(sums)
+            found |= block.maps.gradients(sums)
         if not self.trained.isdisjoint(EMBEDDINGS):
             found |= self._embedding_gradients(sums)
         if "unembed.W_U" in self.trained:
             found["unembed.W_U"] = self.tail.unembedding_gradient(sums)
         rest = {name: sums(name, *self.shapes[name]) for name in self.trained - found.keys()}
-        return {name: (found | rest)[name] for name in self.trained}
+        return {name: (found | rest)[name] for name in self.shapes}
 
     def _embedding_gradients(self, sums: Sums) -> dict[str, Tensor]:
         by_token = sums("x.token", *self.embedded.by_token.shape)
         by_position = sums("x.position", *self.embedded.by_position.shape)
         first = self.blocks[0] if self.blocks else getattr(self.tail, "block", None)
-        if first is not None and first.attention.embedded is not None:
-            rest = first.attention.embedding_gradients(sums)
+        if first is not None and first.maps.embedded is not None:
+            rest = first.maps.embedding_gradients(sums)
             by_token, by_position = by_token + rest.by_token, by_position + rest.by_position
         if self.tied:
             by_token = by_token + self.tail.unembedding_gradient(sums).T

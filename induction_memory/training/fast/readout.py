@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from induction_memory.training.attention import LOG2_E
+from induction_memory.training.fast.attention import LOG2_E
 
 
 def cross_entropy(

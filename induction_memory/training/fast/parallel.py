@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from induction_memory.training.queries import Piece
-from induction_memory.training.sums import Sums
-from induction_memory.training.workspace import Workspace
+from induction_memory.training.fast.queries import Piece
+from induction_memory.training.fast.sums import Sums
+from induction_memory.training.fast.workspace import Workspace
 
 Work = Callable[[Piece, Workspace, Sums], None]
 
@@ -23,7 +23,7 @@ _idle: deque[Workspace] = deque()
 def run_groups(work: Work, groups: Sequence[Sequence[Piece]], device: torch.device) -> Sums:
     """Do the work of every piece; the sums of all groups."""
     sums = [Sums(device) for _ in groups]
-    waiting = deque(range(len(groups)))
+    waiting = deque(reversed(range(len(groups))))  # the last have most to do
     errors: list[BaseException] = []
 
     def worker() -> None:

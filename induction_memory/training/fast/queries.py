@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from induction_memory.training.attention import BLOCK, QueryBlock, chosen_blocks
+from induction_memory.training.fast.attention import BLOCK, QueryBlock, chosen_blocks
 
 
 @dataclass(frozen=True)
@@ -24,15 +24,11 @@ class Queries:
     rows: Int[Tensor, " batch_query"] | None
     """The same as row numbers of the sequences laid end to end."""
 
-    def choose(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+    def choose(self, x: Tensor) -> Tensor:
         """The chosen rows of x [batch, pos, ...]; x itself when all are."""
         if self.positions is None or self.rows is None:
             return x
-        batch, query = self.positions.shape
-        if out is None:
-            return x.flatten(0, 1).index_select(0, self.rows).view(batch, query, *x.shape[2:])
-        torch.index_select(x.flatten(0, 1), 0, self.rows, out=out.flatten(0, 1))
-        return out
+        return x.flatten(0, 1).index_select(0, self.rows).view(*self.positions.shape, *x.shape[2:])
 
     def add_back(self, x: Float[Tensor, "batch pos d_model"], rows: Float[Tensor, "batch query d_model"]) -> None:
         """Add to the chosen rows of x."""
@@ -61,6 +57,12 @@ class Piece:
         blocks = chosen_blocks(mask, self.positions, self.bounds)
         return Queries(blocks, self.positions, (self.positions + offset).view(-1))
 
+    def places(self, pos: int) -> Int[Tensor, "batch query"]:
+        """Where the queries stand in a whole batch of sequences of that length, laid end to end."""
+        if self.positions is None:
+            return self.sequences[:, None] * pos + torch.arange(pos, device=self.sequences.device)
+        return self.sequences[:, None] * pos + self.positions
+
 
 def whole_pieces(batch: int, size: int, device: torch.device) -> list[Piece]:
     """All positions of all sequences."""
@@ -73,15 +75,15 @@ def chosen_pieces(chosen: Bool[Tensor, "batch pos"], size: int, device: torch.de
     number = chosen.sum(1)
     order = torch.argsort(number, stable=True)
     order = order[number[order] > 0]
+    if not len(order):
+        return []
     pieces = []
     for sequences in order.split(size):
-        here = chosen[sequences]
-        row, position = here.nonzero(as_tuple=True)
+        row, position = chosen[sequences].nonzero(as_tuple=True)
         count = number[sequences]
         first = count.cumsum(0) - count
-        last = position[first + count - 1]
-        query = int(count.max())
-        positions = last[:, None].repeat(1, query)
+        query = int(count[-1])
+        positions = position[first + count - 1][:, None].repeat(1, query)
         positions[row, torch.arange(len(row)) - first[row]] = position
         bounds = [(int(part.min()), int(part.max())) for part in positions.split(BLOCK, dim=1)]
         real = torch.arange(query) < count[:, None]

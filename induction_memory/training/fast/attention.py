@@ -7,8 +7,8 @@ computed. With do the gradient of the loss with respect to o:
 
     dv = P^T do        dP = do v^T        dS[t, s] = P[t, s] (dP[t, s] - sum over s' of P[t, s'] dP[t, s'])
 
-Where the scores S come from and where dS goes is another matter (`scores.py`). They come in bits (times log2 e), because
-2^x costs half of e^x.
+Where the scores S come from and where dS goes is another matter (`scores.py`). They come in bits (times log2 e),
+because 2^x costs half of e^x.
 """
 
 import math
@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from induction_memory.training.workspace import Workspace
+from induction_memory.training.fast.workspace import Workspace
 
 LOG2_E = 1 / math.log(2)
 BLOCK = 64

@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from induction_memory.training.sums import Sums
-from induction_memory.training.workspace import Workspace
+from induction_memory.training.fast.sums import Sums
+from induction_memory.training.fast.workspace import Workspace
 
 
 @dataclass(frozen=True)

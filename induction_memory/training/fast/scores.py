@@ -22,11 +22,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from induction_memory.training.attention import BLOCK, QueryBlock
-from induction_memory.training.lookup import Table
-from induction_memory.training.sums import Sums
-from induction_memory.training.workspace import Workspace
-
+from induction_memory.training.fast.attention import BLOCK, QueryBlock
+from induction_memory.training.fast.lookup import Table
+from induction_memory.training.fast.sums import Sums
+from induction_memory.training.fast.workspace import Workspace
 
 BIT = math.log(2)  # a score in bits counts for so much
 
@@ -92,11 +91,24 @@ class TableScores:
     tables: ScoreTables
     tokens: Int[Tensor, "batch pos"]
     buffers: Workspace
-    sums: Sums | None
-    """Where `receive` adds."""
+    sums: Sums
     name: str
     asked: tuple[Int[Tensor, " batch_query"], ...]
     """Tokens at the queries of each block."""
+
+    @classmethod
+    def of(
+        cls,
+        tables: ScoreTables,
+        tokens: Int[Tensor, "batch pos"],
+        blocks: tuple[QueryBlock, ...],
+        buffers: Workspace,
+        sums: Sums,
+        name: str,
+    ) -> "TableScores":
+        """Scores of a micro-batch; `name` is that of the sums."""
+        asked = tuple(tokens[:, block.rows].flatten() for block in blocks)
+        return cls(tables, tokens, buffers, sums, name, asked)
 
     def fill(self, block: QueryBlock, S: Float[Tensor, "batch query key"]) -> None:
         asked = self.asked[block.number]
@@ -110,7 +122,6 @@ class TableScores:
         S.add_(by_position).add_(C.by_position[block.rows, : block.keys])
 
     def receive(self, block: QueryBlock, dS: Float[Tensor, "batch query key"]) -> None:
-        assert self.sums is not None
         asked = self.asked[block.number]
         vocab, pos = self.tables.by_key_token.by_token.shape[0], self.tokens.shape[1]
         dR = self.buffers("dR", *dS.shape[:2], vocab).zero_()

@@ -12,27 +12,28 @@ Where every position is a query and the vocabulary is the narrower side, values 
 """
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from induction_memory.model.config import ModelConfig
-from induction_memory.training.attention import LOG2_E, backward, impose, weigh, write_average
-from induction_memory.training.attention_layer import AttentionLayer
-from induction_memory.training.block import Block, learns_below
-from induction_memory.training.layers import LayerNorm
-from induction_memory.training.queries import Queries
-from induction_memory.training.readout import cross_entropy
-from induction_memory.training.scores import ProductScores
-from induction_memory.training.sums import Sums
-from induction_memory.training.workspace import Workspace
+from induction_memory.training.fast.attention import LOG2_E, backward, impose, weigh, write_average
+from induction_memory.training.fast.attention_maps import AttentionMaps
+from induction_memory.training.fast.block import Block, learns_below
+from induction_memory.training.fast.layers import LayerNorm
+from induction_memory.training.fast.queries import Queries
+from induction_memory.training.fast.readout import cross_entropy
+from induction_memory.training.fast.scores import ProductScores
+from induction_memory.training.fast.sums import Sums
+from induction_memory.training.fast.workspace import Workspace
 
 Found = tuple[Tensor, Tensor, Tensor | None]
 """-log p(target), correctness, and the gradient of the last block's input."""
 
 
+@runtime_checkable
 class Tail(Protocol):
     """What ends a network."""
 
@@ -106,7 +107,7 @@ class BlockTail:
         return nll, correct, self.block.backward(dy, passed, tokens, buffers, sums)
 
     def gradients(self, sums: Sums) -> dict[str, Tensor]:
-        return self.block.attention.gradients(sums)
+        return self.block.maps.gradients(sums)
 
     def unembedding_gradient(self, sums: Sums) -> Float[Tensor, "d_model vocab"]:
         return sums("unembed.W_U", *self.W_U_bits.shape) * LOG2_E
@@ -124,7 +125,7 @@ class LinearTail:
     ) -> None:
         layer = config.n_layers - 1
         self.input_wanted = learns_below(layer, trained)
-        self.attention = AttentionLayer(layer, config, parameters, trained, None, self.input_wanted, False)
+        self.attention = AttentionMaps(layer, config, parameters, trained, None, self.input_wanted, False)
         self.feed_name = f"blocks.{layer}.mlp.W_F"
         self.parallel = config.parallel_blocks
         self.W_U = parameters["unembed.W_U"]
@@ -138,8 +139,8 @@ class LinearTail:
         self.M = _narrow(fed) * LOG2_E
         self.N = self.Phi @ _narrow(self.attended_map) * LOG2_E
         self.M_wanted = self.feed_learns or unembedding_learns
-        self.N_wanted = self.M_wanted or not self.attention.trained.isdisjoint({"W_V", "W_O"})
-        self.q_wanted = self.input_wanted or not self.attention.trained.isdisjoint({"W_Q", "W_K"})
+        self.N_wanted = self.M_wanted or self.attention.learns("o")
+        self.q_wanted = self.attention.wanted("q")
 
     @staticmethod
     def fits(config: ModelConfig) -> bool:

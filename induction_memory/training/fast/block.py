@@ -8,23 +8,23 @@ Attention is asked for the outputs at some queries; y has a row for each of them
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from induction_memory.model.config import ModelConfig
-from induction_memory.training.attention_layer import Attended, AttentionLayer
-from induction_memory.training.layers import (
+from induction_memory.training.fast.attention_layer import Attended, AttentionLayer
+from induction_memory.training.fast.attention_maps import AttentionMaps
+from induction_memory.training.fast.layers import (
     FeedForward,
     LayerNorm,
     LinearFeedForward,
     Normalized,
     ReluFeedForward,
 )
-from induction_memory.training.lookup import Table
-from induction_memory.training.queries import Queries
-from induction_memory.training.sums import Sums
-from induction_memory.training.workspace import Workspace
+from induction_memory.training.fast.lookup import Table
+from induction_memory.training.fast.queries import Queries
+from induction_memory.training.fast.sums import Sums
+from induction_memory.training.fast.workspace import Workspace
 
 EMBEDDINGS = frozenset({"embed.W_E", "pos_embed.W_pos"})
 
@@ -66,7 +66,7 @@ class Block:
 
         self.input_wanted = learns_below(layer, trained)
         norm1_learns = self.norm1 is not None and any(self.norm1.trained)
-        self.attention = AttentionLayer(
+        self.maps = AttentionMaps(
             layer,
             config,
             parameters,
@@ -75,7 +75,8 @@ class Block:
             self.input_wanted or norm1_learns,
             layer < config.n_layers - 1,
         )
-        self.middle_wanted = self.input_wanted or norm1_learns or self.attention.learns
+        self.attention = AttentionLayer(self.maps)
+        self.middle_wanted = self.maps.inputs_wanted or bool(self.maps.trained)
         norm2_learns = self.norm2 is not None and any(self.norm2.trained)
         self.feed_input_wanted = norm2_learns or (self.input_wanted if self.parallel else self.middle_wanted)
         self.wanted = learns_below(layer + 1, trained)
@@ -120,7 +121,7 @@ class Block:
         def attention(dx: Tensor | None, dx_queries: Tensor | None) -> None:
             self.attention.backward(dy, saved.attended, tokens, saved.queries, dx, dx_queries, buffers, sums)
 
-        if not self.attention.inputs_wanted:
+        if not self.maps.inputs_wanted:
             attention(None, None)
             return None
         shape = saved.attended.inputs.shape

@@ -1,0 +1,187 @@
+"""The attention of one layer, from its input to its output and back, with the maps of `attention_maps.py`.
+
+    q = a_q W_q,  k = a W_k,  v = a W_v,      out = sum over heads of softmax(q k^T) v W_o
+
+where a is the input at every position and a_q that at the queries. Backward, each map y = x W gives dW = x^T dy and
+dx = dy W^T, or sums by token and by position where it is looked up.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from induction_memory.training.fast.attention import (
+    Scores,
+    Weighting,
+    add_average,
+    backward,
+    impose,
+    weigh,
+    write_average,
+)
+from induction_memory.training.fast.attention_maps import AttentionMaps
+from induction_memory.training.fast.lookup import add_by_row, look_up
+from induction_memory.training.fast.queries import Queries
+from induction_memory.training.fast.scores import ProductScores, TableScores
+from induction_memory.training.fast.sums import Sums
+from induction_memory.training.fast.workspace import Workspace
+
+
+@dataclass(frozen=True)
+class Attended:
+    """What the backward of the layer needs."""
+
+    inputs: Tensor
+    queries_in: Tensor
+    q: Tensor | None
+    """None when scores come from tables."""
+    k: Tensor
+    v: Tensor
+    o: Tensor | None
+    """P v; None when nothing is applied to it."""
+    weightings: tuple[Weighting, ...]
+    table_scores: TableScores | None
+
+
+@dataclass(frozen=True)
+class AttentionLayer:
+    """Attention with given maps."""
+
+    maps: AttentionMaps
+
+    def forward(
+        self,
+        inputs: Float[Tensor, "batch pos d_model"],
+        queries_in: Float[Tensor, "batch query d_model"],
+        tokens: Int[Tensor, "batch pos"],
+        queries: Queries,
+        pattern: Float[Tensor, "batch query key"] | None,
+        residual: Float[Tensor, "batch query d_model"],
+        out: Float[Tensor, "batch query d_model"],
+        buffers: Workspace,
+        sums: Sums,
+    ) -> Attended:
+        """Write residual + attention to `out`; `pattern` takes the place of the softmax."""
+        prefix, W_o = self.maps.prefix, self.maps.maps.get("o")
+        q, table_scores = None, None
+        if self.maps.score_tables is None:
+            q = self._project("q", queries_in, queries.choose(tokens), queries.positions, buffers)
+        else:
+            table_scores = TableScores.of(self.maps.score_tables, tokens, queries.blocks, buffers, sums, f"{prefix}.q")
+        k = self._project("k", inputs, tokens, None, buffers)
+        v = self._project("v", inputs, tokens, None, buffers)
+        weightings = []
+        for head in range(self.maps.heads):
+            if pattern is not None:
+                weightings.append(impose(pattern, queries.blocks))
+                continue
+            scores = table_scores or self._product_scores(head, q, k)
+            weightings.append(weigh(scores, len(tokens), queries.blocks, buffers, f"{prefix}.{head}"))
+        if W_o is None:
+            add_average(weightings[0], v, out.copy_(residual))
+            return Attended(inputs, queries_in, q, k, v, None, tuple(weightings), table_scores)
+        o = buffers(f"{prefix}.o", *queries_in.shape[:2], v.shape[2])
+        for head, weighting in enumerate(weightings):
+            write_average(weighting, self._head(v, head), self._head(o, head))
+        torch.addmm(residual.flatten(0, 1), o.flatten(0, 1), W_o, out=out.flatten(0, 1))
+        return Attended(inputs, queries_in, q, k, v, o, tuple(weightings), table_scores)
+
+    def backward(
+        self,
+        dout: Float[Tensor, "batch query d_model"],
+        saved: Attended,
+        tokens: Int[Tensor, "batch pos"],
+        queries: Queries,
+        add_dx: Float[Tensor, "batch pos d_model"] | None,
+        add_dx_queries: Float[Tensor, "batch query d_model"] | None,
+        buffers: Workspace,
+        sums: Sums,
+    ) -> None:
+        """Sum the maps' gradients; add those of the inputs, as keys and values and as queries, if given.
+
+        `add_dx_queries`, or both, may be `dout` itself. Maps that are looked up leave their inputs' part to the tables.
+        """
+        do = self._output_backward(dout, saved, add_dx, buffers, sums)
+        dq, dk, dv = (self._gradient(name, saved, add_dx, buffers) for name in ("q", "k", "v"))
+        for head, weighting in enumerate(saved.weightings):
+            scores: Scores | None = saved.table_scores if self.maps.learns("q") else None
+            if dq is not None or dk is not None:
+                scores = self._product_scores(head, saved.q, saved.k, dq, dk)
+            add_dv = None if dv is None else self._head(dv, head)
+            if scores is not None or add_dv is not None:
+                here = self._head(do, head), self._head(saved.v, head)
+                backward(weighting, *here, buffers, scores=scores, add_dv=add_dv)
+        self._map_backward("q", dq, saved.queries_in, queries.choose(tokens), queries.positions, add_dx_queries, sums)
+        self._map_backward("k", dk, saved.inputs, tokens, None, add_dx, sums)
+        self._map_backward("v", dv, saved.inputs, tokens, None, add_dx, sums)
+
+    def _head(self, x: Tensor, head: int) -> Tensor:
+        """The columns of one head."""
+        width = self.maps.d_head
+        return x if self.maps.heads == 1 else x[..., head * width : (head + 1) * width]
+
+    def _product_scores(
+        self, head: int, q: Tensor | None, k: Tensor, dq: Tensor | None = None, add_dk: Tensor | None = None
+    ) -> ProductScores:
+        assert q is not None
+        columns = (None if x is None else self._head(x, head) for x in (dq, add_dk))
+        return ProductScores(self._head(q, head), self._head(k, head), *columns)
+
+    def _project(self, name: str, x: Tensor, tokens: Tensor, positions: Tensor | None, buffers: Workspace) -> Tensor:
+        """The rows of q, k or v."""
+        if name not in self.maps.maps:
+            return x
+        W = self.maps.maps[name]
+        y = buffers(f"{self.maps.prefix}.{name}", *x.shape[:2], W.shape[1])
+        if name in self.maps.tables:
+            look_up(self.maps.tables[name], tokens, positions, y)
+        else:
+            torch.mm(x.flatten(0, 1), W, out=y.flatten(0, 1))
+        return y
+
+    def _output_backward(
+        self, dout: Tensor, saved: Attended, add_dx: Tensor | None, buffers: Workspace, sums: Sums
+    ) -> Float[Tensor, "batch query d_value"]:
+        """The gradient of P v."""
+        if saved.o is None:  # a copy, if dout changes while it is still needed
+            return buffers("do", *dout.shape).copy_(dout) if dout is add_dx else dout
+        W_o, rows = self.maps.maps["o"], dout.flatten(0, 1)
+        if self.maps.learns("o"):
+            sums(f"{self.maps.prefix}.o", *W_o.shape).addmm_(saved.o.flatten(0, 1).T, rows)
+        return torch.mm(rows, W_o.T, out=buffers("do", len(rows), len(W_o))).view_as(saved.o)
+
+    def _gradient(self, name: str, saved: Attended, add_dx: Tensor | None, buffers: Workspace) -> Tensor | None:
+        """Where the gradient of q, k or v goes: a buffer, the inputs' gradient itself, or nowhere."""
+        activation = getattr(saved, name)
+        if activation is None or not self.maps.wanted(name):
+            return None
+        if name not in self.maps.maps:
+            return add_dx
+        gradient = buffers(f"d{name}", *activation.shape)
+        written = name == "q" and not saved.weightings[0].imposed
+        return gradient if written else gradient.zero_()
+
+    def _map_backward(
+        self,
+        name: str,
+        dy: Tensor | None,
+        x: Tensor,
+        tokens: Tensor,
+        positions: Tensor | None,
+        add_dx: Tensor | None,
+        sums: Sums,
+    ) -> None:
+        """What the gradient of q, k or v leaves to its map and to the inputs."""
+        if dy is None or name not in self.maps.maps:
+            return
+        W, key = self.maps.maps[name], f"{self.maps.prefix}.{name}"
+        if name in self.maps.tables:
+            table = self.maps.tables[name]
+            add_by_row(dy, tokens, positions, sums, key, len(table.by_token), len(table.by_position))
+            return
+        if self.maps.learns(name):
+            sums(key, *W.shape).addmm_(x.flatten(0, 1).T, dy.flatten(0, 1))
+        if add_dx is not None:
+            add_dx.flatten(0, 1).addmm_(dy.flatten(0, 1), W.T)
