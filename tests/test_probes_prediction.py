@@ -33,7 +33,11 @@ def test_losses_by_kind_equal_a_loop_over_positions():
     for b in range(8):
         for t in range(16):
             loss, count = -log_q[b, t, batch.targets[b, t]].item(), int(batch.counts[b, t])
-            kinds = ["", "_" + slow_kind(batch.tokens[b, : t + 1].tolist()), f"_occurrence{count}" if count else "_global"]
+            kinds = [
+                "",
+                "_" + slow_kind(batch.tokens[b, : t + 1].tolist()),
+                f"_occurrence{count}" if count else "_global",
+            ]
             kinds += ["_first_occurrence"] if count == 1 else ["_in_context"] if count >= 2 else []
             for kind in kinds:
                 groups.setdefault(kind, []).append(loss)

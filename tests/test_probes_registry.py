@@ -57,9 +57,9 @@ def test_every_probe_has_one_line_with_its_formula_and_one_family():
 
 def test_a_trained_run_equals_a_loop_over_its_models(run):
     names = ["recall", "weights", "composition", "attention", "prediction", "attribution"]
-    together = probes.table(run, names, cached=False)
-    batch = sample(run.config.task, 64, step_rng(run.config.train.eval_seed, 0))
-    for step in run.steps.tolist():
+    batch = sample(run.config.task, 8, step_rng(5, 0))
+    together = probes.table(run, names, batch=batch, cached=False)
+    for step in (0, 3, 12):
         alone = probes.table(run.model(step), names, task=run.config.task, batch=batch)
         mine = together.loc[together["step"] == step].set_index(["probe", "head"])["value"]
         theirs = alone.set_index(["probe", "head"])["value"]
@@ -84,6 +84,13 @@ def test_the_table_is_tidy_and_the_paper_s_recalls_are_wide(run):
     assert wide.index.tolist() == run.steps.tolist()
     assert wide.columns.tolist() == ["W_K1", "W_K1_first64", "W_K1_causal", "W_K2", "W_O2", "W_F_kl"]
     assert wide.attrs["skipped"] == table.attrs["skipped"]
+
+
+def test_the_default_batch_is_the_run_s_own(run):
+    batch = sample(run.config.task, 64, step_rng(run.config.train.eval_seed, 0))
+    log_q = run.model(12)(batch.tokens).log_softmax(-1)
+    expected = -log_q.gather(-1, batch.targets.unsqueeze(-1)).mean().item()
+    assert probes.table(run, ["loss"], steps=[12])["value"].item() == pytest.approx(expected, rel=1e-5)
 
 
 def test_some_steps_are_those_of_the_whole(run):
@@ -117,12 +124,13 @@ def test_weights_alone_have_weight_probes_only():
 
 
 def test_every_architecture_gives_every_probe_or_a_reason():
+    batch = sample(TINY, 8, step_rng(5, 0))
     for config in (
         ModelConfig.full(d_model=24, n_ctx=16, n_heads=2, layer_norm=True, parallel_blocks=True),
         ModelConfig(d_model=24, n_ctx=16, feed_forward_layers="all", tied_output=True),
         ModelConfig.full(d_model=24, n_ctx=16, n_layers=3, n_heads=3, positions="sinusoidal"),
     ):
-        table = probes.table(build(config), "all", task=TINY)
+        table = probes.table(build(config), "all", task=TINY, batch=batch)
         assert set(table["probe"]) | set(table.attrs["skipped"]) == set(probes.names())
         assert table["value"].notna().all()
 
@@ -175,5 +183,5 @@ def test_a_broken_entry_is_computed_again(run, measured):
 
 def test_hooks_are_gone_after_a_probe():
     model = untrained(d_model=24, length=16)
-    probes.table(model, "all", task=TINY)
+    probes.table(model, ["attention", "attribution"], task=TINY)
     assert not any(hook.fwd_hooks or hook.bwd_hooks for hook in model.hook_dict.values())
