@@ -5,6 +5,7 @@
     found.shares, found.totals                    Shapley values; how many heads carry what
     found.pairs, found.hydra                      who stands in for whom
     found.mediation                               through which input of which later head
+    found.carriers                                who carries each role, and how many that is
     found.stability, found.identifiability        across runs
     identify(run, step="all").changes             over training
 
@@ -24,7 +25,7 @@ from torch import Tensor
 from transformer_lens import HookedTransformer
 
 from induction_memory.errors import InputError, require
-from induction_memory.heads import identifiability, matching, over_training, sharing, stability
+from induction_memory.heads import carriers, identifiability, matching, over_training, sharing, stability
 from induction_memory.heads.games import play, set_stage
 from induction_memory.heads.mediation import mediation
 from induction_memory.heads.questions import Metric, batch_of_tokens
@@ -71,6 +72,11 @@ class Identification:
     def last(self, name: str) -> pd.DataFrame:
         """A table at the last step of each run."""
         return at_last_step(getattr(self, name))
+
+    @cached_property
+    def carriers(self) -> pd.DataFrame:
+        """Who carries each role, and how many they are effectively (carriers.py)."""
+        return carriers.carriers(self.last("shares"), self.last("totals"))
 
     @cached_property
     def matches(self) -> pd.DataFrame:

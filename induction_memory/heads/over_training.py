@@ -1,7 +1,7 @@
 """Roles over training: when they are born, whether heads change them, when the sharing is decided.
 
 born      the first step from which a head keeps its last role to the end
-emerged   the first step from which a role's route keeps at least half of its last effect
+emerged   the first step from which the work of a role's route is at least half of what it is in the end
 decided   the first step from which the heads' shares s_t of that route stay near the last ones,
           1/2 sum |s_t - s_T| <= NEAR (shares of those that help, summing to one)
 """
@@ -50,11 +50,11 @@ def decisions(shares: pd.DataFrame) -> pd.DataFrame:
     for run in listed(shares, "run"):
         for role in ROLES:
             own = rows_of(shares, run=run, game=ROUTE_OF[role])
-            effects = {layer: effects_over_steps(rows_of(own, layer=layer)) for layer in listed(own, "layer")}
-            if not effects:
+            work = {layer: work_over_steps(rows_of(own, layer=layer)) for layer in listed(own, "layer")}
+            if not work:
                 continue
-            layer = max(effects, key=lambda one: effects[one][1][-1].sum())
-            steps, parts = effects[layer]
+            layer = max(work, key=lambda one: work[one][1][-1].sum())
+            steps, parts = work[layer]
             total = parts.sum(1)
             emerged = decided = np.nan
             if total[-1] > 0:
@@ -65,10 +65,10 @@ def decisions(shares: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["run", "role", "layer", "emerged", "decided"])
 
 
-def effects_over_steps(shares: pd.DataFrame) -> tuple[Int[np.ndarray, " step"], Float[np.ndarray, "step head"]]:
-    """The steps, and the heads' effects at each; 0 where there were none to speak of. One run, game and layer."""
+def work_over_steps(shares: pd.DataFrame) -> tuple[Int[np.ndarray, " step"], Float[np.ndarray, "step head"]]:
+    """The steps, and the heads' Shapley values at each, of one run, game and layer."""
     steps, heads = listed(shares, "step"), listed(shares, "head")
-    return np.array(steps), np.nan_to_num(shares["effect"].to_numpy().reshape(len(steps), len(heads)))
+    return np.array(steps), shares["shapley"].to_numpy().reshape(len(steps), len(heads))
 
 
 def normalised(parts: Float[np.ndarray, "step head"]) -> Float[np.ndarray, "step head"]:

@@ -15,6 +15,7 @@ Of each role, over runs that stand in one relation (resampling.py):
 import numpy as np
 import pandas as pd
 
+from induction_memory.heads.carriers import largest_share
 from induction_memory.heads.over_training import births
 from induction_memory.heads.resampling import interval, mean_over_pairs, mean_over_runs, pair_matrix, relations
 from induction_memory.heads.selection import at_last_step, listed, rows_of
@@ -59,22 +60,11 @@ def leader(run: str, role: str, roles: pd.DataFrame, shares: pd.DataFrame) -> st
     return effects["head"].tolist()[int(np.argmax(effects["effect"].to_numpy()))]
 
 
-def carried(run: str, role: str, shares: pd.DataFrame, totals: pd.DataFrame) -> tuple[float, float]:
-    """Effective number of heads of the role's route in the layer where it is strongest, and the largest share there."""
-    own = rows_of(totals, run=run, game=ROUTE_OF[role])
-    effective = own["effective"].to_numpy()
-    if not np.isfinite(effective).any():
-        return np.nan, np.nan
-    best = int(np.argmax(np.where(np.isfinite(effective), own["effect"].to_numpy(), -np.inf)))
-    share = rows_of(shares, run=run, game=ROUTE_OF[role], layer=own["layer"].tolist()[best])["share"].to_numpy()
-    return float(effective[best]), float(share.max())
-
-
 def _of_runs(
     names: list[str], role: str, roles: pd.DataFrame, shares: pd.DataFrame, totals: pd.DataFrame
 ) -> dict[str, np.ndarray]:
     heads = np.array([float(len(rows_of(roles, run=run, role=role))) for run in names])
-    effective, largest = np.array([carried(run, role, shares, totals) for run in names]).T
+    effective, largest = np.array([largest_share(shares, totals, run, role) for run in names]).T
     return {"heads": heads, "effective": effective, "leader": largest, "present": (heads > 0).astype(float)}
 
 

@@ -1,0 +1,229 @@
+"""Four heads a layer: which head does what, in how many of the runs? Makes docs/heads.md and its figures.
+
+    python analyses/multihead.py                      five seeds of figure-11 at paper scale, two at a time
+    python analyses/multihead.py --no-train           tables and figures of the runs that are there
+
+What is trained is kept: a run that was interrupted goes on, a finished one is read. Each trains with one thread.
+"""
+
+import os
+import sys
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is loaded: the processes share the cores
+
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import pandas as pd
+import tyro
+
+from induction_memory.errors import InputError, require
+from induction_memory.presets import preset, with_seed
+from induction_memory.training.run_config import RunConfig
+
+PAPER = (
+    "In the first layer (top), the previous token mechanism is mostly achieved by one of the four heads, while the "
+    "induction behavior at the second layer (bottom) is distributed across the different heads."
+)
+MOSTLY_ONE, DISTRIBUTED = 1.5, 2.0  # effective heads: up to the first it is mostly one, from the second on several
+Settings = Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="PART.FIELD=VALUE")]
+
+
+def plan(config: RunConfig, seeds: int, siblings: int) -> dict[str, RunConfig]:
+    """Name -> run: independent seeds, then seed 0 again with other data, and with other initial weights."""
+    runs = {f"seed-{seed}": with_seed(config, seed) for seed in range(seeds)}
+    first = runs["seed-0"].train
+    for i in range(1, siblings + 1):
+        runs[f"init-0-data-{i}"] = replace(config, train=replace(first, data_seed=1000 + i))
+        runs[f"init-{i}-data-0"] = replace(config, train=replace(first, init_seed=1000 + i))
+    return {name: run.with_settings(["train.threads=1"]) for name, run in runs.items()}
+
+
+def work(name: str, config: RunConfig, out: Path, train: bool, readings: int, sequences: int) -> Path | None:
+    """Train one run, or go on with it, and read its heads; the folder of its tables, None when it is not there."""
+    from induction_memory.heads import identify
+    from induction_memory.training.run import start
+    from induction_memory.trajectory import load
+
+    folder, tables = out / name, out / "tables" / name
+    if train:
+        start(config, folder, resume=True, quiet=True)
+    if not folder.exists() or not load(folder).finished:
+        return None
+    run = load(folder)
+    key = f"{run.fingerprint} {readings} {sequences}"
+    if not (tables / "key").exists() or (tables / "key").read_text() != key:
+        steps = run.steps[np.unique(np.linspace(0, len(run.steps) - 1, readings).round().astype(int))]
+        identify(run, step=[int(step) for step in steps], sequences=sequences).save(tables)
+        (tables / "key").write_text(key)
+    return tables
+
+
+def page(found, config: RunConfig, command: str, pictures: str) -> str:
+    """docs/heads.md: what came out, beside the paper's sentence."""
+    independent = found.stability.loc[(found.stability["relation"] == "independent").to_numpy()]
+    value = {(r["role"], r["measure"]): r for r in independent.to_dict("records")}
+    previous, induction = (value[role, "effective"] for role in ("previous-token", "induction"))
+    first = "agrees" if previous["value"] <= MOSTLY_ONE else "does not agree"
+    second = "agrees" if induction["value"] >= DISTRIBUTED else "does not agree"
+    odd = found.last("roles")
+    odd = odd.loc[((odd["disagreement"] != "") | (odd["redundant_with"] != "")).to_numpy()]
+    births = found.births.merge(found.decisions, on=["run", "role"])
+    model, task, steps = config.model, config.task, config.train.steps
+    return f"""# Which head does what
+
+Written by `{command}`: {len(found.runs)} runs of the model with {model.n_heads} heads in each of {model.n_layers}
+layers (d = {model.d_model}, T = {task.length}, K = {task.k} {task.triggers} triggers, {steps} steps). Names, formulas
+and thresholds are in the docstrings of `induction_memory/heads/`.
+
+The paper (Figure 11) says of one such run:
+
+> {PAPER}
+
+| | effective number of heads | largest share of one head | it |
+| --- | --- | --- | --- |
+| previous token, by keys | {_interval(previous)} | {_interval(value["previous-token", "leader"])} | {first} |
+| induction, on the output | {_interval(induction)} | {_interval(value["induction", "leader"])} | {second} |
+
+Means over {previous["runs"]} independent runs with 95 % bootstrap intervals over runs. The effective number is the
+participation ratio of exact Shapley values; a mechanism counts as mostly one head's up to {MOSTLY_ONE}, as distributed
+from {DISTRIBUTED} on.
+
+![shares]({pictures}/shares.png)
+
+## Roles
+
+The colour is the verdict of three votes (weights, attention, causes), its depth the confidence, the number the share of
+the layer's effect on the right output's logit.
+
+![roles]({pictures}/roles.png)
+
+Where the votes disagree, and heads that can stand in for each other:
+
+{_markdown(odd[["run", "head", "role", "confidence", "disagreement", "redundant_with"]])}
+
+## Stability
+
+![stability]({pictures}/stability.png)
+
+{_markdown(found.stability)}
+
+`same head` by chance: {1 / model.n_heads:.2f}.
+
+## Can one know?
+
+How well one run predicts another's roles: 0 is chance, 1 is certainty.
+
+![identifiability]({pictures}/identifiability.png)
+
+{_markdown(found.identifiability)}
+
+## Through what
+
+Mediation in the first run: the effect of cutting a head, directly and through each later head's queries, keys, values.
+
+![mediation]({pictures}/mediation.png)
+
+## Over training
+
+The first run; then, of every run, the step from which a head keeps its role (born), from which its route does half of
+its last work (emerged), and from which the shares stay as they end (decided).
+
+![training]({pictures}/training.png)
+
+{_markdown(births[["run", "head", "role", "born", "emerged", "decided"]])}
+
+Changes of role in all runs: {len(found.changes)}, of which {_between_roles(found.changes)} from one named role to
+another.
+"""
+
+
+def draw(found, folder: Path) -> None:
+    """The figures of the page."""
+    from induction_memory.figures import heads as figures
+
+    first = found.runs["run"].tolist()[0]
+    layers = int(found.runs["n_layers"].tolist()[0])
+    shares, paths = (table.loc[(table["run"] == first).to_numpy()] for table in (found.shares, found.mediation))
+    routes = [("k", 1, "previous token: through keys"), ("out", layers, "induction: on the output")]
+    independent = found.stability.loc[(found.stability["relation"] == "independent").to_numpy()]
+    drawn = {
+        "roles": figures.role_map(found.last("roles")),
+        "shares": figures.shared_work(found.carriers),
+        "stability": figures.stability(independent),
+        "identifiability": figures.identifiability(found.identifiability),
+        "mediation": figures.mediation(paths),
+        "training": figures.over_training(shares, routes),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, figure in drawn.items():
+        figure.savefig(folder / f"{name}.png", dpi=130)
+
+
+def _interval(row: dict) -> str:
+    return f"{row['value']:.2f} ({row['low']:.2f} to {row['high']:.2f})"
+
+
+def _between_roles(changes: pd.DataFrame) -> int:
+    both = zip(changes["before"], changes["after"], strict=True)
+    return sum(not {before, after} & {"none", "other"} for before, after in both)
+
+
+def _markdown(table: pd.DataFrame) -> str:
+    lines = ["| " + " | ".join(map(str, table.columns)) + " |", "| " + " | ".join(["---"] * len(table.columns)) + " |"]
+    for row in table.itertuples(index=False):
+        cells = [f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in row]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main(
+    out: Path = Path("runs/multihead"),
+    docs: Path = Path("docs"),
+    seeds: int = 5,
+    siblings: int = 2,
+    workers: int = 2,
+    name: str = "figure-11",
+    set: Settings = (),
+    readings: int = 40,
+    sequences: int = 32,
+    train: bool = True,
+) -> None:
+    """Train the runs that are missing, read their heads, and write docs/heads.md.
+
+    Args:
+        out: folder of the runs and their tables.
+        docs: folder of the page.
+        seeds: number of independent runs.
+        siblings: retrainings of seed 0, as many with other data as with other initial weights.
+        workers: runs at a time, each with one thread.
+        name: the experiment.
+        set: change one of its settings, as in model.d_model=64; may be repeated.
+        readings: steps of each run at which the heads are read.
+        sequences: sequences they are read on.
+        train: train what is missing.
+    """
+    from induction_memory.heads import Identification
+
+    require(seeds >= 2, "seeds", "2 or more to compare", seeds)
+    config = preset(name).run.with_settings(set)
+    runs = plan(config, seeds, siblings)
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        waiting = [pool.submit(work, *item, out, train, readings, sequences) for item in runs.items()]
+        tables = [done for future in waiting if (done := future.result()) is not None]
+    require(len(tables) >= 2, "out", f"two or more finished runs in {out}", len(tables))
+    found = Identification.join([Identification.read(folder) for folder in tables])
+    draw(found, docs / "heads")
+    (docs / "heads.md").write_text(page(found, config, "python analyses/multihead.py", "heads"), encoding="utf-8")
+    print(f"{docs / 'heads.md'}: {len(tables)} runs")
+
+
+if __name__ == "__main__":
+    try:
+        tyro.cli(main, description=__doc__)
+    except InputError as mistake:
+        sys.exit(f"multihead: {mistake}")
