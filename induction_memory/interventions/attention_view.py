@@ -113,7 +113,7 @@ def attention(
     *,
     text: str | None = None,
     batch: Batch | None = None,
-    row: int = 0,
+    row: int | None = None,
     length: int | None = None,
     heads: Sequence[Any] | None = None,
     triggers: Mapping[str, str] | None = None,
@@ -121,16 +121,19 @@ def attention(
 ) -> AttentionView:
     """The attention of a model, of a trajectory at one or more steps, or of several runs, over one sequence.
 
-    The sequence is `text`, or a row of `batch`, or else a fresh one of the run's task; `length` cuts it. `heads` are
-    all, or some as "L2H1" or (2, 1).
+    The sequence is `text`, or a row of `batch`, or else a fresh one of the run's task; `length` cuts it. Without `row`
+    it is the one in which most triggers come again. `heads` are all, or some as "L2H1" or (2, 1).
     """
     sources = list(source) if isinstance(source, list | tuple) else [source]
     require(len(sources) > 0, "source", "a model or a trajectory", "none")
     require(text is None or batch is None, "text", "a text or a batch, not both", "both")
     task = task or next((s.task for s in sources if isinstance(s, Trajectory)), None)
-    tokens, pairs = _sequence(sources[0], task, text, batch, row, triggers)
-    cut = length if length is not None else (SHOWN if text is None and batch is None else len(tokens))
-    require(cut >= 1, "length", "1 or more tokens", cut)
+    require(length is None or length >= 1, "length", "1 or more tokens", length)
+    cut = SHOWN if length is None and text is None and batch is None else length
+    if text is None:
+        tokens, pairs = _of_batch(batch_of(sources[0], batch, task), row, cut)
+    else:
+        tokens, pairs = _of_text(text, task, triggers)
     tokens = tokens[:cut]
     labels, columns, patterns, names = [], [], [], ()
     for one in sources:
@@ -164,21 +167,25 @@ def marks(tokens: Int[Tensor, " pos"], pairs: Mapping[int, int]) -> dict[str, np
     return {name: array.numpy() for name, array in arrays.items()}
 
 
-def _sequence(
-    source: Any, task: BigramTask | None, text: str | None, batch: Batch | None, row: int, triggers: Any
+def _of_batch(batch: Batch, row: int | None, cut: int | None) -> tuple[Int[Tensor, " pos"], dict[int, int]]:
+    """A row of a batch and the output of each of its triggers."""
+    if row is None:
+        again = torch.where(batch.in_context, batch.tokens, -1)[:, :cut]
+        row = int(torch.tensor([len(tokens.unique()) for tokens in again]).argmax())
+    require(0 <= row < len(batch), "row", f"0 to {len(batch) - 1} (the batch)", row)
+    return batch.tokens[row], dict(zip(batch.triggers[row].tolist(), batch.outputs[row].tolist(), strict=True))
+
+
+def _of_text(
+    text: str, task: BigramTask | None, triggers: Mapping[str, str] | None
 ) -> tuple[Int[Tensor, " pos"], dict[int, int]]:
-    """The tokens of the sequence, and the output of each of its triggers."""
-    if text is None:
-        rows = batch_of(source, batch, task, sequences=max(row + 1, 1))
-        require(0 <= row < len(rows), "row", f"0 to {len(rows) - 1} (the batch)", row)
-        given = dict(zip(rows.triggers[row].tolist(), rows.outputs[row].tolist(), strict=True))
-        return rows.tokens[row], given
+    """The tokens of a text and the output of each trigger that is given or found in it."""
     if task is None:
         raise InputError("task: expected the task whose vocabulary the text is in (a model alone has none), got none")
     require(len(text) > 0, "text", "at least one character", repr(text))
-    tokens = torch.from_numpy(task.tables.encode(text))
+    encode = task.tables.encode
+    tokens = torch.from_numpy(encode(text))
     if triggers is not None:
-        encode = task.tables.encode
         return tokens, {int(encode([q], "triggers")[0]): int(encode([o], "triggers")[0]) for q, o in triggers.items()}
     found = {}
     for q in () if task.fixed_triggers is None else task.fixed_triggers.tolist():
