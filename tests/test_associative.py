@@ -248,3 +248,12 @@ def test_random_embeddings_are_nearly_orthonormal_and_stacks_agree_with_single_s
     assert torch.allclose(stats.mean_norm2, torch.ones(3, dtype=torch.float64), atol=0.05)
     assert torch.allclose(stats.rms_overlap * 20, torch.ones(3, dtype=torch.float64), atol=0.1)
     assert stats.max_overlap[1] == random_embeddings.orthogonality(u[1]).max_overlap
+
+
+def test_a_matrix_that_diverged_recalls_nothing():
+    u, pairs = torch.eye(4), torch.arange(4)
+    diverged = torch.full((4, 4), torch.nan)
+    assert associative.recall(diverged, u, u, pairs) == 0
+    assert associative.rank(diverged, u, u, pairs).tolist() == [4, 4, 4, 4]
+    alone = associative.causal(4)  # the first position has no rival
+    assert associative.masked_recall(diverged, u, u, pairs, alone) == 0.25

@@ -4,9 +4,9 @@ A matrix W stores the pairs M when its score v_j^T W u_i is largest at the right
 
     R(W, M) = 1/|M| * sum over (i, j) in M of 1{ argmax_j' v_j'^T W u_i = j }
 
-Ties count as misses: a matrix of zeros recalls nothing. Beside the recall stand finer readings of the same
-scores: the margin (target minus best rival), the rank of the target, its softmax probability, and the signal
-against the interference of the other scores.
+Ties count as misses: a matrix of zeros recalls nothing, nor does one of a run that diverged (nan). Beside the recall
+stand finer readings of the same scores: the margin (target minus best rival), the rank of the target, its softmax
+probability, and the signal against the interference of the other scores.
 
 Every function works on one matrix or on a stack with leading axes (`*step`: steps, heads, both); embeddings
 may carry the same leading axes, for models whose embeddings train. `allowed[j, i]` says which candidates j
@@ -48,8 +48,8 @@ def recall(
 ) -> Float[Tensor, "*step"]:
     """Fraction of inputs whose best-scoring output is their target."""
     s = scores(W, inputs, outputs)
-    beaten = (s >= at_target(s, targets).unsqueeze(-2)).sum(-2) > 1  # the target itself counts once
-    return (~beaten).float().mean(-1)
+    behind = (s < at_target(s, targets).unsqueeze(-2)).sum(-2)
+    return (behind == s.shape[-2] - 1).float().mean(-1)  # all but the target itself
 
 
 def masked_recall(
@@ -102,9 +102,9 @@ def rank(
     targets: Int[Tensor, " i"],
     allowed: Bool[Tensor, "j i"] | None = None,
 ) -> Int[Tensor, "*step i"]:
-    """Place of each target among its candidates: 1 is the best, ties count against it."""
+    """Place of each target among its candidates: 1 is the best, ties (and nan) count against it."""
     s = scores(W, inputs, outputs)
-    ahead = (s >= at_target(s, targets).unsqueeze(-2)) & _rivals(s, targets, allowed)
+    ahead = ~(s < at_target(s, targets).unsqueeze(-2)) & _rivals(s, targets, allowed)
     return 1 + ahead.sum(-2)
 
 
