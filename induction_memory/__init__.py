@@ -17,7 +17,6 @@ _NAMES = {
     "ModelConfig": "model.config",
     "build": "model.build",
     "construct": "model.construct",
-    "memory": "model.memories",
     "embedding": "model.memories",
     "TrainConfig": "training.config",
     "RunConfig": "training.run_config",
@@ -32,7 +31,18 @@ _NAMES = {
     "attention": "interventions.attention_view",
     "InputError": "errors",
 }
-_MODULES = ("task", "model", "training", "trajectory", "probes", "interventions", "heads", "theory", "figures")
+_MODULES = (
+    "task",
+    "model",
+    "memory",
+    "training",
+    "trajectory",
+    "probes",
+    "interventions",
+    "heads",
+    "theory",
+    "figures",
+)
 
 __all__ = [*_NAMES, *_MODULES]  # pyright: ignore[reportUnsupportedDunderAll]
 
@@ -45,7 +55,6 @@ if TYPE_CHECKING:
     from induction_memory.model.config import ModelConfig as ModelConfig
     from induction_memory.model.construct import construct as construct
     from induction_memory.model.memories import embedding as embedding
-    from induction_memory.model.memories import memory as memory
     from induction_memory.presets import preset as preset
     from induction_memory.task.bigrams import BigramTask as BigramTask
     from induction_memory.task.corpus import Corpus as Corpus

@@ -99,12 +99,34 @@ def test_key_query_memories_are_written_through_trained_queries():
     [
         (lambda m: memory(m, "W_X1"), "memory: expected W_K, W_V, W_O or Phi_"),
         (lambda m: memory(m, "W_K7"), "memory: expected a layer from 1 to 2, got 'W_K7'"),
+        (lambda m: memory(m, "W_K"), "memory: expected W_K, W_V, W_O or Phi_ with a layer's number"),
         (lambda m: memory(m, "W_F"), "memory: expected a model with a linear feed-forward"),
         (lambda m: embedding(m, "w_X"), "embedding: expected w_E, p or w_U"),
         (lambda m: set_memory(m, "Phi_1", torch.zeros(16, 16)), "memory: expected W_K, W_V or W_O"),
+        (lambda m: set_memory(m, "W_K", torch.zeros(16, 16)), "memory: expected W_K, W_V or W_O"),
     ],
 )
 def test_unknown_names_are_refused(call, message):
     with pytest.raises(InputError) as error:
         call(build(ModelConfig.simplified(**SMALL, feed_forward="none")))
     assert str(error.value).startswith(message)
+
+
+def test_remapped_embeddings_follow_steps_and_heads_when_only_the_tokens_train():
+    model = build(ModelConfig.full(**SMALL, n_heads=2))
+    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    steps = [weights | {"embed.W_E": torch.randn(7, 16)} for _ in range(2)]  # as many steps as heads
+    stack = weights | {"embed.W_E": torch.stack([state["embed.W_E"] for state in steps])}
+    for what in ("W_V2 w_E", "Phi_1 w_E"):
+        each = torch.stack([embedding(state, what) for state in steps])
+        assert embedding(stack, what).shape == each.shape
+        assert torch.allclose(embedding(stack, what), each, atol=1e-6)
+
+
+def test_the_package_offers_the_reader_of_memories_beside_the_mathematics_of_the_same_name():
+    import induction_memory as im
+    import induction_memory.memory as mathematics
+
+    assert im.memory is mathematics
+    assert im.model.memory is memory
+    assert im.model.embedding is im.embedding is embedding

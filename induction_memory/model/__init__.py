@@ -1,1 +1,26 @@
-"""The paper's architectures as HookedTransformers, and their weights as memories."""
+"""The paper's architectures as HookedTransformers, and their weights as memories.
+
+Names are resolved when first used, so that a config needs no torch. `build` and `construct` are modules here; the
+functions of those names are `induction_memory.build` and `induction_memory.construct`.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from induction_memory.model.config import ModelConfig as ModelConfig
+    from induction_memory.model.memories import embedding as embedding
+    from induction_memory.model.memories import memory as memory
+    from induction_memory.model.memories import set_memory as set_memory
+
+_WHERE = {"ModelConfig": "config", "embedding": "memories", "memory": "memories", "set_memory": "memories"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(_WHERE)

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from transformer_lens import HookedTransformer, HookedTransformerConfig
 from transformer_lens.hook_points import HookPoint
 
+from induction_memory.errors import require
 from induction_memory.model.config import ModelConfig
 
 
@@ -53,6 +54,7 @@ def build(config: ModelConfig, seed: int = 0) -> HookedTransformer:
     `model.trainable` names the parameters that learn; every other one has requires_grad False, the biases (zero)
     included. `model.model_config` is the configuration it was made from.
     """
+    require(seed >= 0, "seed", "a whole number of at least 0", seed)
     model = _skeleton(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -115,6 +115,8 @@ class ModelConfig:
             f"true with feed_forward_layers = {self.feed_forward_layers}",
         )
         if self.trained is not None:
+            listed = isinstance(self.trained, tuple | list)
+            require(listed, "model.trained", "a list of names, or none", repr(self.trained))
             object.__setattr__(self, "trained", tuple(self.trained))
             known = self.parameters
             for name in self.trained:
@@ -194,7 +196,7 @@ class ModelConfig:
         known = {f.name for f in fields(cls)}
         for name in values:
             if name not in known:
-                raise InputError(f"model.{name}: expected one of {', '.join(sorted(known))}")
+                raise InputError(f"model.{name}: expected one of {', '.join(sorted(known))}, got {name!r}")
         trained: Any = values.get("trained")
         settings: dict[str, Any] = values | {"trained": trained if trained is None else tuple(trained)}
         return cls(**settings)

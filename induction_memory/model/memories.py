@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from induction_memory.errors import InputError, require
 
-_MATRIX = re.compile(r"^(W_K|W_V|W_O|Phi_|W_F)(\d*)$")
+_MATRIX = re.compile(r"^(?:(W_K|W_V|W_O|Phi_|W_F)(\d+)|(W_F))$")
 _EMBEDDING = re.compile(r"^(?:(Phi_|W_V)(\d+) )?(w_E|p|w_U)$")
 
 
@@ -39,7 +39,7 @@ def memory(source: Any, name: str, *, fold: bool = True) -> Float[Tensor, "*lead
     match = _MATRIX.match(name)
     if match is None:
         raise InputError(f"memory: expected W_K, W_V, W_O or Phi_ with a layer's number, or W_F, got {name!r}")
-    kind, layer = match[1], int(match[2] or number_of_layers(weights))
+    kind, layer = match[1] or match[3], int(match[2] or number_of_layers(weights))
     require(
         1 <= layer <= number_of_layers(weights), "memory", f"a layer from 1 to {number_of_layers(weights)}", repr(name)
     )
@@ -80,9 +80,8 @@ def embedding(source: Any, name: str, *, fold: bool = True) -> Float[Tensor, "*l
     if match[1] is None:
         return rows
     remap = memory(weights, match[1] + match[2], fold=fold)
-    if remap.dim() > rows.dim():
-        rows = rows.unsqueeze(-3)
-    return rows @ remap.mT
+    several_heads = weights[f"blocks.{int(match[2]) - 1}.attn.W_V"].shape[-3] > 1
+    return (rows.unsqueeze(-3) if several_heads else rows) @ remap.mT
 
 
 def number_of_layers(source: Any) -> int:
@@ -112,7 +111,7 @@ def _read_norm(weights: Mapping[str, Tensor], norm: str, fold: bool, W: Tensor, 
 
 def _is_identity(W_Q: Tensor) -> bool:
     """Whether W_Q = I at all steps and heads (asked of a W_Q without a step axis only: one that moves is none)."""
-    return W_Q.dim() == 3 and W_Q.shape[-1] == W_Q.shape[-2] and bool((W_Q == torch.eye(W_Q.shape[-1])).all())
+    return W_Q.dim() == 3 and W_Q.shape[-1] == W_Q.shape[-2] and bool((torch.eye(W_Q.shape[-1]) == W_Q).all())
 
 
 def set_memory(model: nn.Module, name: str, W: Float[Tensor, "*head d_out d_in"]) -> None:
@@ -125,18 +124,18 @@ def set_memory(model: nn.Module, name: str, W: Float[Tensor, "*head d_out d_in"]
     match = _MATRIX.match(name)
     if match is None or match[1] == "Phi_":
         raise InputError(f"memory: expected W_K, W_V or W_O with a layer's number, or W_F, to write, got {name!r}")
-    layer = int(match[2] or number_of_layers(model))
+    kind, layer = match[1] or match[3], int(match[2] or number_of_layers(model))
     block = f"blocks.{layer - 1}"
-    target = parameters.get(f"{block}.mlp.W_F" if match[1] == "W_F" else f"{block}.attn.{match[1]}")
+    target = parameters.get(f"{block}.mlp.W_F" if kind == "W_F" else f"{block}.attn.{kind}")
     if target is None:
         raise InputError(f"memory: expected a matrix of this model to write, got {name!r}")
     W = W.to(target)
     with torch.no_grad():
-        if match[1] == "W_F":
+        if kind == "W_F":
             target.copy_(W.mT)
             return
         rows = W if W.dim() == 3 else W.unsqueeze(0)
-        if match[1] == "W_K":
+        if kind == "W_K":
             W_Q = parameters[f"{block}.attn.W_Q"]
             require(W_Q.shape[-1] == W_Q.shape[-2], "memory", "heads as wide as the model to write a W_K", repr(name))
             identity = torch.equal(W_Q, torch.eye(W_Q.shape[-1]).to(W_Q).expand_as(W_Q))
