@@ -27,15 +27,7 @@ def run(out: Path, quiet: bool = False) -> Trajectory:
     """Train, probe and draw into `out`, which is made anew if it holds an earlier demo."""
     chosen = preset("demo")
     trajectory_folder, picture = out / "trajectory", out / "curves.png"
-    if out.exists():
-        require(
-            not any(out.iterdir()) or trajectory_folder.is_dir(),
-            "--out",
-            "a new folder, or an earlier demo's",
-            str(out),
-        )
-        shutil.rmtree(out)
-    out.mkdir(parents=True)
+    _clear(out, trajectory_folder, picture)
     print(f"Training {chosen.about} ...")
     trajectory = start(chosen.run, trajectory_folder, quiet=quiet, command="induction-memory demo")
     metrics = trajectory.metrics
@@ -48,6 +40,23 @@ def run(out: Path, quiet: bool = False) -> Trajectory:
     birth(metrics, recalls, "birth of an induction head").savefig(picture, dpi=130)
     print(f"\nfigure      {picture}\ntrajectory  {trajectory_folder}  (open it with induction_memory.load)")
     return trajectory
+
+
+def _clear(out: Path, trajectory_folder: Path, picture: Path) -> None:
+    """Remove an earlier demo, and only if nothing else lies beside it."""
+    if not out.exists():
+        return
+    allowed = "a new folder, or an earlier demo's"
+    require(out.is_dir(), "--out", allowed, f"the file {str(out)!r}")
+    ours = (trajectory_folder, picture) if not picture.is_dir() else (trajectory_folder,)
+    others = sorted(path.name for path in out.iterdir() if path not in ours)
+    require(not others, "--out", allowed, f"{str(out)!r}, which holds {', '.join(others[:1])}")
+    if trajectory_folder.exists():
+        inside = {path.name for path in trajectory_folder.iterdir()} if trajectory_folder.is_dir() else {"a file"}
+        trajectory = not inside or inside & {"manifest.json", ".lock"}
+        require(bool(trajectory), "--out", allowed, f"{str(trajectory_folder)!r}, which is no trajectory")
+        shutil.rmtree(trajectory_folder)
+    picture.unlink(missing_ok=True)
 
 
 def summary(metrics: pd.DataFrame, recalls: pd.DataFrame, rows: int = 9) -> pd.DataFrame:

@@ -1,0 +1,42 @@
+import pytest
+
+from induction_memory import demo
+from induction_memory.errors import InputError
+
+
+@pytest.fixture
+def untrained(monkeypatch):
+    """The demo stops where it would begin to train."""
+
+    class TrainingError(Exception):
+        pass
+
+    def start(*_, **__):
+        raise TrainingError
+
+    monkeypatch.setattr(demo, "start", start)
+    return TrainingError
+
+
+@pytest.mark.parametrize("mine", ["thesis.tex", "trajectory/thesis.tex", "curves.png/thesis.tex"])
+def test_the_demo_deletes_nothing_that_is_not_a_demo_s(tmp_path, untrained, mine):
+    file = tmp_path / "out" / mine
+    file.parent.mkdir(parents=True)
+    file.write_text("mine")
+    if mine == "thesis.tex":
+        (tmp_path / "out" / "trajectory").mkdir()
+    with pytest.raises(InputError, match="--out: expected a new folder, or an earlier demo's"):
+        demo.run(tmp_path / "out")
+    assert file.read_text() == "mine"
+
+
+def test_the_demo_replaces_an_earlier_one_and_refuses_a_file(tmp_path, untrained):
+    (tmp_path / "out" / "trajectory").mkdir(parents=True)
+    (tmp_path / "out" / "trajectory" / "manifest.json").write_text("{}")
+    (tmp_path / "out" / "curves.png").write_bytes(b"")
+    with pytest.raises(untrained):
+        demo.run(tmp_path / "out")
+    assert list((tmp_path / "out").iterdir()) == []
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(InputError, match="got the file"):
+        demo.run(tmp_path / "file")
