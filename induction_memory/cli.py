@@ -182,8 +182,13 @@ def probe(
         return
     if run is None:
         raise InputError("RUN: expected a trajectory's folder or name, or --list")
+    _check(out)
     table = library.table(_load(run), _listed(probes) or None, steps=_steps(steps))
-    for name, reason in table.attrs.get("skipped", {}).items():
+    skipped = table.attrs.get("skipped", {})
+    if table.empty and skipped:
+        name, reason = next(iter(skipped.items()))
+        raise InputError(f"--probes: expected some that this run allows, got {name!r}, which {reason}")
+    for name, reason in skipped.items():
         print(f"{name}: {reason}", file=sys.stderr)
     _output(library.wide(table).reset_index(), format, out)
 
@@ -231,6 +236,7 @@ def ablate(
     """
     from induction_memory.interventions.ablations import ablate as measure
 
+    _check(out)
     _output(measure(_load(run), components=_listed(components) or None, kind=kind, step=_step(step)), format, out)
 
 
@@ -256,6 +262,7 @@ def patch(
     """
     from induction_memory.interventions.patching import patch as measure
 
+    _check(out)
     _output(measure(_load(run), kind=kind, corruption=corruption, step=_step(step)), format, out)
 
 
@@ -293,10 +300,13 @@ def surgery(
     """
     from induction_memory.interventions.surgery import surgery as measure
 
+    _check(out)
+    if project and complement:
+        raise InputError("--complement: expected it or --project, got both")
     donor = None
     if transplant is not None:
         name, _, at = transplant.rpartition("@")
-        if not name or not at.isdigit():
+        if not name or not (at.isascii() and at.isdigit()):
             raise InputError(f"--transplant: expected RUN@STEP, got {transplant!r}")
         donor = _load(name).model(int(at))
     table = measure(
@@ -343,7 +353,7 @@ def theory(checks: Annotated[tuple[str, ...], tyro.conf.Positional] = (), /, out
 
     table = library.run([*checks] or None, out=out)
     _output(table, "table", None)
-    if not table["expected"].all():
+    if not bool(table["expected"].all()):
         sys.exit(1)
 
 
@@ -384,7 +394,7 @@ class _Complaints(io.StringIO):
         lines = [line.strip("│| ") for line in self.getvalue().splitlines() if not set(line) & set("╭╰")]
         kept = [line for line in lines if set(line) - set("─-+ ") and not line.startswith("For full helptext")]
         text = re.sub(r"\s+", " ", " ".join(kept))
-        return re.sub(r"Got errors: .* Argument helptext: ", "Expected: ", text)
+        return re.sub(r"(Got errors: .* )?Argument helptext: ", "Expected: ", text)
 
 
 _complaints = _Complaints()
@@ -425,6 +435,14 @@ def _step(text: str) -> Any:
         return text
     steps = _steps(text)
     return steps[0] if len(steps) == 1 else steps
+
+
+def _check(out: Path | None) -> None:
+    """Refuse a file for a table before the work is done."""
+    from induction_memory.tables import require_file_name
+
+    if out is not None:
+        require_file_name(out)
 
 
 def _output(table: "pd.DataFrame", format: Format, out: Path | None) -> None:

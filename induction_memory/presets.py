@@ -33,8 +33,7 @@ def preset(name: str) -> Preset:
 
 def with_seed(run: RunConfig, seed: int) -> RunConfig:
     """The same experiment from other initial weights, with other data."""
-    seeds = {"init_seed": 3 * seed, "data_seed": 3 * seed + 1, "eval_seed": 3 * seed + 2}
-    return replace(run, train=replace(run.train, **seeds))
+    return replace(run, train=run.train.with_seed(seed))
 
 
 def quick(run: RunConfig) -> RunConfig:

@@ -6,9 +6,10 @@ from typing import Literal
 
 import pandas as pd
 
-from induction_memory.errors import InputError
+from induction_memory.errors import InputError, require
 
 Format = Literal["table", "csv", "json"]
+ENDINGS = (".csv", ".json", ".parquet")
 
 
 def show(table: pd.DataFrame, format: Format = "table") -> None:
@@ -22,14 +23,22 @@ def show(table: pd.DataFrame, format: Format = "table") -> None:
     sys.stdout.write(text)
 
 
+def require_file_name(path: Path) -> None:
+    """Refuse a path that `save` could not write to; asked before the work that the table costs."""
+    require(path.suffix in ENDINGS, "--out", f"a file ending in {', '.join(ENDINGS)}", repr(str(path)))
+    require(not path.is_dir(), "--out", "a file", f"the folder {str(path)!r}")
+
+
 def save(table: pd.DataFrame, path: Path) -> None:
     """Write a table by the ending of its file's name."""
+    require_file_name(path)
     writers = {
         ".csv": lambda: table.to_csv(path, index=False),
         ".json": lambda: table.to_json(path, orient="records", double_precision=15),
         ".parquet": lambda: table.to_parquet(path, index=False),
     }
-    if path.suffix not in writers:
-        raise InputError(f"--out: expected a file ending in {', '.join(writers)}, got {str(path)!r}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    writers[path.suffix]()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        writers[path.suffix]()
+    except OSError as error:
+        raise InputError(f"--out: expected a file that can be written, got {str(path)!r} ({error.strerror})") from error

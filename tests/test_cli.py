@@ -64,6 +64,10 @@ def test_presets_are_listed_and_shown(run):
         (("train", "demo", "--out", "OUT", "--set", "task.k=80"), "task.k: expected 1 to 65"),
         (("train", "demo", "--out", "OUT", "--set", "train.learning_rate=-1"), "train.learning_rate: expected"),
         (("train", "demo", "--out", "OUT", "--set", "nonsense"), "--set: expected PART.FIELD=VALUE"),
+        (("train", "demo", "--out", "OUT", "--seed", "-1"), "seed: expected a whole number of at least 0, got -1"),
+        (("branch", "OUT", "--out", "OUT", "--at", "x"), "Expected: --at INT stored step to start at"),
+        (("surgery", "OUT", "--memory", "W_O2", "--transplant", "OUT@²"), "--transplant: expected RUN@STEP"),
+        (("surgery", "OUT", "--memory", "W_O2", "--project", "--complement"), "--complement: expected it or --project"),
         (("probe",), "RUN: expected a trajectory's folder or name, or --list"),
         (("probe", "OUT"), "run: expected the folder of a trajectory"),
         (("verify", "OUT"), "run: expected the folder of a trajectory"),
@@ -115,3 +119,28 @@ def test_verify_names_what_is_damaged(run, trained, tmp_path):
     code, _, err = run("verify", str(copy))
     assert code == 1
     assert victim.name in err
+
+
+@pytest.mark.parametrize("command", ["probe", "ablate", "patch"])
+def test_a_file_that_cannot_hold_the_table_is_refused_before_the_work(run, tmp_path, command):
+    (tmp_path / "folder.csv").mkdir()
+    for name, message in (
+        ("t.txt", "a file ending in .csv, .json, .parquet"),
+        ("folder.csv", "a file, got the folder"),
+    ):
+        code, _, err = run(command, "no such run", "--out", str(tmp_path / name))
+        assert (code, err.count("\n")) == (2, 1)
+        assert f"--out: expected {message}" in err
+
+
+def test_a_table_that_cannot_be_written_is_one_line(run, trained, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    code, _, err = run("probe", str(trained), "--probes", "W_O2", "--out", str(tmp_path / "file" / "t.csv"))
+    assert (code, err.count("\n")) == (2, 1)
+    assert "--out: expected a file that can be written" in err
+
+
+def test_probes_that_the_run_does_not_allow_are_a_mistake_when_no_other_is_asked_for(run, trained):
+    code, out, err = run("probe", str(trained), "--probes", "W_K2_triggers")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "got 'W_K2_triggers', which needs fixed triggers" in err

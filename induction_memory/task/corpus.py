@@ -172,11 +172,16 @@ def load_corpus(source: str | Path, field: str = "corpus") -> Corpus:
     if source in SHIPPED:
         stored = resources.files("induction_memory.task").joinpath("data", f"{source}.json")
         return Corpus.from_dict(json.loads(stored.read_text(encoding="utf-8")))
-    path = Path(source)
     allowed = f"{' or '.join(map(repr, SHIPPED))} or the path of a text file"
+    require(isinstance(source, str | Path), field, allowed, repr(source))
+    path = Path(source)
     require(path.is_file(), field, allowed, repr(str(source)))
     try:
         text = path.read_bytes().decode("utf-8")
+    except OSError as error:
+        raise InputError(
+            f"{field}: expected a file that can be read, got {str(source)!r} ({error.strerror})"
+        ) from error
     except UnicodeDecodeError as error:
         raise InputError(f"{field}: expected UTF-8 text, got {str(source)!r} ({error.reason})") from error
     require(text != "", field, "a text of at least one character", f"the empty file {str(source)!r}")
