@@ -289,7 +289,7 @@ def surgery(
         memory: matrix to edit: W_K1, W_K2, W_O2 or W_F.
         erase: associations to erase, as in 'a->b'.
         insert: associations to insert, as in 'a->b'.
-        swap: two inputs that exchange their outputs, as in 'a<->b'.
+        swap: two inputs that exchange their outputs, as in 'a->b'.
         project: keep only what lies in the span of the ideal memory.
         complement: keep only what lies outside it.
         truncate: keep this many singular values.
