@@ -12,8 +12,9 @@ Order of births: in how many runs does the change of one probe come before that 
 order, the count would be binomial with probability 1/2 a pair and 1/k! for the order of all k: the p-values are those
 of exact one-sided tests (a sign test a pair). A tie is not in order.
 
-Lead and lag: both curves are turned so that they rise, interpolated on an even grid, and their increments correlated
-at every shift; the lag is the shift of the greatest correlation, positive where the second curve follows the first.
+Lead and lag: both curves are turned so that they rise, interpolated on an even grid, and their smoothed increments
+correlated at every shift; the lag is the shift of the greatest correlation, positive where the second curve follows
+the first.
 """
 
 from collections.abc import Sequence
@@ -35,6 +36,7 @@ from induction_memory.task.sampler import sample, step_rng
 
 EXPECTED_ORDER = ("W_O2", "W_K2", "W_K1")  # top-down, Section 5
 GRID = 400  # points of the even grid on which lags are measured
+SMOOTHING = 80  # of them in the window that smooths the increments: a recall moves in jumps of one association
 
 
 def change_point(steps: Int[np.ndarray, " step"], curve: Float[np.ndarray, " step"]) -> tuple[float, float, float]:
@@ -178,6 +180,7 @@ def lag(
     for curve in (first, second):
         _, before, after = change_point(steps, curve)
         rise = np.diff(np.interp(grid, steps, curve)) * np.sign(after - before)
+        rise = np.convolve(rise, np.hanning(SMOOTHING) / np.hanning(SMOOTHING).sum(), mode="same")
         rises.append((rise - rise.mean()) / (np.linalg.norm(rise - rise.mean()) or np.nan))
     if not np.isfinite(rises).all():
         return np.nan, np.nan
