@@ -20,6 +20,7 @@ Optimizer = Literal["sgd", "adamw"]
 Loss = Literal["all", "trigger-output"]
 OutOfDistribution = Literal["uniform", "bigram", "train", "test"]
 Device = Literal["cpu", "cuda"]
+MOST_THREADS = 256
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,8 @@ class TrainConfig:
             value = getattr(self, name)
             allowed = "a whole number of at least 1, or none"
             require(value is None or (_is_whole(value) and value >= 1), f"train.{name}", allowed, repr(value))
+        few = self.threads is None or self.threads <= MOST_THREADS
+        require(few, "train.threads", f"at most {MOST_THREADS} threads", self.threads)
         for name, kind in _CHOICES.items():
             value, allowed = getattr(self, name), get_args(kind)
             if name == "out_of_distribution" and value is None:

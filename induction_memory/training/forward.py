@@ -20,7 +20,7 @@ from induction_memory.training.clamps import Clamps
 from induction_memory.training.config import Loss
 from induction_memory.training.evaluation import Evaluation, mean_loss, output_is_tied, trained_positions
 from induction_memory.training.fast.network import Network
-from induction_memory.training.fast.parallel import run_groups
+from induction_memory.training.fast.parallel import one_thread_a_call, run_groups
 from induction_memory.training.fast.queries import Piece, chosen_pieces, whole_pieces
 from induction_memory.training.fast.sums import Sums
 from induction_memory.training.fast.workspace import Workspace
@@ -49,7 +49,9 @@ def evaluate(
     """
     reason = supported(model)
     if reason is None:
-        return _fast_evaluate(model, batch, loss, gradients, clamps or Clamps(), micro_batch, full_metrics)
+        settings = gradients, clamps or Clamps(), micro_batch, full_metrics
+        with one_thread_a_call() as threads, torch.no_grad():
+            return _fast_evaluate(model, batch, loss, *settings, threads)
     if reason not in _said:
         _said.add(reason)
         logging.getLogger("induction_memory").warning("evaluating by the slow path: %s", reason)
@@ -92,6 +94,7 @@ def _fast_evaluate(
     clamps: Clamps,
     micro_batch: int | None,
     full_metrics: bool,
+    threads: int,
 ) -> Evaluation:
     parameters = {name: p.detach() for name, p in model.named_parameters()}
     trained_names = tuple(name for name, p in model.named_parameters() if p.requires_grad and gradients)
@@ -103,33 +106,33 @@ def _fast_evaluate(
     nll = torch.full(trained.shape, torch.nan, device=device)
     correct = torch.zeros_like(trained)
 
-    with torch.no_grad():
-        network = Network(
-            model.model_config,
-            parameters,
-            trained_names,
-            output_is_tied(model),
-            model.cfg.eps,
-            tokens.shape[1],
-            clamps,
-        )
-        size = micro_batch or _micro_batch(tokens)
-        if everything:
-            pieces = whole_pieces(len(batch), size, device)
-        else:
-            pieces = chosen_pieces(trained, size, device)
+    network = Network(
+        model.model_config,
+        parameters,
+        trained_names,
+        output_is_tied(model),
+        model.cfg.eps,
+        tokens.shape[1],
+        clamps,
+    )
+    size = micro_batch or _micro_batch(tokens)
+    if everything:
+        pieces = whole_pieces(len(batch), size, device)
+    else:
+        pieces = chosen_pieces(trained, size, device)
 
-        def work(piece: Piece, buffers: Workspace, sums: Sums) -> None:
-            places = piece.places(tokens.shape[1])
-            weight = None if weights is None else weights[places]
-            if weight is not None and piece.real is not None:
-                weight *= piece.real
-            found = network.run(tokens[piece.sequences], targets[places], weight, piece, buffers, sums)
-            for values, into in zip(found, (nll, correct), strict=True):
-                into.view(-1).index_copy_(0, places.view(-1), values.view(-1))
+    def work(piece: Piece, buffers: Workspace, sums: Sums) -> None:
+        places = piece.places(tokens.shape[1])
+        weight = None if weights is None else weights[places]
+        if weight is not None and piece.real is not None:
+            weight *= piece.real
+        found = network.run(tokens[piece.sequences], targets[places], weight, piece, buffers, sums)
+        for values, into in zip(found, (nll, correct), strict=True):
+            into.view(-1).index_copy_(0, places.view(-1), values.view(-1))
 
-        sums = run_groups(work, [pieces[i::GROUPS] for i in range(GROUPS)], device)
-        found = network.gradients(sums) if gradients else {}
+    groups = [pieces[i::GROUPS] for i in range(GROUPS)]
+    sums = run_groups(work, groups, device, threads if device.type == "cpu" else 1)
+    found = network.gradients(sums) if gradients else {}
     evaluated = torch.ones_like(trained) if everything else trained
     return Evaluation(mean_loss(nll, trained), nll, correct, evaluated, found)
 

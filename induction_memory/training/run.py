@@ -127,6 +127,10 @@ def _run(
     exists = (out / manifests.NAME).exists()
     if exists:
         _require_same(out, config, resume)
+    elif inside := next((folder for folder in out.absolute().parents if (folder / manifests.NAME).exists()), None):
+        raise InputError(
+            f"out: expected a folder outside of other runs, got {str(out)!r} inside the run {inside.name!r}"
+        )
     elif not is_empty(out):
         raise InputError(f"out: expected a new or an empty folder, got {str(out)!r}")
     prepared = None if exists else origin()

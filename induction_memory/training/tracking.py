@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from induction_memory.errors import require
+from induction_memory.errors import InputError, require
 
 Tracker = Literal["tensorboard", "wandb"]
 
@@ -63,7 +63,11 @@ class WeightsAndBiases(Sink):
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         import wandb  # pyright: ignore[reportMissingImports]
 
-        self._run = wandb.init(project="induction-memory", name=folder.name, dir=str(folder), config=dict(config))
+        try:
+            self._run = wandb.init(project="induction-memory", name=folder.name, dir=str(folder), config=dict(config))
+        except wandb.Error as error:
+            reason = " ".join(str(error).split())
+            raise InputError(f"log: expected a working Weights & Biases login, got: {reason}") from error
 
     def send(self, step: int, row: Mapping[str, Any]) -> None:
         self._run.log(numbers(row), step=step)

@@ -7,7 +7,8 @@ has its own sums, and these are added in the order of the groups.
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -20,17 +21,29 @@ Work = Callable[[Piece, Workspace, Sums], None]
 _idle: deque[Workspace] = deque()
 
 
-def run_groups(work: Work, groups: Sequence[Sequence[Piece]], device: torch.device) -> Sums:
-    """Do the work of every piece; the sums of all groups."""
+@contextmanager
+def one_thread_a_call() -> Iterator[int]:
+    """Library calls of this thread use one thread; gives the number they used before."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield threads
+    finally:
+        torch.set_num_threads(threads)
+
+
+def run_groups(work: Work, groups: Sequence[Sequence[Piece]], device: torch.device, threads: int) -> Sums:
+    """Do the work of every piece in that many threads; the sums of all groups."""
     sums = [Sums(device) for _ in groups]
     waiting = deque(reversed(range(len(groups))))  # the last have most to do
     errors: list[BaseException] = []
 
     def worker() -> None:
+        torch.set_num_threads(1)  # of this thread
         buffers = _take(device)
         try:
             with torch.no_grad():
-                while waiting and not errors:
+                while not errors:
                     try:
                         number = waiting.popleft()
                     except IndexError:
@@ -42,35 +55,18 @@ def run_groups(work: Work, groups: Sequence[Sequence[Piece]], device: torch.devi
         finally:
             _idle.append(buffers)
 
-    threads = torch.get_num_threads() if device.type == "cpu" else 1
-    if threads == 1:
-        worker()
-    else:
-        _spread(worker, threads)
+    helpers = [threading.Thread(target=worker, name=f"micro-batches {i}") for i in range(1, threads)]
+    for helper in helpers:
+        helper.start()
+    worker()
+    for helper in helpers:
+        helper.join()
     if errors:
         raise errors[0]
     total = Sums(device)
     for part in sums:
         total.add(part)
     return total
-
-
-def _spread(worker: Callable[[], None], threads: int) -> None:
-    """Run the worker in as many threads, each of which computes with one."""
-
-    def single() -> None:
-        torch.set_num_threads(1)  # of this thread alone
-        worker()
-
-    started = [threading.Thread(target=single, name=f"micro-batches {i}") for i in range(threads - 1)]
-    try:
-        for thread in started:
-            thread.start()
-        single()
-        for thread in started:
-            thread.join()
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _take(device: torch.device) -> Workspace:
