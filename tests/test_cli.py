@@ -68,6 +68,7 @@ def test_presets_are_listed_and_shown(run):
         (("branch", "OUT", "--out", "OUT", "--at", "x"), "Expected: --at INT stored step to start at"),
         (("surgery", "OUT", "--memory", "W_O2", "--transplant", "OUT@²"), "--transplant: expected RUN@STEP"),
         (("surgery", "OUT", "--memory", "W_O2", "--project", "--complement"), "--complement: expected it or --project"),
+        (("train", "demo", "--out", "OUT", "--set", "train.threads=100000000"), "train.threads: expected at most 256"),
         (("probe",), "RUN: expected a trajectory's folder or name, or --list"),
         (("probe", "OUT"), "run: expected the folder of a trajectory"),
         (("verify", "OUT"), "run: expected the folder of a trajectory"),
@@ -106,6 +107,13 @@ def test_a_branch_goes_on_from_a_stored_step(run, trained, tmp_path):
     assert (code, out) == (0, "")
     code, out, _ = run("verify", str(tmp_path / "b"))
     assert (code, "every checksum holds" in out) == (0, True)
+
+
+def test_a_run_inside_another_is_refused(run, trained):
+    code, _, err = run("branch", str(trained), "--at", "3", "--out", str(trained / "inside"))
+    assert (code, err.count("\n")) == (2, 1)
+    assert "out: expected a folder outside of other runs" in err
+    assert not (trained / "inside").exists()
 
 
 def test_verify_names_what_is_damaged(run, trained, tmp_path):

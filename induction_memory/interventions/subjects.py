@@ -51,6 +51,7 @@ def subjects(source: Any, step: Steps = None, initial: HookedTransformer | None 
 
 def chosen_steps(run: Trajectory, step: Steps) -> list[int]:
     """The stored steps that `step` asks for: one, several, all, or the last."""
+    run.require_steps()
     if step is None or step == "last":
         return [int(run.steps[-1])]
     if isinstance(step, str):

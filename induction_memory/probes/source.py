@@ -120,6 +120,7 @@ def _read_mapping(weights: Mapping[str, Tensor], steps: Steps, task: BigramTask 
 
 
 def _read_trajectory(run: Trajectory, steps: Steps, task: BigramTask | None) -> Source:
+    run.require_steps()
     rows = chosen_steps(run.steps, steps)
     chosen = run.steps[rows]
     every, first = Stacks(run, None if len(rows) == len(run.steps) else chosen.tolist()), int(run.steps[0])

@@ -199,11 +199,15 @@ class Trajectory:
         write_export(self.source, step, self.state(step), folder)
         return folder
 
+    def require_steps(self) -> None:
+        """Raise an InputError where no step is stored yet."""
+        if not self.source.steps:
+            raise InputError(f"{self.path}: expected at least one stored step, got none yet")
+
     def resolve(self, step: int, nearest: bool = False) -> int:
         """`step` if it is stored (or the stored one closest to it); else an error that says what is."""
+        self.require_steps()
         stored = self.source.steps
-        if not stored:
-            raise InputError(f"{self.path}: expected at least one stored step, got none yet")
         if step in stored:
             return int(step)
         if nearest:
