@@ -324,6 +324,32 @@ def surgery(
 
 
 @command
+def heads(
+    runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN...")],
+    /,
+    step: str = "last",
+    table: Literal["roles", "votes", "shares", "pairs", "mediation", "stability", "identifiability"] = "roles",
+    format: Format = "table",
+    out: Path | None = None,
+) -> None:
+    """Say which head does what, by three votes, and how stable that is across runs.
+
+    Args:
+        runs: folders of trajectories, or names of shipped ones.
+        step: a stored step, several, last, or all.
+        table: verdicts, the votes behind them, Shapley shares, pairs of heads, paths, or what several runs agree on.
+        format: table, csv or json.
+        out: write to a .csv, .json or .parquet file instead.
+    """
+    from induction_memory.heads import identify
+
+    _check(out)
+    if not runs:
+        raise InputError("RUN: expected at least one trajectory's folder or name, got none")
+    _output(getattr(identify([_load(run) for run in runs], step=_step(step)), table), format, out)
+
+
+@command
 def verify(run: Run, /) -> None:
     """Check every checksum of a trajectory; exit 1 names what is damaged.
 

@@ -1,7 +1,7 @@
-"""The main job, small: an induction head is born, probed and drawn.
+"""The main job, small: an induction head is born, probed, ablated and drawn.
 
 Trains the preset `demo` from nothing, stores its trajectory, prints how loss, accuracy and the three memories moved,
-says when each was born, and draws the curves.
+says when each was born, what is lost without it, and draws the curves.
 """
 
 import shutil
@@ -13,6 +13,7 @@ import pandas as pd
 from induction_memory import probes
 from induction_memory.errors import require
 from induction_memory.figures.curves import birth
+from induction_memory.interventions.ablations import ablate
 from induction_memory.presets import preset
 from induction_memory.tables import show
 from induction_memory.training.run import start
@@ -37,6 +38,8 @@ def run(out: Path, quiet: bool = False) -> Trajectory:
     for name in MEMORIES:
         step = born(recalls, name)
         print(f"{name} recalls half of its pairs " + (f"from step {step} on" if step is not None else "never"))
+    print("\nWhat is lost at the last step without each head, and with each memory back at its start:\n")
+    show(losses(trajectory))
     birth(metrics, recalls, "birth of an induction head").savefig(picture, dpi=130)
     print(f"\nfigure      {picture}\ntrajectory  {trajectory_folder}  (open it with induction_memory.load)")
     return trajectory
@@ -65,6 +68,15 @@ def summary(metrics: pd.DataFrame, recalls: pd.DataFrame, rows: int = 9) -> pd.D
     steps = stored[[round(i * (len(stored) - 1) / (rows - 1)) for i in range(rows)]]
     chosen = metrics.set_index("step").loc[steps, ["loss_in_context", "accuracy_in_context"]]
     return chosen.join(recalls[MEMORIES]).reset_index()
+
+
+def losses(trajectory: Trajectory) -> pd.DataFrame:
+    """In-context accuracy and loss with a head silenced, or with a trained matrix as it was before training."""
+    without_head = ablate(trajectory, heads="all", kind="zero")
+    untrained = ablate(trajectory, components=MEMORIES, kind="initial")
+    table = pd.concat([without_head, untrained]).drop_duplicates(["component", "kind"])
+    columns = ["component", "kind", "in_context_accuracy", "in_context_accuracy_se", "in_context_loss"]
+    return table.loc[:, columns]
 
 
 def born(recalls: pd.DataFrame, name: str) -> int | None:

@@ -41,7 +41,20 @@ def trained(tmp_path_factory):
 def test_help_answers_from_the_module_too():
     answer = subprocess.run([sys.executable, "-m", "induction_memory", "--help"], capture_output=True, text=True)
     assert answer.returncode == 0
-    for command in ("demo", "presets", "train", "branch", "probe", "verify", "theory"):
+    for command in (
+        "demo",
+        "presets",
+        "train",
+        "branch",
+        "probe",
+        "ablate",
+        "patch",
+        "surgery",
+        "attention",
+        "heads",
+        "verify",
+        "theory",
+    ):
         assert command in answer.stdout
 
 
@@ -107,6 +120,22 @@ def test_a_branch_goes_on_from_a_stored_step(run, trained, tmp_path):
     assert (code, out) == (0, "")
     code, out, _ = run("verify", str(tmp_path / "b"))
     assert (code, "every checksum holds" in out) == (0, True)
+
+
+def test_the_interventions_answer_on_the_command_line(run, trained, tmp_path):
+    code, out, _ = run("ablate", str(trained), "--kind", "zero", "--components", "heads,W_K2", "--format", "json")
+    assert code == 0
+    assert [row["component"] for row in json.loads(out)] == ["none", "L1H1", "L2H1", "W_K2"]
+    code, out, _ = run("surgery", str(trained), "--memory", "W_K2", "--erase", "e->e", "--format", "json")
+    assert {"target", "bystanders"} <= {row["group"] for row in json.loads(out)}
+    code, out, _ = run("patch", str(trained), "--kind", "path", "--format", "csv")
+    assert (code, "L2H1.k" in out) == (0, True)
+    code, out, _ = run("heads", str(trained), "--format", "json")
+    assert [row["head"] for row in json.loads(out)] == ["L1H1", "L2H1"]
+    code, _, _ = run("attention", str(trained), "--out", str(tmp_path / "map.svg"))
+    assert (tmp_path / "map.svg").read_text().startswith("<?xml")
+    code, _, err = run("ablate", str(trained), "--components", "L9H9")
+    assert (code, err.count("\n")) == (2, 1)
 
 
 def test_a_run_inside_another_is_refused(run, trained):
