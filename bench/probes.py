@@ -2,7 +2,7 @@
 
 The trajectory has the paper's size (d = 128, T = 256, with W_F) and is written for the occasion. The loop reads each
 step, loads it into a HookedTransformer and takes the same probes in plain tensor code: once with a new model a step, as
-`run.model` gives it, and once, to compare, with one model whose weights are replaced (most of what is left there are the
+`run.model` gives it, and once, to compare, with one model whose weights are replaced (what is left there is mostly the
 matrix products that every way has to do). Both sides read from a fresh `load`, check what they read, and give the same
 numbers.
 """
