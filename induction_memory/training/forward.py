@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from induction_memory.errors import require
 from induction_memory.model.config import ModelConfig
 from induction_memory.task.sampler import Batch
 from induction_memory.training.clamps import Clamps
@@ -97,6 +98,8 @@ def _fast_evaluate(
     threads: int,
 ) -> Evaluation:
     parameters = {name: p.detach() for name, p in model.named_parameters()}
+    longest, pos = len(parameters["pos_embed.W_pos"]), batch.tokens.shape[1]
+    require(pos <= longest, "batch", f"at most {longest} tokens a sequence (the model's n_ctx)", pos)
     trained_names = tuple(name for name, p in model.named_parameters() if p.requires_grad and gradients)
     device = parameters["embed.W_E"].device
     tokens, targets = batch.tokens.to(device), batch.targets.to(device).flatten()
@@ -112,7 +115,7 @@ def _fast_evaluate(
         trained_names,
         output_is_tied(model),
         model.cfg.eps,
-        tokens.shape[1],
+        pos,
         clamps,
     )
     size = micro_batch or _micro_batch(tokens)
@@ -122,7 +125,7 @@ def _fast_evaluate(
         pieces = chosen_pieces(trained, size, device)
 
     def work(piece: Piece, buffers: Workspace, sums: Sums) -> None:
-        places = piece.places(tokens.shape[1])
+        places = piece.places(pos)
         weight = None if weights is None else weights[places]
         if weight is not None and piece.real is not None:
             weight *= piece.real

@@ -93,7 +93,7 @@ class TableScores:
     buffers: Workspace
     sums: Sums
     name: str
-    asked: tuple[Int[Tensor, " batch_query"], ...]
+    asked: tuple[Tensor, ...]
     """Tokens at the queries of each block."""
 
     @classmethod
