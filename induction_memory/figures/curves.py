@@ -34,8 +34,9 @@ def draw_accuracy(axes: Axes, metrics: pd.DataFrame, label: str = "in context", 
 
 def draw_recall(axes: Axes, recalls: pd.DataFrame, names: Mapping[str, str] = LABELS) -> None:
     """Recall of each memory; `recalls` has steps as its index and a column a probe."""
+    short = "W_K1_first64" in recalls and recalls["W_K1_first64"].equals(recalls["W_K1"])  # T is at most 64
     for name in names:
-        if name in recalls and name != "W_F_kl":
+        if name in recalls and name != "W_F_kl" and not (short and name == "W_K1_first64"):
             axes.plot(recalls.index, recalls[name], color=COLOURS.get(name), lw=1.5, label=names[name])
     axes.set(ylim=(0, 1.02), ylabel="memory recall")
 
