@@ -68,8 +68,8 @@ def page(found, config: RunConfig, command: str, pictures: str) -> str:
     independent = found.stability.loc[(found.stability["relation"] == "independent").to_numpy()]
     value = {(r["role"], r["measure"]): r for r in independent.to_dict("records")}
     previous, induction = (value[role, "effective"] for role in ("previous-token", "induction"))
-    first = "agrees" if previous["value"] <= MOSTLY_ONE else "does not agree"
-    second = "agrees" if induction["value"] >= DISTRIBUTED else "does not agree"
+    first = _agrees(previous["value"], previous["value"] <= MOSTLY_ONE)
+    second = _agrees(induction["value"], induction["value"] >= DISTRIBUTED)
     odd = found.last("roles")
     odd = odd.loc[((odd["disagreement"] != "") | (odd["redundant_with"] != "")).to_numpy()]
     births = found.births.merge(found.decisions, on=["run", "role"])
@@ -95,6 +95,10 @@ from {DISTRIBUTED} on.
 
 ![shares]({pictures}/shares.png)
 
+How many heads of a run each vote names, and the verdict (means over all runs):
+
+{_markdown(_by_vote(found.last("roles")))}
+
 ## Roles
 
 The colour is the verdict of three votes (weights, attention, causes), its depth the confidence, the number the share of
@@ -110,7 +114,7 @@ Where the votes disagree, and heads that can stand in for each other:
 
 ![stability]({pictures}/stability.png)
 
-{_markdown(found.stability)}
+{_markdown(found.stability.dropna(subset="value"))}
 
 `same head` by chance: {1 / model.n_heads:.2f}.
 
@@ -166,6 +170,18 @@ def draw(found, folder: Path) -> None:
 
 def _interval(row: dict) -> str:
     return f"{row['value']:.2f} ({row['low']:.2f} to {row['high']:.2f})"
+
+
+def _agrees(value: float, fits: bool) -> str:
+    return "cannot be said: no effect" if np.isnan(value) else "agrees" if fits else "does not agree"
+
+
+def _by_vote(roles: pd.DataFrame) -> pd.DataFrame:
+    runs = len(set(roles["run"]))
+    votes = {"weights": "weights", "attention": "attention", "causes": "causes", "verdict": "role"}
+    named = ("previous-token", "current-token", "induction")
+    rows = [(role, *(roles[column].tolist().count(role) / runs for column in votes.values())) for role in named]
+    return pd.DataFrame(rows, columns=["role", *votes])
 
 
 def _between_roles(changes: pd.DataFrame) -> int:

@@ -16,6 +16,7 @@ ROLE_COLOURS = {
     "none": "#d0d3d8",
 }
 """One colour a role, in every figure."""
+MEASURE_COLOURS = ("#2f6fb3", "#c8503c", "#2a9d4a", "#7b4fa3", "#1f2328")
 HEAD_COLOURS = ("#1b3a5c", "#2f6fb3", "#7fb2e5", "#c9dff5", "#5a3a1b", "#b36f2f", "#e5b27f", "#f5dfc9")
 INK = "#1f2328"
 
@@ -62,6 +63,7 @@ def shared_work(carriers: pd.DataFrame, roles: Sequence[str] = ("previous-token"
             if bar:
                 axes.text(x, up + 0.02, f"{bar[0]['effective']:.1f}", ha="center", fontsize=8, color=INK)
         axes.set(title=role, xlim=(-0.6, len(runs) - 0.4))
+        axes.set_ylim(top=max(axes.get_ylim()[1], 1.12))
         axes.set_xticks(range(len(runs)), runs, rotation=30 if len(runs) > 3 else 0, fontsize=7)
         axes.axhline(0, color=INK, lw=0.6)
     figure.axes[0].set_ylabel("share of the route's effect")
@@ -90,7 +92,7 @@ def identifiability(table: pd.DataFrame) -> Figure:
     for i, relation in enumerate(relations):
         own = table.loc[(table["relation"] == relation).to_numpy()]
         x = np.arange(len(own)) + 0.16 * (i - (len(relations) - 1) / 2)
-        _points(axes, x, own, list(ROLE_COLOURS.values())[i], relation)
+        _points(axes, x, own, MEASURE_COLOURS[i], relation)
     axes.axhline(0, color=INK, lw=0.6)
     axes.set(ylabel="score (0 chance, 1 certain)", title="one run predicts another's roles from")
     axes.set_xticks(range(len(predictors)), predictors)
@@ -139,7 +141,7 @@ def _intervals(axes: Axes, table: pd.DataFrame, measures: Sequence[str]) -> None
     for i, measure in enumerate(measures):
         own = table.loc[(table["measure"] == measure).to_numpy()]
         x = np.array([roles.index(role) for role in own["role"]]) + 0.13 * (i - (len(measures) - 1) / 2)
-        _points(axes, x, own.rename(columns={"value": "score"}), list(ROLE_COLOURS.values())[i], measure)
+        _points(axes, x, own.rename(columns={"value": "score"}), MEASURE_COLOURS[i], measure)
     axes.set_xticks(range(len(roles)), roles)
     axes.legend(frameon=False, fontsize=7)
 
