@@ -31,7 +31,7 @@ from induction_memory.errors import require
 from induction_memory.interventions.components import ARROW, head_of
 from induction_memory.interventions.recording import Recording
 
-TOKENS_AT_ONCE = 16384  # of all variants in one pass: enough to fill the multiplications, few enough for the caches
+TOKENS_AT_ONCE = 4096  # of all variants in one pass: enough to fill the multiplications, few enough for the caches
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,189 @@
+"""Ablation and patching: all cells in one batch, reusing the intact run, against one hooked forward a cell.
+
+Both sides do the whole job, recordings and scores included, on one model at the paper's scale with the same sequences:
+the scores are compared before anything is timed.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformer_lens import HookedTransformer
+
+from induction_memory.interventions import engine
+from induction_memory.interventions.components import head_of
+from induction_memory.interventions.corruptions import Pairs, corrupt
+from induction_memory.interventions.effects import answer_logit, contrast, effects
+from induction_memory.interventions.engine import Patch
+from induction_memory.interventions.path_patching import patch_paths
+from induction_memory.interventions.recording import record
+from induction_memory.interventions.scores import score
+from induction_memory.model.build import build
+from induction_memory.model.config import ModelConfig
+from induction_memory.task.bigrams import BigramTask
+from induction_memory.task.sampler import Batch, sample, step_rng
+
+SEQUENCES = 16
+POSITIONS = 32  # of the 256, in the benchmark by head and position
+
+
+def ablate_fast(model: HookedTransformer, batch: Batch) -> Tensor:
+    """In-context loss without each head and feed-forward (mean ablation), all in one batch."""
+    recording = record(model, batch.tokens)
+    variants = [[Patch(name, recording.at(name).mean((0, 1), keepdim=True))] for name in recording.graph.writers[2:]]
+    losses = torch.empty(len(variants))
+    for indices, logits in engine.run(recording, variants):
+        losses[indices] = score(logits, recording.logits, batch)["in_context_loss"]
+    return losses
+
+
+def ablate_hooked(model: HookedTransformer, batch: Batch) -> Tensor:
+    """The same, one forward with a hook each."""
+    intact, cache = model.run_with_cache(batch.tokens)
+    assert isinstance(intact, Tensor)
+    losses = []
+    for layer in range(model.cfg.n_layers):
+        z = cache[f"blocks.{layer}.attn.hook_z"]
+        for head in range(model.cfg.n_heads):
+            hook = (f"blocks.{layer}.attn.hook_z", partial(_replace_head, head=head, value=z[:, :, head].mean((0, 1))))
+            losses.append(score(model.run_with_hooks(batch.tokens, fwd_hooks=[hook]), intact, batch)["in_context_loss"])
+        name = f"blocks.{layer}.hook_mlp_out"
+        if name in cache:
+            hook = (name, partial(_replace, value=cache[name].mean((0, 1))))
+            losses.append(score(model.run_with_hooks(batch.tokens, fwd_hooks=[hook]), intact, batch)["in_context_loss"])
+    return torch.stack(losses)
+
+
+def positions_fast(model: HookedTransformer, pairs: Pairs) -> Tensor:
+    """Effect of every head's output at every position, patched from the corrupted run."""
+    runs = contrast(model, pairs)
+    here = torch.arange(pairs.clean.tokens.shape[1]).expand_as(pairs.clean.tokens)
+    variants = [[Patch(h, runs.end.at(h), here == t)] for h in runs.start.graph.heads for t in range(POSITIONS)]
+    return torch.tensor(effects(runs, variants)["logit"].to_numpy())
+
+
+def positions_hooked(model: HookedTransformer, pairs: Pairs) -> Tensor:
+    _, cache = model.run_with_cache(pairs.corrupted.tokens)
+    at, logits = torch.arange(len(pairs.query)), []
+    for layer in range(model.cfg.n_layers):
+        name = f"blocks.{layer}.attn.hook_z"
+        for head in range(model.cfg.n_heads):
+            for t in range(POSITIONS):
+                hook = (name, partial(_replace_position, head=head, position=t, value=cache[name][:, t, head]))
+                out = model.run_with_hooks(pairs.clean.tokens, fwd_hooks=[hook])
+                logits.append(answer_logit(out[at, pairs.query].unsqueeze(1), pairs.answer).mean())
+    return torch.stack(logits)
+
+
+def paths_fast(model: HookedTransformer, pairs: Pairs) -> Tensor:
+    """Effect of every edge, exactly."""
+    return torch.tensor(patch_paths(contrast(model, pairs))["logit"].to_numpy())
+
+
+def paths_hooked(model: HookedTransformer, pairs: Pairs) -> Tensor:
+    other = record(model, pairs.corrupted.tokens)
+    at, logits = torch.arange(len(pairs.query)), []
+    with _split_inputs(model):
+        for edge in other.graph.edges:
+            source, target = edge.split("->")
+            hooks = _edge_hooks(model, source, target, other.at(source))
+            out = model.run_with_hooks(pairs.clean.tokens, fwd_hooks=hooks)
+            logits.append(answer_logit(out[at, pairs.query].unsqueeze(1), pairs.answer).mean())
+    return torch.stack(logits)
+
+
+def _edge_hooks(model: HookedTransformer, source: str, target: str, value: Tensor) -> list:
+    """Hooks that note what the source writes and put the difference into the target's input."""
+    own: dict[str, Tensor] = {}
+
+    def note(y: Tensor, hook: object) -> None:
+        own["y"] = y if source in ("embed", "pos") or source.startswith("FF") else y[:, :, head_of(source)[1] - 1]
+
+    def put(x: Tensor, hook: object) -> Tensor:
+        if target == "out" or target.startswith("FF"):
+            return x + (value - own["y"])
+        x = x.clone()
+        x[:, :, head_of(target)[1] - 1] += value - own["y"]
+        return x
+
+    writes = {"embed": "hook_embed", "pos": "hook_pos_embed"}.get(source)
+    if writes is None and source.startswith("FF"):
+        writes = f"blocks.{int(source[2:]) - 1}.hook_mlp_out"
+    writes = writes or f"blocks.{head_of(source)[0] - 1}.attn.hook_result"
+    if target == "out":
+        reads = f"blocks.{model.cfg.n_layers - 1}.hook_resid_post"
+    elif target.startswith("FF"):
+        reads = f"blocks.{int(target[2:]) - 1}.hook_mlp_in"
+    else:
+        reads = f"blocks.{head_of(target)[0] - 1}.hook_{target[-1]}_input"
+    return [(writes, note), (reads, put)]
+
+
+def _replace(y: Tensor, hook: object, value: Tensor) -> Tensor:
+    return value.expand_as(y)
+
+
+def _replace_head(z: Tensor, hook: object, head: int, value: Tensor) -> Tensor:
+    z[:, :, head] = value
+    return z
+
+
+def _replace_position(z: Tensor, hook: object, head: int, position: int, value: Tensor) -> Tensor:
+    z[:, position, head] = value
+    return z
+
+
+@contextmanager
+def _split_inputs(model: HookedTransformer):
+    flags = ("use_split_qkv_input", "use_attn_result", "use_hook_mlp_in")
+    try:
+        for flag in flags:
+            setattr(model.cfg, flag, True)
+        yield
+    finally:
+        for flag in flags:
+            setattr(model.cfg, flag, False)
+
+
+def seconds_of(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+@torch.no_grad()
+def rows(repeats: int = 5) -> list[dict]:
+    """The benchmark table's rows on ablation and patching."""
+    task = BigramTask(k=5, length=256)
+    batch = sample(task, SEQUENCES, step_rng(0, 0))
+    pairs = corrupt(batch, "trigger", np.random.default_rng(0), query="last")
+    simplified, four_heads = build(ModelConfig.simplified()), build(ModelConfig.full(n_heads=4))
+    jobs = [
+        ("ablation of every head and feed-forward, 4 heads a layer", four_heads, batch, ablate_fast, ablate_hooked),
+        (f"patching of every head at {POSITIONS} positions", simplified, pairs, positions_fast, positions_hooked),
+        ("exact path patching of every edge, simplified model", simplified, pairs, paths_fast, paths_hooked),
+    ]
+    result = []
+    for work, model, data, fast, hooked in jobs:
+        torch.testing.assert_close(fast(model, data).float(), hooked(model, data).float(), atol=1e-4, rtol=1e-4)
+        slow, quick = [], []
+        for _ in range(repeats):  # in turns, so that whatever else the machine does meets both
+            quick.append(seconds_of(partial(fast, model, data)))
+            slow.append(seconds_of(partial(hooked, model, data)))
+        baseline, seconds = statistics.median(slow), statistics.median(quick)
+        result.append(
+            {
+                "work": f"{work} ({SEQUENCES} x 256 tokens)",
+                "baseline_seconds": baseline,
+                "seconds": seconds,
+                "ratio": baseline / seconds,
+                "at_least": 3,
+                "aim": 8,
+            }
+        )
+    return result
