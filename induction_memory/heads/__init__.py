@@ -1,7 +1,8 @@
 """Heads: roles, shared work, mediation, and identifiability across heads and runs. Names are found on first use."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from induction_memory.lazy import lazily
 
 if TYPE_CHECKING:
     from induction_memory.heads.identification import Identification as Identification
@@ -18,12 +19,4 @@ _WHERE = {
     "plant": "planted",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(_WHERE)
+__getattr__, __dir__ = lazily(__name__, _WHERE)

@@ -4,8 +4,9 @@ Names are resolved when first used, so that a config needs no torch. `build` and
 functions of those names are `induction_memory.build` and `induction_memory.construct`.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from induction_memory.lazy import lazily
 
 if TYPE_CHECKING:
     from induction_memory.model.config import ModelConfig as ModelConfig
@@ -15,12 +16,4 @@ if TYPE_CHECKING:
 
 _WHERE = {"ModelConfig": "config", "embedding": "memories", "memory": "memories", "set_memory": "memories"}
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(_WHERE)
+__getattr__, __dir__ = lazily(__name__, _WHERE)

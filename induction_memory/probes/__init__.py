@@ -3,8 +3,9 @@
 Names are resolved when first used.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from induction_memory.lazy import lazily
 
 if TYPE_CHECKING:
     from induction_memory.probes.atlas import births as births
@@ -37,12 +38,4 @@ _WHERE = {
     "spectrum": "weights",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(_WHERE)
+__getattr__, __dir__ = lazily(__name__, _WHERE)

@@ -1,7 +1,8 @@
 """Trajectories on the disk: the border between what is expensive to compute and what is cheap to read."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from induction_memory.lazy import lazily
 
 if TYPE_CHECKING:
     from induction_memory.trajectory.durable import StorageError as StorageError
@@ -20,12 +21,4 @@ _WHERE = {
     "verify": "verification",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(_WHERE)
+__getattr__, __dir__ = lazily(__name__, _WHERE)

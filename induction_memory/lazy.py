@@ -1,0 +1,16 @@
+"""Names of a package that are found on first use, so that importing the package costs nothing."""
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+
+def lazily(package: str, where: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """The `__getattr__` and `__dir__` of a package whose names live in the submodules that `where` tells."""
+
+    def find(name: str) -> Any:
+        if name not in where:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(import_module(f"{package}.{where[name]}"), name)
+
+    return find, lambda: sorted(where)
