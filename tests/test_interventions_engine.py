@@ -38,6 +38,16 @@ def unique(sites):
     return list(dict.fromkeys(sites))
 
 
+def test_a_recording_is_what_the_hooks_of_the_model_see(model):
+    recording = record(model, tokens_of(0))
+    logits, cache = model.run_with_cache(tokens_of(0))
+    torch.testing.assert_close(recording.logits, logits, atol=1e-5, rtol=1e-5)
+    for name, activation in recording.activations.items():
+        torch.testing.assert_close(activation, cache[name].expand_as(activation), atol=1e-5, rtol=1e-5)
+    summed = sum(recording.at(writer) for writer in recording.graph.writers)
+    torch.testing.assert_close(summed, cache[f"blocks.{model.cfg.n_layers - 1}.hook_resid_post"], atol=1e-5, rtol=1e-5)
+
+
 def test_every_single_patch_equals_one_hooked_forward(model):
     clean, other = (record(model, tokens_of(seed)) for seed in (0, 1))
     sites = unique(every_site(clean.graph))

@@ -20,15 +20,14 @@ It equals the HookedTransformer with hooks, one forward a variant, to float32's 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from induction_memory.errors import require
 from induction_memory.interventions.components import ARROW, head_of
+from induction_memory.interventions.layers import apply, attend, project, take
 from induction_memory.interventions.recording import Recording
 
 TOKENS_AT_ONCE = 4096  # of all variants in one pass: enough to fill the multiplications, few enough for the caches
@@ -134,7 +133,7 @@ class _Pass:
         if changes:
             stream = torch.stack([stream[i] + changes.get(i, 0.0) for i in range(len(self.variants))])
         if model.cfg.normalization_type is not None:
-            stream = _apply(model.ln_final, stream)
+            stream = apply(model.ln_final, stream)
         return stream @ model.unembed.W_U + model.unembed.b_U
 
     def _embedding(self, name: str) -> None:
@@ -153,13 +152,13 @@ class _Pass:
         changed = q_moved or k_moved or v_moved
         stream = self._intact(recording.layer(layer, "hook_resid_pre")) if self.x is None else self.x
         if layer == recording.graph.n_layers and self.queries is not None:
-            stream = _take(stream, self.queries)
-            self.written = {name: _take(value, self.queries) for name, value in self.written.items()}
+            stream = take(stream, self.queries)
+            self.written = {name: take(value, self.queries) for name, value in self.written.items()}
             self.late = True
         if not changed and not any(self.nodes[head] for head in heads):
             return
         if changed:
-            z = _attend(attention, q, k, v, self.queries if self.late else None)
+            z = attend(attention, q, k, v, self.queries if self.late else None)
             out = z.flatten(-2) @ attention.W_O.flatten(0, 1) + attention.b_O
         else:
             z, out = None, self._intact(recording.layer(layer, "hook_attn_out"))
@@ -180,9 +179,9 @@ class _Pass:
         W, b = getattr(block.attn, f"W_{letter.upper()}"), getattr(block.attn, f"b_{letter.upper()}")
         result = self._intact(recording.layer(layer, f"attn.hook_{letter}"))
         if self.x is not None and self.rows is None:
-            result = _project(_apply(block.ln1, self.x), W, b)
+            result = project(apply(block.ln1, self.x), W, b)
         elif self.x is not None and self.rows is not None:
-            fresh = _project(_apply(block.ln1, _take(self.x, self.rows)), W, b)
+            fresh = project(apply(block.ln1, take(self.x, self.rows)), W, b)
             result = result.scatter(2, self.rows[..., None, None].expand_as(fresh), fresh)
         heads = recording.graph.heads_of(layer)
         sites = [f"{head}.{letter}" for head in heads]
@@ -192,7 +191,7 @@ class _Pass:
         for index, site in enumerate(sites):
             for i, change in self._changes(site).items():
                 stream = recording.layer(layer, "hook_resid_pre") if self.x is None else self.x[i]
-                result[i, :, :, index] = _apply(block.ln1, stream + change) @ W[index] + b[index]
+                result[i, :, :, index] = apply(block.ln1, stream + change) @ W[index] + b[index]
             for i, patch in self.nodes[site]:
                 result[i, :, :, index] = self._blend(result[i, :, :, index].clone(), patch)
         return result, True
@@ -202,7 +201,7 @@ class _Pass:
         block, changes = recording.model.blocks[layer - 1], self._changes(name)
 
         def map_(x: Tensor) -> Tensor:
-            return _apply(block.mlp, _apply(block.ln2, x))
+            return apply(block.mlp, apply(block.ln2, x))
 
         if recording.graph.parallel:
             stream = before if before is None else self._pick(before)
@@ -212,7 +211,7 @@ class _Pass:
         if stream is not None and self.rows is None:
             out = map_(stream)
         elif stream is not None and self.rows is not None:
-            fresh, rows = map_(_take(stream, self.rows)), self.rows
+            fresh, rows = map_(take(stream, self.rows)), self.rows
             out = out.scatter(2, self.rows[..., None].expand_as(fresh), fresh)
         if changes:
             own = self._read(layer) if stream is None else stream
@@ -272,7 +271,7 @@ class _Pass:
 
     def _pick(self, x: Tensor) -> Tensor:
         """Of something that has all positions, the queries' rows once only those are left."""
-        return _take(x, self.queries) if self.late and self.queries is not None else x
+        return take(x, self.queries) if self.late and self.queries is not None else x
 
     def _patched_rows(self, names: Sequence[str]) -> Tensor | None:
         """[variant, batch, rows]: the positions that the patches of these writers change; None when they are many."""
@@ -288,35 +287,3 @@ class _Pass:
         if count > pos // 4:
             return None
         return mask.int().topk(max(count, 1), dim=-1).indices  # where fewer change, some others are computed again
-
-
-def _project(x: Tensor, W: Tensor, b: Tensor) -> Tensor:
-    """x W[head] + b[head] for every head at once: [..., pos, head, d_head]."""
-    return (x @ W.transpose(0, 1).flatten(1)).unflatten(-1, b.shape) + b
-
-
-def _attend(attention: Any, q: Tensor, k: Tensor, v: Tensor, queries: Tensor | None) -> Tensor:
-    """Causal attention, softmax(q k^T / scale) v, at all positions or at the queries': [variant, batch, m, head, d]."""
-    variants, batch, pos = k.shape[:3]
-    if attention.cfg.positional_embedding_type == "rotary":
-        q, k = (attention.apply_rotary(t.flatten(0, 1)).view_as(t) for t in (q, k))
-    mask = None
-    if queries is not None:
-        q = _take(q.flatten(-2), queries).unflatten(-1, q.shape[-2:])
-        mask = (torch.arange(pos) <= queries[..., None]).expand(variants, -1, -1, -1).flatten(0, 1).unsqueeze(1)
-    q, k, v = (t.flatten(0, 1).transpose(1, 2) for t in (q, k, v))
-    z = F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, is_causal=mask is None, scale=1 / float(attention.attn_scale)
-    )
-    return z.transpose(1, 2).unflatten(0, (variants, batch))
-
-
-def _take(x: Tensor, positions: Tensor) -> Tensor:
-    """Rows of x [(variant) batch pos d] at the positions [(variant) batch m]."""
-    index = positions.expand(*x.shape[:-2], -1).unsqueeze(-1)
-    return x.gather(-2, index.expand(*index.shape[:-1], x.shape[-1]))
-
-
-def _apply(module: Any, x: Tensor) -> Tensor:
-    """A module that takes [batch, pos, d], on any number of leading axes."""
-    return module(x) if x.dim() == 3 else module(x.flatten(0, -3)).unflatten(0, x.shape[:-2])

@@ -1,7 +1,10 @@
 """One intact run of a model, kept whole: what every component read and wrote.
 
-Recorded through the hooks that every HookedTransformer has, in one forward; the model is left as it was. A head's own
-output is z W_O[head], computed when first asked for, so that many heads do not cost their memory in advance.
+    x_1 = w_E(z_t) + p_t,    x'_l = x_l + sum over heads of z W_O + b_O,    x_{l+1} = x'_l + FF_l(x'_l or x_l)
+
+computed with the model's own weights and modules and kept under the names that HookedTransformer's hooks have: it is
+`run_with_cache` without what patches do not need, and a test holds the two equal. A head's own output is z W_O[head],
+computed when first asked for, so that many heads do not cost their memory in advance.
 """
 
 from dataclasses import dataclass, field
@@ -14,10 +17,7 @@ from transformer_lens import HookedTransformer
 
 from induction_memory.errors import require
 from induction_memory.interventions.components import Graph, head_of
-
-_LAYER_HOOKS = ("hook_resid_pre", "attn.hook_q", "attn.hook_k", "attn.hook_v", "attn.hook_z", "hook_mlp_out")
-_LAYER_HOOKS += ("hook_attn_out", "hook_resid_post")
-_FIRST_HOOKS = ("hook_embed", "hook_pos_embed")
+from induction_memory.interventions.layers import attend, project
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,20 +51,44 @@ class Recording:
         return self._written[site]
 
 
+@torch.no_grad()
 def record(model: HookedTransformer, tokens: Int[Tensor, "batch pos"]) -> Recording:
     """Run the model once, without gradients, and keep what every component read and wrote."""
     require_additive(model)
     longest = f"sequences of 1 to {model.cfg.n_ctx} tokens (the model's n_ctx)"
     require(1 <= tokens.shape[1] <= model.cfg.n_ctx, "tokens", longest, tokens.shape[1])
-    wanted = {f"blocks.{layer}.{hook}" for layer in range(model.cfg.n_layers) for hook in _LAYER_HOOKS}
-    wanted |= set(_FIRST_HOOKS)
-    with torch.no_grad():
-        logits, cache = model.run_with_cache(tokens, names_filter=lambda name: name in wanted)
-    activations = {name: value.detach() for name, value in cache.items()}
-    if "hook_pos_embed" in activations:  # one row for all sequences in some models
-        activations["hook_pos_embed"] = activations["hook_pos_embed"].expand_as(activations["hook_embed"])
-    assert isinstance(logits, Tensor)
-    return Recording(model, Graph.of(model), tokens, activations, logits)
+    graph = Graph.of(model)
+    kept = {"hook_embed": model.embed(tokens)}
+    x = kept["hook_embed"]
+    if graph.positions:
+        kept["hook_pos_embed"] = model.pos_embed(tokens).expand_as(x)
+        x = x + kept["hook_pos_embed"]
+    for layer, block in enumerate(model.blocks, start=1):
+        x = _layer(block, x, f"blocks.{layer - 1}.", kept, layer in graph.feed_forwards, graph.parallel)
+    if model.cfg.normalization_type is not None:
+        x = model.ln_final(x)
+    return Recording(model, graph, tokens, kept, x @ model.unembed.W_U + model.unembed.b_U)
+
+
+def _layer(
+    block: Any, x: Float[Tensor, "batch pos d"], name: str, kept: dict[str, Tensor], feed_forward: bool, parallel: bool
+) -> Float[Tensor, "batch pos d"]:
+    attention, normed = block.attn, block.ln1(x)
+    kept[name + "hook_resid_pre"] = x
+    for letter in "qkv":
+        W, b = getattr(attention, f"W_{letter.upper()}"), getattr(attention, f"b_{letter.upper()}")
+        kept[f"{name}attn.hook_{letter}"] = project(normed, W, b)
+    q, k, v = (kept[f"{name}attn.hook_{letter}"] for letter in "qkv")
+    z = attend(attention, q[None], k[None], v[None])[0]
+    out = z.flatten(-2) @ attention.W_O.flatten(0, 1) + attention.b_O
+    kept[name + "attn.hook_z"], kept[name + "hook_attn_out"] = z, out
+    after = x + out
+    if feed_forward:
+        fed = block.mlp(block.ln2(x if parallel else after))
+        kept[name + "hook_mlp_out"] = fed
+        after = after + fed
+    kept[name + "hook_resid_post"] = after
+    return after
 
 
 def require_additive(model: Any) -> None:
@@ -80,6 +104,8 @@ def require_additive(model: Any) -> None:
         "grouped keys and values": grouped,
         "capped attention scores": cfg.attn_scores_soft_cap > 0,
         "normalisation after a block": cfg.use_normalization_before_and_after,
+        "a norm of the embeddings": cfg.post_embedding_ln,
+        "capped logits": cfg.output_logits_soft_cap > 0,
     }
     for reason, present in reasons.items():
         require(not present, "model", "a causal transformer whose components add to one stream", reason)

@@ -1,0 +1,51 @@
+"""The steps of a transformer's layer on many runs at once: a variant axis before the batch, any heads, any norm.
+
+The weights and the modules are the model's own; attention is fused. Nothing here knows of patches.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+
+def project(
+    x: Float[Tensor, "*lead pos d_model"], W: Float[Tensor, "head d_model d_head"], b: Float[Tensor, "head d_head"]
+) -> Float[Tensor, "*lead pos head d_head"]:
+    """x W[head] + b[head] for every head at once."""
+    return (x @ W.transpose(0, 1).flatten(1)).unflatten(-1, b.shape) + b
+
+
+def attend(
+    attention: Any,
+    q: Float[Tensor, "variant batch pos head d_head"],
+    k: Float[Tensor, "variant batch pos head d_head"],
+    v: Float[Tensor, "variant batch pos head d_head"],
+    queries: Int[Tensor, "batch m"] | None = None,
+) -> Float[Tensor, "variant batch m head d_head"]:
+    """Causal attention, softmax(q k^T / scale) v, at all positions or at the queries'."""
+    variants, batch, pos = k.shape[:3]
+    if attention.cfg.positional_embedding_type == "rotary":
+        q, k = (attention.apply_rotary(t.flatten(0, 1)).view_as(t) for t in (q, k))
+    mask = None
+    if queries is not None:
+        q = take(q.flatten(-2), queries).unflatten(-1, q.shape[-2:])
+        mask = (torch.arange(pos) <= queries[..., None]).expand(variants, -1, -1, -1).flatten(0, 1).unsqueeze(1)
+    q, k, v = (t.flatten(0, 1).transpose(1, 2) for t in (q, k, v))
+    z = F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=mask is None, scale=1 / float(attention.attn_scale)
+    )
+    return z.transpose(1, 2).unflatten(0, (variants, batch))
+
+
+def take(x: Float[Tensor, "*lead pos d"] | Bool[Tensor, "*lead pos d"], positions: Int[Tensor, "..."]) -> Tensor:
+    """Rows of x [(variant) batch pos d] at the positions [(variant) batch m]."""
+    index = positions.expand(*x.shape[:-2], -1).unsqueeze(-1)
+    return x.gather(-2, index.expand(*index.shape[:-1], x.shape[-1]))
+
+
+def apply(module: Any, x: Tensor) -> Tensor:
+    """A module that takes [batch, pos, d], on any number of leading axes."""
+    return module(x) if x.dim() == 3 else module(x.flatten(0, -3)).unflatten(0, x.shape[:-2])
