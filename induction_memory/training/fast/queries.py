@@ -8,6 +8,7 @@ last one, whose repetitions weigh nothing in the loss.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -71,21 +72,26 @@ def whole_pieces(batch: int, size: int, device: torch.device) -> list[Piece]:
 
 def chosen_pieces(chosen: Bool[Tensor, "batch pos"], size: int, device: torch.device) -> list[Piece]:
     """The chosen positions of the sequences that have any, in order of their number."""
-    chosen = chosen.cpu()
-    number = chosen.sum(1)
-    order = torch.argsort(number, stable=True)
+    where = chosen.cpu().numpy()
+    number = where.sum(1)
+    order = np.argsort(number, kind="stable")
     order = order[number[order] > 0]
-    if not len(order):
-        return []
+    row, position = np.nonzero(where[order])
+    count = number[order]
+    first = count.cumsum() - count
+    positions = np.repeat(position[first + count - 1][:, None], count.max(initial=0), axis=1)
+    positions[row, np.arange(len(row)) - first[row]] = position
     pieces = []
-    for sequences in order.split(size):
-        row, position = chosen[sequences].nonzero(as_tuple=True)
-        count = number[sequences]
-        first = count.cumsum(0) - count
-        query = int(count[-1])
-        positions = position[first + count - 1][:, None].repeat(1, query)
-        positions[row, torch.arange(len(row)) - first[row]] = position
-        bounds = [(int(part.min()), int(part.max())) for part in positions.split(BLOCK, dim=1)]
-        real = torch.arange(query) < count[:, None]
-        pieces.append(Piece(sequences.to(device), positions.to(device), real.to(device), bounds))
+    for start in range(0, len(order), size):
+        rows = slice(start, start + size)
+        query = int(count[rows][-1])
+        here = positions[rows, :query]
+        edges = [(begin, min(begin + BLOCK, query)) for begin in range(0, query, BLOCK)]
+        bounds = [(int(here[:, begin].min()), int(here[:, end - 1].max())) for begin, end in edges]
+        real = np.arange(query) < count[rows, None]
+        pieces.append(Piece(_tensor(order[rows], device), _tensor(here, device), _tensor(real, device), bounds))
     return pieces
+
+
+def _tensor(array: np.ndarray, device: torch.device) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array)).to(device)

@@ -113,7 +113,8 @@ class TableScores:
     def fill(self, block: QueryBlock, S: Float[Tensor, "batch query key"]) -> None:
         asked = self.asked[block.number]
         R, C = self.tables.by_key_token, self.tables.by_key_position
-        by_token = R.by_token.index_select(0, asked).view(*S.shape[:2], -1)
+        by_token = self.buffers("R", *S.shape[:2], R.by_token.shape[1])
+        torch.index_select(R.by_token, 0, asked, out=by_token.flatten(0, 1))
         by_token.add_(R.by_position[block.rows])
         seen = self.tokens[:, None, : block.keys].expand_as(S)
         torch.gather(by_token, 2, seen, out=S)
