@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import pandas as pd
 from transformer_lens import HookedTransformer
 
@@ -16,7 +17,7 @@ from induction_memory.training.config import TrainConfig
 from induction_memory.trajectory.states import fill
 from induction_memory.trajectory.trajectory import Trajectory
 
-Steps = int | Literal["all", "last"] | Sequence[int] | None
+Steps = int | np.integer | Literal["all", "last"] | Sequence[int] | Sequence[np.integer] | np.ndarray | None
 SEQUENCES = 64  # of the evaluation batch, when none is given
 
 
@@ -52,12 +53,10 @@ def subjects(source: Any, step: Steps = None, initial: HookedTransformer | None 
 def chosen_steps(run: Trajectory, step: Steps) -> list[int]:
     """The stored steps that `step` asks for: one, several, all, or the last."""
     run.require_steps()
-    if step is None or step == "last":
-        return [int(run.steps[-1])]
-    if isinstance(step, str):
-        require(step == "all", "step", "a stored step, a list of them, 'last' or 'all'", repr(step))
-        return [int(s) for s in run.steps]
-    wanted = [step] if isinstance(step, int) else list(step)
+    if isinstance(step, str) or step is None:
+        require(step in (None, "last", "all"), "step", "a stored step, a list of them, 'last' or 'all'", repr(step))
+        return [int(s) for s in (run.steps if step == "all" else run.steps[-1:])]
+    wanted = [int(one) for one in np.atleast_1d(np.asarray(step))]
     require(len(wanted) > 0, "step", "at least one", "none")
     return [run.resolve(one) for one in wanted]
 

@@ -1,0 +1,37 @@
+"""Attention maps of a training run, several steps side by side, as in the paper's Figure 2.
+
+python analyses/attention_maps.py random-triggers --out maps.png
+python analyses/attention_maps.py runs/figure-3 --steps 0 100 300 --text "the tree at the gate" --out maps.html
+"""
+
+import sys
+from pathlib import Path
+
+import tyro
+
+import induction_memory as im
+
+
+def main(
+    run: tyro.conf.Positional[str],
+    /,
+    out: Path,
+    steps: tuple[int, ...] = (),
+    text: str | None = None,
+) -> None:
+    """Draw the maps.
+
+    Args:
+        run: trajectory's folder, or the name of a shipped one.
+        out: .html (interactive), .png, .pdf or .svg file.
+        steps: stored steps, side by side; the last by default.
+        text: text to attend over; a sequence of the run's task by default.
+    """
+    im.attention(im.load(run), step=steps or "last", text=text).save(out)
+
+
+if __name__ == "__main__":
+    try:
+        tyro.cli(main, description=__doc__)
+    except im.InputError as mistake:
+        sys.exit(f"attention_maps: {mistake}")
