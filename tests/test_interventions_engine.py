@@ -1,5 +1,6 @@
 import pytest
 import torch
+from transformer_lens import HookedTransformer, HookedTransformerConfig
 
 from induction_memory.errors import InputError
 from induction_memory.interventions import engine
@@ -184,6 +185,29 @@ def test_an_unknown_name_is_answered_with_what_exists(name, says):
         graph.resolve(name)
     assert says in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_rotary_positions_gelu_and_pre_folded_norms_are_patched_exactly_too():
+    settings = HookedTransformerConfig(
+        n_layers=2, d_model=16, n_ctx=12, d_head=8, n_heads=2, d_mlp=32, d_vocab=11, act_fn="gelu", seed=0,
+        normalization_type="LNPre", positional_embedding_type="rotary", rotary_dim=4, parallel_attn_mlp=True,
+    )  # fmt: skip
+    model = HookedTransformer(settings)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ".b_" in name:
+                parameter.normal_(generator=torch.Generator().manual_seed(0))
+    clean, other = (record(model, tokens_of(seed)) for seed in (0, 1))
+    assert clean.graph.writers == ("embed", "L1H1", "L1H2", "FF1", "L2H1", "L2H2", "FF2")
+    torch.testing.assert_close(clean.logits, model(clean.tokens), atol=1e-5, rtol=1e-5)
+    variants = [[Patch(site, other.at(site.split("->")[0]))] for site in unique(every_site(clean.graph))]
+    queries = torch.tensor([[3, 11]] * 3)
+    for variant, fast, rows in zip(
+        variants, engine.logits(clean, variants), engine.logits(clean, variants, queries=queries), strict=True
+    ):
+        slow = hooked_logits(model, clean.tokens, variant)
+        torch.testing.assert_close(fast, slow, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(rows, slow[:, [3, 11]], atol=1e-5, rtol=1e-5)
 
 
 def test_a_model_that_is_no_sum_of_components_is_refused():

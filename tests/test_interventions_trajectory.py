@@ -1,6 +1,10 @@
+import runpy
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
+import tyro
 
 from induction_memory.errors import InputError
 from induction_memory.interventions.ablations import ablate
@@ -75,6 +79,27 @@ def test_a_part_is_born_when_its_curve_changes_level():
     )
     (row,) = births(table).to_dict("records")
     assert (row["looks_right"], row["necessary"], row["delay"]) == (2.5, 6.5, 4)
+
+
+def test_at_several_steps_the_default_is_what_fits_a_minute(run):
+    done = []
+    table = ablate(run, kind="zero", step=[0, 3], progress=done.append)
+    assert done == [1, 2]
+    assert not any("->" in name for name in table["component"])
+    assert {"L1H1", "FF2", "embed", "W_K2"} <= set(table["component"])
+
+
+@pytest.mark.parametrize("name", ["ablations", "attention_maps"])
+def test_the_scripts_run_and_explain_themselves(run, name, tmp_path, monkeypatch, capsys):
+    script = runpy.run_path(str(Path(__file__).parents[1] / "analyses" / f"{name}.py"))
+    out = tmp_path / ("table.csv" if name == "ablations" else "maps.svg")
+    monkeypatch.setattr("sys.argv", [name, str(run.path), "--out", str(out)])
+    tyro.cli(script["main"], description=script["__doc__"])
+    assert out.stat().st_size > 500
+    monkeypatch.setattr("sys.argv", [name, "--help"])
+    with pytest.raises(SystemExit, match="0"):
+        tyro.cli(script["main"], description=script["__doc__"])
+    assert f"python analyses/{name}.py" in capsys.readouterr().out
 
 
 def test_a_wrong_step_is_answered_with_what_is_stored(run):

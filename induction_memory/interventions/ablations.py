@@ -5,7 +5,7 @@ input reads (`pos->L2.k`: the positional part of the induction head's keys). The
 of ablation in replacements.py, the scores in scores.py. The row of the component "none" is the intact model.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 import pandas as pd
@@ -18,7 +18,16 @@ from induction_memory.interventions.components import Graph
 from induction_memory.interventions.recording import record
 from induction_memory.interventions.replacements import Kind, Replacements
 from induction_memory.interventions.scores import score
-from induction_memory.interventions.subjects import Steps, Subject, batch_of, subjects, with_step
+from induction_memory.interventions.subjects import (
+    SEQUENCES,
+    SEQUENCES_A_STEP,
+    Steps,
+    Subject,
+    batch_of,
+    several,
+    subjects,
+    with_step,
+)
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.sampler import Batch
 
@@ -37,18 +46,25 @@ def ablate(
     task: BigramTask | None = None,
     initial: HookedTransformer | None = None,
     seed: int = 0,
+    progress: Callable[[int], object] | None = None,
 ) -> pd.DataFrame:
     """One row a component and kind of ablation (and step): in-context and global scores, KL, and standard errors.
 
     `source` is a model (then give the batch) or a trajectory. `heads` are "all" or some, as "L2H1" or (2, 1);
     `components` are names, or groups of them (heads, layers, feed_forward, embeddings, matrices, parts, edges, all).
-    When neither is given: everything but single edges between heads. `step` is a stored step, several, or "all".
+    When neither is given: everything but single edges between heads, and at several steps heads, feed-forwards,
+    embeddings and matrices. `step` is a stored step, several, or "all"; `progress` is called after each with the
+    number done. Without a batch 64 sequences are drawn, or 16 for several steps.
     """
-    rows = batch_of(source, batch, task)
-    tables = [
-        with_step(_ablate_one(subject, rows, heads, components, kind, seed), subject)
-        for subject in subjects(source, step, initial)
-    ]
+    many = several(source, step)
+    if many and heads is None and components is None:
+        components = GROUPS[:5]
+    rows = batch_of(source, batch, task, SEQUENCES_A_STEP if many else SEQUENCES)
+    tables = []
+    for subject in subjects(source, step, initial):
+        tables.append(with_step(_ablate_one(subject, rows, heads, components, kind, seed), subject))
+        if progress is not None:
+            progress(len(tables))
     return pd.concat(tables, ignore_index=True)
 
 

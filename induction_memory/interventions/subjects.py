@@ -18,7 +18,7 @@ from induction_memory.trajectory.states import fill
 from induction_memory.trajectory.trajectory import Trajectory
 
 Steps = int | np.integer | Literal["all", "last"] | Sequence[int] | Sequence[np.integer] | np.ndarray | None
-SEQUENCES = 64  # of the evaluation batch, when none is given
+SEQUENCES, SEQUENCES_A_STEP = 64, 16  # of the evaluation batch when none is given: for one step, for each of several
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +68,11 @@ def task_of(source: Any, task: BigramTask | None = None) -> BigramTask:
     if isinstance(source, Trajectory):
         return source.task
     raise InputError("task: expected the task of the sequences (a model alone does not know it), got none")
+
+
+def several(source: Any, step: Steps) -> bool:
+    """Whether more than one step of a trajectory is asked for."""
+    return isinstance(source, Trajectory) and len(chosen_steps(source, step)) > 1
 
 
 def batch_of(source: Any, batch: Batch | None, task: BigramTask | None = None, sequences: int = SEQUENCES) -> Batch:

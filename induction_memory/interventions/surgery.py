@@ -23,6 +23,7 @@ from torch import Tensor
 from transformer_lens import HookedTransformer
 
 from induction_memory.errors import InputError, require
+from induction_memory.figures.tokens import visible
 from induction_memory.interventions import edits
 from induction_memory.interventions.associations import Association, association
 from induction_memory.interventions.scores import score
@@ -112,7 +113,7 @@ def edited_matrix(
         ideal_score = edits.pair_scores(place.W, *ideal).mean(-1, keepdim=True)
         inserted = ideal_score if strength is None else torch.full_like(ideal_score, strength)
         scores = (inserted if name == "insert" else torch.zeros_like(ideal_score)).expand(-1, len(pairs))
-    return f"{name} {', '.join(names)}", edits.set_scores(place.W, *place.rows(pairs), scores), pairs
+    return f"{name} {', '.join(map(visible, names))}", edits.set_scores(place.W, *place.rows(pairs), scores), pairs
 
 
 def _swapped(place: Association, names: Sequence[str]) -> tuple[list[tuple[int, int]], Float[Tensor, "head pair"]]:
