@@ -1,6 +1,6 @@
 """Take every part of a trained model away, in seven senses of the word: what does in-context learning need?
 
-    python analyses/ablations.py random-triggers
+    python analyses/ablations.py induction-alone
     python analyses/ablations.py runs/figure-3 --step 300 --components heads parts --out ablations.csv
 
 Prints the in-context accuracy without each part, one column a kind of ablation; the whole table, with losses, KL and

@@ -29,7 +29,7 @@ def folder(tmp_path_factory):
         ModelConfig(d_model=16, n_ctx=40),
         TrainConfig(steps=2, batch_size=8, full_metrics_every=2),
     )
-    start(config, folder / "random-triggers", quiet=True)
+    start(config, folder / "induction-alone", quiet=True)
     return folder
 
 

@@ -187,7 +187,7 @@ INTRODUCTION = """# Probes
 
 ```python
 import induction_memory as im
-run = im.load("checkpoints/random-triggers")
+run = im.load("checkpoints/induction-alone")
 im.probes.recall(run)                                      # step x probe: the paper's recalls, one batched pass
 im.probes.table(run, ["W_O2", "attention"], steps=[0, 300])  # tidy: step, probe, head, value
 im.probes.table(model, "all", task=task)                   # any model, every probe

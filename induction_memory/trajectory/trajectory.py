@@ -1,6 +1,6 @@
 """A training run on the disk, read when asked and checked as it is read.
 
-run = load("checkpoints/random-triggers")
+run = load("checkpoints/induction-alone")
 run.steps, run.config, run.metrics     numpy steps, frozen configuration, DataFrame
 run.model(300)                         a HookedTransformer
 run.memory("W_O2")                     [step, d, d] in the paper's orientation
