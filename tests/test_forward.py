@@ -291,3 +291,24 @@ def test_both_clamps_need_two_layers(batch):
     model = build(ARCHITECTURES["simplified, one layer"], seed=17)
     with pytest.raises(InputError, match="clamps: expected one clamp a layer"):
         evaluate(model, batch, "all", clamps=Clamps(previous_token=True, induction=True))
+
+
+@pytest.mark.hard
+@pytest.mark.parametrize(
+    ("config", "loss"),
+    [
+        (ModelConfig.simplified(feed_forward="none"), "trigger-output"),
+        (ModelConfig.simplified(), "all"),
+        (ModelConfig.full(), "all"),
+        (ModelConfig.full(n_heads=4, layer_norm=True), "trigger-output"),
+    ],
+    ids=["no W_F", "W_F", "full", "full, four heads, norm"],
+)
+def test_the_scale_of_the_paper_agrees_too(config, loss):
+    model = build(config, seed=18)
+    # Patterns far from uniform. Not with a ReLU: an input within rounding of its kink has two right gradients.
+    with torch.no_grad():
+        for block in model.blocks:
+            block.attn.W_K *= 1 if config.feed_forward == "relu" else 5
+    large = sample(BigramTask(), 32, step_rng(0, 1))
+    assert_equal(evaluate(model, large, loss), model, large, loss, None)

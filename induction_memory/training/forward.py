@@ -141,8 +141,8 @@ def _fast_evaluate(
 
 
 def _micro_batch(tokens: Tensor) -> int:
-    """Sequences whose activations stay in cache, and pieces enough for the threads to share."""
+    """Sequences whose activations stay in cache, and at least four pieces for threads to share."""
     batch, pos = tokens.shape
     if tokens.device.type != "cpu":
         return max(1, 2**17 // pos)
-    return max(1, min(4096 // pos, -(-batch // GROUPS)))
+    return max(1, min(2**12 // pos, -(-batch // 4)))
