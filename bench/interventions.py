@@ -16,7 +16,7 @@ from torch import Tensor
 from transformer_lens import HookedTransformer
 
 from induction_memory.interventions import engine
-from induction_memory.interventions.components import head_of
+from induction_memory.interventions.components import Graph, head_of
 from induction_memory.interventions.corruptions import Pairs, corrupt
 from induction_memory.interventions.effects import answer_logit, contrast, effects
 from induction_memory.interventions.engine import Patch
@@ -32,10 +32,16 @@ SEQUENCES = 16
 POSITIONS = 32  # of the 256, in the benchmark by head and position
 
 
+def sites_of(model: HookedTransformer) -> list[str]:
+    """Every head, every feed-forward, and what each W_Q, W_K and W_V computes."""
+    graph = Graph.of(model)
+    return [*graph.heads, *(f"FF{layer}" for layer in graph.feed_forwards), *(i for i in graph.inputs if "." in i)]
+
+
 def ablate_fast(model: HookedTransformer, batch: Batch) -> Tensor:
-    """In-context loss without each head and feed-forward (mean ablation), all in one batch."""
+    """In-context loss without each part (mean ablation), all in one batch."""
     recording = record(model, batch.tokens)
-    variants = [[Patch(name, recording.at(name).mean((0, 1), keepdim=True))] for name in recording.graph.writers[2:]]
+    variants = [[Patch(site, recording.at(site).mean((0, 1), keepdim=True))] for site in sites_of(model)]
     losses = torch.empty(len(variants))
     for indices, logits in engine.run(recording, variants):
         losses[indices] = score(logits, recording.logits, batch)["in_context_loss"]
@@ -47,15 +53,16 @@ def ablate_hooked(model: HookedTransformer, batch: Batch) -> Tensor:
     intact, cache = model.run_with_cache(batch.tokens)
     assert isinstance(intact, Tensor)
     losses = []
-    for layer in range(model.cfg.n_layers):
-        z = cache[f"blocks.{layer}.attn.hook_z"]
-        for head in range(model.cfg.n_heads):
-            hook = (f"blocks.{layer}.attn.hook_z", partial(_replace_head, head=head, value=z[:, :, head].mean((0, 1))))
-            losses.append(score(model.run_with_hooks(batch.tokens, fwd_hooks=[hook]), intact, batch)["in_context_loss"])
-        name = f"blocks.{layer}.hook_mlp_out"
-        if name in cache:
-            hook = (name, partial(_replace, value=cache[name].mean((0, 1))))
-            losses.append(score(model.run_with_hooks(batch.tokens, fwd_hooks=[hook]), intact, batch)["in_context_loss"])
+    for site in sites_of(model):
+        if site.startswith("FF"):
+            name = f"blocks.{int(site[2:]) - 1}.hook_mlp_out"
+            function = partial(_replace, value=cache[name].mean((0, 1)))
+        else:
+            layer, head = head_of(site)
+            name = f"blocks.{layer - 1}.attn.hook_{site[-1] if '.' in site else 'z'}"
+            function = partial(_replace_head, head=head - 1, value=cache[name][:, :, head - 1].mean((0, 1)))
+        logits = model.run_with_hooks(batch.tokens, fwd_hooks=[(name, function)])
+        losses.append(score(logits, intact, batch)["in_context_loss"])
     return torch.stack(losses)
 
 
@@ -164,9 +171,16 @@ def rows(repeats: int = 5) -> list[dict]:
     pairs = corrupt(batch, "trigger", np.random.default_rng(0), query="last")
     simplified, four_heads = build(ModelConfig.simplified()), build(ModelConfig.full(n_heads=4))
     jobs = [
-        ("ablation of every head and feed-forward, 4 heads a layer", four_heads, batch, ablate_fast, ablate_hooked),
-        (f"patching of every head at {POSITIONS} positions", simplified, pairs, positions_fast, positions_hooked),
-        ("exact path patching of every edge, simplified model", simplified, pairs, paths_fast, paths_hooked),
+        ("ablation of every head and matrix, simplified", simplified, batch, ablate_fast, ablate_hooked),
+        ("ablation of every head and matrix, 4 heads and ReLU", four_heads, batch, ablate_fast, ablate_hooked),
+        (
+            f"patching of every head at {POSITIONS} positions, simplified",
+            simplified,
+            pairs,
+            positions_fast,
+            positions_hooked,
+        ),
+        ("exact path patching of every edge, simplified", simplified, pairs, paths_fast, paths_hooked),
     ]
     result = []
     for work, model, data, fast, hooked in jobs:

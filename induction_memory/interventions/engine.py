@@ -27,7 +27,7 @@ from torch import Tensor
 
 from induction_memory.errors import require
 from induction_memory.interventions.components import ARROW, head_of
-from induction_memory.interventions.layers import apply, attend, project, take
+from induction_memory.interventions.layers import apply, attend, combine, project, take, unembed
 from induction_memory.interventions.recording import Recording
 
 TOKENS_AT_ONCE = 4096  # of all variants in one pass: enough to fill the multiplications, few enough for the caches
@@ -132,9 +132,7 @@ class _Pass:
         stream = self._intact(self.recording.layer(graph.n_layers, "hook_resid_post")) if self.x is None else self.x
         if changes:
             stream = torch.stack([stream[i] + changes.get(i, 0.0) for i in range(len(self.variants))])
-        if model.cfg.normalization_type is not None:
-            stream = apply(model.ln_final, stream)
-        return stream @ model.unembed.W_U + model.unembed.b_U
+        return unembed(model, stream)
 
     def _embedding(self, name: str) -> None:
         if not self.nodes[name]:
@@ -159,7 +157,7 @@ class _Pass:
             return
         if changed:
             z = attend(attention, q, k, v, self.queries if self.late else None)
-            out = z.flatten(-2) @ attention.W_O.flatten(0, 1) + attention.b_O
+            out = combine(attention, z)
         else:
             z, out = None, self._intact(recording.layer(layer, "hook_attn_out"))
         for index, head in enumerate(heads):

@@ -15,7 +15,18 @@ def project(
     x: Float[Tensor, "*lead pos d_model"], W: Float[Tensor, "head d_model d_head"], b: Float[Tensor, "head d_head"]
 ) -> Float[Tensor, "*lead pos head d_head"]:
     """x W[head] + b[head] for every head at once."""
-    return (x @ W.transpose(0, 1).flatten(1)).unflatten(-1, b.shape) + b
+    return F.linear(x, W.mT.flatten(0, 1), b.flatten()).unflatten(-1, b.shape)
+
+
+def combine(attention: Any, z: Float[Tensor, "*lead pos head d_head"]) -> Float[Tensor, "*lead pos d_model"]:
+    """The heads' outputs together: sum over heads of z W_O[head], and b_O."""
+    return F.linear(z.flatten(-2), attention.W_O.flatten(0, 1).T, attention.b_O)
+
+
+def unembed(model: Any, x: Float[Tensor, "*lead pos d_model"]) -> Float[Tensor, "*lead pos vocab"]:
+    """Logits of the last stream, through the last norm where there is one."""
+    normed = x if model.cfg.normalization_type is None else apply(model.ln_final, x)
+    return F.linear(normed, model.unembed.W_U.T, model.unembed.b_U)
 
 
 def attend(

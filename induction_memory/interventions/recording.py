@@ -17,7 +17,7 @@ from transformer_lens import HookedTransformer
 
 from induction_memory.errors import require
 from induction_memory.interventions.components import Graph, head_of
-from induction_memory.interventions.layers import attend, project
+from induction_memory.interventions.layers import attend, combine, project, unembed
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,9 +65,7 @@ def record(model: HookedTransformer, tokens: Int[Tensor, "batch pos"]) -> Record
         x = x + kept["hook_pos_embed"]
     for layer, block in enumerate(model.blocks, start=1):
         x = _layer(block, x, f"blocks.{layer - 1}.", kept, layer in graph.feed_forwards, graph.parallel)
-    if model.cfg.normalization_type is not None:
-        x = model.ln_final(x)
-    return Recording(model, graph, tokens, kept, x @ model.unembed.W_U + model.unembed.b_U)
+    return Recording(model, graph, tokens, kept, unembed(model, x))
 
 
 def _layer(
@@ -80,7 +78,7 @@ def _layer(
         kept[f"{name}attn.hook_{letter}"] = project(normed, W, b)
     q, k, v = (kept[f"{name}attn.hook_{letter}"] for letter in "qkv")
     z = attend(attention, q[None], k[None], v[None])[0]
-    out = z.flatten(-2) @ attention.W_O.flatten(0, 1) + attention.b_O
+    out = combine(attention, z)
     kept[name + "attn.hook_z"], kept[name + "hook_attn_out"] = z, out
     after = x + out
     if feed_forward:
