@@ -7,8 +7,8 @@ With A[t, s] the attention of query t to key s <= t, and z the tokens:
 
 The mass is this sum; the argmax is whether the most attended key is one of those. A head that attends uniformly gets
 c_t = (number of those keys) / (t + 1) of either, so both are corrected for chance: (mean - mean c) / (1 - mean c),
-which is 0 for the uniform head and 1 for the perfect one. Induction is measured on triggers (second occurrence on)
-and on all tokens that occurred before.
+which is 0 for the uniform head and 1 for the perfect one. Induction is measured on triggers (second occurrence on),
+on all tokens that occurred before, and on those of them that are no triggers of their sequence.
 
 The conditional probes are plain rates. The standard scores use random sequences said twice, each half of length n:
 
@@ -38,6 +38,8 @@ _PER_LAYER = {
     "induction_argmax": "share of triggers whose most attended s has z_{s-1} = z_t, corrected for chance",
     "induction_repeated_mass": "mean over repeated tokens of sum_{s: z_{s-1} = z_t} A[t, s], corrected for chance",
     "induction_repeated_argmax": "share of repeated tokens whose argmax s has z_{s-1} = z_t, corrected for chance",
+    "induction_other_mass": "mean over repeated non-triggers of sum_{s: z_{s-1} = z_t} A[t, s], corrected for chance",
+    "induction_other_argmax": "share of repeated non-triggers whose argmax s has z_{s-1} = z_t, corrected for chance",
     "entropy": "mean_t of -sum_s A log A, in nats",
     "entropy_share": "mean_t of entropy / log(t+1), 1 = uniform attention",
     "previous_after_trigger": "share of tokens after a trigger whose argmax is the trigger's position",
@@ -170,6 +172,10 @@ def _triggers(a: Activations) -> Bool[Tensor, "batch query"]:
     return a.batch.in_context
 
 
+def _others(a: Activations) -> Bool[Tensor, "batch query"]:
+    return _sought(a).any(-1) & a.batch.global_
+
+
 def _token_at(a: Activations, positions: Int[Tensor, "batch head query"]) -> Int[Tensor, "batch head query"]:
     return a.batch.tokens.unsqueeze(1).expand_as(positions).gather(-1, positions)
 
@@ -204,6 +210,8 @@ _MEASURES: dict[str, Callable[[Activations, int], Tensor]] = {
     "induction_argmax": lambda a, layer: induction_argmax(a.attended(layer), _sought(a), _triggers(a)),
     "induction_repeated_mass": lambda a, layer: induction(a.pattern(layer), _sought(a), _sought(a).any(-1)),
     "induction_repeated_argmax": lambda a, layer: induction_argmax(a.attended(layer), _sought(a), _sought(a).any(-1)),
+    "induction_other_mass": lambda a, layer: induction(a.pattern(layer), _sought(a), _others(a)),
+    "induction_other_argmax": lambda a, layer: induction_argmax(a.attended(layer), _sought(a), _others(a)),
     "entropy": lambda a, layer: entropy(a.pattern(layer)),
     "entropy_share": lambda a, layer: entropy(a.pattern(layer), share=True),
     "previous_after_trigger": _previous_after_trigger,

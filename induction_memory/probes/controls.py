@@ -37,7 +37,9 @@ ONE, NEAR_ONE, NONE, CHANCE = (1.0, 1.0), (0.95, 1.0), (0.0, 0.06), (-0.1, 0.1)
 INDUCTION = (0.93, 1.0)  # a sequence that begins with a trigger shows a false match at its first position
 RECALLS = ("W_K1", "W_K1_first64", "W_K1_causal", "W_K2_triggers", "W_O2")
 CORRECTED = tuple(
-    f"{what}_{how}" for what in ("previous_token", "induction", "induction_repeated") for how in ("mass", "argmax")
+    f"{what}_{how}"
+    for what in ("previous_token", "induction", "induction_repeated", "induction_other")
+    for how in ("mass", "argmax")
 )
 
 
@@ -56,7 +58,7 @@ def expected(d: int, length: int) -> dict[str, dict[str, tuple[float, float]]]:
         | dict.fromkeys(["repeated_previous1", "previous_where_attended"], NEAR_ONE)
         | dict.fromkeys([f"{name}2" for name in ("induction_mass", "induction_argmax", "match")], INDUCTION)
         | {"attended_is_target2": INDUCTION, "predicted_is_attended2": NEAR_ONE}
-        | {"entropy_share1": (0.0, 0.05), "previous_token_mass2": CHANCE}
+        | {"entropy_share1": (0.0, 0.05), "previous_token_mass2": CHANCE, "induction_other_mass2": CHANCE}
         | {"accuracy_in_context": INDUCTION, "accuracy_first_occurrence": (0.0, 0.1)}
         | {"dla_heads2": (12.0, 18.0), "dla_W_O2_token": (12.0, 18.0), "dla_heads1": (-1.0, 1.0)}
     )
@@ -83,6 +85,7 @@ def expected(d: int, length: int) -> dict[str, dict[str, tuple[float, float]]]:
             "W_K2_sir": _around(signal_to_interference(d, 65, 3)),
             "W_O2": ONE,
             "cosine_W_K2": NEAR_ONE,
+            "induction_other_mass2": NEAR_ONE,
             "repeated_induction2": _around(shared_induction(length // 2, 65)),
         },
         "with W_F": {"W_F_kl": (0.0, 0.5), "cosine_W_F": NEAR_ONE, "explained_W_F": NEAR_ONE},
