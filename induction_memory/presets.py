@@ -52,12 +52,12 @@ _INDUCTION_ALONE = RunConfig(
 _WHOLE = RunConfig(
     BigramTask(k=3),
     ModelConfig.simplified(),
-    TrainConfig(steps=1000, learning_rate=1.0, loss="all"),
+    TrainConfig(steps=600, learning_rate=1.0, loss="all"),
 )
 _VANILLA = RunConfig(
     BigramTask(k=3),
     ModelConfig.full(),
-    TrainConfig(steps=1000, learning_rate=0.2, loss="all"),
+    TrainConfig(steps=600, learning_rate=0.2, loss="all"),
 )
 
 
@@ -80,6 +80,7 @@ def _output_alone(d: int, learning_rate: float) -> RunConfig:
     return replace(_INDUCTION_ALONE, model=model, train=train)
 
 
+_ONE_LAYER = _train(replace(_VANILLA, model=ModelConfig.full(n_layers=1)), steps=300)
 FIGURE_8_DIMENSIONS = (32, 64, 128, 256, 512)
 FIGURE_8_STEP_SIZES = (0.05, 0.2, 0.8, 3.2, 12.8)
 
@@ -90,15 +91,11 @@ PRESETS: dict[str, Preset] = {
     ),
     "figure-2-random": Preset("vanilla two-layer transformer, random triggers", _VANILLA),
     "figure-2-fixed": Preset(
-        "vanilla two-layer transformer, the three most frequent tokens as triggers", _task(_VANILLA, triggers="fixed")
+        "vanilla two-layer transformer, the three most frequent tokens as triggers",
+        _train(_task(_VANILLA, triggers="fixed"), steps=400),
     ),
-    "figure-2-one-layer-random": Preset(
-        "one-layer control, random triggers", replace(_VANILLA, model=ModelConfig.full(n_layers=1))
-    ),
-    "figure-2-one-layer-fixed": Preset(
-        "one-layer control, fixed triggers",
-        _task(replace(_VANILLA, model=ModelConfig.full(n_layers=1)), triggers="fixed"),
-    ),
+    "figure-2-one-layer-random": Preset("one-layer control, random triggers", _ONE_LAYER),
+    "figure-2-one-layer-fixed": Preset("one-layer control, fixed triggers", _task(_ONE_LAYER, triggers="fixed")),
     "figure-3": Preset("the induction head alone: nothing frozen", _INDUCTION_ALONE),
     "figure-3-freeze-output": Preset("W_O2 frozen until step 300", _frozen("W_O2")),
     "figure-3-freeze-keys": Preset("W_K1 and W_K2 frozen until step 300: W_O2 first", _frozen("W_K1", "W_K2")),
@@ -115,7 +112,7 @@ PRESETS: dict[str, Preset] = {
     ),
     "figure-4-uniform": Preset(
         "three random triggers, uniform outputs, tested on bigram outputs (Figures 4 centre and right, 6, 7)",
-        _train(_WHOLE, out_of_distribution="bigram"),
+        _train(_WHOLE, steps=1000, out_of_distribution="bigram"),
     ),
     "figure-4-bigram": Preset(
         "three random triggers, outputs from the global bigrams, tested on uniform outputs (Figures 4 centre, 6)",
@@ -132,11 +129,15 @@ PRESETS: dict[str, Preset] = {
         if eta != 0.2
     },
     "figure-10": Preset(
-        "everything trained, LayerNorm, ReLU feed-forward in the second layer; step size 0.2",
-        RunConfig(_VANILLA.task, ModelConfig.full(feed_forward_layers="last", layer_norm=True), _VANILLA.train),
+        "everything trained, LayerNorm, ReLU feed-forward in the second layer; step size 0.5",
+        RunConfig(
+            _VANILLA.task,
+            ModelConfig.full(feed_forward_layers="last", layer_norm=True),
+            replace(_VANILLA.train, steps=400, learning_rate=0.5),
+        ),
     ),
     "figure-11": Preset(
         "the vanilla transformer with four heads a layer; step size 0.2",
-        replace(_VANILLA, model=ModelConfig.full(n_heads=4)),
+        _train(replace(_VANILLA, model=ModelConfig.full(n_heads=4)), steps=400),
     ),
 }
