@@ -1,14 +1,19 @@
 """Training curves: what the model gets right, and which memory each matrix has stored, step by step."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
+from typing import Protocol, runtime_checkable
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from induction_memory.errors import require
+
 COLOURS = {
     "W_O2": "#2a9d4a",
     "W_K2": "#c8503c",
+    "W_K2_triggers": "#e79a84",
     "W_K1": "#8a8a8a",
     "W_K1_first64": "#7b4fa3",
     "W_F_kl": "#2f6fb3",
@@ -24,21 +29,77 @@ LABELS = {
     "W_F_kl": r"$d_{KL}(W_F, \pi_b)$",
 }
 
+RECALLS = ("W_O2", "W_K2", "W_K1", "W_K1_first64")
+"""The recall probes that the paper draws."""
+SHARE = (-0.02, 1.03)
+"""The axis of an accuracy or a recall: lines at 0 and at 1 are seen whole."""
+
+
+@runtime_checkable
+class Curves(Protocol):
+    """What is known of one run through training."""
+
+    @property
+    def metrics(self) -> pd.DataFrame:
+        """A row a training step: `step`, losses and accuracies; NaN where something was not measured."""
+        ...
+
+    @property
+    def probes(self) -> pd.DataFrame:
+        """A row a stored step (the index), a column a probe."""
+        ...
+
+
+def measured(metrics: pd.DataFrame, column: str) -> pd.Series:
+    """One column against the step, at the steps where it was measured; empty where the column is missing."""
+    return probed(metrics.set_index("step"), column)
+
+
+def probed(table: pd.DataFrame, column: str) -> pd.Series:
+    """One column without its gaps; empty where the column is missing."""
+    if column not in table:
+        return pd.Series(dtype=float, name=column)
+    return pd.Series(table[column].to_numpy(dtype=float), index=table.index, name=column).dropna()
+
+
+def drawn_recalls(recalls: pd.DataFrame, names: Sequence[str] = RECALLS) -> dict[str, str]:
+    """The columns of `recalls` to draw and the memory of each: those of `names` that are there, or their heads.
+
+    A head's column is called 'W_K2 L2H1' or 'W_K2[L1H1>L2H1]'. Up to T = 64 the early positions are all positions, and
+    are drawn once.
+    """
+    heads = {name: re.compile(rf"{name}( L\w+|\[[^:]+\])?") for name in names}
+    held = {name: [str(c) for c in recalls if heads[name].fullmatch(str(c))] for name in names}
+    early, whole = (recalls[held.get(name, [])].to_numpy() for name in ("W_K1_first64", "W_K1"))
+    short = early.shape == whole.shape and pd.DataFrame(early).equals(pd.DataFrame(whole))
+    return {c: name for name in names for c in held[name] if not (short and name == "W_K1_first64")}
+
 
 def draw_accuracy(axes: Axes, metrics: pd.DataFrame, label: str = "in context", colour: str = "black") -> None:
     """In-context accuracy on each fresh batch."""
-    measured = metrics.dropna(subset="accuracy_in_context")
-    axes.plot(measured["step"], measured["accuracy_in_context"], color=colour, lw=1, label=label)
-    axes.set(ylim=(0, 1.02), ylabel="in-context accuracy")
+    values = measured(metrics, "accuracy_in_context")
+    axes.plot(values.index, values, color=colour, lw=1, label=label)
+    axes.set(ylim=SHARE, ylabel="in-context accuracy")
 
 
 def draw_recall(axes: Axes, recalls: pd.DataFrame, names: Mapping[str, str] = LABELS) -> None:
     """Recall of each memory; `recalls` has steps as its index and a column a probe."""
-    short = "W_K1_first64" in recalls and recalls["W_K1_first64"].equals(recalls["W_K1"])  # T is at most 64
-    for name in names:
-        if name in recalls and name != "W_F_kl" and not (short and name == "W_K1_first64"):
-            axes.plot(recalls.index, recalls[name], color=COLOURS.get(name), lw=1.5, label=names[name])
-    axes.set(ylim=(0, 1.02), ylabel="memory recall")
+    named = set()
+    for column, name in drawn_recalls(recalls, [name for name in names if name != "W_F_kl"]).items():
+        label = names[name] if name not in named else None
+        axes.plot(recalls.index, recalls[column], color=COLOURS[name], lw=1.5 if column == name else 0.9, label=label)
+        named.add(name)
+    axes.set(ylim=SHARE, ylabel="memory recall")
+
+
+def draw_range(axes: Axes, series: Sequence[pd.Series], colour: str, label: str | None = None, lw: float = 1.5) -> None:
+    """The mean of several runs as a line and their range as a band, over the steps that all of them have."""
+    require(len(series) > 0, "series", "at least one run", len(series))
+    table = pd.concat(series, axis="columns", join="inner")
+    axes.plot(table.index, table.mean(axis="columns"), color=colour, lw=lw, label=label)
+    if len(series) > 1:
+        low, high = table.min(axis="columns"), table.max(axis="columns")
+        axes.fill_between(table.index, low, high, color=colour, alpha=0.18, lw=0)
 
 
 def birth(metrics: pd.DataFrame, recalls: pd.DataFrame, title: str) -> Figure:
@@ -50,8 +111,8 @@ def birth(metrics: pd.DataFrame, recalls: pd.DataFrame, title: str) -> Figure:
         ("loss_global", "global", "#2f6fb3"),
         ("loss_first_occurrence", "first occurrence of a trigger", "#d9a441"),
     ):
-        measured = metrics.dropna(subset=column)
-        loss.plot(measured["step"], measured[column], color=colour, lw=1, label=label)
+        values = measured(metrics, column)
+        loss.plot(values.index, values, color=colour, lw=1, label=label)
     loss.set(ylabel="loss (nats)", title=title)
     draw_accuracy(accuracy, metrics)
     draw_recall(recall, recalls)
