@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.transforms import ScaledTranslation
 
 INK, FAINT = "#1f2328", "#656d76"
 TITLE, LABEL, TICK, SMALL = 9.5, 9, 8, 7
@@ -32,18 +33,21 @@ def plain(axes: Axes) -> None:
     axes.yaxis.label.set_fontsize(LABEL)
 
 
-def title(axes: Axes, words: str) -> None:
+def title(axes: Axes, words: str, pad: float = 6) -> None:
     """The panel's title; matrices as the code calls them, W_O2, in the paper's way of writing."""
     words = re.sub(r"\bW_([KOQVF])(\d)\b", r"$W_\1^\2$", words)
-    axes.set_title(words, fontsize=TITLE, color=INK)
+    axes.set_title(words, fontsize=TITLE, color=INK, pad=pad)
 
 
 def legend_below(axes: Axes, handles: Sequence[Artist], columns: int = 2) -> None:
     """The panel's own legend, under its axis label."""
     if handles:
+        figure = axes.get_figure()
+        assert figure is not None
+        below = axes.transAxes + ScaledTranslation(0, -0.45, figure.dpi_scale_trans)
         axes.legend(
-            handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.19), ncols=columns, frameon=False,
-            fontsize=TICK, handlelength=1.8, columnspacing=1.2, labelspacing=0.35, borderaxespad=0.0,
+            handles=handles, loc="upper center", bbox_to_anchor=(0.5, 0.0), bbox_transform=below, ncols=columns,
+            frameon=False, fontsize=TICK, handlelength=1.8, columnspacing=1.2, labelspacing=0.35, borderaxespad=0.0,
         )  # fmt: skip
 
 
