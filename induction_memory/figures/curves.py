@@ -92,7 +92,9 @@ def draw_recall(axes: Axes, recalls: pd.DataFrame, names: Mapping[str, str] = LA
     axes.set(ylim=SHARE, ylabel="memory recall")
 
 
-def draw_range(axes: Axes, series: Sequence[pd.Series], colour: str, label: str | None = None, lw: float = 1.5) -> None:
+def draw_range(
+    axes: Axes, series: Sequence[pd.Series], colour: str, label: str | None = None, lw: float | int = 1.5
+) -> None:
     """The mean of several runs as a line and their range as a band, over the steps that all of them have."""
     require(len(series) > 0, "series", "at least one run", len(series))
     table = pd.concat(series, axis="columns", join="inner")

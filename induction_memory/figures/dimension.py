@@ -13,7 +13,10 @@ from induction_memory.figures.panels import LABEL, TICK, panels, sequential, sig
 
 
 def dimension(
-    fixed: Mapping[int, pd.Series], tuned: Mapping[int, pd.Series], step_sizes: Mapping[int, float], note: str = ""
+    fixed: Mapping[int, pd.Series],
+    tuned: Mapping[int, pd.Series],
+    step_sizes: Mapping[int, float | int],
+    note: str = "",
 ) -> Figure:
     """Figure 8: recall of W_O^2, trained alone, through training; a curve a dimension, each a Series over steps.
 
@@ -68,7 +71,7 @@ def one_step(table: pd.DataFrame, note: str = "") -> Figure:
     return sign(figure, note)
 
 
-def _number(value: float) -> str:
+def _number(value: float | int) -> str:
     return f"{value:g}" if np.isfinite(value) else r"$\infty$"
 
 

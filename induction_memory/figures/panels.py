@@ -16,7 +16,9 @@ TITLE, LABEL, TICK, SMALL = 9.5, 9, 8, 7
 """Sizes in points."""
 
 
-def panels(rows: int, columns: int, width: float, height: float, share_y: bool = False) -> tuple[Figure, list[Axes]]:
+def panels(
+    rows: int, columns: int, width: float | int, height: float | int, share_y: bool = False
+) -> tuple[Figure, list[Axes]]:
     """A figure of rows x columns panels of that size in inches, listed row by row; rows share an axis on request."""
     figure = Figure(figsize=(width * columns, height * rows), layout="constrained", facecolor="white")
     grid = figure.subplots(rows, columns, squeeze=False, sharey="row" if share_y else False)
@@ -33,7 +35,7 @@ def plain(axes: Axes) -> None:
     axes.yaxis.label.set_fontsize(LABEL)
 
 
-def title(axes: Axes, words: str, pad: float = 6) -> None:
+def title(axes: Axes, words: str, pad: float | int = 6) -> None:
     """The panel's title; matrices as the code calls them, W_O2, in the paper's way of writing."""
     words = re.sub(r"\bW_([KOQVF])(\d)\b", r"$W_\1^\2$", words)
     axes.set_title(words, fontsize=TITLE, color=INK, pad=pad)
