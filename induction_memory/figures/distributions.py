@@ -106,7 +106,8 @@ def draw_divergence(axes: Axes, divergence: pd.Series) -> list[Line2D]:
     beside.set_ylabel(LABELS["W_F_kl"], color=colour)
     beside.tick_params(axis="y", colors=colour)
     beside.spines["right"].set_color(colour)
-    beside.set_ylim(bottom=0)
+    top = max(beside.get_ylim()[1], 1e-9)
+    beside.set_ylim(top * SHARE[0] / SHARE[1], top)  # zero where the recalls have theirs
     return lines
 
 
