@@ -30,7 +30,9 @@ PAPER = (
     "induction behavior at the second layer (bottom) is distributed across the different heads."
 )
 MOSTLY_ONE, DISTRIBUTED = 1.5, 2.0  # effective heads: up to the first it is mostly one, from the second on several
-Settings = Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="PART.FIELD=VALUE")]
+Settings = Annotated[
+    tuple[tuple[str, ...], ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="PART.FIELD=VALUE ...")
+]
 
 
 def plan(config: RunConfig, seeds: int, siblings: int) -> dict[str, RunConfig]:
@@ -218,7 +220,7 @@ def main(
         siblings: retrainings of seed 0, as many with other data as with other initial weights.
         workers: runs at a time, each with one thread.
         name: the experiment.
-        set: change one of its settings, as in model.d_model=64; may be repeated.
+        set: change its settings, as in model.d_model=64 task.k=3.
         readings: steps of each run at which the heads are read.
         sequences: sequences they are read on.
         train: train what is missing.
@@ -226,7 +228,7 @@ def main(
     from induction_memory.heads import Identification
 
     require(seeds >= 2, "seeds", "2 or more to compare", seeds)
-    config = preset(name).run.with_settings(set)
+    config = preset(name).run.with_settings([setting for group in set for setting in group])
     runs = plan(config, seeds, siblings)
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         waiting = [pool.submit(work, *item, out, train, readings, sequences) for item in runs.items()]

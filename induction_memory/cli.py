@@ -41,7 +41,9 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
 Format = Literal["table", "csv", "json"]
 Run = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-Settings = Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="PART.FIELD=VALUE")]
+Settings = Annotated[
+    tuple[tuple[str, ...], ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="PART.FIELD=VALUE ...")
+]
 
 
 @command
@@ -93,7 +95,7 @@ def train(
         out: folder of the trajectory.
         steps: number of updates, instead of the preset's.
         seed: one number for initial weights, data and evaluation alike.
-        set: change one setting, as in task.k=3 or train.learning_rate=0.5; may be repeated.
+        set: change settings, as in task.k=3 train.learning_rate=0.5.
         resume: go on with the run in that folder.
         quiet: no progress.
         log: also write to TensorBoard or Weights & Biases.
@@ -104,7 +106,7 @@ def train(
 
     config = find(preset).run
     config = config if seed is None else with_seed(config, seed)
-    changes = [*set] if steps is None else [*set, f"train.steps={steps}"]
+    changes = _settings(set) + ([] if steps is None else [f"train.steps={steps}"])
     run = start(config.with_settings(changes), out, resume=resume, quiet=quiet, log=log, command=_command())
     if not quiet:
         print(f"{len(run.steps)} checkpoints, steps {run.steps[0]} to {run.steps[-1]}, in {out}")
@@ -188,8 +190,8 @@ def probe(
     if table.empty and skipped:
         name, reason = next(iter(skipped.items()))
         raise InputError(f"--probes: expected some that this run allows, got {name!r}, which {reason}")
-    for name, reason in skipped.items():
-        print(f"{name}: {reason}", file=sys.stderr)
+    for reason in dict.fromkeys(skipped.values()):
+        print(f"{', '.join(name for name in skipped if skipped[name] == reason)}: {reason}", file=sys.stderr)
     _output(library.wide(table).reset_index(), format, out)
 
 
@@ -420,7 +422,11 @@ class _Complaints(io.StringIO):
         lines = [line.strip("│| ") for line in self.getvalue().splitlines() if not set(line) & set("╭╰")]
         kept = [line for line in lines if set(line) - set("─-+ ") and not line.startswith("For full helptext")]
         text = re.sub(r"\s+", " ", " ".join(kept))
-        return re.sub(r"(Got errors: .* )?Argument helptext: ", "Expected: ", text)
+        text = re.sub(r"(Got errors: .* )?Argument helptext: ", "Expected: ", text)
+        text = re.sub(r"^(.+?) \1", r"\1", text)  # a title that the sentence repeats
+        said, _, suggestions = text.partition(" Perhaps you meant: ")
+        flags = [flag for flag in dict.fromkeys(re.findall(r"--[a-z-]+", suggestions)) if flag != "--help"]
+        return f"{said.rstrip('.')}. Perhaps you meant: {', '.join(flags)}" if flags else said
 
 
 _complaints = _Complaints()
@@ -439,6 +445,13 @@ def _load(run: str) -> "Trajectory":
     from induction_memory.trajectory import load
 
     return load(run)
+
+
+def _settings(groups: tuple[tuple[str, ...], ...]) -> list[str]:
+    """Settings given together after one --set, or each after its own."""
+    if not all(groups):
+        raise InputError("--set: expected PART.FIELD=VALUE, got nothing")
+    return [setting for group in groups for setting in group]
 
 
 def _listed(items: tuple[str, ...]) -> tuple[str, ...]:

@@ -71,12 +71,18 @@ def test_presets_are_listed_and_shown(run):
     [
         (("presets", "figure-33"), "preset: expected a name that `presets` lists, such as figure-3"),
         (("trian",), "Unrecognized options: trian"),
-        (("train", "demo", "--out", "OUT", "--stepz", "3"), "--stepz"),
+        (
+            ("train", "demo", "--out", "OUT", "--stepz", "3"),
+            "Unrecognized options: --stepz, 3. Perhaps you meant: --step",
+        ),
         (("train", "demo", "--out", "OUT", "--steps", "many"), "Error parsing --steps"),
         (("train", "demo", "--out", "OUT", "--set", "task.kk=3"), "task.kk: expected one of"),
         (("train", "demo", "--out", "OUT", "--set", "task.k=80"), "task.k: expected 1 to 65"),
         (("train", "demo", "--out", "OUT", "--set", "train.learning_rate=-1"), "train.learning_rate: expected"),
         (("train", "demo", "--out", "OUT", "--set", "nonsense"), "--set: expected PART.FIELD=VALUE"),
+        (("train", "demo", "--out", "OUT", "--set", "=3"), "--set: expected PART.FIELD=VALUE, got '=3'"),
+        (("train", "demo", "--out", "OUT", "--set"), "--set: expected PART.FIELD=VALUE, got nothing"),
+        (("train", "demo", "--out", "OUT", "--set", "task.k=3", "task.kk=3"), "task.kk: expected one of"),
         (("train", "demo", "--out", "OUT", "--seed", "-1"), "seed: expected a whole number of at least 0, got -1"),
         (("branch", "OUT", "--out", "OUT", "--at", "x"), "Expected: --at INT stored step to start at"),
         (("surgery", "OUT", "--memory", "W_O2", "--transplant", "OUT@²"), "--transplant: expected RUN@STEP"),
@@ -113,6 +119,26 @@ def test_probes_of_a_run_print_as_table_csv_and_one_json_document(run, trained, 
     code, _, err = run("probe", str(trained), "--probes", "W_X")
     assert (code, err.count("\n")) == (2, 1)
     assert "'W_X'" in err
+
+
+def test_settings_follow_one_set_or_each_its_own(run, tmp_path):
+    sizes = ("task.length=12", "model.n_ctx=12", "model.d_model=16")
+    together = ["--set", *sizes, "--set", "train.batch_size=8", "task.k=3"]
+    code, out, _ = run("train", "figure-3", "--out", str(tmp_path / "run"), "--steps", "1", *together, "--quiet")
+    assert (code, out) == (0, "")
+    config = json.loads((tmp_path / "run" / "manifest.json").read_text())["config"]
+    found = config["task"]["length"], config["task"]["k"], config["model"]["d_model"], config["train"]["batch_size"]
+    assert found == (12, 3, 16, 8)
+
+
+def test_a_reason_is_told_once_for_all_the_probes_it_holds_for(run, trained):
+    code, _, err = run("probe", str(trained), "--probes", "recall", "--steps", "0")
+    triggers = [line for line in err.splitlines() if "fixed triggers" in line]
+    assert code == 0
+    assert triggers == [
+        "W_K2_triggers, W_K2_triggers_margin, W_K2_triggers_rank, W_K2_triggers_sir, W_K2_triggers_soft: "
+        "needs fixed triggers, the task draws them at random"
+    ]
 
 
 def test_a_branch_goes_on_from_a_stored_step(run, trained, tmp_path):

@@ -76,12 +76,13 @@ class RunConfig:
         changes: dict[str, dict[str, Any]] = {"task": {}, "model": {}, "train": {}}
         for setting in settings:
             path, equals, text = setting.partition("=")
-            require(equals == "=", "--set", "PART.FIELD=VALUE", repr(setting))
-            part, _, name = path.strip().partition(".")
-            require(part in changes, path.strip(), "a path that begins with task, model or train", repr(part))
+            path = path.strip()
+            require(equals == "=" and path != "", "--set", "PART.FIELD=VALUE", repr(setting))
+            part, _, name = path.partition(".")
+            require(part in changes, path, "a path that begins with task, model or train", repr(part))
             owner = type(getattr(self, part))
             known = [f.name for f in fields(owner)]
-            require(name in known, path.strip(), f"one of {part}.{{{', '.join(known)}}}", repr(name))
+            require(name in known, path, f"one of {part}.{{{', '.join(known)}}}", repr(name or path))
             changes[part][name] = parse_value(text.strip(), get_type_hints(owner)[name], f"{part}.{name}")
         return replace(self, **{part: replace(getattr(self, part), **new) for part, new in changes.items()})
 
@@ -171,5 +172,6 @@ def _describe(kind: Any) -> str:
     if get_origin(kind) is Literal:
         return " or ".join(map(repr, get_args(kind)))
     if get_origin(kind) is tuple:
-        return "a list"
+        rows = get_origin(get_args(kind)[0]) is tuple
+        return "a JSON list of lists" if rows else "a list (JSON, or items between commas)"
     return {types.NoneType: "none", bool: "true or false", int: "a whole number", float: "a number"}.get(kind, "text")
