@@ -1,6 +1,8 @@
 """The training loop: exact updates, honest metrics, and nothing but the step's number to depend on."""
 
 import io
+import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,13 +15,16 @@ from induction_memory.model.config import ModelConfig
 from induction_memory.model.construct import construct
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.sampler import sample, step_rng
+from induction_memory.training import tracking
 from induction_memory.training.loop import Start, train
 from induction_memory.training.metrics import class_mean
 from induction_memory.training.optimizer import adamw_update, sgd_update
 from induction_memory.training.plain import plain_evaluate
 from induction_memory.training.progress import Progress
 from induction_memory.training.recalls import recalls
+from induction_memory.training.run import start
 from induction_memory.training.tracking import numbers, open_tracker
+from induction_memory.trajectory import verify
 from tests.tiny_runs import MODEL, TASK, tiny
 
 
@@ -216,3 +221,31 @@ def test_tensorboard_gets_the_numbers_and_other_trackers_are_refused(tmp_path):
     assert numbers({"step": 1, "loss": 2.0, "checkpoint": True, "x": None}) == {"loss": 2.0}
     with pytest.raises(InputError, match=r"^log: expected tensorboard or wandb, got 'mlflow'$"):
         open_tracker("mlflow", tmp_path, {}, 0)
+
+
+def test_a_tracker_that_is_not_installed_or_has_no_login_is_refused_before_anything_is_written(tmp_path, monkeypatch):
+    config = tiny(steps=1)
+    monkeypatch.setattr(tracking, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"^log: expected the package wandb \(pip install .*\), got an installation"):
+        start(config, tmp_path / "run", log="wandb")
+    monkeypatch.undo()
+
+    def login():
+        raise ConnectionError("no key\n  at all")
+
+    monkeypatch.setattr(tracking, "find_spec", lambda name: True)
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(Error=ConnectionError, login=login))
+    with pytest.raises(InputError, match=r"^log: expected a working Weights & Biases login, got: no key at all$"):
+        start(config, tmp_path / "run", log="wandb")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_logs_every_step_to_tensorboard_inside_its_folder(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = start(tiny(steps=3), tmp_path / "run", log="tensorboard", quiet=True)
+    events = EventAccumulator(str(run.path / "tensorboard"))
+    events.Reload()
+    logged = {event.step: event.value for event in events.Scalars("loss")}
+    assert logged == pytest.approx(run.metrics.set_index("step")["loss"].to_dict(), rel=1e-6)
+    assert verify(run.path) == []

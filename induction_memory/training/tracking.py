@@ -4,7 +4,8 @@ Both are optional packages, imported when asked for. The numbers that exist are 
 on where it was resumed, and TensorBoard drops what it had been sent beyond.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -25,17 +26,23 @@ class Sink:
 
 
 def require_tracker(kind: str | None) -> None:
-    """Raise an InputError unless `kind` is None or a tracker that is installed."""
+    """Raise an InputError unless `kind` is None or a tracker that is installed and, where it needs one, has a login."""
     if kind is None:
         return
-    require(kind in get_args(Tracker), "log", " or ".join(get_args(Tracker)), repr(kind))
+    _require_known(kind)
     package = f"the package {kind} (pip install 'induction-memory[{kind}]')"
     require(find_spec(kind) is not None, "log", package, "an installation without it")
+    if kind == "wandb":
+        import wandb  # pyright: ignore[reportMissingImports]
+
+        with _login_errors(wandb.Error):
+            wandb.login()
 
 
 def open_tracker(kind: str | None, folder: Path, config: Mapping[str, Any], first_step: int) -> Sink:
     """The tracker of that name, or one that does nothing."""
-    require_tracker(kind)
+    if kind is not None:
+        _require_known(kind)
     if kind == "tensorboard":
         return TensorBoard(folder, first_step)
     return WeightsAndBiases(folder, config) if kind == "wandb" else Sink()
@@ -63,17 +70,28 @@ class WeightsAndBiases(Sink):
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         import wandb  # pyright: ignore[reportMissingImports]
 
-        try:
+        with _login_errors(wandb.Error):
             self._run = wandb.init(project="induction-memory", name=folder.name, dir=str(folder), config=dict(config))
-        except wandb.Error as error:
-            reason = " ".join(str(error).split())
-            raise InputError(f"log: expected a working Weights & Biases login, got: {reason}") from error
 
     def send(self, step: int, row: Mapping[str, Any]) -> None:
         self._run.log(numbers(row), step=step)
 
     def close(self) -> None:
         self._run.finish()
+
+
+def _require_known(kind: str) -> None:
+    require(kind in get_args(Tracker), "log", " or ".join(get_args(Tracker)), repr(kind))
+
+
+@contextmanager
+def _login_errors(kind: type[Exception]) -> Iterator[None]:
+    """Tell the errors of Weights & Biases as a caller's mistake, in one line."""
+    try:
+        yield
+    except kind as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"log: expected a working Weights & Biases login, got: {reason}") from error
 
 
 def numbers(row: Mapping[str, Any]) -> dict[str, float]:
