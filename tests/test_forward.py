@@ -12,6 +12,7 @@ from induction_memory.errors import InputError
 from induction_memory.model.build import build
 from induction_memory.model.config import ModelConfig
 from induction_memory.task.bigrams import BigramTask
+from induction_memory.task.corpus import Corpus
 from induction_memory.task.sampler import Batch, sample, step_rng
 from induction_memory.training import forward
 from induction_memory.training.clamps import Clamps, clamped_pattern
@@ -278,6 +279,15 @@ def test_the_reasons_to_refuse_a_model_are_told():
     assert "float64" in str(supported(build(ARCHITECTURES["full"], seed=15).to(torch.float64)))
     del model.model_config
     assert supported(model) == "the model was not made by induction_memory.model.build"
+
+
+def test_a_vocabulary_of_one_token_takes_the_plain_path():
+    task = BigramTask(corpus=Corpus.from_text("aaaa"), length=8, k=1)
+    model = build(ModelConfig(d_model=8, n_ctx=8, d_vocab=1), seed=19)
+    assert supported(model) == "the vocabulary has one token only"
+    found = evaluate(model, sample(task, 3, step_rng(0, 0)), "all")
+    assert found.loss == 0
+    assert found.correct.all()
 
 
 def test_an_untied_copy_of_a_tied_model_is_refused(batch):

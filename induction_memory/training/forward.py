@@ -72,6 +72,8 @@ def supported(model: nn.Module) -> str | None:
     config = getattr(model, "model_config", None)
     if not isinstance(config, ModelConfig):
         return "the model was not made by induction_memory.model.build"
+    if config.d_vocab < 2:
+        return "the vocabulary has one token only"
     known = frozenset(config.parameters.values())
     for name, parameter in model.named_parameters():
         if parameter.dtype != torch.float32:
