@@ -24,6 +24,23 @@ CASES = {
 }
 
 
+def test_a_score_that_is_nan_recalls_nothing():
+    nan = torch.nan
+    broken = torch.full((2, 3, 3), nan)
+    rival, target = torch.eye(3), torch.eye(3)
+    rival[0, 1] = nan
+    target[0, 0] = nan
+    table, targets = torch.stack([*broken, rival, target]), torch.arange(3)
+    for allowed in (None, torch.ones(3, 3, dtype=torch.bool), torch.ones(3, 3, dtype=torch.bool).tril()):
+        recalled = memory_recall.hits(table, targets, allowed)
+        assert not recalled[:2].any()
+        assert recalled[3].tolist() == [False, True, True]
+    assert memory_recall.hits(rival, targets).tolist() == [False, True, True]
+    assert memory_recall.reading("_rank", table, targets).tolist() == pytest.approx([3, 3, 4 / 3, 5 / 3])
+    assert memory_recall.reading("_margin", table, targets).isnan().all()
+    assert memory_recall.reading("_soft", table, targets).isnan().all()
+
+
 def loop_recall(model, T: int) -> dict[str, float]:
     """The paper's recalls of one model, an input at a time, a head at a time, from its own weights."""
 

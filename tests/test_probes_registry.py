@@ -1,14 +1,17 @@
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from induction_memory import probes
 from induction_memory.errors import InputError
 from induction_memory.model.build import build
 from induction_memory.model.config import ModelConfig
 from induction_memory.probes import cache, registry
+from induction_memory.probes.prediction import VISIBLE
 from induction_memory.task.bayes import optimal_scores
 from induction_memory.task.sampler import sample, step_rng
 from induction_memory.training.run import start
@@ -16,6 +19,7 @@ from induction_memory.trajectory.trajectory import load
 from tests.probe_sources import TINY, stacked, untrained
 from tests.tiny_runs import tiny
 
+FIXED_TINY = replace(TINY, triggers="fixed")
 SMALL = ["W_K1", "norm_W_O2", "loss", "entropy1"]
 
 
@@ -70,10 +74,12 @@ def test_a_trained_run_equals_a_loop_over_its_models(run):
 
 
 def test_the_optimal_loss_is_below_the_run_s_at_every_step(run):
-    table = probes.wide(probes.table(run, ["loss", "bayes_loss", "excess"]))
+    table = probes.wide(probes.table(run, "prediction"))
     best = optimal_scores(run.config.task, sample(run.config.task, 64, step_rng(run.config.train.eval_seed, 0))).overall
     assert (table["loss"] > table["bayes_loss"] - 3 * best.loss_error).all()
     np.testing.assert_allclose(table["excess"], table["loss"] - table["bayes_loss"])
+    for whole in ("excess", "kl_bayes"):
+        np.testing.assert_allclose(sum(table[f"{whole}_{kind}"] for kind in VISIBLE), table[whole])
 
 
 def test_the_table_is_tidy_and_the_paper_s_recalls_are_wide(run):
@@ -129,10 +135,29 @@ def test_every_architecture_gives_every_probe_or_a_reason():
         ModelConfig.full(d_model=24, n_ctx=16, n_heads=2, layer_norm=True, parallel_blocks=True),
         ModelConfig(d_model=24, n_ctx=16, feed_forward_layers="all", tied_output=True),
         ModelConfig.full(d_model=24, n_ctx=16, n_layers=3, n_heads=3, positions="sinusoidal"),
+        ModelConfig.full(d_model=24, n_ctx=16, n_layers=1, feed_forward="none"),
+        ModelConfig(d_model=24, n_ctx=16, feed_forward="none"),
+        ModelConfig.full(d_model=24, n_ctx=16, n_heads=4, layer_norm=True),
     ):
         table = probes.table(build(config), "all", task=TINY, batch=batch)
         assert set(table["probe"]) | set(table.attrs["skipped"]) == set(probes.names())
         assert table["value"].notna().all()
+
+
+def test_a_model_that_diverged_reads_as_nothing_recalled_and_nan():
+    model = build(ModelConfig(d_model=16, n_ctx=16))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.fill_(torch.nan)
+    table = probes.table(model, "all", task=FIXED_TINY)
+    found: dict[str, float] = dict(zip(table["probe"], table["value"], strict=True))
+    for name in ("W_K1", "W_K1_causal", "W_K2", "W_K2_triggers", "W_O2"):
+        assert found[name] == 0, name
+    for name in ("W_K1_rank", "W_K1_causal_rank", "W_K2_rank", "W_K2_triggers_rank", "W_O2_rank"):
+        assert found[name] >= 3, name
+    for name in ("accuracy", "accuracy_in_context", "match2", "previous_token_argmax1", "soft_rank_W_O2", "copying2"):
+        assert np.isnan(found[name]), name
 
 
 def test_the_second_look_computes_nothing(run, measured):

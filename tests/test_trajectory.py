@@ -2,6 +2,7 @@
 
 import json
 import stat
+from typing import Any
 
 import numpy as np
 import pytest
@@ -323,3 +324,35 @@ def test_a_newer_format_is_refused_with_its_version(run, tmp_path):
     with pytest.raises(InputError, match=r"manifest\.json: expected format version 1 or older, got 2: a newer"):
         load(newer.path)
     assert Manifest.read(run.path).state == "finished"
+
+
+anything: Any = im  # as a user has it who reads no annotations
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("mistake", "message"),
+    [
+        (lambda run: anything.load(5), r"^run: expected the folder or the name of a trajectory, got 5$"),
+        (lambda run: anything.load(run.path, model="full"), r"^model: expected a ModelConfig, got 'full'$"),
+        (lambda run: anything.load(run.path, task=3), r"^task: expected a BigramTask, got 3$"),
+        (lambda run: run.model(step="x"), r"^step: expected a whole number, got 'x'$"),
+        (lambda run: run.model(step=None, nearest=True), r"^step: expected a whole number, got None$"),
+        (lambda run: run.state(float("nan"), nearest=True), r"^step: expected a whole number, got nan$"),
+        (lambda run: run.memory(5), r"^memory: expected .*, got 5$"),
+        (lambda run: run.memory("W_K1", steps=5), r"^steps: expected a list of one or more stored steps, got 5$"),
+        (lambda run: run.stack("W_K1", steps=[]), r"^steps: expected a list of one or more stored steps, got \[\]$"),
+        (lambda run: run.embedding(5), r"^embedding: expected .*, got 5$"),
+        (lambda run: run.export(4, 7), r"^out: expected a new or an empty folder, got 7$"),
+        (
+            lambda run: anything.probes.recall("run"),
+            r"^source: expected a trajectory \(as im.load .*, got 'run'$",
+        ),
+        (lambda run: anything.probes.table(run, 5), r"^probes: expected names of probes or of families, got 5$"),
+        (lambda run: anything.probes.table(run, "loss", batch="x"), r"^batch: expected a Batch, .*, got 'x'$"),
+        (lambda run: anything.probes.table(run, "loss", task="x"), r"^task: expected a BigramTask, got 'x'$"),
+    ],
+)
+def test_a_value_of_a_wrong_type_is_one_line(run, mistake, message):
+    with pytest.raises(InputError, match=message):
+        mistake(run)

@@ -36,7 +36,7 @@ _EMBEDDING = re.compile(r"^(?:(Phi_|W_V)(\d+) )?(w_E|p|w_U)$")
 def memory(source: Any, name: str, *, fold: bool = True) -> Float[Tensor, "*lead d_out d_in"]:
     """The matrix `name` (`W_K1`, `W_O2`, `Phi_1`, `W_V2`, `W_F` ...) of a model or of a (stacked) state dict."""
     weights = _weights(source)
-    match = _MATRIX.match(name)
+    match = _MATRIX.match(str(name))
     if match is None:
         raise InputError(f"memory: expected W_K, W_V, W_O or Phi_ with a layer's number, or W_F, got {name!r}")
     kind, layer = match[1] or match[3], int(match[2] or number_of_layers(weights))
@@ -68,7 +68,7 @@ def memory(source: Any, name: str, *, fold: bool = True) -> Float[Tensor, "*lead
 def embedding(source: Any, name: str, *, fold: bool = True) -> Float[Tensor, "*lead n d"]:
     """Rows of embeddings: `w_E`, `p`, `w_U`, or one of them remapped, as in `Phi_1 w_E` and `W_V2 w_E`."""
     weights = _weights(source)
-    match = _EMBEDDING.match(name)
+    match = _EMBEDDING.match(str(name))
     if match is None:
         raise InputError(f"embedding: expected w_E, p or w_U, alone or after Phi_ or W_V with a layer, got {name!r}")
     if match[3] == "w_E":

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from induction_memory.probes.stack import Stack, UnsupportedError
@@ -47,6 +47,11 @@ class Activations:
     @property
     def logits(self) -> Float[Tensor, "batch pos vocab"]:
         return self.cache["logits"]
+
+    @property
+    def diverged(self) -> Bool[Tensor, ""]:
+        """Whether the model answers with nan somewhere: then the greatest of its numbers means nothing."""
+        return self.once("diverged", lambda: self.logits.isnan().any())
 
     def pattern(self, layer: int) -> Float[Tensor, "batch head query key"]:
         """Attention of a layer, counted from 1."""

@@ -158,8 +158,11 @@ def measure(activations: Activations, name: str) -> Float[Tensor, " head"] | Flo
     match = PATTERN.fullmatch(name)
     assert match is not None
     if match["pair"]:
-        return _previous_where_attended(activations)
-    return _MEASURES[match["probe"]](activations, int(match["layer"]))
+        return _previous_where_attended(activations).masked_fill(activations.diverged, torch.nan)
+    value = _MEASURES[match["probe"]](activations, int(match["layer"]))
+    if match["probe"].startswith("repeated_"):
+        return value
+    return value.masked_fill(activations.diverged, torch.nan)
 
 
 def _sought(a: Activations) -> Bool[Tensor, "batch query key"]:

@@ -68,6 +68,7 @@ def recall_between(
 def _matrix(stack: Stack, W: str | Tensor) -> tuple[Float[Tensor, "step head d_out d_in"], int]:
     if isinstance(W, Tensor):
         return W[None, None], 0
+    require(isinstance(W, str), "W", "a matrix or the name of one", repr(W))
     matrix = stack.memory(W.removesuffix("^T"))
     return matrix.mT if W.endswith("^T") else matrix, _layer(W)
 
@@ -75,6 +76,7 @@ def _matrix(stack: Stack, W: str | Tensor) -> tuple[Float[Tensor, "step head d_o
 def _rows(stack: Stack, rows: str | Tensor) -> tuple[Float[Tensor, "step head n d"], int]:
     if isinstance(rows, Tensor):
         return rows[None, None], 0
+    require(isinstance(rows, str), "embeddings", "rows of vectors or their name", repr(rows))
     return stack.embedding(rows), _layer(rows)
 
 

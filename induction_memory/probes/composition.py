@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from induction_memory.probes.stack import Stack
+from induction_memory.probes.stack import Stack, where_finite
 
 ROTATIONS = 32  # random rotations behind a baseline
 ROTATION_SEED = 0
@@ -56,7 +56,7 @@ def composition(A: Float[Tensor, "*#lead m d"], B: Float[Tensor, "*#lead d n"]) 
 def squared_spectrum(A: Float[Tensor, "*lead m n"], d: int) -> Float[Tensor, "*lead d"]:
     """Squared singular values, scaled to sum to one and filled up with zeros to length d."""
     gram = A.mT @ A if A.shape[-1] <= A.shape[-2] else A @ A.mT
-    values = torch.linalg.eigvalsh(gram.double()).clamp(min=0)
+    values = where_finite(torch.linalg.eigvalsh, gram.double()).clamp(min=0)
     values = values / values.sum(-1, keepdim=True)
     return torch.nn.functional.pad(values, (0, d - values.shape[-1]))
 
@@ -78,7 +78,7 @@ def turned(
 
 def copying(logits: Float[Tensor, "*lead n n"]) -> Float[Tensor, "*lead"]:
     """sum l / sum |l| over the eigenvalues."""
-    values = torch.linalg.eigvals(logits.double())
+    values = where_finite(torch.linalg.eigvals, logits.double())
     return values.real.sum(-1) / values.abs().sum(-1)
 
 

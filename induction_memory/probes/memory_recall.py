@@ -67,13 +67,14 @@ PATTERN = re.compile(
 def hits(
     table: Float[Tensor, "*step i j"], targets: Int[Tensor, " i"], allowed: Bool[Tensor, "i j"] | None = None
 ) -> Bool[Tensor, "*step i"]:
-    """Which inputs are recalled: no other allowed candidate scores as high as the target.
+    """Which inputs are recalled: every other allowed candidate scores below the target, and none is nan.
 
     The greatest score is quick to find; only where the target has it are ties looked for.
     """
     target = at_target(table, targets)
     if allowed is not None:
-        return ((table >= target.unsqueeze(-1)) & allowed).sum(-1, dtype=torch.int32) == 1
+        behind = ((table < target.unsqueeze(-1)) & allowed).sum(-1, dtype=torch.int32)
+        return (behind == allowed.sum(-1) - 1) & ~target.isnan()
     recalled = target >= table.amax(-1)
     recalled[recalled.clone()] = (table[recalled] >= target[recalled].unsqueeze(-1)).sum(-1, dtype=torch.int32) == 1
     return recalled
@@ -115,7 +116,7 @@ def reading(
     others = rivals(table, targets, allowed)
     target = at_target(table, targets)
     if kind == "_rank":
-        ahead = (table >= target.unsqueeze(-1)) & others
+        ahead = ~(table < target.unsqueeze(-1)) & others
         return 1 + ahead.sum(-1).double().mean(-1)
     if kind == "_sir":
         interference = table.masked_fill(~others, 0.0).square().sum((-2, -1)) / others.sum()

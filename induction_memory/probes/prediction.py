@@ -122,7 +122,7 @@ def _mean(a: Activations, what: str, kind: str | None) -> Float[Tensor, ""]:
     if what == "loss":
         values = -target_log_probability(_log_q(a), a.batch.targets)
     else:
-        values = (a.logits.argmax(-1) == a.batch.targets).double()
+        values = (a.logits.argmax(-1) == a.batch.targets).double().masked_fill(a.diverged, torch.nan)
     if kind is None:
         return values.mean()
     mask = a.of_batch(kind, lambda: positions(a.batch, kind))

@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from induction_memory.errors import InputError
+from induction_memory.errors import InputError, require
 from induction_memory.probes import (
     attention,
     attribution,
@@ -107,6 +107,7 @@ def _measure(
     progress: Callable[[int, int], None] | None,
 ) -> tuple[dict[str, Curves], dict[str, str]]:
     """Curves of the probes wanted, from the cache or computed, and the reasons of those that cannot be had."""
+    require(batch is None or isinstance(batch, Batch), "batch", "a Batch, as `sample` makes it", repr(batch))
     keep = _Kept(source, batch, task) if cached and source.trajectory is not None else None
     found = {} if keep is None else {name: kept for name in wanted if (kept := keep.load(name)) is not None}
     missing = [name for name in wanted if name not in found]
@@ -126,7 +127,9 @@ def resolve(names: str | Iterable[str] | None) -> list[str]:
     """Probe names in order, families written out, none twice."""
     if names is None:
         return list(memory_recall.PAPER)
-    listed = [names] if isinstance(names, str) else list(names)
+    listed = [names] if isinstance(names, str) else list(names) if isinstance(names, Iterable) else [names]
+    for name in listed:
+        require(isinstance(name, str), "probes", "names of probes or of families", repr(name))
     chosen: dict[str, None] = {}
     for name in listed:
         if name == "all":

@@ -56,6 +56,7 @@ class Source:
 
 def read(source: Any, *, steps: Steps = "all", task: BigramTask | None = None) -> Source:
     """The Source of a trajectory, a model or a mapping of stacked weights, at the steps that are asked for."""
+    require(task is None or isinstance(task, BigramTask), "task", "a BigramTask", repr(task))
     if isinstance(source, Source):
         return source
     if isinstance(source, nn.Module):
@@ -65,7 +66,9 @@ def read(source: Any, *, steps: Steps = "all", task: BigramTask | None = None) -
         return _read_mapping(source, steps, task)
     if isinstance(source, Trajectory):
         return _read_trajectory(source, steps, task)
-    raise InputError(f"source: expected a trajectory, a TransformerLens model or stacked weights, got {type(source)}")
+    allowed = "a trajectory (as im.load gives it), a TransformerLens model or stacked weights"
+    got = repr(source) if isinstance(source, str | int | float | None) else f"a {type(source).__name__}"
+    raise InputError(f"source: expected {allowed}, got {got}")
 
 
 def model_weights(model: nn.Module) -> dict[str, Tensor]:

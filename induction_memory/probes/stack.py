@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from induction_memory.errors import InputError
@@ -160,6 +160,13 @@ def has_step_axis(name: str, weight: Tensor) -> bool:
     if kind not in BASE_AXES:
         raise InputError(f"weights: expected parameters of a TransformerLens model, got {name!r}")
     return weight.dim() == BASE_AXES[kind] + 1
+
+
+def where_finite(function: Callable[[Tensor], Tensor], W: Float[Tensor, "*lead m n"]) -> Shaped[Tensor, "..."]:
+    """`function` of each matrix, nan for those that are not finite: decompositions refuse them, and with them all."""
+    finite = W.isfinite().all(-1).all(-1)
+    value = function(W.masked_fill(~finite[..., None, None], 0.0))
+    return value.masked_fill(~finite.reshape(finite.shape + (1,) * (value.dim() - finite.dim())), torch.nan)
 
 
 def head_labels(n_heads: int, axes: int) -> list[str]:

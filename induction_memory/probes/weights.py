@@ -27,7 +27,7 @@ from torch import Tensor
 
 from induction_memory.errors import require
 from induction_memory.probes.source import Steps, read
-from induction_memory.probes.stack import Stack, head_labels
+from induction_memory.probes.stack import Stack, head_labels, where_finite
 
 MEMORIES = ("W_K1", "W_K2", "W_O2", "W_F")
 SMOOTHING = 0.01  # added to pi_b before the logarithm
@@ -62,7 +62,7 @@ def explained(
     W, outputs, inputs = W.double(), outputs.double(), inputs.double()
     gram = (outputs @ outputs.mT) * (inputs @ inputs.mT)
     b = ((outputs @ W) * inputs).sum(-1, keepdim=True)
-    solved = torch.linalg.pinv(gram, hermitian=True, rtol=1e-10) @ b
+    solved = where_finite(lambda finite: torch.linalg.pinv(finite, hermitian=True, rtol=1e-10), gram) @ b
     return (b * solved).sum((-2, -1)) / W.square().sum((-2, -1))
 
 
@@ -136,7 +136,7 @@ def measure(stack: Stack, name: str) -> Float[Tensor, "step *head"]:
         return torch.linalg.matrix_norm(W - matrix(start, memory))
     if match["kind"] in ("cosine", "explained"):
         return _alignment(stack, match["kind"], memory, W.unsqueeze(1) if memory == "W_K2" else W)
-    s = stack.once(f"spectrum of {memory}", lambda: torch.linalg.svdvals(W))
+    s = stack.once(f"spectrum of {memory}", lambda: where_finite(torch.linalg.svdvals, W))
     if match["kind"] == "soft_rank":
         return soft_rank(s)
     return s.square().sum(-1) / s[..., 0].square()
@@ -163,7 +163,7 @@ def spectrum(source: Any, memory: str, *, steps: Steps = "all") -> pd.DataFrame:
     """Singular values of a memory: one row a step, head and rank (1 = the largest)."""
     require(memory in MEMORIES, "memory", f"one of {', '.join(MEMORIES)}", repr(memory))
     opened = read(source, steps=steps)
-    values = torch.linalg.svdvals(matrix(opened.stack, memory))
+    values = where_finite(torch.linalg.svdvals, matrix(opened.stack, memory))
     values = values.expand(len(opened.steps), *values.shape[1:]).flatten(1, -2)
     heads = head_labels(opened.stack.n_heads, 0 if memory == "W_F" else 1)
     values = values.reshape(len(opened.steps), len(heads), -1)

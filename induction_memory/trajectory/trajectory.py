@@ -7,8 +7,11 @@ run.memory("W_O2")                     [step, d, d] in the paper's orientation
 for step, state in run: ...            one step in memory at a time
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from numbers import Real
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +44,8 @@ def load(path: str | Path, *, model: ModelConfig | None = None, task: BigramTask
     A folder of plain state dicts (safetensors, or .pt read with weights only) needs the configuration of their model,
     and may be told their task.
     """
+    require(model is None or isinstance(model, ModelConfig), "model", "a ModelConfig", repr(model))
+    require(task is None or isinstance(task, BigramTask), "task", "a BigramTask", repr(task))
     folder = find(path)
     if (folder / manifests.NAME).exists():
         require(model is None, "model", "none: the trajectory has its own", "a configuration")
@@ -54,6 +59,7 @@ def load(path: str | Path, *, model: ModelConfig | None = None, task: BigramTask
 
 def find(path: str | Path) -> Path:
     """The folder that a path or a shipped trajectory's name stands for."""
+    require(isinstance(path, str | PathLike), "run", "the folder or the name of a trajectory", repr(path))
     for folder in (Path(path), SHIPPED / path):
         if folder.is_dir():
             return folder
@@ -159,7 +165,7 @@ class Trajectory:
         By its name in the HookedTransformer or in the paper; a frozen one is repeated without a copy.
         """
         name = self.model_config.parameters.get(parameter, parameter)
-        chosen = self.source.steps if steps is None else tuple(self.resolve(step) for step in steps)
+        chosen = self.resolve_all(steps)
         if name in self.source.frozen:
             return expand(self.source.read_frozen(name), len(chosen))
         if name not in self.source.moving:
@@ -173,7 +179,7 @@ class Trajectory:
 
         value = memories.memory(Stacks(self, steps), name)
         with_heads = self.model_config.n_heads > 1 and not name.startswith("W_F")
-        return value if value.dim() == 3 + with_heads else expand(value, len(self.steps if steps is None else steps))
+        return value if value.dim() == 3 + with_heads else expand(value, len(self.resolve_all(steps)))
 
     def embedding(self, name: str, steps: Sequence[int] | None = None) -> Float[Tensor, "*step n d_model"]:
         """Rows of embeddings, with a step axis only if they change; names as in `model.memories`."""
@@ -193,6 +199,7 @@ class Trajectory:
 
     def export(self, step: int, out: str | Path, nearest: bool = False) -> Path:
         """Write one step as config.json and model.safetensors into the new folder `out`, and return it."""
+        require(isinstance(out, str | PathLike), "out", "a new or an empty folder", repr(out))
         folder, step = Path(out), self.resolve(step, nearest)
         empty = not folder.exists() or not any(folder.iterdir())
         require(empty, "out", "a new or an empty folder", repr(str(folder)))
@@ -207,6 +214,8 @@ class Trajectory:
     def resolve(self, step: int, nearest: bool = False) -> int:
         """`step` if it is stored (or the stored one closest to it); else an error that says what is."""
         self.require_steps()
+        number = isinstance(step, Real) and not isinstance(step, bool) and math.isfinite(step)
+        require(number, "step", "a whole number", repr(step))
         stored = self.source.steps
         if step in stored:
             return int(step)
@@ -218,6 +227,14 @@ class Trajectory:
             f"step: expected one of the {len(stored)} stored steps ({stored[0]} to {stored[-1]}; "
             f"next to it {around}), got {step}"
         )
+
+    def resolve_all(self, steps: Sequence[int] | None) -> tuple[int, ...]:
+        """The stored steps that are asked for; None for all of them."""
+        if steps is None:
+            return self.source.steps
+        several = isinstance(steps, Sequence | np.ndarray) and not isinstance(steps, str) and len(steps) > 0
+        require(several, "steps", "a list of one or more stored steps", repr(steps))
+        return tuple(self.resolve(step) for step in steps)
 
 
 class Stacks(Mapping[str, Tensor]):
@@ -231,10 +248,10 @@ class Stacks(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._names:
             raise KeyError(name)
-        source, steps = self._run.source, self._steps
+        source = self._run.source
         if name in self._frozen:
             return source.read_frozen(name)
-        return source.read_stack(name, source.steps if steps is None else [self._run.resolve(step) for step in steps])
+        return source.read_stack(name, self._run.resolve_all(self._steps))
 
     def __contains__(self, name: object) -> bool:
         return name in self._names
