@@ -1,0 +1,107 @@
+"""docs/reproduction.md: figure by figure, what the paper says beside what came out. Nothing in it is typed by hand."""
+
+import textwrap
+from collections.abc import Mapping, Sequence
+
+import pandas as pd
+
+from induction_memory.claims import CLAIMS
+from induction_memory.reproduction import plan
+from induction_memory.reproduction.drawing import FIGURES
+from induction_memory.reproduction.plan import Scale
+from induction_memory.reproduction.records import Records
+
+HEADS = ("run", "steps", "in-context accuracy", "W_O2", "W_K2", "W_K1 (t < 64)", "minutes")
+
+
+def page(
+    chosen: Sequence[int],
+    scale: Scale,
+    records: Records,
+    verdicts: pd.DataFrame,
+    pictures: Mapping[int, str],
+    reasons: Mapping[int, str],
+) -> str:
+    """The page; `pictures` are the figures that were drawn, `reasons` why the others were not."""
+    counts = verdicts["verdict"].value_counts()
+    summary = ", ".join(f"{counts[word]} {word}" for word in ("holds", "does not hold", "no run") if word in counts)
+    parts = [
+        f"# The paper's figures and claims, {'at its own scale' if scale == 'paper' else 'at a reduced scale'}",
+        f"Written by `induction-memory reproduce{' all --scale ' + scale}`. {_scale(scale)}",
+        _wrap(
+            f"Of {len(verdicts)} measurements of {verdicts['claim'].nunique()} claims: {summary}. Thresholds were "
+            "stated before the runs; where a claim does not hold, the number stands beside it. Accuracy is the mean "
+            "over the last 20 batches; recalls are those of the last stored step; minutes are wall time on a shared "
+            "two-core machine, two runs side by side."
+        ),
+    ]
+    for figure in chosen:
+        parts.append(f"## Figure {figure}")
+        parts.append(_wrap(str(FIGURES[figure].__doc__)))
+        if figure in pictures:
+            parts.append(f"![Figure {figure}]({pictures[figure]})")
+        else:
+            parts.append(f"Not drawn: {reasons[figure]}.")
+        parts += _claims(figure, verdicts)
+        parts.append(_runs(figure, records))
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _scale(scale: Scale) -> str:
+    if scale == "quick":
+        return f"The scale is reduced ({plan.describe(scale).removeprefix('quick scale: ')})."
+    return "Batches of 512 sequences of T = 256 tokens, d = 128, the step sizes of the paper's appendix."
+
+
+def _claims(figure: int, verdicts: pd.DataFrame) -> list[str]:
+    parts = []
+    for claim in CLAIMS.values():
+        own = verdicts.loc[(verdicts["claim"] == claim.name).to_numpy()]
+        if claim.figure != figure or own.empty:
+            continue
+        quote = textwrap.fill(
+            f'The paper: "{claim.says.rstrip(".")}."', 118, initial_indent="> ", subsequent_indent="> "
+        )
+        rows = [
+            f"| {row['measure']} | {_number(row['value'])} | {row['threshold']} | {_bold(row['verdict'])} |"
+            for row in own.to_dict("records")
+        ]
+        heads = ["| measure | value | threshold | verdict |", "| --- | --- | --- | --- |"]
+        parts += [f"### {claim.name}", quote, "\n".join([*heads, *rows]), _wrap(f"Why there: {claim.reason}.")]
+    return parts
+
+
+def _runs(figure: int, records: Records) -> str:
+    presets = plan.FIGURES[figure]
+    own = [record for name, record in records.items() if name.rpartition("-seed-")[0] in presets]
+    if not own:
+        return ""
+    lines = ["| " + " | ".join(HEADS) + " |", "|" + " --- |" * len(HEADS)]
+    for record in own:
+        columns = [_last(record.probes, name) for name in ("W_O2", "W_K2", "W_K1_first64")]
+        cells = [record.name, record.steps, _number(record.accuracy()), *columns, f"{record.seconds / 60:.1f}"]
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    commands = "\n".join(sorted({record.command for record in own if record.command}))
+    return "\n".join(lines) + f"\n\n<details><summary>Commands</summary>\n\n```\n{commands}\n```\n\n</details>"
+
+
+def _last(probes: pd.DataFrame, name: str) -> str:
+    """The last recall; the range over heads where there are several."""
+    if name in probes:
+        return _number(float(probes[name].iloc[-1]))
+    if f"{name}_max" in probes:
+        low, high = (float(probes[f"{name}_{end}"].iloc[-1]) for end in ("min", "max"))
+        return f"{low:.2f} to {high:.2f} (heads)"
+    return ""
+
+
+def _number(value: float) -> str:
+    return "" if pd.isna(value) else f"{value:.3f}" if abs(value) < 100 else f"{value:.0f}"
+
+
+def _bold(verdict: str) -> str:
+    return f"**{verdict}**" if verdict != "holds" else verdict
+
+
+def _wrap(text: str) -> str:
+    return textwrap.fill(text, 120)

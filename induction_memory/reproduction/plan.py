@@ -1,0 +1,117 @@
+"""Which runs each figure of the paper is drawn from, at the paper's own scale or at a reduced one.
+
+A run is a preset and a seed; at either scale it is trained with one thread, so that two can share two cores and the
+same bits come out wherever it is trained.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from induction_memory.errors import InputError
+from induction_memory.presets import FIGURE_8_DIMENSIONS, PRESETS, preset, quick, with_seed
+from induction_memory.training.run_config import RunConfig
+
+Scale = Literal["quick", "paper"]
+
+TWO_LAYERS = {"fixed": "figure-2-fixed", "random": "figure-2-random"}
+ONE_LAYER = {"fixed": "figure-2-one-layer-fixed", "random": "figure-2-one-layer-random"}
+FREEZING = {
+    "nothing frozen": "figure-3",
+    r"$W_O^2$ frozen": "figure-3-freeze-output",
+    r"$W_K^1, W_K^2$ frozen": "figure-3-freeze-keys",
+    r"$W_K^1$ frozen": "figure-3-freeze-first-key",
+    r"$W_K^2$ frozen": "figure-3-freeze-second-key",
+}
+SETTINGS = {
+    "K=1, fixed frequent": "figure-4-k1-fixed-frequent",
+    "K=1, random": "figure-4-k1-random",
+    "K=5, random": "figure-4-k5-random",
+    "K=5, fixed frequent": "figure-4-k5-fixed-frequent",
+    "K=5, fixed rare": "figure-4-k5-fixed-rare",
+}
+OUTPUTS = {"uniform": "figure-4-uniform", "bigram": "figure-4-bigram"}
+DIMENSION = {name: name for name in PRESETS if name.startswith("figure-8-")}
+REALISTIC, FOUR_HEADS = "figure-10", "figure-11"
+
+FIGURES: dict[int, tuple[str, ...]] = {
+    2: (*TWO_LAYERS.values(), *ONE_LAYER.values()),
+    3: tuple(FREEZING.values()),
+    4: (*SETTINGS.values(), *OUTPUTS.values()),
+    5: tuple(SETTINGS.values()),
+    6: tuple(OUTPUTS.values()),
+    7: (OUTPUTS["uniform"],),
+    8: tuple(DIMENSION),
+    9: (),
+    10: (REALISTIC,),
+    11: (FOUR_HEADS,),
+}
+"""Figure -> the presets it is drawn from. Figure 9 takes no training."""
+
+SEEDS = {3: 3, 11: 5}
+"""Independent repetitions of a figure's runs at the paper's scale; one where nothing is said."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of the reproduction."""
+
+    preset: str
+    seed: int
+    config: RunConfig
+
+    @property
+    def name(self) -> str:
+        return f"{self.preset}-seed-{self.seed}"
+
+    @property
+    def command(self) -> str:
+        """What trains just this run at the paper's scale."""
+        return f"induction-memory train {self.preset} --seed {self.seed} --set train.threads=1 --out {self.name}"
+
+
+def figures(names: Iterable[str]) -> list[int]:
+    """The figures that are meant: "3", "figure-3", "figure_03"; all of them for "all" or for nothing."""
+    chosen: list[int] = []
+    for name in list(names) or ["all"]:
+        number = name.lower().removeprefix("figure").lstrip("-_ 0")
+        if name == "all":
+            chosen += FIGURES
+        elif number.isdigit() and int(number) in FIGURES:
+            chosen.append(int(number))
+        else:
+            raise InputError(f"figure: expected all, or one of {', '.join(map(str, FIGURES))}, got {name!r}")
+    return list(dict.fromkeys(chosen))
+
+
+def jobs(chosen: Sequence[int], scale: Scale, seeds: int | None = None) -> list[Job]:
+    """The runs of these figures, none twice; `seeds` limits the repetitions."""
+    found: dict[str, Job] = {}
+    for figure in chosen:
+        repetitions = 1 if scale == "quick" else min(SEEDS.get(figure, 1), seeds or SEEDS.get(figure, 1))
+        for seed in range(repetitions):
+            for name in FIGURES[figure]:
+                job = Job(name, seed, _config(name, seed, scale))
+                found.setdefault(job.name, job)
+    return list(found.values())
+
+
+def _config(name: str, seed: int, scale: Scale) -> RunConfig:
+    run = with_seed(preset(name).run, seed)
+    if scale == "quick":
+        run = quick(run)
+    return run.with_settings(["train.threads=1"])
+
+
+def describe(scale: Scale) -> str:
+    """The line that stands under a figure of reduced scale."""
+    return "" if scale == "paper" else "quick scale: T = 64, batches of 128 sequences, one seed"
+
+
+def step_sizes(d: int) -> dict[float, str]:
+    """Step size -> the preset of Figure 8 that trains W_O2 with it in dimension d."""
+    of_d = [name for name in DIMENSION if name == f"figure-8-d{d}" or name.startswith(f"figure-8-d{d}-")]
+    return {preset(name).run.train.learning_rate: name for name in of_d}
+
+
+DIMENSIONS = FIGURE_8_DIMENSIONS

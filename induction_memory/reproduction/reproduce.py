@@ -1,0 +1,101 @@
+"""The whole reproduction: train what is missing, measure, draw, judge, and write the page.
+
+At the paper's scale the records of all runs and the trajectories of a few ship with the repository; `check` recomputes
+the claims from those alone, and compares the shipped records with what the shipped weights give.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from induction_memory import claims, probes
+from induction_memory.errors import require
+from induction_memory.reproduction import records as store
+from induction_memory.reproduction.drawing import Material, draw
+from induction_memory.reproduction.page import page
+from induction_memory.reproduction.plan import Job, Scale, describe, jobs
+from induction_memory.reproduction.records import MissingRunError, Records
+from induction_memory.reproduction.training import gather
+from induction_memory.trajectory.trajectory import SHIPPED, Trajectory, load
+
+SHIPPED_RECORDS = SHIPPED / "records"
+SHIPPED_RUNS = {
+    "random-triggers": "figure-4-uniform",
+    "fixed-triggers": "figure-4-k5-fixed-frequent",
+    "frozen-keys": "figure-3-freeze-keys",
+    "induction-alone": "figure-3",
+    "four-heads": "figure-11",
+    "layernorm-mlp": "figure-10",
+}
+"""Name of a shipped trajectory -> the preset whose first repetition it is."""
+AGREE = 1e-6  # records keep seven digits
+
+
+@dataclass(frozen=True, eq=False)
+class Reproduction:
+    """What came out: the verdicts, the figures drawn, and why others were not."""
+
+    verdicts: pd.DataFrame
+    pictures: dict[int, Path]
+    reasons: dict[int, str]
+    page: Path
+
+
+def reproduce(
+    chosen: Sequence[int],
+    scale: Scale,
+    *,
+    runs: Path = Path("runs"),
+    out: Path = Path("reproduction"),
+    workers: int = 2,
+    train: bool = True,
+    quiet: bool = False,
+) -> Reproduction:
+    """Figures and claims at a scale, from runs in `runs/SCALE`, into `out`: a page and a folder of pictures."""
+    require(workers >= 1, "--workers", "1 or more", workers)
+    folder, planned = runs / scale, jobs(chosen, scale)
+    records = gather(planned, folder, workers=workers, train=train, quiet=quiet)
+    by_preset = {job.preset: job for job in planned if job.seed == 0}
+    given = Material(records, lambda preset: _trained(by_preset[preset], folder, records), describe(scale))
+    pictures, reasons = {}, {}
+    for figure in chosen:
+        try:
+            pictures[figure] = draw(figure, given, out / "reproduction")
+        except MissingRunError as missing:
+            reasons[figure] = str(missing)
+    wanted = [claim.name for claim in claims.CLAIMS.values() if claim.figure in chosen]
+    verdicts = claims.check(records, wanted)
+    links = {figure: path.relative_to(out).as_posix() for figure, path in pictures.items()}
+    written = out / "reproduction.md"
+    out.mkdir(parents=True, exist_ok=True)
+    written.write_text(page(chosen, scale, records, verdicts, links, reasons), encoding="utf-8")
+    return Reproduction(verdicts, pictures, reasons, written)
+
+
+def check() -> tuple[pd.DataFrame, pd.DataFrame]:
+    """All claims from what ships, and for each shipped trajectory how far its recalls are from its record's."""
+    records = store.read_all(SHIPPED_RECORDS)
+    return claims.check(records), compare(records)
+
+
+def compare(records: Records) -> pd.DataFrame:
+    """Shipped trajectories against their records: the recalls of the stored steps, measured anew."""
+    rows = []
+    for name, preset in SHIPPED_RUNS.items():
+        if not (SHIPPED / name).exists() or f"{preset}-seed-0" not in records:
+            continue
+        run, record = load(SHIPPED / name), records.one(preset)
+        measured = probes.wide(probes.table(run, store.RECALLS, cached=False))
+        kept = record.probes.reindex(index=measured.index, columns=measured.columns)
+        away = float(np.nanmax(np.abs(measured.to_numpy() - kept.to_numpy())))
+        rows.append((name, record.name, len(run.steps), away))
+    return pd.DataFrame(rows, columns=["trajectory", "record", "steps", "largest difference"])
+
+
+def _trained(job: Job, folder: Path, records: Records) -> Trajectory:
+    if job.name not in records:
+        raise MissingRunError(job.name)
+    return load(folder / job.name)
