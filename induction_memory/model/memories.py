@@ -39,10 +39,9 @@ def memory(source: Any, name: str, *, fold: bool = True) -> Float[Tensor, "*lead
     match = _MATRIX.match(str(name))
     if match is None:
         raise InputError(f"memory: expected W_K, W_V, W_O or Phi_ with a layer's number, or W_F, got {name!r}")
-    kind, layer = match[1] or match[3], int(match[2] or number_of_layers(weights))
-    require(
-        1 <= layer <= number_of_layers(weights), "memory", f"a layer from 1 to {number_of_layers(weights)}", repr(name)
-    )
+    n_layers = number_of_layers(weights)
+    kind, layer = match[1] or match[3], int(match[2] or n_layers)
+    require(1 <= layer <= n_layers, "memory", f"a layer from 1 to {n_layers}", repr(name))
     block = f"blocks.{layer - 1}"
     if kind == "W_F":
         require(f"{block}.mlp.W_F" in weights, "memory", "a model with a linear feed-forward in that layer", repr(name))

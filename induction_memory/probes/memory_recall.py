@@ -67,24 +67,26 @@ PATTERN = re.compile(
 def hits(
     table: Float[Tensor, "*step i j"], targets: Int[Tensor, " i"], allowed: Bool[Tensor, "i j"] | None = None
 ) -> Bool[Tensor, "*step i"]:
-    """Which inputs are recalled: every other allowed candidate scores below the target, and none is nan.
-
-    The greatest score is quick to find; only where the target has it are ties looked for.
-    """
-    target = at_target(table, targets)
-    if allowed is not None:
-        behind = ((table < target.unsqueeze(-1)) & allowed).sum(-1, dtype=torch.int32)
-        return (behind == allowed.sum(-1) - 1) & ~target.isnan()
-    recalled = target >= table.amax(-1)
-    recalled[recalled.clone()] = (table[recalled] >= target[recalled].unsqueeze(-1)).sum(-1, dtype=torch.int32) == 1
-    return recalled
+    """Which inputs are recalled: every other allowed candidate scores below the target, and none is nan."""
+    return at_target(table, targets) > best_rival(table, targets, allowed)
 
 
 def margins(
     table: Float[Tensor, "*step i j"], targets: Int[Tensor, " i"], allowed: Bool[Tensor, "i j"] | None = None
 ) -> Float[Tensor, "*step i"]:
     """Target's score minus its best rival's."""
-    return at_target(table, targets) - table.masked_fill(~rivals(table, targets, allowed), -torch.inf).amax(-1)
+    return at_target(table, targets) - best_rival(table, targets, allowed)
+
+
+def best_rival(
+    table: Float[Tensor, "*step i j"], targets: Int[Tensor, " i"], allowed: Bool[Tensor, "i j"] | None
+) -> Float[Tensor, "*step i"]:
+    """The greatest score of an input but its target's; nan where one of its scores is.
+
+    Minus infinity is added to what does not compete: a sum over the table is quicker than any choice in it.
+    """
+    penalty = torch.zeros(table.shape[-2:]).masked_fill(~rivals(table, targets, allowed), -torch.inf)
+    return (table + penalty).amax(-1)
 
 
 def at_target(table: Float[Tensor, "*step i j"], targets: Int[Tensor, " i"]) -> Float[Tensor, "*step i"]:

@@ -9,6 +9,7 @@ remapped once, not once a step. Embeddings that are not remapped have a head axi
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -42,7 +43,7 @@ class Stack:
     kept: dict[str, Tensor] = field(default_factory=dict, repr=False)
     """What has been computed already, by name."""
 
-    @property
+    @cached_property
     def n_layers(self) -> int:
         return memories.number_of_layers(self.weights)
 
