@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from induction_memory.interventions.components import Graph as Graph
     from induction_memory.interventions.corruptions import corrupt as corrupt
     from induction_memory.interventions.effects import contrast as contrast
-    from induction_memory.interventions.engine import Patch as Patch
     from induction_memory.interventions.engine import logits as logits
+    from induction_memory.interventions.patches import Patch as Patch
     from induction_memory.interventions.patching import patch as patch
     from induction_memory.interventions.recording import record as record
     from induction_memory.interventions.replacements import Replacements as Replacements
@@ -34,7 +34,7 @@ _WHERE = {
     "Graph": "components",
     "corrupt": "corruptions",
     "contrast": "effects",
-    "Patch": "engine",
+    "Patch": "patches",
     "logits": "engine",
     "patch": "patching",
     "record": "recording",

@@ -17,7 +17,7 @@ from induction_memory.interventions import engine
 from induction_memory.interventions.components import Graph
 from induction_memory.interventions.recording import record
 from induction_memory.interventions.replacements import Kind, Replacements
-from induction_memory.interventions.scores import score
+from induction_memory.interventions.scores import Scorer
 from induction_memory.interventions.subjects import (
     SEQUENCES,
     SEQUENCES_A_STEP,
@@ -117,9 +117,9 @@ def _ablate_one(
     cells = [(name, one) for name in names for one in kinds]
     variants = [replacements.patches(name, one) for name, one in cells]
     table = pd.DataFrame([(INTACT, INTACT), *cells], columns=["component", "kind"])
-    measured: dict[int, dict[str, float]] = {}
+    scorer, measured = Scorer(recording.logits, batch), dict[int, dict[str, float]]()
     for indices, logits in engine.run(recording, [[], *variants]):
-        scored = score(logits, recording.logits, batch)
+        scored = scorer(logits)
         for place, index in enumerate(indices):
             measured[index] = {name: value[place].item() for name, value in scored.items()}
     return table.join(pd.DataFrame.from_dict(measured, orient="index").sort_index())

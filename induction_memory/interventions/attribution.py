@@ -19,7 +19,7 @@ from induction_memory.errors import require
 from induction_memory.interventions import engine
 from induction_memory.interventions.components import ARROW
 from induction_memory.interventions.effects import Contrast, answer_logit, at_query
-from induction_memory.interventions.engine import Patch
+from induction_memory.interventions.patches import Patch
 from induction_memory.interventions.path_patching import patch_paths
 
 

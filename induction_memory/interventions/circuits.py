@@ -27,7 +27,7 @@ from torch import Tensor
 from induction_memory.errors import require
 from induction_memory.interventions import engine
 from induction_memory.interventions.components import Graph
-from induction_memory.interventions.engine import Patch
+from induction_memory.interventions.patches import Patch
 from induction_memory.interventions.recording import Recording, record
 from induction_memory.interventions.replacements import Kind, Replacements
 from induction_memory.interventions.subjects import Steps, batch_of, subjects

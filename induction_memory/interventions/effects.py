@@ -21,7 +21,7 @@ from transformer_lens import HookedTransformer
 from induction_memory.errors import require
 from induction_memory.interventions import engine
 from induction_memory.interventions.corruptions import Pairs
-from induction_memory.interventions.engine import Variant
+from induction_memory.interventions.patches import Variant
 from induction_memory.interventions.recording import Recording, record
 
 Direction = Literal["corrupt", "restore"]

@@ -17,7 +17,7 @@ from transformer_lens import HookedTransformer
 
 from induction_memory.errors import require
 from induction_memory.interventions.components import Graph, head_of
-from induction_memory.interventions.layers import attend, combine, project, unembed
+from induction_memory.interventions.layers import attend, combine, project, rotated, unembed
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,11 +73,9 @@ def _layer(
 ) -> Float[Tensor, "batch pos d"]:
     attention, normed = block.attn, block.ln1(x)
     kept[name + "hook_resid_pre"] = x
-    for letter in "qkv":
-        W, b = getattr(attention, f"W_{letter.upper()}"), getattr(attention, f"b_{letter.upper()}")
-        kept[f"{name}attn.hook_{letter}"] = project(normed, W, b)
-    q, k, v = (kept[f"{name}attn.hook_{letter}"] for letter in "qkv")
-    z = attend(attention, q[None], k[None], v[None])[0]
+    q, k, v = project(normed, attention, "qkv")
+    kept.update({f"{name}attn.hook_q": q, f"{name}attn.hook_k": k, f"{name}attn.hook_v": v})
+    z = attend(attention, rotated(attention, q[None]), rotated(attention, k[None]), v[None])[0]
     out = combine(attention, z)
     kept[name + "attn.hook_z"], kept[name + "hook_attn_out"] = z, out
     after = x + out

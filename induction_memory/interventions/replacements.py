@@ -27,7 +27,7 @@ from transformer_lens import HookedTransformer
 from induction_memory.errors import InputError, require
 from induction_memory.interventions.components import ARROW
 from induction_memory.interventions.corruptions import other_outputs
-from induction_memory.interventions.engine import Patch
+from induction_memory.interventions.patches import Patch
 from induction_memory.interventions.recording import Recording, record
 from induction_memory.interventions.weights import of_initial, replaced
 from induction_memory.task.sampler import Batch

@@ -11,6 +11,9 @@ Positions of one sequence are not independent, sequences are: the standard error
 KL is that of the run's prediction from the intact model's, KL(p_intact || p), over all positions.
 """
 
+from dataclasses import dataclass
+from functools import cached_property
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -34,27 +37,46 @@ def masked_mean(
     return mean, (batch / (batch - 1) * spread).sqrt() / counts.sum()
 
 
+@dataclass(frozen=True, eq=False)
+class Scorer:
+    """Scores any number of runs on the same batch against the same intact run."""
+
+    intact: Float[Tensor, "batch pos vocab"]
+    """Logits."""
+    batch: Batch
+    where: Bool[Tensor, "batch pos"] | None = None
+    """The only positions to score; all when not given."""
+
+    def __call__(self, logits: Float[Tensor, "*variant batch pos vocab"]) -> dict[str, Float[Tensor, "*variant"]]:
+        """Every score and its standard error (`kl`, `kl_se` ...), one value a variant."""
+        log_p, targets = logits.log_softmax(-1), self.batch.targets.expand(logits.shape[:-1])
+        loss = -log_p.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+        correct = (logits.max(-1).indices == targets).to(logits.dtype)
+        p, log_intact = self._intact
+        measured = {
+            "in_context_accuracy": (correct, self.batch.in_context),
+            "in_context_loss": (loss, self.batch.in_context),
+            "global_accuracy": (correct, self.batch.global_),
+            "global_loss": (loss, self.batch.global_),
+            "kl": (torch.linalg.vecdot(p, log_intact - log_p), torch.ones_like(self.batch.in_context)),
+        }
+        result = {}
+        for name, (values, mask) in measured.items():
+            result[name], result[f"{name}_se"] = masked_mean(values, mask if self.where is None else mask & self.where)
+        return result
+
+    @cached_property
+    def _intact(self) -> tuple[Tensor, Tensor]:
+        """The intact run's probabilities, and their logarithms."""
+        log_p = self.intact.log_softmax(-1)
+        return log_p.exp(), log_p
+
+
 def score(
     logits: Float[Tensor, "*variant batch pos vocab"],
     intact: Float[Tensor, "batch pos vocab"],
     batch: Batch,
     where: Bool[Tensor, "batch pos"] | None = None,
 ) -> dict[str, Float[Tensor, "*variant"]]:
-    """Every score and its standard error (`kl`, `kl_se` ...), one value a variant; at some positions only, if given."""
-    log_p, log_intact = logits.log_softmax(-1), intact.log_softmax(-1)
-    targets = batch.targets.expand(log_p.shape[:-1]).unsqueeze(-1)
-    loss = -log_p.gather(-1, targets).squeeze(-1)
-    correct = (logits.argmax(-1, keepdim=True) == targets).squeeze(-1).to(loss.dtype)
-    kl = (log_intact.exp() * (log_intact - log_p)).sum(-1)
-    everywhere = torch.ones_like(batch.in_context)
-    measured = {
-        "in_context_accuracy": (correct, batch.in_context),
-        "in_context_loss": (loss, batch.in_context),
-        "global_accuracy": (correct, batch.global_),
-        "global_loss": (loss, batch.global_),
-        "kl": (kl, everywhere),
-    }
-    result = {}
-    for name, (values, mask) in measured.items():
-        result[name], result[f"{name}_se"] = masked_mean(values, mask if where is None else mask & where)
-    return result
+    """All scores of one group of runs; at some positions only, if given."""
+    return Scorer(intact, batch, where)(logits)

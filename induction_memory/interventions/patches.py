@@ -1,0 +1,48 @@
+"""A patch: a value put at a site of a run (the sites' names are in components.py).
+
+With `amount` a and the run's own activation y,  y <- y + a (value - y)  at the positions `where`. A *variant* of a run
+is a set of patches.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Patch:
+    """Put `value` at `site`."""
+
+    site: str
+    """`L1H1`, `L2H1.k`, `L1H1->L2H1.k` ..."""
+    value: Float[Tensor, "#batch #pos d"]
+    """What to put there; for an edge, what its source is to have written."""
+    where: Bool[Tensor, "batch pos"] | None = None
+    """The positions to replace; all when not given."""
+    amount: float | Float[Tensor, ""] = 1.0
+    """How far to go from the run's own activation (0) to the value (1)."""
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether it puts one and the same vector at every position of a sequence."""
+        return self._is_whole and self.where is None and self.value.shape[1] == 1
+
+    @property
+    def _is_whole(self) -> bool:
+        return isinstance(self.amount, float) and self.amount == 1.0
+
+    def blend(
+        self,
+        own: Float[Tensor, "batch m d"],
+        value: Float[Tensor, "batch m d"],
+        where: Bool[Tensor, "batch m 1"] | None,
+    ) -> Float[Tensor, "batch m d"]:
+        """own + amount (value - own); `value` and `where` at the positions that `own` has."""
+        new = value if self._is_whole else own + self.amount * (value - own)
+        return new if where is None else torch.where(where, new, own)
+
+
+Variant = Sequence[Patch]
