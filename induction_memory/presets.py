@@ -37,7 +37,7 @@ def with_seed(run: RunConfig, seed: int) -> RunConfig:
 
 
 def quick(run: RunConfig) -> RunConfig:
-    """A reduced experiment, for minutes instead of hours: T = 64 and a quarter of the batch, a sixteenth of the data."""
+    """A reduced experiment, for minutes instead of hours: T = 64 and a quarter of the batch."""
     task, model = replace(run.task, length=64), replace(run.model, n_ctx=64)
     return RunConfig(task, model, replace(run.train, batch_size=128))
 

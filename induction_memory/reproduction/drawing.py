@@ -93,7 +93,7 @@ def figure_8(given: Material) -> Figure:
     tuned = {d: tuned_run(given.records, d) for d in there}
     curves = [{d: pd.Series(run.probes["W_O2"]) for d, run in runs.items()} for runs in (fixed, tuned)]
     step_sizes = {d: run.config.train.learning_rate for d, run in tuned.items()}
-    return dimension(*curves, step_sizes, note=given.note)
+    return dimension(curves[0], curves[1], step_sizes, note=given.note)
 
 
 def figure_9(given: Material) -> Figure:

@@ -137,7 +137,7 @@ def make_record(run: Trajectory, name: str) -> Record:
     tables = probes.wide(probes.table(run, RECALLS))
     ending = probes.wide(probes.table(run, AT_THE_END, steps=[int(run.steps[-1])]))
     last = {column: float(ending[column].iloc[0]) for column in ending} | _diagonals(run) | _heads(run)
-    command, seconds = _provenance(run)
+    command, seconds = provenance(run)
     metrics = run.metrics.drop(columns=list(IGNORED), errors="ignore")
     return Record(name, run.config, command, seconds, run.fingerprint, metrics, tables, last)
 
@@ -169,7 +169,7 @@ def _heads(run: Trajectory) -> dict[str, float]:
     }
 
 
-def _provenance(run: Trajectory) -> tuple[str, float]:
+def provenance(run: Trajectory) -> tuple[str, float]:
     """The command that made the run, and the seconds between its first and its last write."""
     if not isinstance(run.source, FolderSource):
         return "", float("nan")

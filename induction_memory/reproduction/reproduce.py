@@ -18,19 +18,10 @@ from induction_memory.reproduction.drawing import Material, draw
 from induction_memory.reproduction.page import page
 from induction_memory.reproduction.plan import Job, Scale, describe, jobs
 from induction_memory.reproduction.records import MissingRunError, Records
+from induction_memory.reproduction.shipping import RECORDS, TRAJECTORIES
 from induction_memory.reproduction.training import gather
 from induction_memory.trajectory.trajectory import SHIPPED, Trajectory, load
 
-SHIPPED_RECORDS = SHIPPED / "records"
-SHIPPED_RUNS = {
-    "random-triggers": "figure-4-uniform",
-    "fixed-triggers": "figure-4-k5-fixed-frequent",
-    "frozen-keys": "figure-3-freeze-keys",
-    "induction-alone": "figure-3",
-    "four-heads": "figure-11",
-    "layernorm-mlp": "figure-10",
-}
-"""Name of a shipped trajectory -> the preset whose first repetition it is."""
 AGREE = 1e-6  # records keep seven digits
 
 
@@ -77,17 +68,17 @@ def reproduce(
 
 def check() -> tuple[pd.DataFrame, pd.DataFrame]:
     """All claims from what ships, and for each shipped trajectory how far its recalls are from its record's."""
-    records = store.read_all(SHIPPED_RECORDS)
+    records = store.read_all(SHIPPED / RECORDS)
     return claims.check(records), compare(records)
 
 
 def compare(records: Records) -> pd.DataFrame:
     """Shipped trajectories against their records: the recalls of the stored steps, measured anew."""
     rows = []
-    for name, preset in SHIPPED_RUNS.items():
-        if not (SHIPPED / name).exists() or f"{preset}-seed-0" not in records:
+    for name, what in TRAJECTORIES.items():
+        if not (SHIPPED / name).exists():
             continue
-        run, record = load(SHIPPED / name), records.one(preset)
+        run, record = load(SHIPPED / name), records.one(what.preset)
         measured = probes.wide(probes.table(run, store.RECALLS, cached=False))
         kept = record.probes.reindex(index=measured.index, columns=measured.columns)
         away = float(np.nanmax(np.abs(measured.to_numpy() - kept.to_numpy())))

@@ -1,0 +1,12 @@
+"""Figure 10: everything trained, LayerNorm and a ReLU feed-forward.
+
+Loss, accuracy and recalls behave like those of the simplified model.
+
+    python analyses/figure_10.py                    at a reduced scale, in minutes
+    python analyses/figure_10.py --scale paper      at the paper's own
+"""
+
+from induction_memory.reproduction.script import run
+
+if __name__ == "__main__":
+    run(10, __doc__)

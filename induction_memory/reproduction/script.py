@@ -1,0 +1,37 @@
+"""What the scripts analyses/figure_NN.py share: load or train the runs of a figure, draw it and judge its claims."""
+
+import sys
+from pathlib import Path
+
+import tyro
+
+from induction_memory.errors import InputError
+from induction_memory.reproduction.plan import Scale
+from induction_memory.tables import show
+
+
+def run(figure: int, about: str | None) -> None:
+    """One figure by its own command line."""
+
+    def main(
+        scale: Scale = "quick", runs: Path = Path("runs"), out: Path = Path("reproduction"), train: bool = True
+    ) -> None:
+        """Draw the figure and print what its claims measure.
+
+        Args:
+            scale: quick takes minutes at a reduced size, paper is the paper's own.
+            runs: folder of the runs; what is missing is trained into it.
+            out: folder of the picture.
+            train: train what is missing; otherwise draw what is there.
+        """
+        from induction_memory.reproduction.reproduce import reproduce
+
+        made = reproduce([figure], scale, runs=runs, out=out, train=train)
+        if not made.verdicts.empty:
+            show(made.verdicts)
+        print(made.pictures.get(figure) or f"figure {figure} was not drawn: {made.reasons[figure]}")
+
+    try:
+        tyro.cli(main, description=about)
+    except InputError as mistake:
+        sys.exit(f"figure {figure}: {mistake}")

@@ -1,0 +1,102 @@
+"""What ships: the records of all runs, and a few trajectories thinned to the steps where something happens.
+
+The steps are those that divide the path of the curves (in-context accuracy and the recalls) evenly: the sum over stored
+steps of the largest change in any of them, plus a little for the time that passes, so that flat stretches keep some.
+"""
+
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from induction_memory.presets import preset
+from induction_memory.reproduction import records as store
+from induction_memory.reproduction.plan import FIGURES, jobs
+from induction_memory.reproduction.records import Record, provenance
+from induction_memory.reproduction.training import gather
+from induction_memory.trajectory.thinning import thin
+from induction_memory.trajectory.trajectory import SHIPPED, load
+
+RECORDS = "records"
+PATIENCE = 0.5  # weight of the whole of training's time against a recall that goes from 0 to 1
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """A trajectory that ships: the preset whose first repetition it is, and how many of its steps."""
+
+    preset: str
+    steps: int
+
+
+TRAJECTORIES = {
+    "random-triggers": Shipped("figure-4-uniform", 30),
+    "fixed-triggers": Shipped("figure-4-k5-fixed-frequent", 24),
+    "frozen-keys": Shipped("figure-3-freeze-keys", 24),
+    "induction-alone": Shipped("figure-3", 24),
+    "four-heads": Shipped("figure-11", 8),
+    "layernorm-mlp": Shipped("figure-10", 8),
+}
+
+
+def telling_steps(
+    steps: Int[np.ndarray, " step"], curves: Float[np.ndarray, "step curve"], count: int
+) -> Int[np.ndarray, " kept"]:
+    """At most `count` of the steps, first and last among them, that divide the path of the curves evenly."""
+    changes = np.abs(np.diff(curves, axis=0)).max(1) + PATIENCE * np.diff(steps) / max(steps[-1] - steps[0], 1)
+    path = np.concatenate([[0.0], np.cumsum(changes)])
+    marks = np.linspace(0, path[-1], count)
+    return steps[np.unique(np.abs(path[:, None] - marks).argmin(0))]
+
+
+def ship(runs: Path, out: Path = SHIPPED) -> list[str]:
+    """Write what has been trained at the paper's scale in `runs/paper` to the folder `out`; names what it wrote."""
+    found = gather(jobs(list(FIGURES), "paper"), runs / "paper", train=False)
+    for name, record in found.items():
+        store.write(record, out / RECORDS / name)
+    written = []
+    for name, what in TRAJECTORIES.items():
+        if f"{what.preset}-seed-0" not in found or (out / name).exists():
+            continue
+        record = found.one(what.preset)
+        chosen = telling_steps(record.probes.index.to_numpy(), _curves(record), what.steps)
+        thin(load(runs / "paper" / record.name), out / name, chosen.tolist())
+        written.append(name)
+    (out / "README.md").write_text(index(out), encoding="utf-8")
+    return written
+
+
+def index(folder: Path) -> str:
+    """The page that lists what is there."""
+    about = (
+        "`induction_memory.load(NAME)` opens one; every command takes its name. They are first repetitions of presets "
+        "at the paper's scale, thinned to the steps where something happens; their metrics are whole. `records/` holds "
+        "the metrics and the memory recall of every run of the reproduction: `induction-memory reproduce --check` "
+        "recomputes the paper's claims from it. Written by `python analyses/ship_checkpoints.py`."
+    )
+    lines = [
+        "# Trained trajectories",
+        "",
+        textwrap.fill(about, 120),
+        "",
+        "| name | preset | what it is | steps kept | MB | made by |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for name, what in TRAJECTORIES.items():
+        if (folder / name).exists():
+            run = load(folder / name)
+            size = sum(file.stat().st_size for file in (folder / name).iterdir() if file.is_file()) / 1e6
+            cells = (f"`{name}`", what.preset, preset(what.preset).about, f"{len(run.steps)}, 0 to {run.steps[-1]}")
+            lines.append(f"| {' | '.join(cells)} | {size:.1f} | `{provenance(run)[0]}` |")
+    return "\n".join(lines) + "\n"
+
+
+def _curves(record: Record) -> Float[np.ndarray, "step curve"]:
+    names = [name for name in ("W_O2", "W_K2", "W_K1_first64") if name in record.probes]
+    names += [f"{name}_max" for name in ("W_O2", "W_K2", "W_K1_first64") if f"{name}_max" in record.probes]
+    steps, accuracy = record.curve("accuracy_in_context")
+    smooth = np.convolve(np.pad(accuracy, 2, mode="edge"), np.full(5, 0.2), "valid")
+    at_stored = np.interp(record.probes.index.to_numpy(), steps, smooth)
+    return np.column_stack([at_stored, *(record.probes[name].to_numpy() for name in names)])
