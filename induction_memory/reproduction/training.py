@@ -99,7 +99,7 @@ def _share(job: Job, folder: Path) -> float:
     return min(1.0, rows.read_bytes().count(b"\n") / (job.config.train.steps + 1)) if rows.exists() else 0.0
 
 
-def cost(config: RunConfig) -> float:
+def cost(config: RunConfig) -> int:
     """Multiplications of a run, roughly: enough to tell the time that is left."""
     model, train = config.model, config.train
     maps = 24 if not model.identity_queries else 4  # d x d products a token and layer, forward and backward
