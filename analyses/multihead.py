@@ -3,7 +3,8 @@
     python analyses/multihead.py                      five seeds of figure-11 at paper scale, two at a time
     python analyses/multihead.py --no-train           tables and figures of the runs that are there
 
-What is trained is kept: a run that was interrupted goes on, a finished one is read. Each trains with one thread.
+The independent seeds are the runs of `induction-memory reproduce 11 --scale paper`. What is trained is kept: a run that
+was interrupted goes on, a finished one is read. Each trains with one thread.
 """
 
 import os
@@ -36,7 +37,7 @@ Settings = Annotated[
 
 
 def plan(config: RunConfig, seeds: int, siblings: int) -> dict[str, RunConfig]:
-    """Name -> run: independent seeds, then seed 0 again with other data, and with other initial weights."""
+    """End of a name -> run: independent seeds, then seed 0 again with other data, and with other initial weights."""
     runs = {f"seed-{seed}": with_seed(config, seed) for seed in range(seeds)}
     first = runs["seed-0"].train
     for i in range(1, siblings + 1):
@@ -51,9 +52,9 @@ def work(name: str, config: RunConfig, out: Path, train: bool, readings: int, se
     from induction_memory.training.run import start
     from induction_memory.trajectory import load
 
-    folder, tables = out / name, out / "tables" / name
+    folder, tables = out / name, out / "heads" / name
     if train:
-        start(config, folder, resume=True, quiet=True)
+        start(config, folder, resume=True, quiet=True, command="python analyses/multihead.py")
     if not folder.exists() or not load(folder).finished:
         return None
     run = load(folder)
@@ -200,7 +201,7 @@ def _markdown(table: pd.DataFrame) -> str:
 
 
 def main(
-    out: Path = Path("runs/multihead"),
+    out: Path = Path("runs/paper"),
     docs: Path = Path("docs"),
     seeds: int = 5,
     siblings: int = 2,
@@ -231,7 +232,8 @@ def main(
     config = preset(name).run.with_settings([setting for group in set for setting in group])
     runs = plan(config, seeds, siblings)
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        waiting = [pool.submit(work, *item, out, train, readings, sequences) for item in runs.items()]
+        named = [(f"{name}-{end}", run) for end, run in runs.items()]
+        waiting = [pool.submit(work, *item, out, train, readings, sequences) for item in named]
         tables = [done for future in waiting if (done := future.result()) is not None]
     require(len(tables) >= 2, "out", f"two or more finished runs in {out}", len(tables))
     found = Identification.join([Identification.read(folder) for folder in tables])
