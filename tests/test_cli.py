@@ -91,6 +91,9 @@ def test_presets_are_listed_and_shown(run):
         (("probe",), "RUN: expected a trajectory's folder or name, or --list"),
         (("probe", "OUT"), "run: expected the folder of a trajectory"),
         (("verify", "OUT"), "run: expected the folder of a trajectory"),
+        (("reproduce", "12", "--out", "OUT"), "figure: expected all, or one of 2, 3"),
+        (("reproduce", "3", "--check"), "--check: expected no figures"),
+        (("reproduce", "9", "--out", "OUT", "--workers", "0"), "--workers: expected 1 or more, got 0"),
     ],
 )
 def test_a_mistake_is_one_line_and_writes_nothing(run, arguments, message, tmp_path):
@@ -207,3 +210,11 @@ def test_probes_that_the_run_does_not_allow_are_a_mistake_when_no_other_is_asked
     code, out, err = run("probe", str(trained), "--probes", "W_K2_triggers")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "got 'W_K2_triggers', which needs fixed triggers" in err
+
+
+def test_the_claims_are_recomputed_from_what_ships(run):
+    code, out, _ = run("reproduce", "--check", "--format", "json")
+    assert code == 0
+    verdicts = {row["claim"]: row["verdict"] for row in json.loads(out)}
+    assert verdicts["keys-wait"] == "holds"
+    assert set(verdicts.values()) <= {"holds", "does not hold", "no run"}
