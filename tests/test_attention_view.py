@@ -215,3 +215,8 @@ def test_what_is_wrong_is_said_in_one_line(arguments, says):
 def test_an_unknown_format_is_refused(view, tmp_path):
     with pytest.raises(InputError, match=r"ends in \.html, \.png, \.pdf, \.svg"):
         view.save(tmp_path / "maps.gif")
+
+
+def test_more_columns_than_one_can_look_at_are_refused(model, task):
+    with pytest.raises(InputError, match="step: expected at most 12 maps side by side, got more"):
+        attention([model] * 13, text="ab a", task=task)

@@ -5,7 +5,8 @@ from transformer_lens import HookedTransformer, HookedTransformerConfig
 from induction_memory.errors import InputError
 from induction_memory.interventions import engine
 from induction_memory.interventions.components import Graph
-from induction_memory.interventions.engine import Patch
+from induction_memory.interventions.layers import running_mean
+from induction_memory.interventions.patches import Patch
 from induction_memory.interventions.recording import record
 from induction_memory.model.build import build
 from induction_memory.model.config import ModelConfig
@@ -127,6 +128,28 @@ def test_groups_cover_every_variant_once_however_small_they_are(monkeypatch):
     torch.testing.assert_close(engine.logits(clean, variants), whole)
 
 
+@pytest.mark.parametrize("letter", "qkv")
+def test_one_vector_at_every_position_equals_the_hooked_forward_whichever_it_replaces(model, letter):
+    clean = record(model, tokens_of(0))
+    sites = [site for site in clean.graph.inputs if site.endswith(f".{letter}")]
+    means = {site: clean.at(site).mean((0, 1), keepdim=True) for site in sites}
+    by_sequence = {site: clean.at(site).mean(1, keepdim=True) for site in sites}
+    variants = [[Patch(site, value)] for values in (means, by_sequence) for site, value in values.items()]
+    variants += [[Patch(sites[-1], means[sites[-1]]), Patch(sites[-1], clean.at(sites[-1]).flip(0))]]
+    variants += [[Patch(sites[-1], clean.at(sites[-1]).flip(0)), Patch(sites[-1], means[sites[-1]])]]
+    queries = torch.tensor([[3, 11]] * 3)
+    some = engine.logits(clean, variants, queries=queries)
+    for variant, fast, rows in zip(variants, engine.logits(clean, variants), some, strict=True):
+        slow = hooked_logits(model, clean.tokens, variant)
+        torch.testing.assert_close(fast, slow, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(rows, slow[:, [3, 11]], atol=1e-5, rtol=1e-5)
+
+
+def test_equal_keys_average_the_values_so_far():
+    values = torch.tensor([[[1.0, 0], [3, 0], [5, 3]]])
+    assert running_mean(values).tolist() == [[[1, 0], [2, 0], [3, 1]]]
+
+
 def test_the_effect_of_a_patch_differentiates_in_its_amount():
     clean, other = (record(build(ARCHITECTURES["simplified"], seed=0), tokens_of(seed)) for seed in (0, 1))
 
@@ -201,6 +224,7 @@ def test_rotary_positions_gelu_and_pre_folded_norms_are_patched_exactly_too():
     assert clean.graph.writers == ("embed", "L1H1", "L1H2", "FF1", "L2H1", "L2H2", "FF2")
     torch.testing.assert_close(clean.logits, model(clean.tokens), atol=1e-5, rtol=1e-5)
     variants = [[Patch(site, other.at(site.split("->")[0]))] for site in unique(every_site(clean.graph))]
+    variants += [[Patch(site, clean.at(site).mean((0, 1), keepdim=True))] for site in clean.graph.inputs if "." in site]
     queries = torch.tensor([[3, 11]] * 3)
     for variant, fast, rows in zip(
         variants, engine.logits(clean, variants), engine.logits(clean, variants, queries=queries), strict=True

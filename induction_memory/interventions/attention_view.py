@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 FORMATS = (".html", ".png", ".pdf", ".svg")
 SHOWN = 48  # tokens of a sampled sequence, when no length is given
+MOST = 12  # columns that one can still look at
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,6 +143,7 @@ def attention(
             names = graph.heads if heads is None else tuple(graph.head(head) for head in heads)
             patterns.append(_patterns(subject, tokens, names))
             columns.append((_name(one), subject.step))
+            require(len(columns) <= MOST, "step", f"at most {MOST} maps side by side", "more")
             labels.append(names)
     require(len(set(labels)) == 1, "source", "models with the same heads", "different ones")
     shown = [task.vocabulary[i] if task is not None else str(int(i)) for i in tokens]

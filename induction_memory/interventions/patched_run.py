@@ -118,13 +118,14 @@ class PatchedRun:
         """
         attention = self.recording.model.blocks[layer - 1].attn
         reads = {pair: [self._head_reads(layer, letter, *pair) for letter in "qkv"] for pair in pairs}
-        same = {s: {i for i, patch in self.nodes[s] if patch.is_constant} for s in self.recording.graph.inputs}
+        final = {(site, i): patch for site, patches in self.nodes.items() for i, patch in patches}
+        same = {place for place, patch in final.items() if patch.is_constant}
         self._narrow(layer)
         z: dict[tuple[int, int], Tensor] = {}
         for (i, h), (_, _, v) in reads.items():
-            if i in same[f"L{layer}H{h + 1}.v"]:
+            if (f"L{layer}H{h + 1}.v", i) in same:
                 z[i, h] = self._pick(v)
-            elif i in same[f"L{layer}H{h + 1}.k"] and not is_rotary(attention):
+            elif (f"L{layer}H{h + 1}.k", i) in same and not is_rotary(attention):
                 z[i, h] = self._pick(running_mean(v))
         left = [pair for pair in pairs if pair not in z]
         if left:
