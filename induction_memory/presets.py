@@ -2,7 +2,8 @@
 
 Hyper-parameters are those of the paper's Appendix E; momentum 0.9, weight decay 1e-4, batches of 512 sequences of
 T = 256, d = 128 throughout. What the paper leaves open (number of steps, the step size of Figures 10 and 11) is chosen
-here and said in the preset's line.
+here and said in the preset's line. The vanilla transformers of Figures 2 and 11 warm up for 30 steps: at the paper's
+step size of 0.2 from the first step on, those with random triggers diverge within 15.
 """
 
 from dataclasses import dataclass, replace
@@ -55,7 +56,7 @@ _WHOLE = RunConfig(
 _VANILLA = RunConfig(
     BigramTask(k=3),
     ModelConfig.full(),
-    TrainConfig(steps=600, learning_rate=0.2, loss="all"),
+    TrainConfig(steps=600, learning_rate=0.2, warmup=30, loss="all"),
 )
 
 
@@ -131,7 +132,7 @@ PRESETS: dict[str, Preset] = {
         RunConfig(
             _VANILLA.task,
             ModelConfig.full(feed_forward_layers="last", layer_norm=True),
-            replace(_VANILLA.train, steps=400, learning_rate=0.5),
+            replace(_VANILLA.train, steps=400, learning_rate=0.5, warmup=0),
         ),
     ),
     "figure-11": Preset(
