@@ -1,7 +1,7 @@
 """Attention maps of a training run, several steps side by side, as in the paper's Figure 2.
 
-python analyses/attention_maps.py induction-alone --out maps.png
-python analyses/attention_maps.py runs/figure-3 --steps 0 100 300 --text "the tree at the gate" --out maps.html
+    python analyses/attention_maps.py induction-alone --out maps.png
+    python analyses/attention_maps.py runs/figure-3 --steps 0 100 300 --text "the tree at the gate" --out maps.html
 """
 
 import sys
