@@ -2,6 +2,8 @@
 
     python analyses/attention_maps.py induction-alone --out maps.png
     python analyses/attention_maps.py runs/figure-3 --steps 0 100 300 --text "the tree at the gate" --out maps.html
+
+Rows are queries; the keys after earlier occurrences of the query are boxed, red where they are a trigger's output.
 """
 
 import sys
