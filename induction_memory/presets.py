@@ -81,7 +81,7 @@ def _output_alone(d: int, learning_rate: float) -> RunConfig:
 
 _ONE_LAYER = _train(replace(_VANILLA, model=ModelConfig.full(n_layers=1)), steps=300)
 FIGURE_8_DIMENSIONS = (32, 64, 128, 256, 512)
-FIGURE_8_STEP_SIZES = (0.05, 0.2, 0.8, 3.2, 12.8)
+FIGURE_8_STEP_SIZES = (0.2, 0.8, 3.2, 12.8, 51.2)
 
 PRESETS: dict[str, Preset] = {
     "demo": Preset(

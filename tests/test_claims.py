@@ -160,3 +160,10 @@ def test_quotations_are_the_papers():
         assert len(claim.says) > 25
         assert claim.reason
         assert claim.figure in plan.FIGURES
+
+
+def test_early_positions_are_not_asked_about_where_there_are_no_others():
+    runs = fitting()
+    short = plan.jobs([3], "quick")[0].config
+    runs["figure-3-seed-0"] = replace(runs["figure-3-seed-0"], config=short)
+    assert check(Records(list(runs.values())), ["early-positions"]).empty
