@@ -4,10 +4,13 @@ A toolkit on TransformerLens for the paper "Birth of a Transformer: A Memory Vie
 is found on first use, so that importing the package costs nothing.
 """
 
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+warnings.filterwarnings("ignore", message="IProgress not found")  # TransformerLens's progress bars, in a notebook
 
 _NAMES = {
     "BigramTask": "task.bigrams",
