@@ -155,7 +155,7 @@ def test_figures_and_page_from_small_runs(trained, small, tmp_path):
     assert "figure-10-seed-0" in made.reasons[10]
     text = made.page.read_text()
     assert "![Figure 7](reproduction/figure-07.png)" in text
-    assert "Not drawn: run: expected the record of figure-10-seed-0" in text
+    assert "Not drawn: figure-10-seed-0 has not been trained." in text
     assert "quick" in text
     for row in made.verdicts.dropna(subset="value").to_dict("records"):
         assert f"| {row['measure']} | {row['value']:.3f} |" in text
@@ -167,7 +167,7 @@ def test_the_page_counts_the_verdicts():
         columns=["claim", "figure", "measure", "value", "threshold", "verdict"],
     )
     text = page([4], "paper", Records([]), verdicts, {4: "x.png"}, {})
-    assert "1 holds, 1 does not hold" in text
+    assert "1 hold, 1 do not hold" in text
     assert "**does not hold**" in text
 
 

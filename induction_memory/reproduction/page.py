@@ -24,10 +24,11 @@ def page(
 ) -> str:
     """The page; `pictures` are the figures that were drawn, `reasons` why the others were not."""
     counts = verdicts["verdict"].value_counts()
-    summary = ", ".join(f"{counts[word]} {word}" for word in ("holds", "does not hold", "no run") if word in counts)
+    words = {"holds": "hold", "does not hold": "do not hold", "no run": "wait for a run"}
+    summary = ", ".join(f"{counts[verdict]} {word}" for verdict, word in words.items() if verdict in counts)
     parts = [
         f"# The paper's figures and claims, {'at its own scale' if scale == 'paper' else 'at a reduced scale'}",
-        f"Written by `induction-memory reproduce{' all --scale ' + scale}`. {_scale(scale)}",
+        _wrap(f"Written by `induction-memory reproduce all --scale {scale}`. {_scale(scale)}"),
         _wrap(
             f"Of {len(verdicts)} measurements of {verdicts['claim'].nunique()} claims: {summary}. Thresholds were "
             "stated before the runs; where a claim does not hold, the number stands beside it. Accuracy is the mean "

@@ -129,7 +129,7 @@ class MissingRunError(InputError):
     """A run that has not been trained."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"run: expected the record of {name}, got none")
+        super().__init__(f"{name} has not been trained")
 
 
 def make_record(run: Trajectory, name: str) -> Record:
