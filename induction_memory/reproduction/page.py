@@ -30,10 +30,10 @@ def page(
         f"# The paper's figures and claims, {'at its own scale' if scale == 'paper' else 'at a reduced scale'}",
         _wrap(f"Written by `induction-memory reproduce all --scale {scale}`. {_scale(scale)}"),
         _wrap(
-            f"Of {len(verdicts)} measurements of {verdicts['claim'].nunique()} claims: {summary}. Thresholds were "
-            "stated before the runs; where a claim does not hold, the number stands beside it. Accuracy is the mean "
-            "over the last 20 batches; recalls are those of the last stored step; minutes are wall time on a shared "
-            "two-core machine, two runs side by side."
+            f"Of {len(verdicts)} measurements of {verdicts['claim'].nunique()} claims: {summary}. Thresholds were not "
+            "moved once the numbers were in; where a claim does not hold, the number stands beside it. Accuracy is the "
+            "mean over the last 20 batches; recalls are those of the last stored step; minutes are wall time on a "
+            "shared two-core machine, two runs side by side."
         ),
     ]
     for figure in chosen:
