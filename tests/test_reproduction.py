@@ -161,6 +161,13 @@ def test_figures_and_page_from_small_runs(trained, small, tmp_path):
         assert f"| {row['measure']} | {row['value']:.3f} |" in text
 
 
+def test_what_ships_stands_in_for_runs_that_are_not_there(tmp_path):
+    made = reproduce.reproduce([7], "paper", runs=tmp_path, out=tmp_path, train=False)
+    assert made.pictures[7].stat().st_size > 10_000
+    assert set(made.verdicts["claim"]) == {"diagonals"}
+    assert "no run" not in set(made.verdicts["verdict"])
+
+
 def test_the_page_counts_the_verdicts():
     verdicts = pd.DataFrame(
         [("compete", 4, "a", 1.0, "at least 1", "holds"), ("compete", 4, "b", 0.5, "at least 1", "does not hold")],

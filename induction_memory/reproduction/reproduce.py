@@ -45,10 +45,15 @@ def reproduce(
     train: bool = True,
     quiet: bool = False,
 ) -> Reproduction:
-    """Figures and claims at a scale, from runs in `runs/SCALE`, into `out`: a page and a folder of pictures."""
+    """Figures and claims at a scale, from runs in `runs/SCALE`, into `out`: a page and a folder of pictures.
+
+    Where nothing is to be trained, what ships stands in for the runs of the paper's scale that are not there.
+    """
     require(workers >= 1, "--workers", "1 or more", workers)
     folder, planned = runs / scale, jobs(chosen, scale)
     records = gather(planned, folder, workers=workers, train=train, quiet=quiet)
+    if not train and scale == "paper":
+        records = _with_shipped(records, planned)
     by_preset = {job.preset: job for job in planned if job.seed == 0}
     given = Material(records, lambda preset: _trained(by_preset[preset], folder, records), describe(scale))
     pictures, reasons = {}, {}
@@ -86,7 +91,16 @@ def compare(records: Records) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["trajectory", "record", "steps", "largest difference"])
 
 
+def _with_shipped(records: Records, planned: Sequence[Job]) -> Records:
+    shipped = store.read_all(SHIPPED / RECORDS)
+    same = [job.name for job in planned if job.name in shipped and shipped[job.name].config == job.config]
+    return Records([(records if name in records else shipped)[name] for name in dict.fromkeys([*records, *same])])
+
+
 def _trained(job: Job, folder: Path, records: Records) -> Trajectory:
-    if job.name not in records:
-        raise MissingRunError(job.name)
-    return load(folder / job.name)
+    """The trajectory behind a record: the run's own, or the shipped one."""
+    shipped = [SHIPPED / name for name, what in TRAJECTORIES.items() if what.preset == job.preset]
+    for place in (folder / job.name, *shipped):
+        if job.name in records and (place / "manifest.json").exists():
+            return load(place)
+    raise MissingRunError(job.name)
