@@ -159,7 +159,7 @@ def near_perfect(records: Records) -> list[Check]:
     ]
 
 
-@claim(3, "a difference in recall of a tenth is outside of the spread between seeds")
+@claim(3, "a tenth of the associations is more than chance moves between two batches of steps")
 def second_before_first(records: Records) -> list[Check]:
     """the second layer is learned before the first, in the sense that W_K^2 is easier to learn when W_K^1 is frozen
     compared to the reverse.

@@ -51,7 +51,10 @@ def page(
 def _scale(scale: Scale) -> str:
     if scale == "quick":
         return f"The scale is reduced ({plan.describe(scale).removeprefix('quick scale: ')})."
-    return "Batches of 512 sequences of T = 256 tokens, d = 128, the step sizes of the paper's appendix."
+    return (
+        "Batches of 512 sequences of T = 256 tokens, d = 128, the step sizes of the paper's appendix; Figures 2 and 11 "
+        "warm up for 30 steps, without which those with random triggers diverge, Figure 10's step size is ours."
+    )
 
 
 def _claims(figure: int, verdicts: pd.DataFrame) -> list[str]:

@@ -31,7 +31,8 @@ SETTINGS = {
     "K=5, fixed rare": "figure-4-k5-fixed-rare",
 }
 OUTPUTS = {"uniform": "figure-4-uniform", "bigram": "figure-4-bigram"}
-DIMENSION = {name: name for name in PRESETS if name.startswith("figure-8-")}
+DIMENSION = tuple(name for name in PRESETS if name.startswith("figure-8-"))
+DIMENSIONS = FIGURE_8_DIMENSIONS
 REALISTIC, FOUR_HEADS = "figure-10", "figure-11"
 
 FIGURES: dict[int, tuple[str, ...]] = {
@@ -41,7 +42,7 @@ FIGURES: dict[int, tuple[str, ...]] = {
     5: tuple(SETTINGS.values()),
     6: tuple(OUTPUTS.values()),
     7: (OUTPUTS["uniform"],),
-    8: tuple(DIMENSION),
+    8: DIMENSION,
     9: (),
     10: (REALISTIC,),
     11: (FOUR_HEADS,),
@@ -59,6 +60,7 @@ class Job:
     preset: str
     seed: int
     config: RunConfig
+    scale: Scale = "paper"
 
     @property
     def name(self) -> str:
@@ -66,7 +68,9 @@ class Job:
 
     @property
     def command(self) -> str:
-        """What trains just this run at the paper's scale."""
+        """What trains this run."""
+        if self.scale == "quick":
+            return "induction-memory reproduce all --scale quick"
         return f"induction-memory train {self.preset} --seed {self.seed} --set train.threads=1 --out {self.name}"
 
 
@@ -84,14 +88,14 @@ def figures(names: Iterable[str]) -> list[int]:
     return list(dict.fromkeys(chosen))
 
 
-def jobs(chosen: Sequence[int], scale: Scale, seeds: int | None = None) -> list[Job]:
-    """The runs of these figures, none twice; `seeds` limits the repetitions."""
+def jobs(chosen: Sequence[int], scale: Scale) -> list[Job]:
+    """The runs of these figures, none twice."""
     found: dict[str, Job] = {}
     for figure in chosen:
-        repetitions = 1 if scale == "quick" else min(SEEDS.get(figure, 1), seeds or SEEDS.get(figure, 1))
+        repetitions = 1 if scale == "quick" else SEEDS.get(figure, 1)
         for seed in range(repetitions):
             for name in FIGURES[figure]:
-                job = Job(name, seed, _config(name, seed, scale))
+                job = Job(name, seed, _config(name, seed, scale), scale)
                 found.setdefault(job.name, job)
     return list(found.values())
 
@@ -112,6 +116,3 @@ def step_sizes(d: int) -> dict[float, str]:
     """Step size -> the preset of Figure 8 that trains W_O2 with it in dimension d."""
     of_d = [name for name in DIMENSION if name == f"figure-8-d{d}" or name.startswith(f"figure-8-d{d}-")]
     return {preset(name).run.train.learning_rate: name for name in of_d}
-
-
-DIMENSIONS = FIGURE_8_DIMENSIONS

@@ -18,8 +18,8 @@ from induction_memory.reproduction.drawing import Material, draw
 from induction_memory.reproduction.page import page
 from induction_memory.reproduction.plan import Job, Scale, describe, jobs
 from induction_memory.reproduction.records import MissingRunError, Records
-from induction_memory.reproduction.shipping import RECORDS, TRAJECTORIES
-from induction_memory.reproduction.training import gather
+from induction_memory.reproduction.shipping import TRAJECTORIES
+from induction_memory.reproduction.training import RECORDS, gather
 from induction_memory.trajectory.trajectory import SHIPPED, Trajectory, load
 
 AGREE = 1e-6  # records keep seven digits

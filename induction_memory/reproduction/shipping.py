@@ -15,11 +15,10 @@ from induction_memory.presets import preset
 from induction_memory.reproduction import records as store
 from induction_memory.reproduction.plan import FIGURES, jobs
 from induction_memory.reproduction.records import Record, provenance
-from induction_memory.reproduction.training import gather
+from induction_memory.reproduction.training import RECORDS, gather
 from induction_memory.trajectory.thinning import thin
 from induction_memory.trajectory.trajectory import SHIPPED, load
 
-RECORDS = "records"
 PATIENCE = 0.5  # weight of the whole of training's time against a recall that goes from 0 to 1
 
 
