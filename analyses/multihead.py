@@ -1,10 +1,10 @@
 """Four heads a layer: which head does what, in how many of the runs? Makes docs/heads.md and its figures.
 
-    python analyses/multihead.py                      five seeds of figure-11 at paper scale, two at a time
+    python analyses/multihead.py                      five seeds of the preset heads, two at a time
     python analyses/multihead.py --no-train           tables and figures of the runs that are there
+    python analyses/multihead.py --name figure-11     the same in Figure 11's batches of 512: four times as long
 
-The independent seeds are the runs of `induction-memory reproduce 11 --scale paper`. What is trained is kept: a run that
-was interrupted goes on, a finished one is read. Each trains with one thread.
+What is trained is kept: a run that was interrupted goes on, a finished one is read. Each trains with one thread.
 """
 
 import os
@@ -206,7 +206,7 @@ def main(
     seeds: int = 5,
     siblings: int = 2,
     workers: int = 2,
-    name: str = "figure-11",
+    name: str = "heads",
     set: Settings = (),
     readings: int = 40,
     sequences: int = 32,
