@@ -7,12 +7,12 @@ Prints the in-context accuracy without each part, one column a kind of ablation;
 standard errors, goes to the file.
 """
 
-import sys
 from pathlib import Path
 
 import tyro
 
 import induction_memory as im
+from induction_memory.errors import run_script
 
 
 def main(
@@ -37,7 +37,4 @@ def main(
 
 
 if __name__ == "__main__":
-    try:
-        tyro.cli(main, description=__doc__)
-    except im.InputError as mistake:
-        sys.exit(f"ablations: {mistake}")
+    run_script(main, __doc__)

@@ -6,12 +6,12 @@
 Rows are queries; the keys after earlier occurrences of the query are boxed, red where they are a trigger's output.
 """
 
-import sys
 from pathlib import Path
 
 import tyro
 
 import induction_memory as im
+from induction_memory.errors import run_script
 
 
 def main(
@@ -33,7 +33,4 @@ def main(
 
 
 if __name__ == "__main__":
-    try:
-        tyro.cli(main, description=__doc__)
-    except im.InputError as mistake:
-        sys.exit(f"attention_maps: {mistake}")
+    run_script(main, __doc__)

@@ -8,7 +8,6 @@ What is trained is kept: a run that was interrupted goes on, a finished one is r
 """
 
 import os
-import sys
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is loaded: the processes share the cores
 
@@ -22,7 +21,7 @@ import numpy as np
 import pandas as pd
 import tyro
 
-from induction_memory.errors import InputError, require
+from induction_memory.errors import require, run_script
 from induction_memory.presets import preset, with_seed
 from induction_memory.training.run_config import RunConfig
 
@@ -243,7 +242,4 @@ def main(
 
 
 if __name__ == "__main__":
-    try:
-        tyro.cli(main, description=__doc__)
-    except InputError as mistake:
-        sys.exit(f"multihead: {mistake}")
+    run_script(main, __doc__)

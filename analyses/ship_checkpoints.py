@@ -8,7 +8,7 @@ A trajectory that is already in checkpoints/ is kept: remove its folder to make 
 
 from pathlib import Path
 
-import tyro
+from induction_memory.errors import run_script
 
 
 def main(runs: Path = Path("runs")) -> None:
@@ -23,4 +23,4 @@ def main(runs: Path = Path("runs")) -> None:
 
 
 if __name__ == "__main__":
-    tyro.cli(main, description=__doc__)
+    run_script(main, __doc__)

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 import tyro
 
-from induction_memory.errors import InputError
+from induction_memory.errors import InputError, run_script
 from induction_memory.interventions.ablations import ablate
 from induction_memory.interventions.attention_view import attention
 from induction_memory.interventions.causal import births, causal_trajectory
@@ -100,6 +100,10 @@ def test_the_scripts_run_and_explain_themselves(run, name, tmp_path, monkeypatch
     with pytest.raises(SystemExit, match="0"):
         tyro.cli(script["main"], description=script["__doc__"])
     assert f"python analyses/{name}.py" in capsys.readouterr().out
+    monkeypatch.setattr("sys.argv", [f"analyses/{name}.py", "nowhere", "--out", str(out)])
+    with pytest.raises(SystemExit, match="2"):
+        run_script(script["main"], script["__doc__"])
+    assert capsys.readouterr().err.startswith(f"{name}: nowhere: expected")
 
 
 def test_a_wrong_step_is_answered_with_what_is_stored(run):

@@ -1,11 +1,8 @@
 """What the scripts analyses/figure_NN.py share: load or train the runs of a figure, draw it and judge its claims."""
 
-import sys
 from pathlib import Path
 
-import tyro
-
-from induction_memory.errors import InputError
+from induction_memory.errors import run_script
 from induction_memory.reproduction.plan import Scale
 from induction_memory.tables import show
 
@@ -31,7 +28,4 @@ def run(figure: int, about: str | None) -> None:
             show(made.verdicts)
         print(made.pictures.get(figure) or f"figure {figure} was not drawn: {made.reasons[figure]}")
 
-    try:
-        tyro.cli(main, description=about)
-    except InputError as mistake:
-        sys.exit(f"figure {figure}: {mistake}")
+    run_script(main, about)
