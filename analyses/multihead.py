@@ -11,6 +11,7 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is loaded: the processes share the cores
 
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
@@ -65,7 +66,7 @@ def work(name: str, config: RunConfig, out: Path, train: bool, readings: int, se
     return tables
 
 
-def page(found, config: RunConfig, command: str, pictures: str) -> str:
+def page(found, config: RunConfig, accuracies: Sequence[float], command: str, pictures: str) -> str:
     """docs/heads.md: what came out, beside the paper's sentence."""
     independent = found.stability.loc[(found.stability["relation"] == "independent").to_numpy()]
     value = {(r["role"], r["measure"]): r for r in independent.to_dict("records")}
@@ -75,12 +76,14 @@ def page(found, config: RunConfig, command: str, pictures: str) -> str:
     odd = found.last("roles")
     odd = odd.loc[((odd["disagreement"] != "") | (odd["redundant_with"] != "")).to_numpy()]
     births = found.births.merge(found.decisions, on=["run", "role"])
-    model, task, steps = config.model, config.task, config.train.steps
+    model, task, train = config.model, config.task, config.train
     return f"""# Which head does what
 
 Written by `{command}`: {len(found.runs)} runs of the model with {model.n_heads} heads in each of {model.n_layers}
-layers (d = {model.d_model}, T = {task.length}, K = {task.k} {task.triggers} triggers, {steps} steps). Names, formulas
-and thresholds are in the docstrings of `induction_memory/heads/`.
+layers (d = {model.d_model}, T = {task.length}, K = {task.k} {task.triggers} triggers, {train.steps} steps in batches of
+{train.batch_size}, step size {train.learning_rate:g} after a warm-up of {train.warmup}). In-context accuracy at the end is
+{min(accuracies):.2f} to {max(accuracies):.2f}. Names, formulas and thresholds are in the docstrings of
+`induction_memory/heads/`.
 
 The paper (Figure 11) says of one such run:
 
@@ -93,7 +96,7 @@ The paper (Figure 11) says of one such run:
 
 Means over {previous["runs"]} independent runs with 95 % bootstrap intervals over runs. The effective number is the
 participation ratio of exact Shapley values; a mechanism counts as mostly one head's up to {MOSTLY_ONE}, as distributed
-from {DISTRIBUTED} on.
+from {DISTRIBUTED} on. The run of Figure 11 itself (`four-heads`, batches of 512) has {_figure_11()}.
 
 ![shares]({pictures}/shares.png)
 
@@ -170,6 +173,16 @@ def draw(found, folder: Path) -> None:
         figure.savefig(folder / f"{name}.png", dpi=130)
 
 
+def _figure_11() -> str:
+    from induction_memory.reproduction.records import read
+    from induction_memory.reproduction.training import RECORDS
+    from induction_memory.trajectory.trajectory import SHIPPED
+
+    last = read(SHIPPED / RECORDS / "figure-11-seed-0").last
+    previous, induction = (last[f"effective_heads_{role}"] for role in ("previous-token", "induction"))
+    return f"{previous:.2f} and {induction:.2f}"
+
+
 def _interval(row: dict) -> str:
     return f"{row['value']:.2f} ({row['low']:.2f} to {row['high']:.2f})"
 
@@ -226,6 +239,7 @@ def main(
         train: train what is missing.
     """
     from induction_memory.heads import Identification
+    from induction_memory.trajectory import load
 
     require(seeds >= 2, "seeds", "2 or more to compare", seeds)
     config = preset(name).run.with_settings([setting for group in set for setting in group])
@@ -236,8 +250,10 @@ def main(
         tables = [done for future in waiting if (done := future.result()) is not None]
     require(len(tables) >= 2, "out", f"two or more finished runs in {out}", len(tables))
     found = Identification.join([Identification.read(folder) for folder in tables])
+    ends = [load(out / folder.name).metrics["accuracy_in_context"].tail(20).mean() for folder in tables]
     draw(found, docs / "heads")
-    (docs / "heads.md").write_text(page(found, config, "python analyses/multihead.py", "heads"), encoding="utf-8")
+    text = page(found, config, ends, "python analyses/multihead.py", "heads")
+    (docs / "heads.md").write_text(text, encoding="utf-8")
     print(f"{docs / 'heads.md'}: {len(tables)} runs")
 
 

@@ -142,7 +142,7 @@ def test_figures_are_drawn_from_the_tables(found):
 
 def test_the_study_of_many_runs_writes_its_page_and_figures(found, runs, tmp_path):
     draw(found, tmp_path)
-    text = page(found, runs[0].config, "a command", "pictures")
+    text = page(found, runs[0].config, [0.8, 0.9], "a command", "pictures")
     for picture in re.findall(r"\(pictures/(.*?)\)", text):
         assert (tmp_path / picture).stat().st_size > 1000
     assert "4 runs of the model with 4 heads in each of 2 layers" in " ".join(text.split())

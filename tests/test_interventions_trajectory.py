@@ -103,7 +103,7 @@ def test_the_scripts_run_and_explain_themselves(run, name, tmp_path, monkeypatch
     monkeypatch.setattr("sys.argv", [f"analyses/{name}.py", "nowhere", "--out", str(out)])
     with pytest.raises(SystemExit, match="2"):
         run_script(script["main"], script["__doc__"])
-    assert capsys.readouterr().err.startswith(f"{name}: nowhere: expected")
+    assert capsys.readouterr().err.startswith(f"{name}: run: expected")
 
 
 def test_a_wrong_step_is_answered_with_what_is_stored(run):
