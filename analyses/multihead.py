@@ -81,7 +81,7 @@ def page(found, config: RunConfig, accuracies: Sequence[float], command: str, pi
 
 Written by `{command}`: {len(found.runs)} runs of the model with {model.n_heads} heads in each of {model.n_layers}
 layers (d = {model.d_model}, T = {task.length}, K = {task.k} {task.triggers} triggers, {train.steps} steps in batches of
-{train.batch_size}, step size {train.learning_rate:g} after a warm-up of {train.warmup}). In-context accuracy at the end is
+{train.batch_size}, step size {train.learning_rate:g} after a warm-up of {train.warmup}). In-context accuracy ends at
 {min(accuracies):.2f} to {max(accuracies):.2f}. Names, formulas and thresholds are in the docstrings of
 `induction_memory/heads/`.
 
