@@ -51,6 +51,13 @@ def test_a_head_with_an_effect_that_looks_like_nothing_is_other():
     assert (row["role"], row["disagreement"]) == ("other", "weights: none; attention: none; causes: induction")
 
 
+def test_votes_that_lean_towards_what_a_head_does_name_it_before_they_reach_their_thresholds():
+    row = verdict([0.2, 0.0, 0.0], [0.15, 0.0, 0.0], [0.9, 0.0, 0.0])
+    assert (row["role"], row["disagreement"]) == ("previous-token", "weights: none; attention: none")
+    assert row["confidence"] == pytest.approx((0.4 + 0.3 + 1) / 3)
+    assert verdict([0.1, 0.0, 0.0], [0.1, 0.0, 0.0], [0.9, 0.0, 0.0])["role"] == "other"
+
+
 def test_a_dissenting_vote_is_named_and_lowers_the_confidence():
     row = verdict([0, 0, 0.9], [0, 0, 0.9], [0.3, 0, 0])
     assert row["role"] == "induction"

@@ -5,8 +5,9 @@ over by the role it supports most; these are scaled to add up to one a vote. The
 support over the votes.
 
 What a head does decides whether it has a role at all. One without effect by any route has none, whatever it looks like:
-if its weights or its attention name a role it is a *distractor*. One that has an effect but that neither weights nor
-attention support in any role is "other". Among the rest the best supported role wins.
+if its weights or its attention name a role it is a *distractor*. Among those with an effect the best supported role
+wins, even where a vote that leans the same way falls short of its threshold: with long sequences few positions are ever
+learned. A head with an effect for which the votes support no role more than "none" is "other".
 """
 
 import numpy as np
@@ -52,12 +53,10 @@ def verdicts(votes: pd.DataFrame, shares: pd.DataFrame, pairs: pd.DataFrame) -> 
         looks = any(choices[vote] in ROLES for vote in ("weights", "attention"))
         if head not in matter:
             role, confidence = NONE, float(supports["causes"][-1])
-        elif not looks:
-            role, confidence = OTHER, float(1 - supports["causes"][-1])
         else:
             mean = np.mean([given for given in supports.values() if not np.isnan(given).all()], axis=0)
-            best = int(np.argmax(mean[:-1]))
-            role, confidence = ROLES[best], float(mean[best])
+            best = int(np.argmax(mean))
+            role, confidence = (*ROLES, OTHER)[best], float(mean[best])
         differ = [f"{vote}: {named}" for vote, named in choices.items() if named not in (role, "")]
         rows.append(
             {
