@@ -220,7 +220,7 @@ def main(
     workers: int = 2,
     name: str = "heads",
     set: Settings = (),
-    readings: int = 40,
+    readings: int = 24,
     sequences: int = 32,
     train: bool = True,
 ) -> None:
