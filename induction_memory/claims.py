@@ -92,8 +92,8 @@ def one_layer(records: Records) -> list[Check]:
 
 @claim(
     2,
-    "the most attended key, corrected for chance; 0.9 for 'always', since late positions need not be learned. Beside it "
-    "the keys of the first 64 positions: the paper's picture shows no others",
+    "the most attended key, corrected for chance; 0.9 for 'always', since late positions need not be learned. Beside "
+    "it the keys of the first 64 positions: the paper's picture shows no others",
 )
 def looks_back(records: Records) -> list[Check]:
     """The first layer head always attends to the previous token."""
