@@ -107,14 +107,17 @@ def slow_recall(queries, W, keys):
     return corrected(found, 1 / len(keys))
 
 
-def test_weight_recalls_equal_loops_over_heads_tokens_and_positions():
+@pytest.mark.parametrize("early", [64, 4])
+def test_weight_recalls_equal_loops_over_heads_tokens_and_positions(early, monkeypatch):
+    monkeypatch.setattr("induction_memory.heads.votes.EARLY", early)
     config = ModelConfig.full(d_model=12, n_ctx=6, d_vocab=5, n_heads=2, layer_norm=True)
     model = build(config, seed=3)
     tokens, length = torch.tensor([0, 2, 3, 4]), 6
     key_query, value_output = weight_recalls(model, tokens, length)
     w_E, w_U, p = embedding(model, "w_E")[tokens], embedding(model, "w_U")[tokens], embedding(model, "p")
     W_K, Phi = ([memory(model, f"{name}{layer}") for layer in (1, 2)] for name in ("W_K", "Phi_"))
-    chance = np.mean([1 / (t + 1) for t in range(1, length)])
+    asked = range(1, min(length, early))
+    chance = np.mean([1 / (t + 1) for t in asked])
     written = [w_E @ Phi[0][h].T for h in range(2)]
     match = np.zeros((3, 2, 2))
     for g in range(2):
@@ -125,7 +128,7 @@ def test_weight_recalls_equal_loops_over_heads_tokens_and_positions():
         for h in range(2):
             W = W_K[layer][h]
             previous, own = [], []
-            for t in range(1, length):
+            for t in asked:
                 scores = [float(p[t] @ W @ p[s]) for s in range(t + 1)]
                 previous.append(np.argmax(scores) == t - 1)
                 own.append(np.argmax(scores) == t)
@@ -138,7 +141,9 @@ def test_weight_recalls_equal_loops_over_heads_tokens_and_positions():
             assert value_output[layer, h, :2].tolist() == pytest.approx(list(expected))
 
 
-def test_attention_scores_equal_a_loop_over_queries():
+@pytest.mark.parametrize("early", [64, 4])
+def test_attention_scores_equal_a_loop_over_queries(early, monkeypatch):
+    monkeypatch.setattr("induction_memory.heads.votes.EARLY", early)
     model = build(ModelConfig.full(d_model=12, n_ctx=10, d_vocab=4, n_heads=2), seed=1)
     batch = batch_of_tokens(torch.randint(4, (3, 11), generator=torch.Generator().manual_seed(0)))
     got = attention_scores(model, set_stage(model, batch))
@@ -146,7 +151,7 @@ def test_attention_scores_equal_a_loop_over_queries():
     A = cache["blocks.1.attn.hook_pattern"].detach()[:, 1]
     sums, chances = {role: [] for role in ROLES}, {role: [] for role in ROLES}
     for b in range(3):
-        for t in range(1, 10):
+        for t in range(1, min(10, early)):
             sums["previous-token"].append(A[b, t, t - 1].item())
             sums["current-token"].append(A[b, t, t].item())
             chances["previous-token"].append(1 / (t + 1))

@@ -13,6 +13,7 @@ weights     the smaller of two recalls, corrected for chance, since a role needs
                           induction: w_U(j)^T Phi w_E(k) -> j = k
 attention   mean attention to the previous position, to the own, to the tokens after earlier occurrences; corrected for
             chance
+            In both, positions are the first 64, as in the paper's probe of W_K1: later ones are learned late, if ever.
 causes      its Shapley share of the effect of all heads by the route that the role takes: previous-token heads act
             through later heads' keys, current-token heads through their queries, induction heads on the output
 """
@@ -35,6 +36,7 @@ from induction_memory.probes.stack import Stack
 
 ROLES = ("previous-token", "current-token", "induction")
 ROUTE_OF = {"previous-token": "k", "current-token": "q", "induction": "out"}
+EARLY = 64  # positions whose previous and own position are asked for
 TOKENS = 256  # tokens of a large vocabulary whose recall is measured
 
 
@@ -68,7 +70,7 @@ def weight_recalls(
     stack = Stack(model_weights(model), 1)
     w_E = stack.embedding("w_E")[0, 0, tokens]
     w_U = stack.embedding("w_U")[0, 0, tokens]
-    p = stack.embedding("p")[0, 0, :length] if "pos_embed.W_pos" in stack.weights else None
+    p = stack.embedding("p")[0, 0, : min(length, EARLY)] if "pos_embed.W_pos" in stack.weights else None
     n_layers, n_heads = stack.n_layers, stack.n_heads
     key_query = torch.full((n_layers, n_heads, len(ROLES)), torch.nan, dtype=torch.float64)
     value_output = torch.zeros_like(key_query)
@@ -100,11 +102,12 @@ def attention_scores(model: HookedTransformer, stage: Stage) -> Float[Tensor, "l
     rows = []
     for name in names:
         pattern = patterns[name]
+        early = pattern[..., :EARLY, :EARLY]
         rows.append(
             torch.stack(
                 [
-                    attention.previous_token(pattern),
-                    own_position(pattern),
+                    attention.previous_token(early),
+                    own_position(early),
                     attention.induction(pattern, sought, queries),
                 ],
                 dim=-1,
