@@ -80,7 +80,7 @@ def stability(table: pd.DataFrame) -> Figure:
     counts.set_ylim(bottom=0)
     _intervals(rates, table, ("present", "leader", "agreement", "same layer", "same head"))
     rates.set(ylim=(-0.03, 1.05), title="how stable it is")
-    rates.legend(frameon=False, fontsize=7)
+    rates.legend(frameon=False, fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
 
 
