@@ -121,11 +121,15 @@ Where the votes disagree, and heads that can stand in for each other:
 
 {_markdown(found.stability.dropna(subset="value"))}
 
-`same head` by chance: {1 / model.n_heads:.2f}.
+`heads`: how many have the role; `effective` and `leader`: effective number and largest share on its route; `born`: step
+from which the leader keeps it; `agreement`: of the matched heads of two runs; `same layer`, `same head`: whether the
+leaders of two runs sit in one layer, or have one name, which by chance is {1 / model.n_heads:.2f}.
 
 ## Can one know?
 
-How well one run predicts another's roles: 0 is chance, 1 is certainty.
+How well one run predicts another's roles: 0 is chance, 1 is certainty. By `index` from the head of the same name, by
+`layer` from any head of its layer, by `looks` from the head that resembles it in weights and attention (predicted is
+what it causes), by `match` from the head that resembles it in all three votes.
 
 ![identifiability]({pictures}/identifiability.png)
 
