@@ -254,7 +254,8 @@ def main(
         tables = [done for future in waiting if (done := future.result()) is not None]
     require(len(tables) >= 2, "out", f"two or more finished runs in {out}", len(tables))
     found = Identification.join([Identification.read(folder) for folder in tables])
-    ends = [load(out / folder.name).metrics["accuracy_in_context"].tail(20).mean() for folder in tables]
+    accuracies = [load(out / folder.name).metrics["accuracy_in_context"].to_numpy() for folder in tables]
+    ends = [float(np.nanmean(values[-20:])) for values in accuracies]
     draw(found, docs / "heads")
     text = page(found, config, ends, "python analyses/multihead.py", "heads")
     (docs / "heads.md").write_text(text, encoding="utf-8")
