@@ -2,6 +2,7 @@
 
     python analyses/multihead.py                      five seeds of the preset heads, two at a time
     python analyses/multihead.py --no-train           tables and figures of the runs that are there
+    python analyses/multihead.py --siblings 2         and seed 0 twice with other data, twice with other weights
     python analyses/multihead.py --name figure-11     the same in Figure 11's batches of 512: four times as long
 
 What is trained is kept: a run that was interrupted goes on, a finished one is read. Each trains with one thread.
@@ -220,7 +221,7 @@ def main(
     out: Path = Path("runs/paper"),
     docs: Path = Path("docs"),
     seeds: int = 5,
-    siblings: int = 2,
+    siblings: int = 0,
     workers: int = 2,
     name: str = "heads",
     set: Settings = (),
