@@ -1,5 +1,9 @@
 import jaxtyping
 import pytest
+from hypothesis import settings
+
+settings.register_profile("untimed", deadline=None)  # the machine may be busy: no test asserts a time
+settings.load_profile("untimed")
 
 
 @pytest.fixture
