@@ -179,6 +179,17 @@ def test_the_page_counts_the_verdicts():
     assert "**does not hold**" in text
 
 
+@pytest.mark.parametrize(
+    ("scale", "verdict", "explained"),
+    [("paper", "does not hold", True), ("paper", "holds", False), ("quick", "does not hold", False)],
+)
+def test_the_page_says_why_a_claim_does_not_hold_at_the_papers_scale(scale, verdict, explained):
+    columns = ["claim", "figure", "measure", "value", "threshold", "verdict"]
+    verdicts = pd.DataFrame([("two-layers", 2, "a", 0.5, "at least 1", verdict)], columns=columns)
+    text = page([2], scale, Records([]), verdicts, {2: "x.png"}, {})
+    assert ("Why not: accuracy still rises" in text) == explained
+
+
 def test_telling_steps_follow_the_curves():
     steps = np.arange(0, 101)
     curve = np.clip((steps - 40) / 10, 0, 1)[:, None]  # everything happens between 40 and 50

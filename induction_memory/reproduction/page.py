@@ -43,7 +43,7 @@ def page(
             parts.append(f"![Figure {figure}]({pictures[figure]})")
         else:
             parts.append(f"Not drawn: {reasons[figure]}.")
-        parts += _claims(figure, verdicts)
+        parts += _claims(figure, scale, verdicts)
         parts.append(_runs(figure, records))
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -57,7 +57,7 @@ def _scale(scale: Scale) -> str:
     )
 
 
-def _claims(figure: int, verdicts: pd.DataFrame) -> list[str]:
+def _claims(figure: int, scale: Scale, verdicts: pd.DataFrame) -> list[str]:
     parts = []
     for claim in CLAIMS.values():
         own = verdicts.loc[(verdicts["claim"] == claim.name).to_numpy()]
@@ -72,6 +72,8 @@ def _claims(figure: int, verdicts: pd.DataFrame) -> list[str]:
         ]
         heads = ["| measure | value | threshold | verdict |", "| --- | --- | --- | --- |"]
         parts += [f"### {claim.name}", quote, "\n".join([*heads, *rows]), _wrap(f"Why there: {claim.reason}.")]
+        if scale == "paper" and claim.if_not and (own["verdict"] == "does not hold").any():
+            parts.append(_wrap(f"Why not: {claim.if_not}."))
     return parts
 
 
