@@ -91,7 +91,11 @@ def two_layers(records: Records) -> list[Check]:
     ]
 
 
-@claim(2, "'around' is read as within 0.1")
+@claim(
+    2,
+    "'around' is read as within 0.1",
+    "the paper gives one number for both: ours is near it with fixed triggers and lower with random ones",
+)
 def one_layer(records: Records) -> list[Check]:
     """versus around 55% for one layer."""
     found = {kind: records.one(name).accuracy() for kind, name in plan.ONE_LAYER.items()}
