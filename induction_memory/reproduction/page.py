@@ -1,4 +1,4 @@
-"""docs/reproduction.md: figure by figure, what the paper says beside what came out. Nothing in it is typed by hand."""
+"""docs/reproduction.md: figure by figure, what the paper says beside what came out. No number is typed by hand."""
 
 import textwrap
 from collections.abc import Mapping, Sequence
