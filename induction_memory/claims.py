@@ -94,8 +94,8 @@ def two_layers(records: Records) -> list[Check]:
 @claim(
     2,
     "'around' is read as within 0.1",
-    "the paper gives one number for both: ours is near it with fixed triggers and lower with random ones; the cause was "
-    "not looked for",
+    "the paper gives one number for both: ours is near it with fixed triggers and lower with random ones; the cause "
+    "was not looked for",
 )
 def one_layer(records: Records) -> list[Check]:
     """versus around 55% for one layer."""
