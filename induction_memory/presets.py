@@ -89,10 +89,10 @@ PRESETS: dict[str, Preset] = {
         "the birth of an induction head: Figure 3's task and model at T = 64, in 600 batches of 128 sequences",
         _train(quick(_INDUCTION_ALONE), learning_rate=0.5),
     ),
-    "figure-2-random": Preset("vanilla two-layer transformer, random triggers", _VANILLA),
+    "figure-2-random": Preset("vanilla two-layer transformer, random triggers", _train(_VANILLA, steps=1000)),
     "figure-2-fixed": Preset(
         "vanilla two-layer transformer, the three most frequent tokens as triggers",
-        _train(_task(_VANILLA, triggers="fixed"), steps=400),
+        _train(_task(_VANILLA, triggers="fixed"), steps=600),
     ),
     "figure-2-one-layer-random": Preset("one-layer control, random triggers", _ONE_LAYER),
     "figure-2-one-layer-fixed": Preset("one-layer control, fixed triggers", _task(_ONE_LAYER, triggers="fixed")),
@@ -133,7 +133,7 @@ PRESETS: dict[str, Preset] = {
         RunConfig(
             _VANILLA.task,
             ModelConfig.full(feed_forward_layers="last", layer_norm=True),
-            replace(_VANILLA.train, steps=400, learning_rate=0.5, warmup=0),
+            replace(_VANILLA.train, steps=700, learning_rate=0.5, warmup=0),
         ),
     ),
     "figure-11": Preset(

@@ -7,6 +7,7 @@ import random
 import shutil
 import signal
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,10 +17,10 @@ from induction_memory.errors import InputError
 from induction_memory.model.config import ModelConfig
 from induction_memory.training.constraints import Graft
 from induction_memory.training.run import branch, resume, start
-from induction_memory.trajectory import DamagedError, StorageError, durable, load, verify
+from induction_memory.trajectory import DamagedError, StorageError, durable, load, thin, verify
 from induction_memory.trajectory.lock import locked
 from induction_memory.trajectory.manifest import Manifest
-from induction_memory.trajectory.writer import Origin, Writer, begin, resume_point, tidy
+from induction_memory.trajectory.writer import Origin, Writer, begin, lengthen, resume_point, tidy
 from tests.tiny_runs import tiny
 from tests.training_process import Trainer, config_of
 
@@ -409,3 +410,71 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path):
     assert content(start(config, tmp_path / "run", resume=True, quiet=True).path) == before
     fresh = start(config, tmp_path / "new", resume=True, quiet=True)
     assert content(fresh.path) == before
+
+
+@pytest.mark.parametrize("keep_optimizer", [True, False])
+@pytest.mark.parametrize("first", [8, 9])  # with and without a checkpoint of the longer run there
+def test_a_run_goes_on_to_more_steps_with_the_bits_of_one_that_had_them_from_the_start(
+    first, keep_optimizer, tmp_path, monkeypatch
+):
+    def config(steps):
+        return tiny(steps=steps, keep_optimizer=keep_optimizer, freeze=("W_K1: 3..",))
+
+    expected = content(start(config(15), tmp_path / "long", quiet=True).path)
+    start(config(first), tmp_path / "finished", quiet=True)
+    stopped(config(first), tmp_path / "killed", monkeypatch, 6)
+    for name in ("finished", "killed"):
+        assert content(start(config(15), tmp_path / name, resume=True, quiet=True).path) == expected
+        assert verify(tmp_path / name) == []
+
+    start(config(first), tmp_path / "lengthened and killed", quiet=True)
+    longer = partial(start, resume=True)
+    stopped(config(15), tmp_path / "lengthened and killed", monkeypatch, first + 1, longer)
+    assert verify(tmp_path / "lengthened and killed") == []
+    assert content(resume(tmp_path / "lengthened and killed", quiet=True).path) == expected
+
+
+def test_killed_at_any_operation_of_lengthening_a_run_goes_on(tmp_path, monkeypatch):
+    short, long = (tiny(steps=steps, checkpoints="every 2") for steps in (2, 3))
+    start(short, tmp_path / "short", quiet=True)
+    expected = content(start(long, tmp_path / "long", quiet=True).path)
+    at, whole = 0, False
+
+    def kill(name, original, arguments):
+        half(name, original, arguments)
+        raise Killed
+
+    while not whole:
+        folder = tmp_path / str(at)
+        shutil.copytree(tmp_path / "short", folder)
+        with monkeypatch.context() as patch:
+            Disk(patch, at, kill)
+            try:
+                lengthen(folder, Manifest.read(folder), long)
+                whole = True
+            except Killed:
+                assert load(folder).metrics.shape[0] == 3
+        assert content(start(long, folder, resume=True, quiet=True).path) == expected, f"operation {at}"
+        at += 1
+    assert at > 10
+
+
+def test_what_would_not_be_the_same_run_is_not_lengthened(tmp_path):
+    def refuses(reason, make=start, **train):
+        folder = tmp_path / reason[:8]
+        make(tiny(steps=8, **train), folder, quiet=True)
+        before = listing(folder)
+        said = f"^train\\.steps: expected 8, as in the run to resume, got 12: {reason}$"
+        with pytest.raises(InputError, match=said):
+            start(tiny(steps=12, **train), folder, resume=True, quiet=True)
+        assert listing(folder) == before
+
+    def without_optimizer(config, folder, quiet):
+        run = start(config, tmp_path / "whole", quiet=quiet)
+        thin(run, folder)
+
+    refuses("its cosine decay ends at step 8", schedule="cosine")
+    refuses("'log 3' keeps other steps before 8 then", checkpoints="log 3")
+    refuses("it was kept without its optimiser's state", without_optimizer)
+    with pytest.raises(InputError, match=r"^train\.steps: expected 8, as in the run to resume, got 6$"):
+        start(tiny(steps=6), tmp_path / "whole", resume=True, quiet=True)

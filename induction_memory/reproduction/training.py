@@ -1,7 +1,7 @@
 """Train what is missing, a few runs at a time with one thread each, and measure what is there.
 
-Runs lie in `folder/NAME`, their records in `folder/records/NAME`. An interrupted run goes on where it stopped, a
-finished one is read; a record is made anew when its trajectory has changed.
+Runs lie in `folder/NAME`, their records in `folder/records/NAME`. An interrupted run goes on where it stopped, and so
+does one of fewer steps; a finished one is read; a record is made anew when its trajectory has changed.
 """
 
 from collections.abc import Sequence
@@ -88,9 +88,10 @@ def _is_finished(job: Job, folder: Path) -> bool:
     if not (folder / job.name / "manifest.json").exists():
         return False
     run = trajectory(job, folder)
-    if run.config != job.config:
+    asked, there = job.config.train.steps, run.config.train.steps
+    if asked < there or any(path != "train.steps" for path in job.config.differences(run.config)):
         raise InputError(f"{folder / job.name}: expected a run of the preset {job.preset}, got other settings")
-    return run.finished
+    return run.finished and there == asked
 
 
 def _share(job: Job, folder: Path) -> float:

@@ -1,4 +1,4 @@
-"""Whole runs: train into a folder, go on after a kill, branch off a stored step.
+"""Whole runs: train into a folder, go on after a kill or to more steps, branch off a stored step.
 
 A folder is prepared, locked and then always read back before training goes on, so that a new run, a resumed one and a
 branch take the same path: the bits on the disk are all that a run depends on.
@@ -21,11 +21,12 @@ from induction_memory.training.progress import Progress
 from induction_memory.training.run_config import RunConfig
 from induction_memory.training.tracking import open_tracker, require_tracker
 from induction_memory.trajectory import manifest as manifests
+from induction_memory.trajectory.layout import OPTIMIZER
 from induction_memory.trajectory.lock import locked
 from induction_memory.trajectory.manifest import Manifest
 from induction_memory.trajectory.states import fill, with_tied
 from induction_memory.trajectory.trajectory import Trajectory, load
-from induction_memory.trajectory.writer import Origin, Writer, begin, is_empty, resume_point, tidy
+from induction_memory.trajectory.writer import Origin, Writer, begin, is_empty, lengthen, resume_point, tidy
 
 
 def start(
@@ -37,7 +38,7 @@ def start(
     log: str | None = None,
     command: str | None = None,
 ) -> Trajectory:
-    """Train a new run into the folder `out`, or go on with the unfinished one that is there (`resume`).
+    """Train a new run into the folder `out`, or go on with the one that is there (`resume`), to more steps if asked.
 
     `log` is "tensorboard", "wandb" or None; `command` is noted in the manifest.
     """
@@ -141,6 +142,8 @@ def _run(
                 begin(out, config, prepared or origin(), command, torch.get_num_threads())
             else:
                 _require_same(out, config, resume)  # once more: another process may have been here since
+                if config.to_dict() != manifest.config:
+                    lengthen(out, manifest, config)
             _go_on(out, config, quiet, log)
     return load(out)
 
@@ -227,11 +230,31 @@ def _reference(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _require_same(out: Path, config: RunConfig, resume: bool) -> None:
+    """Refuse a configuration other than that of the run in `out`, unless it only adds steps and changes none before."""
     if not resume:
         raise InputError(f"out: expected a new or an empty folder (or --resume to go on), got a run in {str(out)!r}")
-    stored = RunConfig.from_dict(Manifest.read(out).config)
-    for path, (asked, kept) in config.differences(stored).items():
+    manifest = Manifest.read(out)
+    stored = RunConfig.from_dict(manifest.config)
+    differences = config.differences(stored)
+    asked, kept = differences.get("train.steps", (0, 0))
+    if asked > kept:
+        del differences["train.steps"]
+        for reason in _why_not_longer(manifest, stored, config):
+            raise InputError(f"train.steps: expected {kept}, as in the run to resume, got {asked}: {reason}")
+    for path, (asked, kept) in differences.items():
         raise InputError(f"{path}: expected {kept!r}, as in the run to resume, got {asked!r}")
+
+
+def _why_not_longer(manifest: Manifest, stored: RunConfig, longer: RunConfig) -> Iterator[str]:
+    """What keeps a run from being the beginning of one with more steps."""
+    last = stored.train.steps
+    before, after = ({s for s in c.train.checkpoint_rule.fixed if s < last} for c in (stored, longer))
+    if stored.train.schedule != "constant":
+        yield f"its {stored.train.schedule} decay ends at step {last}"
+    if before != after:
+        yield f"{stored.train.checkpoints!r} keeps other steps before {last} then"
+    if manifest.state == "finished" and OPTIMIZER not in manifest.pieces:
+        yield "it was kept without its optimiser's state"
 
 
 def _require_device(device: str) -> None:

@@ -6,6 +6,8 @@
               latest.safetensors (weights and optimiser before update n) is put in place; then line n is appended
     finish    the last metrics are flushed, trained.safetensors and optimizer.safetensors written from the steps, then
               the manifest says "finished", and only then steps/ and latest.safetensors are removed
+    lengthen  a run that is to have more steps: a finished one gets its steps/ back, then the manifest says "training"
+              with the new number of steps, and only then the stacked files are removed
 
 So whenever a file with the state of step n exists, the metrics of all steps before n are on the disk: resuming takes
 the latest such file, cuts the metrics before line n, and goes on. What the killed run had done beyond is done again,
@@ -31,8 +33,10 @@ from induction_memory.trajectory.layout import (
     FROZEN,
     GRAFTS,
     LATEST,
+    OPTIMIZER,
     OPTIMIZER_PREFIX,
     STEPS,
+    TRAINED,
     step_path,
     stored_steps,
 )
@@ -104,6 +108,22 @@ def begin(folder: Path, config: RunConfig, origin: Origin, command: str | None, 
         pieces=pieces,
         **manifests.provenance(command, threads),
     ).write(folder)
+
+
+def lengthen(folder: Path, manifest: Manifest, config: RunConfig) -> None:
+    """Make the run in `folder` one of more steps, which stands where it stood."""
+    if manifest.state == "finished":
+        weights, optimizer = (SealedFile.open(folder / name) for name in (TRAINED, OPTIMIZER))
+        make_folder(folder / STEPS)
+        for step in weights.steps:
+            path = folder / LATEST if step == weights.steps[-1] else step_path(folder, step)
+            held = optimizer.entries if step in optimizer.steps else ()
+            moving = {name: weights.read_step(name, step) for name in weights.entries}
+            _write_state(path, step, moving, {name: optimizer.read_step(name, step) for name in held})
+    pieces = {name: piece for name, piece in manifest.pieces.items() if name in (FROZEN, GRAFTS)}
+    manifest.replace(state="training", config=config.to_dict(), rows=None, pieces=pieces).write(folder)
+    for name in (TRAINED, OPTIMIZER):
+        (folder / name).unlink(missing_ok=True)
 
 
 def resume_point(folder: Path, manifest: Manifest, config: RunConfig) -> ResumePoint:
