@@ -80,7 +80,9 @@ def _output_alone(d: int, learning_rate: float) -> RunConfig:
     return replace(_INDUCTION_ALONE, model=model, train=train)
 
 
-_ONE_LAYER = _train(replace(_VANILLA, model=ModelConfig.full(n_layers=1)), steps=300)
+_RANDOM = _train(_VANILLA, steps=1000)
+_FIXED = _task(_VANILLA, triggers="fixed")
+_ONE_LAYER = ModelConfig.full(n_layers=1)
 FIGURE_8_DIMENSIONS = (32, 64, 128, 256, 512)
 FIGURE_8_STEP_SIZES = (0.2, 0.8, 3.2, 12.8, 51.2)
 
@@ -89,13 +91,10 @@ PRESETS: dict[str, Preset] = {
         "the birth of an induction head: Figure 3's task and model at T = 64, in 600 batches of 128 sequences",
         _train(quick(_INDUCTION_ALONE), learning_rate=0.5),
     ),
-    "figure-2-random": Preset("vanilla two-layer transformer, random triggers", _train(_VANILLA, steps=1000)),
-    "figure-2-fixed": Preset(
-        "vanilla two-layer transformer, the three most frequent tokens as triggers",
-        _train(_task(_VANILLA, triggers="fixed"), steps=600),
-    ),
-    "figure-2-one-layer-random": Preset("one-layer control, random triggers", _ONE_LAYER),
-    "figure-2-one-layer-fixed": Preset("one-layer control, fixed triggers", _task(_ONE_LAYER, triggers="fixed")),
+    "figure-2-random": Preset("vanilla two-layer transformer, random triggers", _RANDOM),
+    "figure-2-fixed": Preset("vanilla two-layer transformer, the three most frequent tokens as triggers", _FIXED),
+    "figure-2-one-layer-random": Preset("one-layer control, random triggers", replace(_RANDOM, model=_ONE_LAYER)),
+    "figure-2-one-layer-fixed": Preset("one-layer control, fixed triggers", replace(_FIXED, model=_ONE_LAYER)),
     "figure-3": Preset("the induction head alone: nothing frozen", _INDUCTION_ALONE),
     "figure-3-freeze-output": Preset("W_O2 frozen until step 300", _frozen("W_O2")),
     "figure-3-freeze-keys": Preset("W_K1 and W_K2 frozen until step 300: W_O2 first", _frozen("W_K1", "W_K2")),
