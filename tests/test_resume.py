@@ -26,10 +26,10 @@ from tests.training_process import Trainer, config_of
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    """Every file of a finished run; of the manifest all but the time it was made at."""
+    """Every file of a finished run; of the manifest all but when it was made, and in how much time."""
     files = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     manifest = json.loads(files.pop("manifest.json"))
-    for name in ("created", "seal"):
+    for name in ("created", "seconds", "seal"):
         del manifest[name]
     return files | {"manifest": json.dumps(manifest).encode()}
 
@@ -401,6 +401,23 @@ def test_what_cannot_be_is_one_line_and_nothing_is_written(tmp_path, monkeypatch
         with pytest.raises(InputError, match=message):
             attempt()
     assert listing(tmp_path) == before
+
+
+def test_the_time_of_training_is_that_of_all_its_parts_without_the_breaks(tmp_path, monkeypatch):
+    folder, now = tmp_path / "run", time.time()
+    stopped(tiny(), folder, monkeypatch, 9)
+    os.utime(folder / "manifest.json", (now - 500, now - 500))
+    os.utime(folder / "metrics.jsonl", (now - 400, now - 400))
+    begun = time.monotonic()
+    start(tiny(), folder, resume=True, quiet=True)
+    second = Manifest.read(folder).seconds
+    assert second is not None
+    assert 100 < second < 100.1 + time.monotonic() - begun
+    begun = time.monotonic()
+    start(tiny(steps=16), folder, resume=True, quiet=True)
+    third = Manifest.read(folder).seconds
+    assert third is not None
+    assert second < third < second + time.monotonic() - begun
 
 
 def test_resuming_a_finished_run_changes_nothing(tmp_path):

@@ -85,7 +85,8 @@ def _runs(figure: int, records: Records) -> str:
     lines = ["| " + " | ".join(HEADS) + " |", "|" + " --- |" * len(HEADS)]
     for record in own:
         columns = [_last(record.probes, name) for name in ("W_O2", "W_K2", "W_K1_first64")]
-        cells = [record.name, record.steps, _number(record.accuracy()), *columns, f"{record.seconds / 60:.1f}"]
+        minutes = "" if record.seconds is None else f"{record.seconds / 60:.1f}"
+        cells = [record.name, record.steps, _number(record.accuracy()), *columns, minutes]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     commands = "\n".join(sorted({record.command for record in own if record.command}))
     return "\n".join(lines) + f"\n\n<details><summary>Commands</summary>\n\n```\n{commands}\n```\n\n</details>"

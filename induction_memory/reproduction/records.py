@@ -12,7 +12,6 @@ ship for a few. On the disk it is a folder of three files:
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +45,7 @@ class Record:
     name: str
     config: RunConfig
     command: str
-    seconds: float
+    seconds: float | None
     fingerprint: str
     metrics: pd.DataFrame
     probes: pd.DataFrame
@@ -169,13 +168,11 @@ def _heads(run: Trajectory) -> dict[str, float]:
     }
 
 
-def provenance(run: Trajectory) -> tuple[str, float]:
-    """The command that made the run, and the seconds between its first and its last write."""
+def provenance(run: Trajectory) -> tuple[str, float | None]:
+    """The command that made the run, and the seconds it took where that is known."""
     if not isinstance(run.source, FolderSource):
-        return "", float("nan")
-    manifest = run.source.manifest
-    begun = datetime.fromisoformat(manifest.created).timestamp()
-    return manifest.command or "", (run.path / "trained.safetensors").stat().st_mtime - begun
+        return "", None
+    return run.source.manifest.command or "", run.source.manifest.seconds
 
 
 def write(record: Record, folder: Path) -> None:
@@ -184,7 +181,7 @@ def write(record: Record, folder: Path) -> None:
     about = {
         "name": record.name,
         "command": record.command,
-        "seconds": round(record.seconds),
+        "seconds": None if record.seconds is None else round(record.seconds),
         "fingerprint": record.fingerprint,
         "config": record.config.to_dict(),
         "last": {name: _rounded(value) for name, value in record.last.items()},
@@ -203,7 +200,7 @@ def read(folder: Path) -> Record:
     except (OSError, ValueError) as error:
         raise InputError(f"{folder}: expected the record of a run ({', '.join(FILES)}), got {error}") from error
     last = {name: float("nan") if value is None else value for name, value in about["last"].items()}
-    kept = (about["name"], RunConfig.from_dict(about["config"]), about["command"], float(about["seconds"]))
+    kept = (about["name"], RunConfig.from_dict(about["config"]), about["command"], about["seconds"])
     return Record(*kept, about["fingerprint"], metrics, tables, last)
 
 

@@ -9,6 +9,7 @@
     threads           threads of the numerical library: the bits of a run depend on them
     versions          of Python and of the packages that computed it
     command, created  how and when it was started
+    seconds           time spent on training, without what lies between a kill and a resumption; null if unknown
     pieces            file -> SHA-256 and size
     seal              SHA-256 of all of the above, as JSON with sorted keys and no spaces
 
@@ -47,6 +48,7 @@ class Manifest:
     versions: dict[str, str] = field(default_factory=dict)
     command: str | None = None
     created: str = ""
+    seconds: float | None = None
     pieces: dict[str, Piece] = field(default_factory=dict)
 
     def replace(self, **changes: Any) -> "Manifest":

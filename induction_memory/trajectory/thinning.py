@@ -85,5 +85,6 @@ def _provenance(run: Trajectory, command: str | None) -> dict[str, Any]:
         "versions": kept.versions,
         "command": command or kept.command,
         "created": kept.created,
+        "seconds": kept.seconds,
         "threads": kept.threads,
     }

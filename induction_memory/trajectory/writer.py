@@ -15,6 +15,7 @@ with the same bits. A step that turns out damaged is done again in the same way,
 """
 
 import shutil
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,6 +106,7 @@ def begin(folder: Path, config: RunConfig, origin: Origin, command: str | None, 
         config=config.to_dict(),
         first_step=origin.first_step,
         parent=origin.parent,
+        seconds=0.0,
         pieces=pieces,
         **manifests.provenance(command, threads),
     ).write(folder)
@@ -167,7 +169,10 @@ class Writer:
     """Puts one step after another on the disk."""
 
     def __init__(self, folder: Path, manifest: Manifest, config: RunConfig, point: ResumePoint) -> None:
-        self.folder, self.manifest, self.config = folder, manifest, config
+        self.folder, self.config = folder, config
+        self.manifest = manifest.replace(seconds=_spent(folder, manifest))
+        self.manifest.write(folder)
+        self._begun = time.monotonic()
         remove_parts(folder)
         remove_parts(folder / STEPS)
         self._kept = [row["step"] for row in point.rows if row["checkpoint"]]
@@ -202,6 +207,7 @@ class Writer:
         self.manifest.replace(
             state="finished",
             rows=self.config.train.steps - self.manifest.first_step + 1,
+            seconds=(self.manifest.seconds or 0.0) + time.monotonic() - self._begun,
             pieces=pieces,
         ).write(self.folder)
         tidy(self.folder)
@@ -215,6 +221,13 @@ def tidy(folder: Path) -> None:
     remove_parts(folder)
     (folder / LATEST).unlink(missing_ok=True)
     shutil.rmtree(folder / STEPS, ignore_errors=True)
+
+
+def _spent(folder: Path, manifest: Manifest) -> float:
+    """Seconds of training until now: a process that was killed began with its manifest and ended with its last line."""
+    lines = folder / row_files.NAME
+    last = lines.stat().st_mtime - (folder / manifests.NAME).stat().st_mtime if lines.exists() else 0.0
+    return (manifest.seconds or 0.0) + max(0.0, last)
 
 
 def _candidates(folder: Path) -> list[Path]:
