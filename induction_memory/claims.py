@@ -291,7 +291,7 @@ def compete(records: Records) -> list[Check]:
     7,
     "the right scores twice the size of the others; rank correlations of a half; W_O2's relative spread at "
     "most half of W_K2's",
-    "near misses, each on the side that the paper describes; the cause was not looked for",
+    "all of it holds in the middle of training and is lost late, when W_O2's diagonal weakens for the frequent tokens",
 )
 def diagonals(records: Records) -> list[Check]:
     """diagonal elements dominate in the plots [...] some of the diagonal elements are weaker than others,

@@ -6,9 +6,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from induction_memory import probes
 from induction_memory.claims import CLAIMS, check, learned
 from induction_memory.reproduction import plan
-from induction_memory.reproduction.records import Record, Records
+from induction_memory.reproduction.records import Record, Records, diagonals
+from induction_memory.trajectory import load
 
 STEPS = np.arange(0, 601, 10)
 JOBS = plan.jobs(list(plan.FIGURES), "paper")
@@ -167,3 +169,23 @@ def test_early_positions_are_not_asked_about_where_there_are_no_others():
     short = plan.jobs([3], "quick")[0].config
     runs["figure-3-seed-0"] = replace(runs["figure-3-seed-0"], config=short)
     assert check(Records(list(runs.values())), ["early-positions"]).empty
+
+
+def test_why_the_diagonals_miss_their_marks():
+    """Said on the page: in the middle of training they meet all of them; late, W_O2's weakens for frequent tokens."""
+    run = load("random-triggers")
+    sizes = probes.wide(probes.table(run, ["W_K1_sir", "W_K2_sir", "W_O2_sir"]))
+
+    def verdicts(step: int) -> list[str]:
+        last = diagonals(run, step) | sizes.loc[step].to_dict()
+        record = Record(f"{plan.OUTPUTS['uniform']}-seed-0", run.config, "", None, "", run.metrics, sizes, last)
+        return check(Records([record]), ["diagonals"])["verdict"].tolist()
+
+    middle = [step for step in run.steps.tolist() if 230 <= step <= 440]
+    assert len(middle) > 3
+    for step in middle:
+        assert verdicts(step) == ["holds"] * 6
+    assert verdicts(int(run.steps[-1])).count("does not hold") == 3
+    frequency = [diagonals(run, int(step))["W_O2_diagonal_frequency"] for step in (*middle, run.steps[-1])]
+    assert frequency == sorted(frequency, reverse=True)
+    assert frequency[-1] < -0.5 < frequency[0]

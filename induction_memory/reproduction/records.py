@@ -134,20 +134,21 @@ class MissingRunError(InputError):
 def make_record(run: Trajectory, name: str) -> Record:
     """Measure a finished run."""
     tables = probes.wide(probes.table(run, RECALLS))
-    ending = probes.wide(probes.table(run, AT_THE_END, steps=[int(run.steps[-1])]))
-    last = {column: float(ending[column].iloc[0]) for column in ending} | _diagonals(run) | _heads(run)
+    end = int(run.steps[-1])
+    ending = probes.wide(probes.table(run, AT_THE_END, steps=[end]))
+    last = {column: float(ending[column].iloc[0]) for column in ending} | diagonals(run, end) | _heads(run)
     command, seconds = provenance(run)
     metrics = run.metrics.drop(columns=list(IGNORED), errors="ignore")
     return Record(name, run.config, command, seconds, run.fingerprint, metrics, tables, last)
 
 
-def _diagonals(run: Trajectory) -> dict[str, float]:
+def diagonals(run: Trajectory, step: int) -> dict[str, float]:
     """How the right associations of each memory compare: rank correlation with position or frequency, and spread."""
     if run.config.model.n_heads > 1 or run.config.model.n_layers < 2:
         return {}
     found = {}
     for memory in ("W_K1", "W_K2", "W_O2"):
-        table = probes.births(run, memory, steps=[int(run.steps[-1])])
+        table = probes.births(run, memory, steps=[step])
         against = "position" if "position" in table else "frequency"
         score = table["score"].to_numpy()
         correlation: Any = spearmanr(score, table[against])
