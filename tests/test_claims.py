@@ -16,6 +16,7 @@ STEPS = np.arange(0, 601, 10)
 JOBS = plan.jobs(list(plan.FIGURES), "paper")
 LAST = {
     "previous_token_argmax1": 0.97,
+    "previous_token_argmax1_drawn": 0.97,
     "induction_mass2": 0.9,
     "induction_other_mass2": 0.05,
     **dict.fromkeys(("W_K1_sir", "W_K2_sir", "W_O2_sir"), 4.0),
@@ -41,6 +42,7 @@ def record(name: str, accuracy: float = 0.97, **changes) -> Record:
         "W_K1_first64": rise(150),
         "W_K1": rise(250, 0.4),
         "W_F_kl": 2 - rise(20, 1.5),
+        "W_F_kl_reverse": 2 - rise(20, 1.5),
     }
     metrics = pd.DataFrame(
         {
@@ -75,16 +77,19 @@ def fitting() -> dict[str, Record]:
     put("figure-3-freeze-output", record("", W_K2=rise(50, after=300), W_K1_first64=rise(50, after=300)))
     slow = np.where(STEPS <= 300, 0.3, 0.95)
     put("figure-3-freeze-keys", set_metric(record(""), "accuracy_in_context", slow))
+    put("figure-3-freeze-first-key", record("", W_K2=rise(50, 0.8)))
     put("figure-3-freeze-second-key", record("", W_K1_first64=rise(50, 0.2)))
     late = rise(250)
     slower = set_metric(record("", W_O2=late), "accuracy_in_context", rise(250, 0.97))
     put("figure-4-k1-random", slower)
     put("figure-4-k5-fixed-rare", slower)
-    put("figure-4-k5-random", set_metric(record("", W_K2=rise(200)), "accuracy_in_context", rise(150, 0.97)))
+    late_keys = record("", W_K2=rise(200), W_K1_first64=rise(200))
+    put("figure-4-k5-random", set_metric(late_keys, "accuracy_in_context", rise(150, 0.97)))
     put("figure-4-k5-fixed-frequent", record("", W_K2_triggers=rise(50)))
-    put("figure-4-bigram", set_metric(record(""), "out_of_distribution_accuracy", rise(100, 0.6)))
-    falling = np.where(STEPS < 300, rise(40), 0.9)
-    put("figure-4-uniform", record("", W_O2=falling, W_F_kl=np.where(STEPS < 300, 1.0, 1.2)))
+    worse = record("", W_O2=rise(200), W_K2=rise(250))
+    put("figure-4-bigram", set_metric(worse, "out_of_distribution_accuracy", rise(100, 0.6)))
+    falling, rising = np.where(STEPS < 300, rise(40), 0.95), np.where(STEPS < 300, 2 - rise(20), 1.2)
+    put("figure-4-uniform", record("", W_O2=falling, W_F_kl=rising, W_F_kl_reverse=rising))
     for d in plan.DIMENSIONS:
         for size, preset in plan.step_sizes(d).items():
             half = 6400 / d if size == 0.2 else 640 / d if size == 3.2 else 1e4
@@ -95,14 +100,17 @@ def fitting() -> dict[str, Record]:
 BREAKS = {
     "two-layers": ("figure-2-random", lambda r: record(r.name, 0.9)),
     "one-layer": ("figure-2-one-layer-fixed", lambda r: record(r.name, 0.9)),
-    "looks-back": ("figure-2-fixed", lambda r: replace(r, last=LAST | {"previous_token_argmax1": 0.5})),
+    "looks-back": ("figure-2-fixed", lambda r: replace(r, last=LAST | {"previous_token_argmax1_drawn": 0.5})),
     "active-on": ("figure-2-fixed", lambda r: replace(r, last=LAST | {"induction_other_mass2": 0.8})),
     "keys-wait": ("figure-3-freeze-output", lambda r: record(r.name)),
     "output-alone": ("figure-3-freeze-keys", lambda r: record(r.name)),
     "near-perfect": ("figure-3", lambda r: record(r.name, 0.5)),
     "second-before-first": ("figure-3-freeze-second-key", lambda r: record(r.name, W_K1_first64=rise(10))),
+    "top-down": ("figure-3", lambda r: record(r.name, W_K2=rise(200))),
     "early-positions": ("figure-3", lambda r: record(r.name, W_K1_first64=rise(250, 0.4))),
     "global-first": ("figure-4-k1-random", lambda r: set_metric(r, "loss_global", 4 - rise(250))),
+    "output-first": ("figure-4-uniform", lambda r: record(r.name, W_K2=rise(20))),
+    "outputs-fit": ("figure-4-bigram", lambda r: record(r.name)),
     "slower": ("figure-4-k1-random", lambda r: record(r.name)),
     "generalises": ("figure-4-bigram", lambda r: record(r.name)),
     "compete": ("figure-4-uniform", lambda r: record(r.name)),

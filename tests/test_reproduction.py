@@ -1,6 +1,7 @@
 """The reproduction on small runs: plan, records, training what is missing, figures, page, what ships."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from induction_memory.reproduction import records as store
 from induction_memory.reproduction.page import page
 from induction_memory.reproduction.records import MissingRunError, Records
 from induction_memory.training.run import start
-from induction_memory.trajectory import load, verify
+from induction_memory.trajectory import load, thin, verify
 from induction_memory.trajectory.trajectory import SHIPPED
 
 
@@ -124,9 +125,23 @@ def test_what_is_there_is_not_trained_again(trained, small, monkeypatch):
 
 
 def test_a_run_with_other_settings_is_refused(trained, small, monkeypatch):
-    monkeypatch.setattr(plan, "_config", lambda *given: tiny(*given).with_settings(["train.steps=5"]))
-    with pytest.raises(InputError, match="got other settings"):
-        training.gather(plan.jobs([6], "quick"), trained)
+    for setting, said in (
+        ("learning_rate=0.3", r"learning_rate = 0\.3, as in figure-4-uniform"),
+        ("steps=3", "steps = 3"),
+    ):
+        monkeypatch.setattr(plan, "_config", lambda *given, set_=setting: tiny(*given).with_settings([f"train.{set_}"]))
+        with pytest.raises(InputError, match=f"figure-4-uniform-seed-0: expected train.{said}"):
+            training.gather(plan.jobs([6], "quick"), trained)
+
+
+def test_a_run_of_fewer_steps_counts_as_unfinished_and_is_trained_on(small, tmp_path, monkeypatch):
+    job = plan.jobs([7], "quick")
+    training.gather(job, tmp_path, workers=1, quiet=True)
+    longer = [replace(job[0], config=job[0].config.with_settings(["train.steps=6"]))]
+    assert len(training.gather(longer, tmp_path, train=False)) == 0
+    found = training.gather(longer, tmp_path, workers=1, quiet=True)
+    assert found.one("figure-4-uniform").steps == 6
+    assert len(found.one("figure-4-uniform").metrics) == 7
 
 
 def test_what_is_missing_is_trained_in_processes(small, tmp_path):
@@ -160,6 +175,22 @@ def test_figures_and_page_from_small_runs(trained, small, tmp_path):
     assert "quick" in text
     for row in made.verdicts.dropna(subset="value").to_dict("records"):
         assert f"| {row['measure']} | {row['value']:.3f} |" in text
+
+
+def test_without_any_run_nothing_is_drawn_and_the_page_says_why(small, tmp_path):
+    made = reproduce.reproduce([2, 3, 4, 5, 6, 7, 8, 10, 11], "quick", runs=tmp_path, out=tmp_path, train=False)
+    assert made.pictures == {}
+    assert all(reason.endswith("has not been trained") for reason in made.reasons.values())
+    assert set(made.verdicts["verdict"]) == {"no run"}
+
+
+def test_pictures_are_of_finished_runs_of_the_preset_or_of_what_ships(trained, small):
+    job = plan.jobs([7], "quick")[0]
+    records = store.read_all(trained / "records")
+    assert reproduce._trained(job, trained, records).path == trained / job.name
+    other = replace(job, config=job.config.with_settings(["train.steps=9"]))
+    with pytest.raises(MissingRunError):
+        reproduce._trained(other, trained, records)
 
 
 def test_what_ships_stands_in_for_runs_that_are_not_there(tmp_path):
@@ -198,6 +229,7 @@ def test_telling_steps_follow_the_curves():
     assert kept[-1] == 100
     assert len(kept) <= 16
     assert np.sum((kept >= 40) & (kept <= 50)) >= 8
+    assert shipping.telling_steps(steps, curve, 1).tolist() == [100]
 
 
 def test_shipping_writes_trajectories_records_and_an_index(trained, small, tmp_path, monkeypatch):
@@ -211,15 +243,18 @@ def test_shipping_writes_trajectories_records_and_an_index(trained, small, tmp_p
     assert verify(out / "random-triggers") == []
     assert len(store.read_all(out / "records")) == 7
     assert "`random-triggers`" in (out / "README.md").read_text()
+    thin(load(trained / "figure-4-bigram-seed-0"), tmp_path / "other")
+    shutil.rmtree(out / "random-triggers")
+    (tmp_path / "other").rename(out / "random-triggers")  # what was made from another run is made again
+    assert shipping.ship(runs, out) == ["random-triggers"]
 
 
 def test_shipped_trajectories_agree_with_their_records():
-    records = store.read_all(SHIPPED / "records")
-    compared = reproduce.compare(records)
+    verdicts, compared = reproduce.check()
+    assert "no run" not in set(verdicts["verdict"])
     there = {path.parent.name for path in SHIPPED.glob("*/manifest.json")}
     assert set(compared["trajectory"]) == there <= set(shipping.TRAJECTORIES)
     assert compared["largest difference"].max() <= reproduce.AGREE
-    assert compared["steps"].min() > 1
 
 
 def test_what_ships_is_small_and_sound():

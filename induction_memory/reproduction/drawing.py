@@ -24,7 +24,6 @@ from induction_memory.theory.one_step import one_step as measure_one_step
 from induction_memory.trajectory.trajectory import Trajectory
 
 DOTS_AN_INCH = 150
-LETTERS = 40  # tokens of a sequence in an attention map
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +49,7 @@ def figure_2(given: Material) -> Figure:
 def figure_3(given: Material) -> Figure:
     """The induction head alone, with some matrices frozen until step 300."""
     runs = {label: given.records.of(name) for label, name in plan.FREEZING.items() if _has(given, name)}
+    _require_one(runs, "figure-3")
     return freezing(runs, note=given.note)
 
 
@@ -67,12 +67,15 @@ def figure_4(given: Material) -> Figure:
 
 def figure_5(given: Material) -> Figure:
     """Recall in the five settings; on the triggers alone where they are fixed, as in the paper."""
-    return recalls_by_setting({label: _on_triggers(run) for label, run in _settings(given).items()}, note=given.note)
+    settings = _settings(given)
+    _require_one(settings, next(iter(plan.SETTINGS.values())))
+    return recalls_by_setting({label: _on_triggers(run) for label, run in settings.items()}, note=given.note)
 
 
 def figure_6(given: Material) -> Figure:
-    """Recall with uniform and with bigram outputs."""
+    """Recall with uniform and with bigram outputs; the latter for as long as it was trained."""
     runs = {f"train {kind}": given.records.one(name) for kind, name in plan.OUTPUTS.items() if _has(given, name)}
+    _require_one(runs, plan.OUTPUTS["uniform"])
     return recalls_by_setting(runs, note=given.note)
 
 
@@ -86,18 +89,18 @@ def figure_7(given: Material) -> Figure:
 
 def figure_8(given: Material) -> Figure:
     """Recall of W_O2 alone by dimension: with one step size, and with the best of several."""
-    there = [d for d in plan.DIMENSIONS if _has(given, f"figure-8-d{d}")]
-    if not there:
-        raise MissingRunError(f"figure-8-d{plan.DIMENSIONS[0]}-seed-0")
-    fixed = {d: given.records.one(f"figure-8-d{d}") for d in there}
-    tuned = {d: tuned_run(given.records, d) for d in there}
+    fixed = {d: given.records.one(f"figure-8-d{d}") for d in plan.DIMENSIONS if _has(given, f"figure-8-d{d}")}
+    _require_one(fixed, f"figure-8-d{plan.DIMENSIONS[0]}")
+    tuned = {d: tuned_run(given.records, d) for d in fixed}
     curves = [{d: pd.Series(run.probes["W_O2"]) for d, run in runs.items()} for runs in (fixed, tuned)]
     step_sizes = {d: run.config.train.learning_rate for d, run in tuned.items()}
     return dimension(curves[0], curves[1], step_sizes, note=given.note)
 
 
 def figure_9(given: Material) -> Figure:
-    """One-step recall of W_O2 by dimension and number of batches; nothing is trained, so that both scales agree."""
+    """One-step recall of W_O2 by dimension (infinite: orthonormal embeddings) and number of batches of 32 sequences;
+    nothing is trained, so that both scales agree.
+    """
     return one_step(measure_one_step().tables["recall"])
 
 
@@ -140,6 +143,11 @@ def _has(given: Material, preset: str) -> bool:
     return f"{preset}-seed-0" in given.records
 
 
+def _require_one(runs: Mapping[Any, Any], preset: str) -> None:
+    if not runs:
+        raise MissingRunError(f"{preset}-seed-0")
+
+
 def _settings(given: Material) -> dict[str, Record]:
     return {label: given.records.one(name) for label, name in plan.SETTINGS.items() if _has(given, name)}
 
@@ -160,7 +168,7 @@ def _maps(run: Trajectory, titles: Mapping[str, str]) -> list[Panel]:
     """The maps of some heads at the last step, over the sampled sequence in which most triggers come again."""
     from induction_memory.interventions.attention_view import attention
 
-    view = attention(run, length=LETTERS, heads=list(titles))
+    view = attention(run, length=plan.LETTERS, heads=list(titles))
     marks: dict[str, Any] = {name: getattr(view, name) for name in ("right", "other", "triggers", "outputs")}
     return [
         Panel(title, pattern, view.tokens, **marks)

@@ -34,6 +34,7 @@ OUTPUTS = {"uniform": "figure-4-uniform", "bigram": "figure-4-bigram"}
 DIMENSION = tuple(name for name in PRESETS if name.startswith("figure-8-"))
 DIMENSIONS = FIGURE_8_DIMENSIONS
 REALISTIC, FOUR_HEADS = "figure-10", "figure-11"
+LETTERS = 40  # tokens of a sequence in an attention map
 
 FIGURES: dict[int, tuple[str, ...]] = {
     2: (*TWO_LAYERS.values(), *ONE_LAYER.values()),

@@ -11,7 +11,7 @@ ship for a few. On the disk it is a folder of three files:
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,10 +67,11 @@ class Record:
         values, steps = self.probes[name].to_numpy(), self.probes.index.to_numpy()
         return float(values[-1 if step is None else np.abs(steps - step).argmin()])
 
-    def mean_recall(self, name: str) -> float:
-        """A recall on the average over training, however the stored steps are spaced."""
-        steps = self.probes.index.to_numpy()
-        return float(np.trapezoid(self.probes[name].to_numpy(), steps) / (steps[-1] - steps[0]))
+    def mean_recall(self, name: str, until: int | None = None) -> float:
+        """A recall on the average over training, or until a step of it, however the stored steps are spaced."""
+        probes = self.probes.loc[:until]
+        steps = probes.index.to_numpy()
+        return float(np.trapezoid(probes[name].to_numpy(), steps) / (steps[-1] - steps[0]))
 
     def curve(self, column: str) -> tuple[np.ndarray, np.ndarray]:
         """Steps and values of a metric, where it was measured."""
@@ -137,6 +138,7 @@ def make_record(run: Trajectory, name: str) -> Record:
     end = int(run.steps[-1])
     ending = probes.wide(probes.table(run, AT_THE_END, steps=[end]))
     last = {column: float(ending[column].iloc[0]) for column in ending} | diagonals(run, end) | _heads(run)
+    last |= _drawn(run, end)
     command, seconds = provenance(run)
     metrics = run.metrics.drop(columns=list(IGNORED), errors="ignore")
     return Record(name, run.config, command, seconds, run.fingerprint, metrics, tables, last)
@@ -155,6 +157,16 @@ def diagonals(run: Trajectory, step: int) -> dict[str, float]:
         found[f"{memory}_diagonal_{against}"] = float(correlation.statistic)
         found[f"{memory}_diagonal_spread"] = float(score.std() / abs(score.mean()))
     return found
+
+
+def _drawn(run: Trajectory, step: int) -> dict[str, float]:
+    """Attention to the previous token over the positions that an attention map shows."""
+    if run.config.model.n_heads > 1:
+        return {}
+    name = "previous_token_argmax1"
+    short = replace(run.task, length=min(plan.LETTERS, run.task.length))
+    found = probes.table(run, name, steps=[step], task=short)
+    return {f"{name}_drawn": float(found["value"].iloc[0])}
 
 
 def _heads(run: Trajectory) -> dict[str, float]:

@@ -4,6 +4,7 @@ The steps are those that divide the path of the curves (in-context accuracy and 
 steps of the largest change in any of them, plus a little for the time that passes, so that flat stretches keep some.
 """
 
+import shutil
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,17 +37,19 @@ TRAJECTORIES = {
     "frozen-keys": Shipped("figure-3-freeze-keys", 24),
     "induction-alone": Shipped("figure-3", 24),
     "four-heads": Shipped("figure-11", 8),
-    "layernorm-mlp": Shipped("figure-10", 8),
+    "layernorm-mlp": Shipped("figure-10", 6),
+    "vanilla-fixed": Shipped("figure-2-fixed", 1),
+    "vanilla-random": Shipped("figure-2-random", 1),
 }
 
 
 def telling_steps(
     steps: Int[np.ndarray, " step"], curves: Float[np.ndarray, "step curve"], count: int
 ) -> Int[np.ndarray, " kept"]:
-    """At most `count` of the steps, first and last among them, that divide the path of the curves evenly."""
+    """At most `count` of the steps, the last, then the first among them, that divide the path of the curves evenly."""
     changes = np.abs(np.diff(curves, axis=0)).max(1) + PATIENCE * np.diff(steps) / max(steps[-1] - steps[0], 1)
     path = np.concatenate([[0.0], np.cumsum(changes)])
-    marks = np.linspace(0, path[-1], count)
+    marks = np.linspace(path[-1], 0, count)
     return steps[np.unique(np.abs(path[:, None] - marks).argmin(0))]
 
 
@@ -57,9 +60,13 @@ def ship(runs: Path, out: Path = SHIPPED) -> list[str]:
         store.write(record, out / RECORDS / name)
     written = []
     for name, what in TRAJECTORIES.items():
-        if f"{what.preset}-seed-0" not in found or (out / name).exists():
+        if f"{what.preset}-seed-0" not in found:
             continue
         record = found.one(what.preset)
+        if (out / name).exists():
+            if load(out / name).config == record.config:
+                continue
+            shutil.rmtree(out / name)
         chosen = telling_steps(record.probes.index.to_numpy(), _curves(record), what.steps)
         thin(load(runs / "paper" / record.name), out / name, chosen.tolist())
         written.append(name)
@@ -87,9 +94,13 @@ def index(folder: Path) -> str:
         if (folder / name).exists():
             run = load(folder / name)
             size = sum(file.stat().st_size for file in (folder / name).iterdir() if file.is_file()) / 1e6
-            cells = (f"`{name}`", what.preset, preset(what.preset).about, f"{len(run.steps)}, 0 to {run.steps[-1]}")
+            cells = (f"`{name}`", what.preset, preset(what.preset).about, _range(run.steps))
             lines.append(f"| {' | '.join(cells)} | {size:.1f} | `{provenance(run)[0]}` |")
     return "\n".join(lines) + "\n"
+
+
+def _range(steps: Int[np.ndarray, " step"]) -> str:
+    return f"{len(steps)}, {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"the last, {steps[-1]}"
 
 
 def _curves(record: Record) -> Float[np.ndarray, "step curve"]:

@@ -88,10 +88,11 @@ def _is_finished(job: Job, folder: Path) -> bool:
     if not (folder / job.name / "manifest.json").exists():
         return False
     run = trajectory(job, folder)
-    asked, there = job.config.train.steps, run.config.train.steps
-    if asked < there or any(path != "train.steps" for path in job.config.differences(run.config)):
-        raise InputError(f"{folder / job.name}: expected a run of the preset {job.preset}, got other settings")
-    return run.finished and there == asked
+    differences = job.config.differences(run.config)
+    for path, (asked, there) in differences.items():
+        if path != "train.steps" or asked < there:
+            raise InputError(f"{folder / job.name}: expected {path} = {asked!r}, as in {job.preset}, got {there!r}")
+    return run.finished and not differences
 
 
 def _share(job: Job, folder: Path) -> float:
