@@ -268,7 +268,7 @@ def output_first(records: Records) -> list[Check]:
     run = records.one(plan.OUTPUTS["uniform"])
     recalls, steps = run.probes["W_O2"].to_numpy(), run.probes.index.to_numpy()
     early = int(steps[np.argmax(recalls >= recalls.max() / 2)])
-    accuracy = run.accuracy(early, early + 4) / run.accuracy()
+    accuracy = _share(run.accuracy(early, early + 4), run.accuracy())
     return later(
         at_most("in-context accuracy when W_O2 is at half of its best recall, as a share of the last", HALF, accuracy),
         *(
@@ -500,6 +500,10 @@ def _fall(fast: Record, slow: Record, memory: str) -> float:
 
 def _mean(runs: Sequence[Record], name: str, step: int | None) -> float:
     return float(np.mean([run.recall(name, step) for run in runs]))
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else float("nan")
 
 
 def _called(memory: str) -> str:

@@ -177,7 +177,7 @@ def test_figures_and_page_from_small_runs(trained, small, tmp_path):
         assert f"| {row['measure']} | {row['value']:.3f} |" in text
 
 
-def test_without_any_run_nothing_is_drawn_and_the_page_says_why(small, tmp_path):
+def test_without_any_run_nothing_is_drawn_and_the_page_says_why(tmp_path):
     made = reproduce.reproduce([2, 3, 4, 5, 6, 7, 8, 10, 11], "quick", runs=tmp_path, out=tmp_path, train=False)
     assert made.pictures == {}
     assert all(reason.endswith("has not been trained") for reason in made.reasons.values())

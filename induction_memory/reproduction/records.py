@@ -213,8 +213,9 @@ def read(folder: Path) -> Record:
     except (OSError, ValueError) as error:
         raise InputError(f"{folder}: expected the record of a run ({', '.join(FILES)}), got {error}") from error
     last = {name: float("nan") if value is None else value for name, value in about["last"].items()}
-    kept = (about["name"], RunConfig.from_dict(about["config"]), about["command"], about["seconds"])
-    return Record(*kept, about["fingerprint"], metrics, tables, last)
+    config, seconds = RunConfig.from_dict(about["config"]), about["seconds"]
+    spent = None if seconds is None else float(seconds)
+    return Record(about["name"], config, about["command"], spent, about["fingerprint"], metrics, tables, last)
 
 
 def read_all(folder: Path) -> Records:
