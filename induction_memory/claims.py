@@ -273,7 +273,9 @@ def output_first(records: Records) -> list[Check]:
         at_most("in-context accuracy when W_O2 is at half of its best recall, as a share of the last", HALF, accuracy),
         *(
             at_most(
-                f"{_called(name)} recall then, as a share of the last", HALF, run.recall(name, early) / run.recall(name)
+                f"{_called(name)} recall then, as a share of the last",
+                HALF,
+                _share(run.recall(name, early), run.recall(name)),
             )
             for name in ("W_K2", "W_K1_first64")
         ),
