@@ -135,7 +135,7 @@ PRESETS: dict[str, Preset] = {
         RunConfig(
             _VANILLA.task,
             ModelConfig.full(feed_forward_layers="last", layer_norm=True),
-            replace(_VANILLA.train, steps=700, learning_rate=0.5, warmup=0),
+            replace(_VANILLA.train, learning_rate=0.5, warmup=0),
         ),
     ),
     "figure-11": Preset(
