@@ -12,7 +12,7 @@ from pathlib import Path
 import tyro
 
 import induction_memory as im
-from induction_memory.errors import run_script
+from induction_memory.errors import require, run_script
 
 
 def main(
@@ -30,6 +30,7 @@ def main(
         components: names such as L1H1, W_K2 or pos->L2.k, or groups: heads, layers, matrices, parts, edges ...
         out: .csv file for the whole table.
     """
+    require(out is None or out.parent.is_dir(), "out", "a file in a folder that is there", repr(str(out)))
     table = im.ablate(im.load(run), components=components, step=step)
     print(table.pivot(index="component", columns="kind", values="in_context_accuracy").round(3).to_string(na_rep=""))
     if out is not None:

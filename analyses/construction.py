@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pandas as pd
 import torch
-import tyro
 
 from induction_memory import BigramTask, ModelConfig, construct, sample, step_rng
+from induction_memory.errors import require, run_script
 from induction_memory.model.construct import Scales
 
 
@@ -41,6 +41,8 @@ def main(
         seeds: constructions a cell, with other embeddings and data each.
         docs: the Markdown page to write.
     """
+    require(sequences >= 1, "sequences", "1 or more", sequences)
+    require(seeds >= 1, "seeds", "1 or more", seeds)
     task, rows = BigramTask(k=5, triggers="fixed"), []
     for feed_forward in ("none", "linear"):
         for d in dimensions:
@@ -73,4 +75,4 @@ induction head adds noise to it, since it attends somewhere on every token.
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    run_script(main, __doc__)

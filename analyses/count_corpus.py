@@ -6,12 +6,13 @@ The shipped table of tiny Shakespeare (1,115,394 characters) is made by that lin
 have its checksum.
 """
 
-import argparse
 import hashlib
 import json
 from pathlib import Path
 
-from induction_memory.errors import require
+import tyro
+
+from induction_memory.errors import require, run_script
 from induction_memory.task.corpus import Corpus
 
 SHA256 = {"tinyshakespeare": "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"}
@@ -32,17 +33,21 @@ def to_json(corpus: Corpus) -> str:
     return f'{{\n{head} "bigram_counts": [\n  {rows}\n ]\n}}\n'
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("text", type=Path, help="the text file")
-    parser.add_argument("--name", required=True, help="the name of the corpus and of its JSON file")
-    parser.add_argument("--out", type=Path, default=Path("."), help="the folder to write into")
-    arguments = parser.parse_args()
-    corpus = count(arguments.text.read_bytes(), arguments.name)
-    target = arguments.out / f"{arguments.name}.json"
+def main(text: tyro.conf.Positional[Path], /, name: str, out: Path = Path(".")) -> None:
+    """Write the table.
+
+    Args:
+        text: the text file.
+        name: the name of the corpus and of its JSON file.
+        out: the folder to write into.
+    """
+    require(text.is_file(), "text", "a file", repr(str(text)))
+    require(out.is_dir(), "out", "a folder", repr(str(out)))
+    corpus = count(text.read_bytes(), name)
+    target = out / f"{name}.json"
     target.write_text(to_json(corpus), encoding="utf-8")
     print(f"{target}: {corpus.size} characters, {int(corpus.unigram_counts.sum())} counted")
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main, __doc__)

@@ -23,7 +23,7 @@ import numpy as np
 import pandas as pd
 import tyro
 
-from induction_memory.errors import require, run_script
+from induction_memory.errors import InputError, require, run_script
 from induction_memory.presets import preset, with_seed
 from induction_memory.training.run_config import RunConfig
 
@@ -59,6 +59,8 @@ def work(name: str, config: RunConfig, out: Path, train: bool, readings: int, se
     if not folder.exists() or not load(folder).finished:
         return None
     run = load(folder)
+    for path, (asked, there) in config.differences(run.config).items():
+        raise InputError(f"{folder}: expected {path} = {asked!r}, got {there!r}")
     key = f"{run.fingerprint} {readings} {sequences}"
     if not (tables / "key").exists() or (tables / "key").read_text() != key:
         steps = run.steps[np.unique(np.linspace(0, len(run.steps) - 1, readings).round().astype(int))]
@@ -248,6 +250,7 @@ def main(
     from induction_memory.trajectory import load
 
     require(seeds >= 2, "seeds", "2 or more to compare", seeds)
+    require(workers >= 1, "workers", "1 or more", workers)
     config = preset(name).run.with_settings([setting for group in set for setting in group])
     runs = plan(config, seeds, siblings)
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:

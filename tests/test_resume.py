@@ -467,10 +467,12 @@ def test_killed_at_any_operation_of_lengthening_a_run_goes_on(tmp_path, monkeypa
         with monkeypatch.context() as patch:
             Disk(patch, at, kill)
             try:
-                lengthen(folder, Manifest.read(folder), long)
+                lengthen(folder, Manifest.read(folder), long, None)
                 whole = True
             except Killed:
                 assert load(folder).metrics.shape[0] == 3
+                assert load(folder).steps.tolist() == [0, 2]
+                assert verify(folder) == []
         assert content(start(long, folder, resume=True, quiet=True).path) == expected, f"operation {at}"
         at += 1
     assert at > 10
@@ -478,7 +480,7 @@ def test_killed_at_any_operation_of_lengthening_a_run_goes_on(tmp_path, monkeypa
 
 def test_what_would_not_be_the_same_run_is_not_lengthened(tmp_path):
     def refuses(reason, make=start, **train):
-        folder = tmp_path / reason[:8]
+        folder = tmp_path / reason.replace("'", "")
         make(tiny(steps=8, **train), folder, quiet=True)
         before = listing(folder)
         said = f"^train\\.steps: expected 8, as in the run to resume, got 12: {reason}$"
@@ -487,11 +489,61 @@ def test_what_would_not_be_the_same_run_is_not_lengthened(tmp_path):
         assert listing(folder) == before
 
     def without_optimizer(config, folder, quiet):
-        run = start(config, tmp_path / "whole", quiet=quiet)
-        thin(run, folder)
+        thin(start(config, tmp_path / "whole", quiet=quiet), folder)
+
+    def with_few_steps(config, folder, quiet):
+        thin(load(tmp_path / "whole"), folder, [2, 8], keep_optimizer=True)
+
+    def thinned(config, folder, quiet):
+        thin(start(config, tmp_path / "grafted", quiet=quiet), folder, keep_optimizer=True)
 
     refuses("its cosine decay ends at step 8", schedule="cosine")
     refuses("'log 3' keeps other steps before 8 then", checkpoints="log 3")
     refuses("it was kept without its optimiser's state", without_optimizer)
+    refuses("some of its steps were left out", with_few_steps)
+    refuses("it was kept without what it grafts", thinned, grafts=(f"W_O2={tmp_path / 'whole'}@8 from 5",))
     with pytest.raises(InputError, match=r"^train\.steps: expected 8, as in the run to resume, got 6$"):
         start(tiny(steps=6), tmp_path / "whole", resume=True, quiet=True)
+
+
+def test_a_damaged_run_is_not_lengthened(tmp_path):
+    folder = start(tiny(steps=4), tmp_path / "run", quiet=True).path
+    flipped = bytearray((folder / "frozen.safetensors").read_bytes())
+    flipped[-5] ^= 1
+    (folder / "frozen.safetensors").write_bytes(flipped)
+    before = listing(folder)
+    with pytest.raises(InputError, match=r"frozen\.safetensors: expected what was written, got flipped bits"):
+        start(tiny(steps=6), folder, resume=True, quiet=True)
+    assert listing(folder) == before
+
+
+def test_a_run_that_was_opened_before_it_was_lengthened_says_so(tmp_path):
+    folder = start(tiny(steps=4), tmp_path / "run", quiet=True).path
+    read, unread = load(folder), load(folder)
+    assert read.steps.tolist() == [0, 1, 2, 3, 4]
+    start(tiny(steps=8), folder, resume=True, quiet=True)
+    for attempt in (lambda: read.state(2), lambda: read.stack("W_O2"), lambda: read.metrics, lambda: unread.steps):
+        with pytest.raises(InputError, match="run: expected the run as it was opened, got more steps: load it again"):
+            attempt()
+
+
+def test_runs_and_branches_are_not_mistaken_for_one_another(tmp_path):
+    parent = start(tiny(), tmp_path / "parent", quiet=True)
+    branch(parent, 4, tmp_path / "branch", quiet=True)
+    branch(parent, 0, tmp_path / "whole branch", quiet=True)
+    cases = [
+        (lambda: branch(parent, 3, tmp_path / "branch", resume=True), "a branch from step 3, got a branch from step 4"),
+        (lambda: branch(parent, 4, tmp_path / "parent", resume=True), "a branch from step 4, got a run from step 0"),
+        (lambda: start(tiny(), tmp_path / "branch", resume=True), "a run from its beginning, got a branch from step 4"),
+        (lambda: start(tiny(), tmp_path / "whole branch", resume=True), "a run .* got a branch from step 0"),
+    ]
+    for attempt, message in cases:
+        with pytest.raises(InputError, match=f"^out: expected {message} in "):
+            attempt()
+    assert branch(parent, 4, tmp_path / "branch", steps=14, resume=True, quiet=True).steps[-1] == 14
+
+
+def test_a_lengthened_run_has_the_command_that_lengthened_it(tmp_path):
+    start(tiny(steps=2), tmp_path / "run", quiet=True, command="train for two steps")
+    start(tiny(steps=3), tmp_path / "run", resume=True, quiet=True, command="train for three")
+    assert Manifest.read(tmp_path / "run").command == "train for three"

@@ -50,6 +50,7 @@ def reproduce(
     Where nothing is to be trained, what ships stands in for the runs of the paper's scale that are not there.
     """
     require(workers >= 1, "--workers", "1 or more", workers)
+    require(out.is_dir() or not out.exists(), "--out", "a folder", repr(str(out)))
     folder, planned = runs / scale, jobs(chosen, scale)
     records = gather(planned, folder, workers=workers, train=train, quiet=quiet)
     if not train and scale == "paper":
@@ -85,8 +86,10 @@ def compare(records: Records) -> pd.DataFrame:
             continue
         run, record = load(SHIPPED / name), records.one(what.preset)
         measured = probes.wide(probes.table(run, store.RECALLS, cached=False))
-        kept = record.probes.reindex(index=measured.index, columns=measured.columns)
-        away = float(np.nanmax(np.abs(measured.to_numpy() - kept.to_numpy())))
+        away = np.inf  # a step that the record does not have
+        if run.config == record.config and measured.index.isin(record.probes.index).all():
+            kept = record.probes.reindex(index=measured.index, columns=measured.columns)
+            away = float(np.nanmax(np.abs(measured.to_numpy() - kept.to_numpy())))
         rows.append((name, record.name, len(run.steps), away))
     return pd.DataFrame(rows, columns=["trajectory", "record", "steps", "largest difference"])
 

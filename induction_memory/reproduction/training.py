@@ -71,7 +71,10 @@ def _work(jobs: Sequence[Job], folder: Path, workers: int, quiet: bool) -> dict[
 def _train_and_record(job: Job, folder: Path) -> None:
     from induction_memory.training.run import start
 
-    run = start(job.config, folder / job.name, resume=True, quiet=True, command=job.command)
+    try:
+        run = start(job.config, folder / job.name, resume=True, quiet=True, command=job.command)
+    except InputError as mistake:
+        raise InputError(f"{folder / job.name}: {mistake}") from mistake
     store.write(store.make_record(run, job.name), folder / RECORDS / job.name)
 
 

@@ -20,6 +20,7 @@ Optimizer = Literal["sgd", "adamw"]
 Loss = Literal["all", "trigger-output"]
 OutOfDistribution = Literal["uniform", "bigram", "train", "test"]
 Device = Literal["cpu", "cuda"]
+MOST_STEPS = 10_000_000
 MOST_THREADS = 256
 
 
@@ -95,6 +96,7 @@ class TrainConfig:
             value = getattr(self, name)
             allowed = f"a whole number of at least {least}"
             require(_is_whole(value) and value >= least, f"train.{name}", allowed, repr(value))
+        require(self.steps <= MOST_STEPS, "train.steps", f"at most {MOST_STEPS:,}", self.steps)
         for name in ("micro_batch", "threads"):
             value = getattr(self, name)
             allowed = "a whole number of at least 1, or none"

@@ -21,12 +21,20 @@ from induction_memory.training.progress import Progress
 from induction_memory.training.run_config import RunConfig
 from induction_memory.training.tracking import open_tracker, require_tracker
 from induction_memory.trajectory import manifest as manifests
-from induction_memory.trajectory.layout import OPTIMIZER
 from induction_memory.trajectory.lock import locked
 from induction_memory.trajectory.manifest import Manifest
 from induction_memory.trajectory.states import fill, with_tied
 from induction_memory.trajectory.trajectory import Trajectory, load
-from induction_memory.trajectory.writer import Origin, Writer, begin, is_empty, lengthen, resume_point, tidy
+from induction_memory.trajectory.writer import (
+    Origin,
+    Writer,
+    begin,
+    is_empty,
+    lengthen,
+    resume_point,
+    tidy,
+    why_not_longer,
+)
 
 
 def start(
@@ -42,13 +50,13 @@ def start(
 
     `log` is "tensorboard", "wandb" or None; `command` is noted in the manifest.
     """
-    return _run(config, Path(out), lambda: _new(config), resume=resume, quiet=quiet, log=log, command=command)
+    return _run(config, Path(out), lambda: _new(config), 0, resume=resume, quiet=quiet, log=log, command=command)
 
 
 def resume(out: str | Path, *, quiet: bool = False, log: str | None = None) -> Trajectory:
     """Go on with whatever unfinished run, or branch, is in the folder."""
     config = load(out).config
-    return _run(config, Path(out), lambda: _new(config), resume=True, quiet=quiet, log=log, command=None)
+    return _run(config, Path(out), lambda: _new(config), None, resume=True, quiet=quiet, log=log, command=None)
 
 
 def branch(
@@ -74,7 +82,9 @@ def branch(
     """
     at = run.resolve(at)
     config = branch_config(run.config, at, freeze=freeze, clamps=clamps, grafts=grafts, steps=steps, settings=settings)
-    return _run(config, Path(out), lambda: _off(run, at, config), resume=resume, quiet=quiet, log=log, command=command)
+    return _run(
+        config, Path(out), lambda: _off(run, at, config), at, resume=resume, quiet=quiet, log=log, command=command
+    )
 
 
 def branch_config(
@@ -116,6 +126,7 @@ def _run(
     config: RunConfig,
     out: Path,
     origin: Callable[[], Origin],
+    first_step: int | None,
     *,
     resume: bool,
     quiet: bool,
@@ -127,7 +138,7 @@ def _run(
     require(bool(config.model.trained_names), "model.trained", "at least one name to train", "none")
     exists = (out / manifests.NAME).exists()
     if exists:
-        _require_same(out, config, resume)
+        _require_same(out, config, resume, first_step)
     elif inside := next((folder for folder in out.absolute().parents if (folder / manifests.NAME).exists()), None):
         raise InputError(
             f"out: expected a folder outside of other runs, got {str(out)!r} inside the run {inside.name!r}"
@@ -141,9 +152,9 @@ def _run(
             if manifest is None:
                 begin(out, config, prepared or origin(), command, torch.get_num_threads())
             else:
-                _require_same(out, config, resume)  # once more: another process may have been here since
+                _require_same(out, config, resume, first_step)  # once more: another process may have been here since
                 if config.to_dict() != manifest.config:
-                    lengthen(out, manifest, config)
+                    lengthen(out, manifest, config, command)
             _go_on(out, config, quiet, log)
     return load(out)
 
@@ -229,32 +240,24 @@ def _reference(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return reference
 
 
-def _require_same(out: Path, config: RunConfig, resume: bool) -> None:
-    """Refuse a configuration other than that of the run in `out`, unless it only adds steps and changes none before."""
+def _require_same(out: Path, config: RunConfig, resume: bool, first_step: int | None) -> None:
+    """Refuse another configuration or beginning than that of the run in `out`, unless it only adds steps at the end."""
     if not resume:
         raise InputError(f"out: expected a new or an empty folder (or --resume to go on), got a run in {str(out)!r}")
     manifest = Manifest.read(out)
-    stored = RunConfig.from_dict(manifest.config)
-    differences = config.differences(stored)
+    begun = "a branch" if manifest.parent else "a run"
+    if first_step not in (None, manifest.first_step) or (first_step == 0 and manifest.parent):
+        asked = "a run from its beginning" if first_step == 0 else f"a branch from step {first_step}"
+        raise InputError(f"out: expected {asked}, got {begun} from step {manifest.first_step} in {str(out)!r}")
+    require(manifest.config["task"] is not None, "out", "a run that was trained here", f"weights alone in {str(out)!r}")
+    differences = config.differences(RunConfig.from_dict(manifest.config))
     asked, kept = differences.get("train.steps", (0, 0))
     if asked > kept:
         del differences["train.steps"]
-        for reason in _why_not_longer(manifest, stored, config):
+        for reason in why_not_longer(out, manifest, config):
             raise InputError(f"train.steps: expected {kept}, as in the run to resume, got {asked}: {reason}")
     for path, (asked, kept) in differences.items():
         raise InputError(f"{path}: expected {kept!r}, as in the run to resume, got {asked!r}")
-
-
-def _why_not_longer(manifest: Manifest, stored: RunConfig, longer: RunConfig) -> Iterator[str]:
-    """What keeps a run from being the beginning of one with more steps."""
-    last = stored.train.steps
-    before, after = ({s for s in c.train.checkpoint_rule.fixed if s < last} for c in (stored, longer))
-    if stored.train.schedule != "constant":
-        yield f"its {stored.train.schedule} decay ends at step {last}"
-    if before != after:
-        yield f"{stored.train.checkpoints!r} keeps other steps before {last} then"
-    if manifest.state == "finished" and OPTIMIZER not in manifest.pieces:
-        yield "it was kept without its optimiser's state"
 
 
 def _require_device(device: str) -> None:

@@ -6,8 +6,8 @@ for what others saved, with the same attributes.
 
 import hashlib
 import json
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from functools import cached_property, wraps
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
+from induction_memory.errors import InputError
 from induction_memory.model.config import ModelConfig
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.training.config import TrainConfig
@@ -30,8 +31,22 @@ from induction_memory.trajectory.layout import (
     stored_steps,
 )
 from induction_memory.trajectory.manifest import Manifest
-from induction_memory.trajectory.sealed import SealedFile
+from induction_memory.trajectory.sealed import DamagedError, SealedFile
 from induction_memory.trajectory.states import W_E, W_U, stored_names
+
+
+def _of_the_run_that_was_opened(read: Callable[..., Any]) -> Callable[..., Any]:
+    """Where a file is not what it was because the run has been given more steps, say that instead of damage."""
+
+    @wraps(read)
+    def careful(self: "FolderSource", *arguments: Any) -> Any:
+        try:
+            return read(self, *arguments)
+        except DamagedError:
+            self._require_unchanged()
+            raise
+
+    return careful
 
 
 class FolderSource:
@@ -53,6 +68,7 @@ class FolderSource:
 
     @cached_property
     def _trained(self) -> SealedFile:
+        self._require_unchanged()
         return SealedFile.open(self.path / TRAINED)
 
     @cached_property
@@ -82,17 +98,20 @@ class FolderSource:
         growing = [] if self.finished else [self.steps, lines.stat().st_size if lines.exists() else 0]
         return digest([self.manifest.config, self.manifest.first_step, pieces, growing])
 
+    @_of_the_run_that_was_opened
     def rows(self) -> list[dict[str, Any]]:
         return row_files.read(self.path / row_files.NAME, self.manifest.first_step, self.manifest.rows)
 
     def read_frozen(self, name: str) -> Tensor:
         return self._frozen.read(W_E).mT if self._is_tied(name) else self._frozen.read(name)
 
+    @_of_the_run_that_was_opened
     def read_step(self, name: str, step: int) -> Tensor:
         if self._is_tied(name):
             return self.read_step(W_E, step).mT
         return self._one(step).read(name) if self._is_growing(step) else self._trained.read_step(name, step)
 
+    @_of_the_run_that_was_opened
     def read_stack(self, name: str, steps: Sequence[int]) -> Tensor:
         if self._is_tied(name):
             return self.read_stack(W_E, steps).mT
@@ -100,6 +119,7 @@ class FolderSource:
             return self._trained.read(name)
         return torch.stack([self.read_step(name, step) for step in steps])
 
+    @_of_the_run_that_was_opened
     def optimizer(self, step: int) -> dict[str, Tensor] | None:
         if self._is_growing(step):
             file = self._one(step)
@@ -109,6 +129,10 @@ class FolderSource:
             return None
         file = SealedFile.open(self.path / OPTIMIZER)
         return {name: file.read_step(name, step) for name in file.entries} if step in file.steps else None
+
+    def _require_unchanged(self) -> None:
+        if self.finished and Manifest.read(self.path) != self.manifest:
+            raise InputError(f"{self.path}: expected the run as it was opened, got more steps: load it again")
 
     def _is_growing(self, step: int) -> bool:
         """Whether a step is a file of its own; a run may have finished since it was opened."""

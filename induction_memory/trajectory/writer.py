@@ -16,7 +16,7 @@ with the same bits. A step that turns out damaged is done again in the same way,
 
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,18 +112,49 @@ def begin(folder: Path, config: RunConfig, origin: Origin, command: str | None, 
     ).write(folder)
 
 
-def lengthen(folder: Path, manifest: Manifest, config: RunConfig) -> None:
+def why_not_longer(folder: Path, manifest: Manifest, longer: RunConfig) -> Iterator[str]:
+    """What keeps the run in `folder` from being the beginning of one with more steps."""
+    train = RunConfig.from_dict(manifest.config).train
+    before, after = ({s for s in t.checkpoint_rule.fixed if s < train.steps} for t in (train, longer.train))
+    if train.schedule != "constant":
+        yield f"its {train.schedule} decay ends at step {train.steps}"
+    if before != after:
+        yield f"{train.checkpoints!r} keeps other steps before {train.steps} then"
+    if manifest.state != "finished":
+        return
+    rows = row_files.read(folder / row_files.NAME, manifest.first_step, manifest.rows)
+    steps = SealedFile.open(folder / TRAINED).steps
+    if [row["step"] for row in rows if row["checkpoint"]] != list(steps):
+        yield "some of its steps were left out"
+    if OPTIMIZER not in manifest.pieces or steps[-1] not in SealedFile.open(folder / OPTIMIZER).steps:
+        yield "it was kept without its optimiser's state"
+    if train.grafts and GRAFTS not in manifest.pieces:
+        yield "it was kept without what it grafts"
+
+
+def lengthen(folder: Path, manifest: Manifest, config: RunConfig, command: str | None) -> None:
     """Make the run in `folder` one of more steps, which stands where it stood."""
-    if manifest.state == "finished":
+    seconds, pieces = manifest.seconds, {n: p for n, p in manifest.pieces.items() if n in (FROZEN, GRAFTS)}
+    for name in pieces:
+        if damage := damage_of(folder / name):
+            raise InputError(damage)
+    if manifest.state == "training":
+        seconds = _spent(folder, manifest)
+    else:
         weights, optimizer = (SealedFile.open(folder / name) for name in (TRAINED, OPTIMIZER))
         make_folder(folder / STEPS)
         for step in weights.steps:
-            path = folder / LATEST if step == weights.steps[-1] else step_path(folder, step)
             held = optimizer.entries if step in optimizer.steps else ()
             moving = {name: weights.read_step(name, step) for name in weights.entries}
-            _write_state(path, step, moving, {name: optimizer.read_step(name, step) for name in held})
-    pieces = {name: piece for name, piece in manifest.pieces.items() if name in (FROZEN, GRAFTS)}
-    manifest.replace(state="training", config=config.to_dict(), rows=None, pieces=pieces).write(folder)
+            state = {name: optimizer.read_step(name, step) for name in held}
+            _write_state(step_path(folder, step), step, moving, state)
+            if step == weights.steps[-1]:  # training on writes its file again, perhaps without the optimiser's state
+                _write_state(folder / LATEST, step, moving, state)
+    command = command or manifest.command
+    changed = manifest.replace(
+        state="training", config=config.to_dict(), rows=None, seconds=seconds, pieces=pieces, command=command
+    )
+    changed.write(folder)
     for name in (TRAINED, OPTIMIZER):
         (folder / name).unlink(missing_ok=True)
 
@@ -203,11 +234,11 @@ class Writer:
     def finish(self) -> None:
         """Compact the steps into stacked files and say that the run is whole."""
         self._lines.sync()
-        pieces = self.manifest.pieces | compact(self.folder, self._kept)
+        spent, pieces = self.manifest.seconds, self.manifest.pieces | compact(self.folder, self._kept)
         self.manifest.replace(
             state="finished",
             rows=self.config.train.steps - self.manifest.first_step + 1,
-            seconds=(self.manifest.seconds or 0.0) + time.monotonic() - self._begun,
+            seconds=None if spent is None else spent + time.monotonic() - self._begun,
             pieces=pieces,
         ).write(self.folder)
         tidy(self.folder)
@@ -223,11 +254,11 @@ def tidy(folder: Path) -> None:
     shutil.rmtree(folder / STEPS, ignore_errors=True)
 
 
-def _spent(folder: Path, manifest: Manifest) -> float:
+def _spent(folder: Path, manifest: Manifest) -> float | None:
     """Seconds of training until now: a process that was killed began with its manifest and ended with its last line."""
     lines = folder / row_files.NAME
     last = lines.stat().st_mtime - (folder / manifests.NAME).stat().st_mtime if lines.exists() else 0.0
-    return (manifest.seconds or 0.0) + max(0.0, last)
+    return None if manifest.seconds is None else manifest.seconds + max(0.0, last)
 
 
 def _candidates(folder: Path) -> list[Path]:
