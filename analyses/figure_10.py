@@ -1,6 +1,6 @@
 """Figure 10: everything trained, LayerNorm and a ReLU feed-forward.
 
-Loss, accuracy and recalls behave like those of the simplified model.
+The paper finds loss, accuracy and recalls similar to those of the simplified model.
 
     python analyses/figure_10.py                    at a reduced scale, in minutes
     python analyses/figure_10.py --scale paper      at the paper's own

@@ -160,11 +160,7 @@ def keys_wait(records: Records) -> list[Check]:
     ]
 
 
-@claim(
-    3,
-    "nearly all of 65 associations, and right less than half of the time",
-    "recall still climbs then, one association at a time",
-)
+@claim(3, "nearly all of 65 associations, and right less than half of the time")
 def output_alone(records: Records) -> list[Check]:
     """W_O^2 can learn the correct associations even when trained by itself [...] While such a model has poor
     prediction accuracy.
@@ -177,11 +173,7 @@ def output_alone(records: Records) -> list[Check]:
     ]
 
 
-@claim(
-    3,
-    "copying what followed the last time is always right here; 'near-perfect' is read as 0.9 after 600 steps",
-    "with W_O2 frozen at first the keys begin late, and accuracy is still rising at the end",
-)
+@claim(3, "copying what followed the last time is always right here; 'near-perfect' is read as 0.9 after 600 steps")
 def near_perfect(records: Records) -> list[Check]:
     """which eventually recovers the desired induction head behavior and leads to near-perfect accuracy."""
     return [
