@@ -85,17 +85,20 @@ def _verdict(found: Check) -> str:
 @claim(
     2,
     "the paper's own numbers; mean of the last 20 batches",
-    "accuracy still rises when training ends, by less and less; the paper does not say how long it trained",
+    "what is wrong is mostly on triggers that come late for the first time, where layer 1 does not look back; accuracy "
+    "still rises when training ends, by less and less",
 )
 def two_layers(records: Records) -> list[Check]:
     """with fixed (resp. random) triggers and uniform outputs, the model achieves over 99% accuracy (resp. 95%) on
     output tokens after the first occurrence.
     """
-    fixed, random = (records.one(plan.TWO_LAYERS[kind]).accuracy() for kind in ("fixed", "random"))
-    return [
-        at_least("in-context accuracy, two layers, fixed triggers", 0.99, fixed),
-        at_least("in-context accuracy, two layers, random triggers", 0.95, random),
-    ]
+    checks = []
+    for kind, mark in (("fixed", 0.99), ("random", 0.95)):
+        run = records.one(plan.TWO_LAYERS[kind])
+        early = f"the same on triggers that come first before position {plan.LETTERS}, {kind} triggers"
+        checks.append(at_least(f"in-context accuracy, two layers, {kind} triggers", mark, run.accuracy()))
+        checks += later(at_least(early, mark, run.last["accuracy_in_context_drawn"]))
+    return checks
 
 
 @claim(

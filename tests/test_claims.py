@@ -17,6 +17,7 @@ JOBS = plan.jobs(list(plan.FIGURES), "paper")
 LAST = {
     "previous_token_argmax1": 0.97,
     "previous_token_argmax1_drawn": 0.97,
+    "accuracy_in_context_drawn": 0.995,
     "induction_mass2": 0.9,
     "induction_other_mass2": 0.05,
     **dict.fromkeys(("W_K1_sir", "W_K2_sir", "W_O2_sir"), 4.0),

@@ -17,11 +17,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 from scipy.stats import spearmanr
 
 from induction_memory import probes
 from induction_memory.errors import InputError
 from induction_memory.reproduction import plan
+from induction_memory.task.sampler import sample, step_rng
 from induction_memory.training.run_config import RunConfig
 from induction_memory.trajectory.source import FolderSource
 from induction_memory.trajectory.trajectory import Trajectory
@@ -34,6 +36,7 @@ AT_THE_END = [
     *("W_K1_sir", "W_K2_sir", "W_O2_sir"),
 ]
 DIGITS = 7
+SEQUENCES = 128  # to measure the accuracy on
 IGNORED = ("checkpoint", "crc32")
 FILES = ("record.json", "metrics.csv", "probes.csv")
 
@@ -160,13 +163,20 @@ def diagonals(run: Trajectory, step: int) -> dict[str, float]:
 
 
 def _drawn(run: Trajectory, step: int) -> dict[str, float]:
-    """Attention to the previous token over the positions that an attention map shows."""
+    """Over the positions that an attention map shows: how often layer 1 looks back, and the accuracy on triggers that
+    come for the first time among them.
+    """
     if run.config.model.n_heads > 1:
         return {}
     name = "previous_token_argmax1"
     short = replace(run.task, length=min(plan.LETTERS, run.task.length))
-    found = probes.table(run, name, steps=[step], task=short)
-    return {f"{name}_drawn": float(found["value"].iloc[0])}
+    back = probes.table(run, name, steps=[step], task=short)["value"].iloc[0]
+    batch, model = sample(run.task, SEQUENCES, step_rng(run.config.train.eval_seed, 0)), run.model(step)
+    with torch.no_grad():
+        predicted = torch.cat([model(tokens).argmax(-1) for tokens in batch.tokens.split(16)])
+    first = (batch.tokens[:, :, None] == batch.tokens[:, None, :]).int().argmax(-1)
+    right = (predicted == batch.targets)[batch.in_context & (first < plan.LETTERS)]
+    return {f"{name}_drawn": float(back), "accuracy_in_context_drawn": right.double().mean().item()}
 
 
 def _heads(run: Trajectory) -> dict[str, float]:
