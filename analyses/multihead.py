@@ -12,6 +12,8 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is loaded: the processes share the cores
 
+import shlex
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -262,7 +264,7 @@ def main(
     accuracies = [load(out / folder.name).metrics["accuracy_in_context"].to_numpy() for folder in tables]
     ends = [float(np.nanmean(values[-20:])) for values in accuracies]
     draw(found, docs / "heads")
-    text = page(found, config, ends, "python analyses/multihead.py", "heads")
+    text = page(found, config, ends, shlex.join(["python", "analyses/multihead.py", *sys.argv[1:]]), "heads")
     (docs / "heads.md").write_text(text, encoding="utf-8")
     print(f"{docs / 'heads.md'}: {len(tables)} runs")
 

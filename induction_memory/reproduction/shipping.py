@@ -37,7 +37,7 @@ TRAJECTORIES = {
     "frozen-keys": Shipped("figure-3-freeze-keys", 24),
     "induction-alone": Shipped("figure-3", 24),
     "four-heads": Shipped("figure-11", 8),
-    "layernorm-mlp": Shipped("figure-10", 6),
+    "layernorm-mlp": Shipped("figure-10", 4),
     "vanilla-fixed": Shipped("figure-2-fixed", 1),
     "vanilla-random": Shipped("figure-2-random", 1),
 }
