@@ -95,9 +95,14 @@ def compare(records: Records) -> pd.DataFrame:
 
 
 def _with_shipped(records: Records, planned: Sequence[Job]) -> Records:
-    shipped = store.read_all(SHIPPED / RECORDS)
-    same = [job.name for job in planned if job.name in shipped and shipped[job.name].config == job.config]
-    return Records([(records if name in records else shipped)[name] for name in dict.fromkeys([*records, *same])])
+    """In the order of the plan, the record of each job: its own or, of the same settings, the shipped one."""
+    shipped, found = store.read_all(SHIPPED / RECORDS), []
+    for job in planned:
+        if job.name in records:
+            found.append(records[job.name])
+        elif job.name in shipped and shipped[job.name].config == job.config:
+            found.append(shipped[job.name])
+    return Records(found)
 
 
 def _trained(job: Job, folder: Path, records: Records) -> Trajectory:
