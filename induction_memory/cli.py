@@ -96,7 +96,7 @@ def train(
         steps: number of updates, instead of the preset's.
         seed: one number for initial weights, data and evaluation alike.
         set: change settings, as in task.k=3 train.learning_rate=0.5.
-        resume: go on with the run in that folder.
+        resume: go on with the run in that folder, to more steps if they are set.
         quiet: no progress.
         log: also write to TensorBoard or Weights & Biases.
     """
@@ -135,7 +135,7 @@ def branch(
         freeze: parameters to hold, as in W_K1 or "W_K1: 300..".
         clamp: attention patterns to impose: previous-token, induction.
         graft: matrices to take from elsewhere, as in W_O2=RUN@STEP.
-        resume: go on with the branch in that folder.
+        resume: go on with the branch in that folder, to more steps if they are set.
         quiet: no progress.
     """
     from induction_memory.training.run import branch as start

@@ -5,11 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from induction_memory import probes
 from induction_memory.claims import CLAIMS, check, learned
 from induction_memory.reproduction import plan
 from induction_memory.reproduction.records import Record, Records, diagonals
+from induction_memory.task.sampler import sample, step_rng
 from induction_memory.trajectory import load
 
 STEPS = np.arange(0, 601, 10)
@@ -198,3 +200,19 @@ def test_why_the_diagonals_miss_their_marks():
     frequency = [diagonals(run, int(step))["W_O2_diagonal_frequency"] for step in (*middle, run.steps[-1])]
     assert frequency == sorted(frequency, reverse=True)
     assert frequency[-1] < -0.5 < frequency[0]
+
+
+@pytest.mark.parametrize("name", ["vanilla-fixed", "vanilla-random"])
+def test_where_the_vanilla_transformers_are_wrong(name):
+    """Said on the page: mostly on triggers that come for the first time beyond the positions of the picture."""
+    run = load(name)
+    batch, model = sample(run.task, 128, step_rng(999, 0)), run.model(int(run.steps[-1]))
+    with torch.no_grad():
+        wrong = torch.cat([model(tokens).argmax(-1) for tokens in batch.tokens.split(16)]) != batch.targets
+    late = [
+        sequence.index(sequence[t]) >= plan.LETTERS
+        for sequence, errors in zip(batch.tokens.tolist(), (wrong & batch.in_context).tolist(), strict=True)
+        for t in np.flatnonzero(errors)
+    ]
+    assert len(late) > 50
+    assert np.mean(late) > 0.5

@@ -100,8 +100,7 @@ def test_lemma_5_equals_autograd_and_the_four_printed_terms():
     Phi_1, Phi_2, w_U = draw(D, D, seed=6), draw(D, D, seed=7), draw(N, D, seed=8)
     found = gradients.first_layer_gradient(data, p, W_2, Phi_1, Phi_2, w_U)
     zero = torch.zeros(D, D, dtype=torch.float64)
-    loss = lambda W: losses.stacked_attention_loss(W, data, p, W_2, Phi_1, Phi_2, w_U)  # noqa: E731
-    close(found, autograd(loss, zero))
+    close(found, autograd(lambda W: losses.stacked_attention_loss(W, data, p, W_2, Phi_1, Phi_2, w_U), zero))
     printed = torch.zeros(D, D, dtype=torch.float64)
     for b in range(ATOMS):
         X = data.X[b]

@@ -67,7 +67,7 @@ def test_heads_are_matched_by_role_wherever_they_sit():
     table = matches(roles, votes)
     assert table["same_role"].all()
     assert pick(table, "head_b", head_a="L1H1") == "L2H2"
-    assert pick(table, "same_layer", head_a="L2H2") == False  # noqa: E712
+    assert not pick(table, "same_layer", head_a="L2H2")
     assert not table["same_head"].any()
 
 

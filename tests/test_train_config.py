@@ -49,6 +49,7 @@ from induction_memory.training.schedule import CheckpointRule, Keeper, learning_
         ("out_of_distribution", "other"),
         ("micro_batch", 0),
         ("threads", 0),
+        ("steps", 10_000_001),
         ("device", "tpu"),
     ],
 )

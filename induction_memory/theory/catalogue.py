@@ -1,5 +1,6 @@
 """The checks by name, in the paper's order. Nothing heavy is imported until one is run."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -20,15 +21,13 @@ class Entry:
     title: str
 
     @property
-    def function(self) -> object:
+    def function(self) -> "Callable[[], Result]":
         """The check itself; its docstring is the text of docs/theory.md."""
         return getattr(import_module(f"induction_memory.theory.{self.module}"), self.name.replace("-", "_"))
 
     def run(self) -> "Result":
         """Measure."""
-        check = self.function
-        assert callable(check)
-        return check()  # type: ignore[return-value]
+        return self.function()
 
 
 CATALOGUE = (
