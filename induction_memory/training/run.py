@@ -153,7 +153,7 @@ def _run(
                 begin(out, config, prepared or origin(), command, torch.get_num_threads())
             else:
                 _require_same(out, config, resume, first_step)  # once more: another process may have been here since
-                if config.to_dict() != manifest.config:
+                if config.differences(RunConfig.from_dict(manifest.config)):  # more steps, nothing else
                     lengthen(out, manifest, config, command)
             _go_on(out, config, quiet, log)
     return load(out)
