@@ -26,8 +26,8 @@ import pandas as pd
 import tyro
 
 from induction_memory.errors import InputError, require, run_script
-from induction_memory.presets import preset, with_seed
-from induction_memory.training.run_config import RunConfig
+from induction_memory.experiment.presets import preset, with_seed
+from induction_memory.experiment.run_config import RunConfig
 
 PAPER = (
     "In the first layer (top), the previous token mechanism is mostly achieved by one of the four heads, while the "

@@ -16,15 +16,15 @@ from torch import Tensor
 from transformer_lens import HookedTransformer
 
 from induction_memory.interventions.ablations import ablate
-from induction_memory.interventions.components import Graph, head_of
 from induction_memory.interventions.corruptions import Pairs, corrupt
 from induction_memory.interventions.effects import answer_logit, contrast, effects
-from induction_memory.interventions.patches import Patch
+from induction_memory.interventions.outcome import Scorer
 from induction_memory.interventions.path_patching import patch_paths
-from induction_memory.interventions.recording import record
-from induction_memory.interventions.scores import Scorer
 from induction_memory.model.build import build
 from induction_memory.model.config import ModelConfig
+from induction_memory.runner.components import Graph, head_of
+from induction_memory.runner.patches import Patch
+from induction_memory.runner.recording import record
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.sampler import Batch, sample, step_rng
 

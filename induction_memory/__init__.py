@@ -21,17 +21,17 @@ _NAMES = {
     "build": "model.build",
     "construct": "model.construct",
     "embedding": "model.memories",
-    "TrainConfig": "training.config",
-    "RunConfig": "training.run_config",
+    "TrainConfig": "experiment.train_config",
+    "RunConfig": "experiment.run_config",
     "Trajectory": "trajectory.trajectory",
     "load": "trajectory.trajectory",
     "thin": "trajectory.thinning",
     "verify": "trajectory.verification",
-    "preset": "presets",
+    "preset": "experiment.presets",
     "ablate": "interventions.ablations",
     "patch": "interventions.patching",
     "surgery": "interventions.surgery",
-    "attention": "interventions.attention_view",
+    "attention": "views.attention",
     "InputError": "errors",
 }
 _MODULES = (
@@ -51,6 +51,9 @@ __all__ = [*_NAMES, *_MODULES]  # pyright: ignore[reportUnsupportedDunderAll]
 
 if TYPE_CHECKING:
     from induction_memory.errors import InputError as InputError
+    from induction_memory.experiment.presets import preset as preset
+    from induction_memory.experiment.run_config import RunConfig as RunConfig
+    from induction_memory.experiment.train_config import TrainConfig as TrainConfig
     from induction_memory.interventions.ablations import ablate as ablate
     from induction_memory.interventions.patching import patch as patch
     from induction_memory.interventions.surgery import surgery as surgery
@@ -58,13 +61,10 @@ if TYPE_CHECKING:
     from induction_memory.model.config import ModelConfig as ModelConfig
     from induction_memory.model.construct import construct as construct
     from induction_memory.model.memories import embedding as embedding
-    from induction_memory.presets import preset as preset
     from induction_memory.task.bigrams import BigramTask as BigramTask
     from induction_memory.task.corpus import Corpus as Corpus
     from induction_memory.task.sampler import sample as sample
     from induction_memory.task.sampler import step_rng as step_rng
-    from induction_memory.training.config import TrainConfig as TrainConfig
-    from induction_memory.training.run_config import RunConfig as RunConfig
     from induction_memory.trajectory.thinning import thin as thin
     from induction_memory.trajectory.trajectory import Trajectory as Trajectory
     from induction_memory.trajectory.trajectory import load as load

@@ -66,7 +66,7 @@ def presets(name: Annotated[str | None, tyro.conf.Positional] = None, /) -> None
     Args:
         name: the experiment to show as JSON.
     """
-    from induction_memory.presets import PRESETS, preset
+    from induction_memory.experiment.presets import PRESETS, preset
 
     if name is None:
         for key, entry in PRESETS.items():
@@ -100,8 +100,8 @@ def train(
         quiet: no progress.
         log: also write to TensorBoard or Weights & Biases.
     """
-    from induction_memory.presets import preset as find
-    from induction_memory.presets import with_seed
+    from induction_memory.experiment.presets import preset as find
+    from induction_memory.experiment.presets import with_seed
     from induction_memory.training.run import start
 
     config = find(preset).run
@@ -211,7 +211,7 @@ def attention(
         step: a stored step, several (0,300,600) side by side, or last.
         text: text to attend over; a sequence of the run's task by default.
     """
-    from induction_memory.interventions.attention_view import attention as look
+    from induction_memory.views.attention import attention as look
 
     look(_load(run), step=_step(step), text=text).save(out)
 

@@ -12,9 +12,9 @@ import pandas as pd
 
 from induction_memory import probes
 from induction_memory.errors import require
+from induction_memory.experiment.presets import preset
 from induction_memory.figures.curves import birth
 from induction_memory.interventions.ablations import ablate
-from induction_memory.presets import preset
 from induction_memory.tables import show
 from induction_memory.training.run import start
 from induction_memory.trajectory.trajectory import Trajectory

@@ -4,7 +4,7 @@ from contextlib import contextmanager
 
 import torch
 
-from induction_memory.interventions.components import ARROW, Graph, head_of
+from induction_memory.runner.components import ARROW, Graph, head_of
 
 
 @contextmanager

@@ -9,11 +9,11 @@ import nbformat
 import pytest
 from nbconvert import HTMLExporter
 
+from induction_memory.experiment.run_config import RunConfig
+from induction_memory.experiment.train_config import TrainConfig
 from induction_memory.model.config import ModelConfig
 from induction_memory.task.bigrams import BigramTask
-from induction_memory.training.config import TrainConfig
 from induction_memory.training.run import start
-from induction_memory.training.run_config import RunConfig
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.md"))

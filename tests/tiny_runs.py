@@ -2,10 +2,10 @@
 
 from typing import Any
 
+from induction_memory.experiment.run_config import RunConfig
+from induction_memory.experiment.train_config import TrainConfig
 from induction_memory.model.config import ModelConfig
 from induction_memory.task.bigrams import BigramTask
-from induction_memory.training.config import TrainConfig
-from induction_memory.training.run_config import RunConfig
 
 TASK = BigramTask(length=16, k=3)
 MODEL = ModelConfig(d_model=16, n_ctx=16, feed_forward="linear")

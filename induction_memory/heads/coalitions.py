@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from induction_memory.heads.questions import Questions
-from induction_memory.interventions.recording import Recording
+from induction_memory.runner.recording import Recording
 
 LOGITS_AT_ONCE = 2**24  # numbers in the logits of one group of coalitions
 

@@ -22,11 +22,11 @@ from transformer_lens import HookedTransformer
 from induction_memory.heads.coalitions import coalition_sums
 from induction_memory.heads.questions import Metric, Questions, ask
 from induction_memory.heads.shapley import ORDERS, Solution, solve
-from induction_memory.interventions import engine
-from induction_memory.interventions.components import Graph, layer_of
-from induction_memory.interventions.engine import Patch
-from induction_memory.interventions.recording import Recording, record
 from induction_memory.interventions.replacements import Kind, Replacements
+from induction_memory.runner import engine
+from induction_memory.runner.components import Graph, layer_of
+from induction_memory.runner.engine import Patch
+from induction_memory.runner.recording import Recording, record
 from induction_memory.task.sampler import Batch
 
 ROUTES = ("out", "ff", "q", "k", "v")

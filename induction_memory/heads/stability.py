@@ -20,7 +20,7 @@ from induction_memory.heads.over_training import births
 from induction_memory.heads.resampling import interval, mean_over_pairs, mean_over_runs, pair_matrix, relations
 from induction_memory.heads.selection import at_last_step, listed, rows_of
 from induction_memory.heads.votes import ROLES, ROUTE_OF
-from induction_memory.interventions.components import layer_of
+from induction_memory.runner.components import layer_of
 
 
 def stability(

@@ -9,35 +9,27 @@ from induction_memory.lazy import lazily
 
 if TYPE_CHECKING:
     from induction_memory.interventions.ablations import ablate as ablate
-    from induction_memory.interventions.attribution import agreement as agreement
-    from induction_memory.interventions.attribution import attribute as attribute
+    from induction_memory.interventions.attribution_patching import agreement as agreement
+    from induction_memory.interventions.attribution_patching import attribute as attribute
     from induction_memory.interventions.causal import births as births
     from induction_memory.interventions.causal import causal_trajectory as causal_trajectory
     from induction_memory.interventions.circuits import discover as discover
-    from induction_memory.interventions.components import Graph as Graph
     from induction_memory.interventions.corruptions import corrupt as corrupt
     from induction_memory.interventions.effects import contrast as contrast
-    from induction_memory.interventions.engine import logits as logits
-    from induction_memory.interventions.patches import Patch as Patch
     from induction_memory.interventions.patching import patch as patch
-    from induction_memory.interventions.recording import record as record
     from induction_memory.interventions.replacements import Replacements as Replacements
     from induction_memory.interventions.surgery import edited as edited
 
 _WHERE = {
     "ablate": "ablations",
-    "agreement": "attribution",
-    "attribute": "attribution",
+    "agreement": "attribution_patching",
+    "attribute": "attribution_patching",
     "births": "causal",
     "causal_trajectory": "causal",
     "discover": "circuits",
-    "Graph": "components",
     "corrupt": "corruptions",
     "contrast": "effects",
-    "Patch": "patches",
-    "logits": "engine",
     "patch": "patching",
-    "record": "recording",
     "Replacements": "replacements",
     "edited": "surgery",
 }

@@ -13,11 +13,8 @@ import torch
 from transformer_lens import HookedTransformer
 
 from induction_memory.errors import require
-from induction_memory.interventions import engine
-from induction_memory.interventions.components import Graph
-from induction_memory.interventions.recording import record
+from induction_memory.interventions.outcome import Scorer
 from induction_memory.interventions.replacements import Kind, Replacements
-from induction_memory.interventions.scores import Scorer
 from induction_memory.interventions.subjects import (
     SEQUENCES,
     SEQUENCES_A_STEP,
@@ -28,6 +25,9 @@ from induction_memory.interventions.subjects import (
     subjects,
     with_step,
 )
+from induction_memory.runner import engine
+from induction_memory.runner.components import Graph
+from induction_memory.runner.recording import record
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.sampler import Batch
 

@@ -25,12 +25,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from induction_memory.errors import require
-from induction_memory.interventions import engine
-from induction_memory.interventions.components import Graph
-from induction_memory.interventions.patches import Patch
-from induction_memory.interventions.recording import Recording, record
 from induction_memory.interventions.replacements import Kind, Replacements
 from induction_memory.interventions.subjects import Steps, batch_of, subjects
+from induction_memory.runner import engine
+from induction_memory.runner.components import Graph
+from induction_memory.runner.patches import Patch
+from induction_memory.runner.recording import Recording, record
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.sampler import Batch
 

@@ -19,10 +19,10 @@ from torch import Tensor
 from transformer_lens import HookedTransformer
 
 from induction_memory.errors import require
-from induction_memory.interventions import engine
 from induction_memory.interventions.corruptions import Pairs
-from induction_memory.interventions.patches import Variant
-from induction_memory.interventions.recording import Recording, record
+from induction_memory.runner import engine
+from induction_memory.runner.patches import Variant
+from induction_memory.runner.recording import Recording, record
 
 Direction = Literal["corrupt", "restore"]
 

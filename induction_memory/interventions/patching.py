@@ -22,12 +22,12 @@ from torch import Tensor
 
 from induction_memory.errors import require
 from induction_memory.interventions.ablations import component_names
-from induction_memory.interventions.components import ARROW
 from induction_memory.interventions.corruptions import Corruption, Pairs, Query, corrupt
 from induction_memory.interventions.effects import Contrast, Direction, contrast, effects
-from induction_memory.interventions.patches import Patch
 from induction_memory.interventions.path_patching import patch_paths
 from induction_memory.interventions.subjects import Steps, batch_of, subjects, with_step
+from induction_memory.runner.components import ARROW
+from induction_memory.runner.patches import Patch
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.sampler import Batch
 

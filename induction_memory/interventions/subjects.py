@@ -9,11 +9,11 @@ import pandas as pd
 from transformer_lens import HookedTransformer
 
 from induction_memory.errors import InputError, require
-from induction_memory.interventions.recording import require_additive
+from induction_memory.experiment.train_config import TrainConfig
 from induction_memory.model.build import build
+from induction_memory.runner.recording import require_additive
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.sampler import Batch, sample, step_rng
-from induction_memory.training.config import TrainConfig
 from induction_memory.trajectory.states import fill
 from induction_memory.trajectory.trajectory import Trajectory
 

@@ -26,9 +26,9 @@ from induction_memory.errors import InputError, require
 from induction_memory.figures.tokens import visible
 from induction_memory.interventions import edits
 from induction_memory.interventions.associations import Association, association
-from induction_memory.interventions.scores import score
+from induction_memory.interventions.outcome import score
 from induction_memory.interventions.subjects import Steps, batch_of, subjects, task_of, with_step
-from induction_memory.interventions.weights import replaced
+from induction_memory.runner.swapped_weights import replaced
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.sampler import Batch
 from induction_memory.trajectory.trajectory import Trajectory

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from induction_memory.probes.registry import recall as recall
     from induction_memory.probes.registry import table as table
     from induction_memory.probes.registry import wide as wide
-    from induction_memory.probes.weights import spectrum as spectrum
+    from induction_memory.probes.weight_size import spectrum as spectrum
 
 _WHERE = {
     "births": "atlas",
@@ -35,7 +35,7 @@ _WHERE = {
     "recall": "registry",
     "table": "registry",
     "wide": "registry",
-    "spectrum": "weights",
+    "spectrum": "weight_size",
 }
 
 __getattr__, __dir__ = lazily(__name__, _WHERE)

@@ -27,12 +27,12 @@ from torch import Tensor
 from induction_memory.errors import InputError, require
 from induction_memory.probes import (
     attention,
-    attribution,
     cache,
     composition,
+    logit_attribution,
     memory_recall,
     prediction,
-    weights,
+    weight_size,
 )
 from induction_memory.probes.activations import Activations
 from induction_memory.probes.source import SEQUENCES, Source, Steps, read
@@ -40,11 +40,11 @@ from induction_memory.probes.stack import UnsupportedError, head_labels, over_ch
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.sampler import Batch
 
-OF_WEIGHTS: dict[str, ModuleType] = {"recall": memory_recall, "weights": weights, "composition": composition}
+OF_WEIGHTS: dict[str, ModuleType] = {"recall": memory_recall, "weights": weight_size, "composition": composition}
 OF_ACTIVATIONS: dict[str, ModuleType] = {
     "attention": attention,
     "prediction": prediction,
-    "attribution": attribution,
+    "attribution": logit_attribution,
 }
 FAMILIES = OF_WEIGHTS | OF_ACTIVATIONS
 CHUNK_BYTES = 8 << 20  # score tables held at once

@@ -15,10 +15,10 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from induction_memory.errors import InputError, require
+from induction_memory.experiment.train_config import TrainConfig
 from induction_memory.probes.stack import Lazy, Stack, UnsupportedError, at_steps, has_step_axis
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.sampler import Batch, sample, step_rng
-from induction_memory.training.config import TrainConfig
 from induction_memory.trajectory.trajectory import Stacks, Trajectory
 
 SEQUENCES = 64  # size of the evaluation batch when none is given

@@ -12,15 +12,15 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from induction_memory import probes
-from induction_memory.figures.complex import realistic
 from induction_memory.figures.dimension import dimension, one_step
 from induction_memory.figures.distributions import global_and_in_context, recalls_by_setting
 from induction_memory.figures.freezing import freezing
+from induction_memory.figures.layernorm_mlp import realistic
 from induction_memory.figures.maps import Panel, induction_maps
 from induction_memory.figures.memories import memories
 from induction_memory.reproduction import plan
 from induction_memory.reproduction.records import MissingRunError, Record, Records, tuned_run
-from induction_memory.theory.one_step import one_step as measure_one_step
+from induction_memory.theory.first_step_recall import one_step as measure_one_step
 from induction_memory.trajectory.trajectory import Trajectory
 
 DOTS_AN_INCH = 150
@@ -166,7 +166,7 @@ def _scores(run: Trajectory, memory: str, step: int) -> Any:
 
 def _maps(run: Trajectory, titles: Mapping[str, str]) -> list[Panel]:
     """The maps of some heads at the last step, over the sampled sequence in which most triggers come again."""
-    from induction_memory.interventions.attention_view import attention
+    from induction_memory.views.attention import attention
 
     view = attention(run, length=plan.LETTERS, heads=list(titles))
     marks: dict[str, Any] = {name: getattr(view, name) for name in ("right", "other", "triggers", "outputs")}

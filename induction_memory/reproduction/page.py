@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from induction_memory.claims import CLAIMS, DAGGER
 from induction_memory.reproduction import plan
+from induction_memory.reproduction.claims import CLAIMS, DAGGER
 from induction_memory.reproduction.drawing import FIGURES
 from induction_memory.reproduction.plan import Scale
 from induction_memory.reproduction.records import Record, Records

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from induction_memory.errors import InputError
-from induction_memory.presets import FIGURE_8_DIMENSIONS, PRESETS, preset, quick, with_seed
-from induction_memory.training.run_config import RunConfig
+from induction_memory.experiment.presets import FIGURE_8_DIMENSIONS, PRESETS, preset, quick, with_seed
+from induction_memory.experiment.run_config import RunConfig
 
 Scale = Literal["quick", "paper"]
 

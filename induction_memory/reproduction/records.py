@@ -22,10 +22,10 @@ from scipy.stats import spearmanr
 
 from induction_memory import probes
 from induction_memory.errors import InputError
+from induction_memory.experiment.run_config import RunConfig
 from induction_memory.reproduction import plan
 from induction_memory.task.sampler import sample, step_rng
-from induction_memory.training.run_config import RunConfig
-from induction_memory.trajectory.source import FolderSource
+from induction_memory.trajectory.folder import FolderSource
 from induction_memory.trajectory.trajectory import Trajectory
 
 RECALLS = ["W_K1", "W_K1_first64", "W_K1_causal", "W_K2", "W_K2_triggers", "W_O2", "W_F_kl", "W_F_kl_reverse"]

@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from induction_memory import claims, probes
+from induction_memory import probes
 from induction_memory.errors import require
+from induction_memory.reproduction import claims
 from induction_memory.reproduction import records as store
 from induction_memory.reproduction.drawing import Material, draw
 from induction_memory.reproduction.page import page

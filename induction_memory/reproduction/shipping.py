@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, Int
 
-from induction_memory.presets import preset
+from induction_memory.experiment.presets import preset
 from induction_memory.reproduction import records as store
 from induction_memory.reproduction.plan import FIGURES, jobs
 from induction_memory.reproduction.records import Record, provenance

@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from induction_memory.errors import InputError
+from induction_memory.experiment.run_config import RunConfig
 from induction_memory.reproduction import records as store
 from induction_memory.reproduction.plan import Job
 from induction_memory.reproduction.records import Record, Records
-from induction_memory.training.run_config import RunConfig
 
 RECORDS = "records"
 SECONDS_BETWEEN_LOOKS = 1.0

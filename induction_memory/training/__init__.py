@@ -1,6 +1,6 @@
-"""Training: configuration, the fast forward and backward, the loop, and runs that keep their trajectory.
+"""Training: the fast forward and backward, the loop, and runs that keep their trajectory.
 
-Names are resolved when first used, so that a config needs no torch.
+Names are resolved when first used.
 """
 
 from typing import TYPE_CHECKING
@@ -8,16 +8,12 @@ from typing import TYPE_CHECKING
 from induction_memory.lazy import lazily
 
 if TYPE_CHECKING:
-    from induction_memory.training.config import TrainConfig as TrainConfig
     from induction_memory.training.loop import Snapshot as Snapshot
     from induction_memory.training.loop import train as train
     from induction_memory.training.run import branch as branch
     from induction_memory.training.run import start as start
-    from induction_memory.training.run_config import RunConfig as RunConfig
 
 _WHERE = {
-    "TrainConfig": "config",
-    "RunConfig": "run_config",
     "Snapshot": "loop",
     "train": "loop",
     "start": "run",

@@ -12,8 +12,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from induction_memory.errors import require
+from induction_memory.experiment.train_config import Loss
 from induction_memory.task.sampler import Batch
-from induction_memory.training.config import Loss
 
 
 @dataclass(frozen=True)

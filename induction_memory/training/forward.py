@@ -15,17 +15,17 @@ import torch
 from torch import Tensor, nn
 
 from induction_memory.errors import require
+from induction_memory.experiment.train_config import Loss
 from induction_memory.model.config import ModelConfig
 from induction_memory.task.sampler import Batch
 from induction_memory.training.clamps import Clamps
-from induction_memory.training.config import Loss
 from induction_memory.training.evaluation import Evaluation, mean_loss, output_is_tied, trained_positions
 from induction_memory.training.fast.network import Network
 from induction_memory.training.fast.parallel import one_thread_a_call, run_groups
 from induction_memory.training.fast.queries import Piece, chosen_pieces, whole_pieces
 from induction_memory.training.fast.sums import Sums
 from induction_memory.training.fast.workspace import Workspace
-from induction_memory.training.plain import plain_evaluate
+from induction_memory.training.reference import plain_evaluate
 
 __all__ = ["Clamps", "Evaluation", "evaluate", "plain_evaluate", "supported"]
 

@@ -21,17 +21,17 @@ import torch
 from torch import Tensor, nn
 
 from induction_memory.errors import require
+from induction_memory.experiment.constraints import Graft, clamped_kinds, frozen_names
+from induction_memory.experiment.run_config import RunConfig
+from induction_memory.experiment.schedule import Keeper, learning_rate
+from induction_memory.experiment.train_config import TrainConfig
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.sampler import sample, step_rng
 from induction_memory.training.clamps import Clamps
-from induction_memory.training.config import TrainConfig
-from induction_memory.training.constraints import Graft, clamped_kinds, frozen_names
 from induction_memory.training.forward import evaluate
 from induction_memory.training.metrics import Metrics, in_context_accuracy, measure
 from induction_memory.training.optimizer import adamw_update, reset, sgd_update, zero_state
 from induction_memory.training.recalls import recalls
-from induction_memory.training.run_config import RunConfig
-from induction_memory.training.schedule import Keeper, learning_rate
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from induction_memory.training.config import Optimizer
+from induction_memory.experiment.train_config import Optimizer
 
 EPSILON = 1e-8
 _PARTS: dict[Optimizer, tuple[str, ...]] = {"sgd": ("momentum",), "adamw": ("first", "second", "count")}

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from induction_memory.errors import InputError, require
-from induction_memory.training.constraints import Clamp, Freeze, Graft
+from induction_memory.experiment.constraints import Clamp, Freeze, Graft
+from induction_memory.experiment.run_config import RunConfig
 from induction_memory.training.loop import Start, train
 from induction_memory.training.metrics import watched_values
 from induction_memory.training.optimizer import zero_state
 from induction_memory.training.progress import Progress
-from induction_memory.training.run_config import RunConfig
 from induction_memory.training.tracking import open_tracker, require_tracker
 from induction_memory.trajectory import manifest as manifests
 from induction_memory.trajectory.lock import locked

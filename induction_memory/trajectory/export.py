@@ -13,13 +13,13 @@ from safetensors.torch import save
 from torch import Tensor
 
 from induction_memory.errors import InputError
+from induction_memory.experiment.train_config import TrainConfig
 from induction_memory.model.config import ModelConfig
 from induction_memory.task.bigrams import BigramTask
-from induction_memory.training.config import TrainConfig
 from induction_memory.trajectory.durable import make_folder, piece_of, write_durably
-from induction_memory.trajectory.plain import PlainSource
+from induction_memory.trajectory.folder import FolderSource, digest
+from induction_memory.trajectory.foreign import PlainSource
 from induction_memory.trajectory.sealed import DamagedError
-from induction_memory.trajectory.source import FolderSource, digest
 from induction_memory.trajectory.states import stored_names
 
 CONFIG, WEIGHTS, MODEL_TYPE, VERSION = "config.json", "model.safetensors", "induction_memory", 1

@@ -13,10 +13,10 @@ from induction_memory.errors import require
 from induction_memory.trajectory import manifest as manifests
 from induction_memory.trajectory import rows as row_files
 from induction_memory.trajectory.durable import make_folder, write_durably
+from induction_memory.trajectory.folder import FolderSource
 from induction_memory.trajectory.layout import FROZEN, OPTIMIZER, TRAINED
 from induction_memory.trajectory.manifest import Manifest
 from induction_memory.trajectory.sealed import describe, write_stack, write_tensors
-from induction_memory.trajectory.source import FolderSource
 from induction_memory.trajectory.states import stored_names
 from induction_memory.trajectory.trajectory import Trajectory, load
 

@@ -21,13 +21,13 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
 from induction_memory.errors import InputError, require
+from induction_memory.experiment.run_config import RunConfig
 from induction_memory.model.config import ModelConfig
 from induction_memory.task.bigrams import BigramTask
-from induction_memory.training.run_config import RunConfig
 from induction_memory.trajectory import manifest as manifests
 from induction_memory.trajectory.export import ExportSource, is_export, write_export
-from induction_memory.trajectory.plain import PlainSource
-from induction_memory.trajectory.source import FolderSource, closest, expand
+from induction_memory.trajectory.folder import FolderSource, closest, expand
+from induction_memory.trajectory.foreign import PlainSource
 from induction_memory.trajectory.states import fill
 
 if TYPE_CHECKING:

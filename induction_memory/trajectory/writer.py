@@ -24,8 +24,8 @@ from typing import Any
 from torch import Tensor
 
 from induction_memory.errors import InputError
-from induction_memory.training.constraints import Graft
-from induction_memory.training.run_config import RunConfig
+from induction_memory.experiment.constraints import Graft
+from induction_memory.experiment.run_config import RunConfig
 from induction_memory.trajectory import manifest as manifests
 from induction_memory.trajectory import rows as row_files
 from induction_memory.trajectory.compaction import compact

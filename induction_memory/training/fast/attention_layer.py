@@ -22,9 +22,9 @@ from induction_memory.training.fast.attention import (
     write_average,
 )
 from induction_memory.training.fast.attention_maps import AttentionMaps
+from induction_memory.training.fast.attention_scores import ProductScores, TableScores
 from induction_memory.training.fast.lookup import add_by_row, look_up
 from induction_memory.training.fast.queries import Queries
-from induction_memory.training.fast.scores import ProductScores, TableScores
 from induction_memory.training.fast.sums import Sums
 from induction_memory.training.fast.workspace import Workspace
 

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from induction_memory.model.config import ModelConfig
 from induction_memory.training.fast.attention import LOG2_E
+from induction_memory.training.fast.attention_scores import ScoreTables
 from induction_memory.training.fast.lookup import Table
-from induction_memory.training.fast.scores import ScoreTables
 from induction_memory.training.fast.sums import Sums
 
 

@@ -14,14 +14,14 @@ from torch import Tensor
 from induction_memory.model.config import ModelConfig
 from induction_memory.training.fast.attention_layer import Attended, AttentionLayer
 from induction_memory.training.fast.attention_maps import AttentionMaps
-from induction_memory.training.fast.layers import (
+from induction_memory.training.fast.lookup import Table
+from induction_memory.training.fast.positionwise import (
     FeedForward,
     LayerNorm,
     LinearFeedForward,
     Normalized,
     ReluFeedForward,
 )
-from induction_memory.training.fast.lookup import Table
 from induction_memory.training.fast.queries import Queries
 from induction_memory.training.fast.sums import Sums
 from induction_memory.training.fast.workspace import Workspace

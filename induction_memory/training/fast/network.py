@@ -13,11 +13,11 @@ from induction_memory.model.config import ModelConfig
 from induction_memory.training.clamps import Clamps, clamped_pattern
 from induction_memory.training.fast.attention import causal_blocks, causal_mask
 from induction_memory.training.fast.block import EMBEDDINGS, Block
-from induction_memory.training.fast.layers import LayerNorm
+from induction_memory.training.fast.last_block import BlockTail, LinearTail, Tail
 from induction_memory.training.fast.lookup import Table, add_by_row, look_up
+from induction_memory.training.fast.positionwise import LayerNorm
 from induction_memory.training.fast.queries import Piece, Queries
 from induction_memory.training.fast.sums import Sums
-from induction_memory.training.fast.tail import BlockTail, LinearTail, Tail
 from induction_memory.training.fast.workspace import Workspace
 
 

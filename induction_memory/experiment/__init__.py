@@ -1,0 +1,1 @@
+"""(Task, model, training) as one frozen configuration, schedules and presets. Nothing runs here."""

@@ -1,0 +1,155 @@
+"""Named experiments: every panel of the paper's figures as a (task, model, training) triple.
+
+Hyper-parameters are those of the paper's Appendix E where it gives them; momentum 0.9, weight decay 1e-4, batches of
+512 sequences of T = 256, d = 128 throughout. What it leaves open is chosen here: every number of steps, the task and
+the step size of Figures 10 and 11, the dimensions and step sizes of Figure 8. The vanilla transformers of Figures 2 and
+11 warm up for 30 steps: at the paper's step size of 0.2 from the first step on, those with random triggers diverge
+within 15. `demo` and `heads` are no panels: smaller batches, for a first look and for a comparison of many seeds.
+"""
+
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+
+from induction_memory.errors import InputError
+from induction_memory.experiment.run_config import RunConfig
+from induction_memory.experiment.train_config import TrainConfig
+from induction_memory.model.config import ModelConfig
+from induction_memory.task.bigrams import BigramTask
+
+
+@dataclass(frozen=True)
+class Preset:
+    """An experiment and one line on what it shows."""
+
+    about: str
+    run: RunConfig
+
+
+def preset(name: str) -> Preset:
+    """The preset of that name; an unknown one is an error that names the nearest."""
+    if name not in PRESETS:
+        nearest = get_close_matches(name, PRESETS, n=3, cutoff=0) or list(PRESETS)[:3]
+        raise InputError(f"preset: expected a name that `presets` lists, such as {', '.join(nearest)}, got {name!r}")
+    return PRESETS[name]
+
+
+def with_seed(run: RunConfig, seed: int) -> RunConfig:
+    """The same experiment from other initial weights, with other data."""
+    return replace(run, train=run.train.with_seed(seed))
+
+
+def quick(run: RunConfig) -> RunConfig:
+    """A reduced experiment, for minutes instead of hours: T = 64 and a quarter of the batch."""
+    task, model = replace(run.task, length=64), replace(run.model, n_ctx=64)
+    return RunConfig(task, model, replace(run.train, batch_size=128))
+
+
+_INDUCTION_ALONE = RunConfig(
+    BigramTask(k=5),
+    ModelConfig.simplified(feed_forward="none"),
+    TrainConfig(steps=600, learning_rate=0.2, loss="trigger-output"),
+)
+_WHOLE = RunConfig(
+    BigramTask(k=3),
+    ModelConfig.simplified(),
+    TrainConfig(steps=600, learning_rate=1.0, loss="all"),
+)
+_VANILLA = RunConfig(
+    BigramTask(k=3),
+    ModelConfig.full(),
+    TrainConfig(steps=600, learning_rate=0.2, warmup=30, loss="all"),
+)
+
+
+def _frozen(*names: str) -> RunConfig:
+    rules = tuple(f"{name}: ..300" for name in names)
+    return replace(_INDUCTION_ALONE, train=replace(_INDUCTION_ALONE.train, freeze=rules))
+
+
+def _task(run: RunConfig, **changes) -> RunConfig:
+    return replace(run, task=replace(run.task, **changes))
+
+
+def _train(run: RunConfig, **changes) -> RunConfig:
+    return replace(run, train=replace(run.train, **changes))
+
+
+def _output_alone(d: int, learning_rate: float) -> RunConfig:
+    model = ModelConfig.simplified(d_model=d, feed_forward="none", trained=("W_O2",))
+    train = replace(_INDUCTION_ALONE.train, steps=100, learning_rate=learning_rate, checkpoints="every 1")
+    return replace(_INDUCTION_ALONE, model=model, train=train)
+
+
+def _larger_step_sizes(d: int) -> tuple[float, ...]:
+    """What Figure 8 tries besides 0.2; in low dimension 51.2 is better than all below, so that there is one more."""
+    return (0.8, 3.2, 12.8, 51.2, 204.8)[: 5 if d <= 64 else 4]
+
+
+_RANDOM = _train(_VANILLA, steps=1000)
+_FIXED = _task(_VANILLA, triggers="fixed")
+_ONE_LAYER = ModelConfig.full(n_layers=1)
+FIGURE_8_DIMENSIONS = (32, 64, 128, 256, 512)
+
+PRESETS: dict[str, Preset] = {
+    "demo": Preset(
+        "the birth of an induction head: Figure 3's task and model at T = 64, in 600 batches of 128 sequences",
+        _train(quick(_INDUCTION_ALONE), learning_rate=0.5),
+    ),
+    "figure-2-random": Preset("vanilla two-layer transformer, random triggers", _RANDOM),
+    "figure-2-fixed": Preset("vanilla two-layer transformer, the three most frequent tokens as triggers", _FIXED),
+    "figure-2-one-layer-random": Preset("one-layer control, random triggers", replace(_RANDOM, model=_ONE_LAYER)),
+    "figure-2-one-layer-fixed": Preset("one-layer control, fixed triggers", replace(_FIXED, model=_ONE_LAYER)),
+    "figure-3": Preset("the induction head alone: nothing frozen", _INDUCTION_ALONE),
+    "figure-3-freeze-output": Preset("W_O2 frozen until step 300", _frozen("W_O2")),
+    "figure-3-freeze-keys": Preset("W_K1 and W_K2 frozen until step 300: W_O2 first", _frozen("W_K1", "W_K2")),
+    "figure-3-freeze-first-key": Preset("W_K1 frozen until step 300", _frozen("W_K1")),
+    "figure-3-freeze-second-key": Preset("W_K2 frozen until step 300", _frozen("W_K2")),
+    "figure-4-k1-fixed-frequent": Preset("one trigger, the most frequent token", _task(_WHOLE, k=1, triggers="fixed")),
+    "figure-4-k1-random": Preset("one random trigger", _task(_WHOLE, k=1)),
+    "figure-4-k5-random": Preset("five random triggers", _task(_WHOLE, k=5)),
+    "figure-4-k5-fixed-frequent": Preset(
+        "the five most frequent tokens as triggers", _task(_WHOLE, k=5, triggers="fixed")
+    ),
+    "figure-4-k5-fixed-rare": Preset(
+        "the 6th to 10th most frequent tokens as triggers", _task(_WHOLE, k=5, triggers="fixed", trigger_offset=5)
+    ),
+    "figure-4-uniform": Preset(
+        "three random triggers, uniform outputs, tested on bigram outputs (Figures 4 centre and right, 6, 7)",
+        _train(_WHOLE, steps=1000, out_of_distribution="bigram"),
+    ),
+    "figure-4-bigram": Preset(
+        "three random triggers, outputs from the global bigrams, tested on uniform outputs (Figures 4 centre, 6)",
+        _train(_task(_WHOLE, outputs="bigram"), out_of_distribution="uniform"),
+    ),
+    **{
+        f"figure-8-d{d}": Preset(f"W_O2 alone at d = {d}, the step size of Figure 3", _output_alone(d, 0.2))
+        for d in FIGURE_8_DIMENSIONS
+    },
+    **{
+        f"figure-8-d{d}-eta{eta:g}": Preset(f"W_O2 alone at d = {d}, step size {eta:g}", _output_alone(d, eta))
+        for d in FIGURE_8_DIMENSIONS
+        for eta in _larger_step_sizes(d)
+    },
+    "figure-10": Preset(
+        "everything trained, LayerNorm, ReLU feed-forward in the second layer; step size 0.5",
+        RunConfig(
+            _VANILLA.task,
+            ModelConfig.full(feed_forward_layers="last", layer_norm=True),
+            replace(_VANILLA.train, learning_rate=0.5, warmup=0),
+        ),
+    ),
+    "figure-11": Preset(
+        "the vanilla transformer with four heads a layer; step size 0.2",
+        _train(replace(_VANILLA, model=ModelConfig.full(n_heads=4)), steps=400),
+    ),
+    "heads": Preset(
+        "Figure 11's task and model, many seeds for the time of one: batches of 128, step size 0.4 after 60 steps",
+        _train(
+            replace(_VANILLA, model=ModelConfig.full(n_heads=4)),
+            steps=400,
+            batch_size=128,
+            learning_rate=0.4,
+            warmup=60,
+        ),
+    ),
+}

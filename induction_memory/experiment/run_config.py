@@ -1,0 +1,177 @@
+"""A whole experiment: task, model and training in one frozen, checked configuration.
+
+`with_settings` changes single fields by their path, as `--set task.k=3` does; a value is read by the field's own type:
+whole and real numbers, true or false, none, one of the named choices, or a list (JSON, or items between commas).
+"""
+
+import json
+import types
+from dataclasses import dataclass, fields, replace
+from dataclasses import field as dataclass_field
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from induction_memory.errors import InputError, require
+from induction_memory.experiment.train_config import TrainConfig
+from induction_memory.model.config import ModelConfig
+from induction_memory.task.bigrams import BigramTask
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """What to learn, with what, and how."""
+
+    task: BigramTask = dataclass_field(default_factory=BigramTask)
+    """The data."""
+    model: ModelConfig = dataclass_field(default_factory=ModelConfig)
+    """The architecture."""
+    train: TrainConfig = dataclass_field(default_factory=TrainConfig)
+    """Optimiser, loss, seeds, constraints and checkpoints."""
+
+    def __post_init__(self) -> None:
+        allowed = f"at least task.length = {self.task.length}"
+        require(self.model.n_ctx >= self.task.length, "model.n_ctx", allowed, self.model.n_ctx)
+        allowed = f"the vocabulary's size {self.task.vocab_size}"
+        require(self.model.d_vocab == self.task.vocab_size, "model.d_vocab", allowed, self.model.d_vocab)
+        trained = self.model.trained_names
+        for rule in self.train.freezes:
+            names = f"names out of the trained {', '.join(trained)}"
+            require(rule.name in trained, "train.freeze", names, repr(rule.name))
+        for rule in self.train.graft_rules:
+            names = f"names out of {', '.join(self.model.parameters)}"
+            require(rule.name in self.model.parameters, "train.grafts", names, repr(rule.name))
+            tied = self.model.tied_output and rule.name == "W_U"
+            require(not tied, "train.grafts", "W_E instead of W_U when the output is tied", repr(rule.name))
+        for rule in self.train.clamp_rules:
+            layers = 1 if rule.kind == "previous-token" else 2
+            allowed = f"at least {layers} for the clamp {rule.kind}"
+            require(self.model.n_layers >= layers, "model.n_layers", allowed, self.model.n_layers)
+        _ = self.evaluation_task  # checked when made
+
+    @property
+    def evaluation_task(self) -> BigramTask | None:
+        """The task of the out-of-distribution accuracy, or None."""
+        second = self.train.out_of_distribution
+        if second is None:
+            return None
+        changes = {"outputs": second} if second in ("uniform", "bigram") else {"output_part": second}
+        return replace(self.task, **changes)
+
+    @property
+    def moving_names(self) -> tuple[str, ...]:
+        """The paper's names of what may change between steps: what trains and what is grafted."""
+        grafted = {rule.name for rule in self.train.graft_rules}
+        learns = set(self.model.trained_names)
+        return tuple(name for name in self.model.parameters if name in learns | grafted)
+
+    @property
+    def moving_parameters(self) -> tuple[str, ...]:
+        """The same by the parameters' names in the HookedTransformer."""
+        return tuple(self.model.parameters[name] for name in self.moving_names)
+
+    def replace(self, **changes: Any) -> "RunConfig":
+        return replace(self, **changes)
+
+    def with_settings(self, settings: "list[str] | tuple[str, ...]") -> "RunConfig":
+        """A copy with fields changed by path: `config.with_settings(["task.k=3", "train.learning_rate=0.5"])`."""
+        changes: dict[str, dict[str, Any]] = {"task": {}, "model": {}, "train": {}}
+        for setting in settings:
+            path, equals, text = setting.partition("=")
+            path = path.strip()
+            require(equals == "=" and path != "", "--set", "PART.FIELD=VALUE", repr(setting))
+            part, _, name = path.partition(".")
+            require(part in changes, path, "a path that begins with task, model or train", repr(part))
+            owner = type(getattr(self, part))
+            known = [f.name for f in fields(owner)]
+            require(name in known, path, f"one of {part}.{{{', '.join(known)}}}", repr(name or path))
+            changes[part][name] = parse_value(text.strip(), get_type_hints(owner)[name], f"{part}.{name}")
+        return replace(self, **{part: replace(getattr(self, part), **new) for part, new in changes.items()})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as JSON has them."""
+        parts = {"task": self.task.to_dict(), "model": self.model.to_dict(), "train": self.train.to_dict()}
+        return json.loads(json.dumps(parts))
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "RunConfig":
+        """The inverse of `to_dict`; keys that are not fields are refused."""
+        for name in values:
+            require(name in ("task", "model", "train"), name, "one of task, model, train", repr(name))
+        return cls(
+            BigramTask.from_dict(values.get("task", {})),
+            ModelConfig.from_dict(values.get("model", {})),
+            TrainConfig.from_dict(values.get("train", {})),
+        )
+
+    def differences(self, other: "RunConfig") -> dict[str, tuple[Any, Any]]:
+        """Path -> (here, there) of each field in which two configurations differ."""
+        mine, theirs = self.to_dict(), other.to_dict()
+        return {
+            f"{part}.{name}": (value, theirs[part][name])
+            for part in mine
+            for name, value in mine[part].items()
+            if value != theirs[part][name]
+        }
+
+
+def parse_value(text: str, kind: Any, field: str) -> Any:
+    """`text` as a value of the annotated type `kind`."""
+    kinds = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+    for candidate in sorted(kinds, key=_preference):
+        try:
+            return _parse_one(text, candidate)
+        except ValueError:
+            continue
+    raise InputError(f"{field}: expected {' or '.join(_describe(k) for k in kinds)}, got {text!r}")
+
+
+def _preference(kind: Any) -> int:
+    """Narrow types first: a string takes anything."""
+    order = [types.NoneType, bool, Literal, int, float, tuple, str]
+    return next((i for i, k in enumerate(order) if kind is k or get_origin(kind) is k), len(order))
+
+
+def _parse_one(text: str, kind: Any) -> Any:
+    if kind is types.NoneType and text.lower() in ("none", "null", ""):
+        return None
+    if kind is bool and text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    if get_origin(kind) is Literal and text in get_args(kind):
+        return text
+    if kind is int:
+        return int(text)
+    if kind is float:
+        return float(text)
+    if kind is str:
+        return text
+    if get_origin(kind) is tuple:
+        return _parse_tuple(text, get_args(kind))
+    raise ValueError(text)
+
+
+def _parse_tuple(text: str, inner: tuple[Any, ...]) -> tuple[Any, ...]:
+    item = inner[0]
+    if text.startswith("["):
+        values = json.loads(text)
+        if get_origin(item) is tuple:
+            return tuple(tuple(_item(v, get_args(item)[0]) for v in row) for row in values)
+        return tuple(_item(value, item) for value in values)
+    if get_origin(item) is tuple:
+        raise ValueError(text)
+    return tuple(_parse_one(part.strip(), item) for part in text.split(",")) if text else ()
+
+
+def _item(value: Any, kind: Any) -> Any:
+    if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(value, kind):
+        return value
+    raise ValueError(value)
+
+
+def _describe(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return " or ".join(map(repr, get_args(kind)))
+    if get_origin(kind) is tuple:
+        rows = get_origin(get_args(kind)[0]) is tuple
+        return "a JSON list of lists" if rows else "a list (JSON, or items between commas)"
+    return {types.NoneType: "none", bool: "true or false", int: "a whole number", float: "a number"}.get(kind, "text")

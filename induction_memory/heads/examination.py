@@ -1,0 +1,232 @@
+"""Which head does what, and can one know? Models and runs in, tables out.
+
+    found = identify([run0, run1, run2])          the last step of each
+    found.roles                                   the verdict on every head
+    found.shares, found.totals                    Shapley values; how many heads carry what
+    found.pairs, found.hydra                      who stands in for whom
+    found.mediation                               through which input of which later head
+    found.carriers                                who carries each role, and how many that is
+    found.stability, found.identifiability        across runs
+    identify(run, step="all").changes             over training
+
+Every table has the columns run and step first; heads are named L1H1 ... as in `interventions`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from jaxtyping import Int
+from torch import Tensor
+from transformer_lens import HookedTransformer
+
+from induction_memory.errors import InputError, require
+from induction_memory.heads import carriers, matching, over_training, predictability, sharing, stability
+from induction_memory.heads.games import play, set_stage
+from induction_memory.heads.mediation import mediation
+from induction_memory.heads.questions import Metric, batch_of_tokens
+from induction_memory.heads.roles import verdicts
+from induction_memory.heads.selection import at_last_step, rows_of
+from induction_memory.heads.shapley import ORDERS
+from induction_memory.heads.votes import votes
+from induction_memory.interventions.replacements import Kind
+from induction_memory.interventions.subjects import Steps, Subject, batch_of, chosen_steps, subjects
+from induction_memory.probes.activations import repeated_tokens
+from induction_memory.task.sampler import Batch
+from induction_memory.trajectory.trajectory import Trajectory, load
+
+SEQUENCES = 32
+REPEATED = 64  # at most this many tokens, said twice, for a model that comes without sequences
+
+Tokens = Callable[[int], Int[Tensor, "batch pos"]]
+
+
+@dataclass(frozen=True, eq=False)
+class Identification:
+    """The tables of one or more runs; what follows from them is worked out when asked for."""
+
+    runs: pd.DataFrame
+    """Run, its seeds and its size."""
+    roles: pd.DataFrame
+    """One row a head: the verdict (roles.py)."""
+    votes: pd.DataFrame
+    """One row a head, vote and role: the scores behind it (votes.py)."""
+    shares: pd.DataFrame
+    """One row a game and head: Shapley values (sharing.py)."""
+    totals: pd.DataFrame
+    """One row a game: total effect and effective number of heads."""
+    pairs: pd.DataFrame
+    """One row a pair of heads: redundant, synergistic or independent."""
+    hydra: pd.DataFrame
+    """One row an ordered pair: what one takes over when the other is cut."""
+    mediation: pd.DataFrame
+    """One row a source and path (mediation.py), at the last step of each run."""
+
+    def __repr__(self) -> str:
+        return f"Identification of {len(self.runs)} run(s)\n{self.last('roles').to_string(index=False)}"
+
+    def last(self, name: str) -> pd.DataFrame:
+        """A table at the last step of each run."""
+        return at_last_step(getattr(self, name))
+
+    @cached_property
+    def carriers(self) -> pd.DataFrame:
+        """Who carries each role, and how many they are effectively (carriers.py)."""
+        return carriers.carriers(self.last("shares"), self.last("totals"))
+
+    @cached_property
+    def matches(self) -> pd.DataFrame:
+        """Heads matched between each two runs (matching.py)."""
+        return matching.matches(self.last("roles"), self.last("votes"))
+
+    @cached_property
+    def stability(self) -> pd.DataFrame:
+        """How stable each role is across runs (stability.py)."""
+        return stability.stability(self.runs, self.roles, self.shares, self.totals, self.matches)
+
+    @cached_property
+    def identifiability(self) -> pd.DataFrame:
+        """How well one run predicts another's roles (identifiability.py)."""
+        return predictability.identifiability(self.runs, self.last("roles"), self.last("votes"))
+
+    @cached_property
+    def births(self) -> pd.DataFrame:
+        """When each head got the role it has at the end (over_training.py)."""
+        return over_training.births(self.roles)
+
+    @cached_property
+    def changes(self) -> pd.DataFrame:
+        """Every change of role."""
+        return over_training.changes(self.roles)
+
+    @cached_property
+    def decisions(self) -> pd.DataFrame:
+        """When each role emerged and when its sharing was decided."""
+        return over_training.decisions(self.shares)
+
+    def save(self, folder: str | Path) -> None:
+        """Write the measured tables, one Parquet file each."""
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        for field in fields(self):
+            getattr(self, field.name).to_parquet(Path(folder) / f"{field.name}.parquet", index=False)
+
+    @classmethod
+    def read(cls, folder: str | Path) -> "Identification":
+        """What `save` wrote."""
+        return cls(**{field.name: pd.read_parquet(Path(folder) / f"{field.name}.parquet") for field in fields(cls)})
+
+    @classmethod
+    def join(cls, parts: "Sequence[Identification]") -> "Identification":
+        """Several as one; their runs must have different names."""
+        require(len(parts) > 0, "parts", "at least one", "none")
+        names = [run for part in parts for run in part.runs["run"]]
+        require(len(names) == len(set(names)), "runs", "names that differ", ", ".join(names))
+        return cls(**{f.name: _concat([getattr(part, f.name) for part in parts]) for f in fields(cls)})
+
+
+def identify(
+    sources: Any,
+    step: Steps = None,
+    batch: "Batch | Tensor | Tokens | None" = None,
+    *,
+    sequences: int = SEQUENCES,
+    metric: Metric = "logit",
+    kind: Kind = "mean",
+    orders: int = ORDERS,
+    seed: int = 0,
+    progress: Callable[[str, int], None] | None = None,
+) -> Identification:
+    """Roles, shares and paths of the heads of models or runs (one or a list; a run may be given by its folder).
+
+    `step` is for runs: a stored step, several, or "all"; the last when not given. `batch` holds the sequences: a Batch,
+    tokens, or a function that makes as many sequences of tokens as it is asked for. When not given, a run reads its own
+    task and a model random tokens said twice. `kind` is what a head that is cut is replaced by (replacements.py),
+    `orders` how many orders of arrival are drawn where there are too many heads to work out all coalitions.
+    """
+    listed = list(sources) if isinstance(sources, list | tuple) else [sources]
+    require(len(listed) > 0, "runs", "at least one", "none")
+    opened = [load(source) if isinstance(source, str | Path) else source for source in listed]
+    parts = []
+    for name, source in zip(_names(opened), opened, strict=True):
+        rows = _sequences(source, batch, sequences)
+        found = []
+        last = chosen_steps(source, step)[-1] if isinstance(source, Trajectory) else None
+        for subject in subjects(source, step):
+            found.append(_examine(subject, rows, metric, kind, orders, seed, paths=subject.step == last))
+            if progress is not None:
+                progress(name, subject.step or 0)
+        tables = {field: _concat([tables[field] for tables in found if field in tables]) for field in found[-1]}
+        for table in tables.values():
+            table.insert(0, "run", name)
+        parts.append(Identification(_facts(name, source), **tables))
+    return Identification.join(parts)
+
+
+def _examine(
+    subject: Subject, batch: Batch, metric: Metric, kind: Kind, orders: int, seed: int, *, paths: bool
+) -> dict[str, pd.DataFrame]:
+    """All tables of one model; the mediation only when `paths` are asked for."""
+    stage = set_stage(subject.model, batch, kind=kind, metric=metric, initial=subject.initial, orders=orders, seed=seed)
+    games, questions = play(stage), stage.questions
+    shares, pairs = sharing.shares(games, questions), sharing.pairs(games, questions)
+    cast = votes(stage, shares)
+    tables = {
+        "roles": verdicts(cast, shares, pairs),
+        "votes": cast,
+        "shares": shares,
+        "totals": sharing.totals(games, questions),
+        "pairs": pairs,
+        "hydra": sharing.hydra(games, questions),
+    }
+    if paths:
+        redundant = rows_of(pairs, relation="fully redundant")
+        tables["mediation"] = mediation(stage, list(zip(redundant["a"], redundant["b"], strict=True)))
+    for table in tables.values():
+        table.insert(0, "step", 0 if subject.step is None else subject.step)
+    return tables
+
+
+def _sequences(source: Any, batch: "Batch | Tensor | Tokens | None", sequences: int) -> Batch:
+    require(sequences >= 2, "sequences", "2 or more", sequences)
+    if isinstance(batch, Batch):
+        return batch
+    if isinstance(batch, Tensor):
+        return batch_of_tokens(batch)
+    if batch is not None:
+        return batch_of_tokens(batch(sequences))
+    if isinstance(source, Trajectory):
+        return batch_of(source, None, sequences=sequences)
+    if not isinstance(source, HookedTransformer):
+        raise InputError(f"runs: expected trajectories, their folders or HookedTransformers, got {type(source)}")
+    length = min(REPEATED, source.cfg.n_ctx // 2)
+    generator = torch.Generator().manual_seed(0)
+    return batch_of_tokens(repeated_tokens(source.cfg.d_vocab, length, sequences, generator))
+
+
+def _names(sources: Sequence[Any]) -> list[str]:
+    """A name for each: a run's own, or model 1, model 2 ...; numbered where two are the same."""
+    names: list[str] = []
+    for number, source in enumerate(sources, start=1):
+        name = source.name if isinstance(source, Trajectory) else f"model {number}"
+        copies = sum(other == name or other.startswith(f"{name} (") for other in names)
+        names.append(f"{name} ({copies + 1})" if copies else name)
+    return names
+
+
+def _facts(name: str, source: Any) -> pd.DataFrame:
+    facts = {"run": name, "n_layers": None, "n_heads": None, "init_seed": torch.nan, "data_seed": torch.nan}
+    if isinstance(source, Trajectory):
+        train, model = source.config.train, source.model_config
+        facts |= {"n_layers": model.n_layers, "n_heads": model.n_heads}
+        facts |= {"init_seed": float(train.init_seed), "data_seed": float(train.data_seed)}
+    else:
+        facts |= {"n_layers": source.cfg.n_layers, "n_heads": source.cfg.n_heads}
+    return pd.DataFrame([facts])
+
+
+def _concat(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    return pd.concat(tables, ignore_index=True) if len(tables) > 1 else tables[0]

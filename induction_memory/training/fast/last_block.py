@@ -1,0 +1,249 @@
+"""From the input of the last block to the loss, and back.
+
+In general (`BlockTail`) that is the last block, the final norm and the unembedding, one after the other. Without norms,
+with one head as wide as the model and a feed-forward that is linear or missing, all of it is linear in the input x of
+the block at the query and in the attention's average (`LinearTail`):
+
+    logits = x M + (P x) W_V W_O M,      M = (1 + W_F) W_U       (parallel blocks: x M + (P x) W_V W_O W_U)
+
+so that W_F costs nothing, and the maps are as narrow as the vocabulary. One token can be left out: adding the same
+number to all logits changes nothing, so those of the last token may be subtracted from the rest, and N - 1 columns do.
+Where every position is a query and the vocabulary is the narrower side, values are mapped before P, else after.
+"""
+
+from collections.abc import Mapping
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from induction_memory.model.config import ModelConfig
+from induction_memory.training.fast.attention import LOG2_E, backward, impose, weigh, write_average
+from induction_memory.training.fast.attention_maps import AttentionMaps
+from induction_memory.training.fast.attention_scores import ProductScores
+from induction_memory.training.fast.block import Block, learns_below
+from induction_memory.training.fast.positionwise import LayerNorm
+from induction_memory.training.fast.queries import Queries
+from induction_memory.training.fast.readout import cross_entropy
+from induction_memory.training.fast.sums import Sums
+from induction_memory.training.fast.workspace import Workspace
+
+Found = tuple[Tensor, Tensor, Tensor | None]
+"""-log p(target), correctness, and the gradient of the last block's input."""
+
+
+@runtime_checkable
+class Tail(Protocol):
+    """What ends a network."""
+
+    def run(
+        self,
+        x: Float[Tensor, "batch pos d_model"],
+        tokens: Int[Tensor, "batch pos"],
+        queries: Queries,
+        pattern: Float[Tensor, "batch query key"] | None,
+        targets: Int[Tensor, " row"],
+        weights: Float[Tensor, " row"] | None,
+        buffers: Workspace,
+        sums: Sums,
+    ) -> Found:
+        """Predict the targets of all queries; with weights, add the gradients to the sums."""
+        ...
+
+    def gradients(self, sums: Sums) -> dict[str, Tensor]:
+        """Gradients of the trained parameters it holds."""
+        ...
+
+    def unembedding_gradient(self, sums: Sums) -> Float[Tensor, "d_model vocab"]:
+        """dW_U, which a tied output gives to the token embeddings."""
+        ...
+
+
+class BlockTail:
+    """The last block, the final norm and the unembedding of any model."""
+
+    def __init__(
+        self,
+        block: Block,
+        norm: LayerNorm | None,
+        W_U: Float[Tensor, "d_model vocab"],
+        unembedding_learns: bool,
+    ) -> None:
+        self.block = block
+        self.norm = norm
+        self.W_U_bits = W_U * LOG2_E
+        self.unembedding_learns = unembedding_learns
+        norm_learns = norm is not None and any(norm.trained)
+        self.output_wanted = block.wanted or norm_learns
+
+    def run(
+        self,
+        x: Float[Tensor, "batch pos d_model"],
+        tokens: Int[Tensor, "batch pos"],
+        queries: Queries,
+        pattern: Float[Tensor, "batch query key"] | None,
+        targets: Int[Tensor, " row"],
+        weights: Float[Tensor, " row"] | None,
+        buffers: Workspace,
+        sums: Sums,
+    ) -> Found:
+        y, passed = self.block.forward(x, tokens, queries, pattern, buffers, sums)
+        f, normalized = (y, None) if self.norm is None else self.norm.forward(y)
+        rows = f.flatten(0, 1)
+        bits = torch.mm(rows, self.W_U_bits, out=buffers("bits", len(rows), self.W_U_bits.shape[1]))
+        nll, correct = cross_entropy(bits, targets, weights)
+        if weights is None:
+            return nll, correct, None
+        if self.unembedding_learns:
+            sums("unembed.W_U", *self.W_U_bits.shape).addmm_(rows.T, bits)
+        if not self.output_wanted:
+            return nll, correct, None
+        dy = torch.mm(bits, self.W_U_bits.T, out=buffers("drows", *rows.shape)).view_as(y)
+        if self.norm is not None and normalized is not None:
+            dy = self.norm.backward(dy, normalized, sums)
+        if not self.block.wanted:
+            return nll, correct, None
+        return nll, correct, self.block.backward(dy, passed, tokens, buffers, sums)
+
+    def gradients(self, sums: Sums) -> dict[str, Tensor]:
+        return self.block.maps.gradients(sums)
+
+    def unembedding_gradient(self, sums: Sums) -> Float[Tensor, "d_model vocab"]:
+        return sums("unembed.W_U", *self.W_U_bits.shape) * LOG2_E
+
+
+class LinearTail:
+    """The last block and the unembedding where they are linear."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        parameters: Mapping[str, Tensor],
+        trained: frozenset[str],
+        unembedding_learns: bool,
+    ) -> None:
+        layer = config.n_layers - 1
+        self.input_wanted = learns_below(layer, trained)
+        self.attention = AttentionMaps(layer, config, parameters, trained, None, self.input_wanted, False)
+        self.feed_name = f"blocks.{layer}.mlp.W_F"
+        self.parallel = config.parallel_blocks
+        self.W_U = parameters["unembed.W_U"]
+        self.W_F = parameters.get(self.feed_name)
+        self.feed_learns = self.feed_name in trained
+        self.unembedding_learns = unembedding_learns
+        fed = self.W_U if self.W_F is None else self.W_U + self.W_F @ self.W_U
+        self.attended_map = self.W_U if self.parallel else fed
+        self.W = self.attention.maps["q"]
+        self.Phi = self.attention.maps["o"]
+        self.M = _narrow(fed) * LOG2_E
+        self.N = self.Phi @ _narrow(self.attended_map) * LOG2_E
+        self.M_wanted = self.feed_learns or unembedding_learns
+        self.N_wanted = self.M_wanted or self.attention.learns("o")
+        self.q_wanted = self.attention.wanted("q")
+
+    @staticmethod
+    def fits(config: ModelConfig) -> bool:
+        """Whether a model ends linearly."""
+        linear = config.feed_forward != "relu" and not config.layer_norm and config.n_layers > 1
+        return linear and config.n_heads == 1 and config.head_dimension >= config.d_model
+
+    def run(
+        self,
+        x: Float[Tensor, "batch pos d_model"],
+        tokens: Int[Tensor, "batch pos"],
+        queries: Queries,
+        pattern: Float[Tensor, "batch query key"] | None,
+        targets: Int[Tensor, " row"],
+        weights: Float[Tensor, " row"] | None,
+        buffers: Workspace,
+        sums: Sums,
+    ) -> Found:
+        batch, _, d_model = x.shape
+        width = self.M.shape[1]
+        x_queries = queries.choose(x)
+        shape = x_queries.shape[:2]
+        rows = x_queries.flatten(0, 1)
+        q = torch.mm(rows, self.W, out=buffers("tail.q", *rows.shape)).view(*shape, -1)
+        if pattern is None:
+            weighting = weigh(ProductScores(q, x), batch, queries.blocks, buffers, "tail")
+        else:
+            weighting = impose(pattern, queries.blocks)
+
+        bits = buffers("bits", len(rows), width + 1)
+        bits[:, width] = 0
+        out = bits[:, :width]
+        before = queries.positions is None and width < d_model
+        if before:
+            v = torch.mm(x.flatten(0, 1), self.N, out=buffers("tail.v", batch * x.shape[1], width))
+            v = v.view(batch, -1, width)
+            o = buffers("tail.o", *shape, width)
+            write_average(weighting, v, o)
+            torch.addmm(o.flatten(0, 1), rows, self.M, out=out)
+        else:
+            v, o = x, buffers("tail.o", *shape, d_model)
+            write_average(weighting, v, o)
+            torch.mm(rows, self.M, out=out)
+            out.addmm_(o.flatten(0, 1), self.N)
+        nll, correct = cross_entropy(bits, targets, weights)
+        if weights is None:
+            return nll, correct, None
+
+        if self.M_wanted:
+            sums("tail.M", d_model, width).addmm_(rows.T, out)
+        dx = dx_queries = None
+        if self.input_wanted:
+            dx_queries = torch.mm(out, self.M.T, out=buffers("tail.dx_queries", *rows.shape)).view(*shape, -1)
+            dx = dx_queries if queries.positions is None else buffers("tail.dx", *x.shape).zero_()
+        if before:
+            do = out.view(*shape, width)
+            dv = buffers("tail.dv", *v.shape).zero_() if self.N_wanted or self.input_wanted else None
+        else:
+            if self.N_wanted:
+                sums("tail.N", d_model, width).addmm_(o.flatten(0, 1).T, out)
+            do = torch.mm(out, self.N.T, out=buffers("tail.do", *rows.shape)).view(*shape, -1)
+            dv = dx
+        dq = buffers("tail.dq", *q.shape) if self.q_wanted and pattern is None else None
+        scores = None if dq is None else ProductScores(q, x, dq, dx)
+        if scores is not None or dv is not None:
+            backward(weighting, do, v, buffers, scores=scores, add_dv=dv)
+        if before and dv is not None:
+            if self.N_wanted:
+                sums("tail.N", d_model, width).addmm_(x.flatten(0, 1).T, dv.flatten(0, 1))
+            if dx is not None:
+                dx.flatten(0, 1).addmm_(dv.flatten(0, 1), self.N.T)
+        if dq is not None:
+            sums(f"{self.attention.prefix}.q", *self.W.shape).addmm_(rows.T, dq.flatten(0, 1))
+            if dx_queries is not None:
+                dx_queries.flatten(0, 1).addmm_(dq.flatten(0, 1), self.W.T)
+        if dx is not None and dx_queries is not None and queries.positions is not None:
+            queries.add_back(dx, dx_queries)
+        return nll, correct, dx
+
+    def gradients(self, sums: Sums) -> dict[str, Tensor]:
+        dN = self._gradient("tail.N", sums)
+        sums(f"{self.attention.prefix}.o", *self.Phi.shape).copy_(dN @ self.attended_map.T)
+        found = self.attention.gradients(sums)
+        if self.feed_learns:
+            fed, _ = self._map_gradients(sums)
+            found[self.feed_name] = fed @ self.W_U.T
+        return found
+
+    def unembedding_gradient(self, sums: Sums) -> Float[Tensor, "d_model vocab"]:
+        fed, direct = self._map_gradients(sums)
+        return fed + direct if self.W_F is None else fed + self.W_F.T @ fed + direct
+
+    def _map_gradients(self, sums: Sums) -> tuple[Tensor, Tensor]:
+        """Gradients of (1 + W_F) W_U, and of W_U where it stands alone."""
+        dM, attended = self._gradient("tail.M", sums), self.Phi.T @ self._gradient("tail.N", sums)
+        return (dM, attended) if self.parallel else (dM + attended, torch.zeros_like(dM))
+
+    def _gradient(self, name: str, sums: Sums) -> Float[Tensor, "d_model vocab"]:
+        """Of a map whose last column has been subtracted from the others."""
+        narrow = sums(name, *self.M.shape) * LOG2_E
+        return torch.cat([narrow, -narrow.sum(1, keepdim=True)], dim=1)
+
+
+def _narrow(M: Float[Tensor, "d_model vocab"]) -> Float[Tensor, "d_model less"]:
+    """The columns but the last, less the last."""
+    return M[:, :-1] - M[:, -1:]

@@ -1,0 +1,136 @@
+"""Trajectories that others saved: a folder of plain state dicts of a HookedTransformer, a file a step.
+
+Files end in .safetensors, .pt or .pth; the last number in a file's name is its step (`model-300.pt`). Pickled files are
+read with weights only: nothing in them is executed. Parameters go by HookedTransformer's names; buffers such as masks
+are left out. As nothing says what was frozen, every parameter counts as changing; nothing but shapes can be checked.
+"""
+
+import re
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from induction_memory.errors import InputError, require
+from induction_memory.experiment.train_config import TrainConfig
+from induction_memory.model.config import ModelConfig
+from induction_memory.task.bigrams import BigramTask
+from induction_memory.trajectory.folder import digest
+from induction_memory.trajectory.sealed import DamagedError
+from induction_memory.trajectory.states import with_tied
+
+_BUFFERS = ("mask", "IGNORE", "rotary_sin", "rotary_cos")
+_ENDINGS = (".safetensors", ".pt", ".pth")
+
+
+class PlainSource:
+    """A folder of state dicts, each read whole when one of its parameters is asked for; the last one read is kept."""
+
+    parent: dict[str, Any] | None = None
+
+    def __init__(self, path: Path, model: ModelConfig, task: BigramTask | None = None) -> None:
+        self.path, self.task = path, task
+        self._given = model
+        self.model_config = _all_trained(model)
+        self._files = _numbered(path)
+        self._last: tuple[int, dict[str, Tensor]] | None = None
+        self.steps = tuple(sorted(self._files))
+        self.train = TrainConfig(steps=self.steps[-1])
+
+    @cached_property
+    def frozen(self) -> tuple[str, ...]:
+        return ()
+
+    @cached_property
+    def moving(self) -> tuple[str, ...]:
+        return tuple(self._state(self.steps[0]))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        files = [(p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in self._files.values()]
+        return digest([self.model_config.to_dict(), sorted(files)])
+
+    def rows(self) -> list[dict[str, Any]]:
+        return []
+
+    def read_frozen(self, name: str) -> Tensor:
+        raise KeyError(name)
+
+    def read_step(self, name: str, step: int) -> Tensor:
+        return self._state(step)[name]
+
+    def read_stack(self, name: str, steps: Sequence[int]) -> Tensor:
+        return torch.stack([self._state(step)[name] for step in steps])
+
+    def optimizer(self, step: int) -> dict[str, Tensor] | None:
+        return None
+
+    def _state(self, step: int) -> dict[str, Tensor]:
+        if self._last is None or self._last[0] != step:
+            state = read_state(self._files[step], self._given)
+            self._last = step, with_tied(self._given, state)
+        return self._last[1]
+
+
+def read_state(path: Path, config: ModelConfig) -> dict[str, Tensor]:
+    """The parameters in a file of any of the three kinds, in float32, checked against the model's shapes."""
+    try:
+        if path.suffix == ".safetensors":
+            values: Any = load_file(path)
+        else:
+            values = torch.load(path, map_location="cpu", weights_only=True)
+    except (SafetensorError, RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+        raise DamagedError(path, f"a file that cannot be read ({type(error).__name__})") from error
+    except Exception as error:
+        if type(error).__name__ != "UnpicklingError":
+            raise
+        raise InputError(f"{path}: expected plain tensors, got a pickle that holds something else") from error
+    named = isinstance(values, dict) and all(isinstance(v, Tensor) for v in values.values())
+    require(named, str(path), "a state dict, parameter name -> tensor", type(values).__name__)
+    state = {n: v.float() for n, v in values.items() if not n.endswith(_BUFFERS) and v.is_floating_point()}
+    for name, shape in shapes(config).items():
+        require(name in state, str(path), f"the parameter {name}", "none")
+        found = tuple(state[name].shape)
+        require(found == shape, str(path), f"{name} of shape {shape} (the model's configuration)", found)
+    return state
+
+
+def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """The shape of every weight that must be there: all but biases and a tied W_U."""
+    d, heads, width = config.d_model, config.n_heads, config.head_dimension
+    by_kind = {
+        "W_E": (config.d_vocab, d),
+        "W_pos": (config.n_ctx, d),
+        "W_U": (d, config.d_vocab),
+        **dict.fromkeys(("W_Q", "W_K", "W_V"), (heads, d, width)),
+        "W_O": (heads, width, d),
+        "W_F": (d, d),
+        "W_in": (d, config.mlp_dimension),
+        "W_out": (config.mlp_dimension, d),
+        **dict.fromkeys(("w", "b"), (d,)),
+    }
+    names = [name for paper, name in config.parameters.items() if not (config.tied_output and paper == "W_U")]
+    return {name: by_kind[name.rsplit(".", 1)[-1]] for name in names}
+
+
+def _numbered(path: Path) -> dict[int, Path]:
+    files: dict[int, Path] = {}
+    for file in sorted(p for p in path.iterdir() if p.suffix in _ENDINGS):
+        numbers = re.findall(r"\d+", file.stem)
+        require(bool(numbers), str(file), "a name with the step's number in it", file.name)
+        step = int(numbers[-1])
+        require(step not in files, str(file), f"one file a step, but step {step} is also", files.get(step))
+        files[step] = file
+    require(bool(files), str(path), f"state dicts in files that end in {', '.join(_ENDINGS)}", "none")
+    return files
+
+
+def _all_trained(config: ModelConfig) -> ModelConfig:
+    tied, fixed = config.tied_output, config.identity_queries
+    names = [n for n in config.parameters if not (tied and n == "W_U") and not (fixed and n.startswith("W_Q"))]
+    return config.replace(trained=tuple(names))

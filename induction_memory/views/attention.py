@@ -1,0 +1,229 @@
+"""Attention maps of a model or of steps of trajectories: to look at in a notebook, or to save.
+
+    im.attention(run, step=300, text="the tree at the gate")        shows itself in a notebook
+    im.attention(run, step=[0, 100, 300], batch=batch, row=2)       steps side by side
+    im.attention([run0, run1]).save("maps.pdf")                      runs side by side; .html, .png, .pdf or .svg
+
+Boxed is what the induction head should look at: the keys that follow earlier occurrences of the query. The triggers
+of a text are those of a fixed task that always have the same successor there, or those given as {"a": "b"}.
+"""
+
+import base64
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from induction_memory.errors import InputError, require
+from induction_memory.figures.tokens import visible
+from induction_memory.interventions.subjects import Steps, Subject, batch_of, subjects
+from induction_memory.probes.attention import after_earlier
+from induction_memory.runner.components import Graph, head_of
+from induction_memory.task.bigrams import BigramTask
+from induction_memory.task.sampler import Batch
+from induction_memory.trajectory.trajectory import Trajectory
+from induction_memory.views.attention_page import framed, page
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FORMATS = (".html", ".png", ".pdf", ".svg")
+SHOWN = 48  # tokens of a sampled sequence, when no length is given
+MOST = 12  # columns that one can still look at
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionView:
+    """Attention over one sequence: a map for each head of each column (a step or a run)."""
+
+    title: str
+    tokens: tuple[str, ...]
+    heads: tuple[str, ...]
+    """`L1H1` ..., one a row."""
+    columns: tuple[str, ...]
+    """What is compared: steps, runs, or one model ("")."""
+    patterns: Float[np.ndarray, "column head query key"]
+    right: Bool[np.ndarray, "query key"]
+    """Keys after an earlier occurrence of the query that are the right output of a trigger."""
+    other: Bool[np.ndarray, "query key"]
+    """The other keys after an earlier occurrence of the query."""
+    triggers: Bool[np.ndarray, " pos"]
+    outputs: Bool[np.ndarray, " pos"]
+
+    def figure(self) -> "Figure":
+        """The static picture, as in the paper's Figure 2."""
+        from induction_memory.figures.attention import attention_figure
+
+        names = [f"layer {head_of(head)[0]}, head {head_of(head)[1]}" for head in self.heads]
+        marks: dict[str, Any] = {name: getattr(self, name) for name in ("right", "other", "triggers", "outputs")}
+        if len(self.columns) > 1:
+            maps = [[column[i] for column in self.patterns] for i in range(len(names))]
+            return attention_figure(maps, self.tokens, rows=names, columns=self.columns, **marks)
+        layers = sorted({head_of(head)[0] for head in self.heads})
+        by_layer = [[i for i, head in enumerate(self.heads) if head_of(head)[0] == layer] for layer in layers]
+        if all(len(row) == 1 for row in by_layer) or len({len(row) for row in by_layer}) > 1:
+            return attention_figure([list(self.patterns[0])], self.tokens, columns=names, **marks)
+        maps = [[self.patterns[0][i] for i in row] for row in by_layer]
+        numbers = [f"head {head_of(self.heads[i])[1]}" for i in by_layer[0]]
+        return attention_figure(maps, self.tokens, rows=[f"layer {i}" for i in layers], columns=numbers, **marks)
+
+    def html(self) -> str:
+        """A page of its own that needs no network."""
+        drawn = io.BytesIO()
+        self._draw(drawn, "svg")
+        picture = f"data:image/svg+xml;base64,{base64.b64encode(drawn.getvalue()).decode()}"
+        names = [f"{column} {head}".strip() for column in self.columns for head in self.heads]
+        kinds = ["trigger" if t else "output" if o else "" for t, o in zip(self.triggers, self.outputs, strict=True)]
+        patterns = self.patterns.reshape(-1, *self.patterns.shape[-2:])
+        shown = [visible(token) for token in self.tokens]
+        return page(self.title, shown, list(patterns), names, picture=picture, classes=kinds)
+
+    def _repr_html_(self) -> str:
+        width, height = self.figure().get_size_inches()
+        return framed(self.html(), height=int(1060 + 96 * min(width, 10) * height / width))
+
+    def save(self, path: str | Path) -> Path:
+        """Write the page (.html) or the picture (.png, .pdf, .svg)."""
+        path = Path(path)
+        require(path.suffix in FORMATS, "out", f"a file that ends in {', '.join(FORMATS)}", repr(str(path)))
+        require(path.parent.is_dir(), "out", "a file in a folder that exists", repr(str(path)))
+        if path.suffix == ".html":
+            path.write_text(self.html(), encoding="utf-8")
+        else:
+            self._draw(path, path.suffix[1:])
+        return path
+
+    def _draw(self, file: Any, kind: str) -> None:
+        """The picture without date and random names: the same maps give the same bytes."""
+        import matplotlib
+
+        undated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(kind, {})
+        with matplotlib.rc_context({"svg.hashsalt": "attention"}):
+            self.figure().savefig(file, format=kind, dpi=200, metadata=undated)
+
+
+def attention(
+    source: Any,
+    step: Steps = None,
+    *,
+    text: str | None = None,
+    batch: Batch | None = None,
+    row: int | None = None,
+    length: int | None = None,
+    heads: Sequence[Any] | None = None,
+    triggers: Mapping[str, str] | None = None,
+    task: BigramTask | None = None,
+) -> AttentionView:
+    """The attention of a model, of a trajectory at one or more steps, or of several runs, over one sequence.
+
+    The sequence is `text`, or a row of `batch`, or else a fresh one of the run's task; `length` cuts it. Without `row`
+    it is the one in which most triggers come again. `heads` are all, or some as "L2H1" or (2, 1).
+    """
+    sources = list(source) if isinstance(source, list | tuple) else [source]
+    require(len(sources) > 0, "source", "a model or a trajectory", "none")
+    require(text is None or batch is None, "text", "a text or a batch, not both", "both")
+    task = task or next((s.task for s in sources if isinstance(s, Trajectory)), None)
+    require(length is None or length >= 1, "length", "1 or more tokens", length)
+    cut = SHOWN if length is None and text is None and batch is None else length
+    if text is None:
+        tokens, pairs = _of_batch(batch_of(sources[0], batch, task), row, cut)
+    else:
+        tokens, pairs = _of_text(text, task, triggers)
+    tokens = tokens[:cut]
+    labels, columns, patterns, names = [], [], [], ()
+    for one in sources:
+        for subject in subjects(one, step):
+            graph = Graph.of(subject.model)
+            names = graph.heads if heads is None else tuple(graph.head(head) for head in heads)
+            patterns.append(_patterns(subject, tokens, names))
+            columns.append((_name(one), subject.step))
+            require(len(columns) <= MOST, "step", f"at most {MOST} maps side by side", "more")
+            labels.append(names)
+    require(len(set(labels)) == 1, "source", "models with the same heads", "different ones")
+    shown = [task.vocabulary[i] if task is not None else str(int(i)) for i in tokens]
+    return AttentionView(
+        title=_title(columns),
+        tokens=tuple(shown),
+        heads=names,
+        columns=_column_titles(columns),
+        patterns=np.stack(patterns),
+        **marks(tokens, pairs),
+    )
+
+
+def marks(tokens: Int[Tensor, " pos"], pairs: Mapping[int, int]) -> dict[str, np.ndarray]:
+    """Boxes and marked positions of a sequence, given its triggers and their outputs."""
+    boxed = after_earlier(tokens[None])[0]
+    answer = torch.tensor([pairs.get(int(z), -1) for z in tokens])
+    is_right = answer[:, None] == tokens[None, :]
+    is_trigger = answer >= 0
+    is_output = torch.zeros_like(is_trigger)
+    is_output[1:] = is_trigger[:-1] & (answer[:-1] == tokens[1:])
+    arrays = {"right": boxed & is_right, "other": boxed & ~is_right, "triggers": is_trigger, "outputs": is_output}
+    return {name: array.numpy() for name, array in arrays.items()}
+
+
+def _of_batch(batch: Batch, row: int | None, cut: int | None) -> tuple[Int[Tensor, " pos"], dict[int, int]]:
+    """A row of a batch and the output of each of its triggers."""
+    if row is None:
+        again = torch.where(batch.in_context, batch.tokens, -1)[:, :cut]
+        row = int(torch.tensor([len(tokens.unique()) for tokens in again]).argmax())
+    require(0 <= row < len(batch), "row", f"0 to {len(batch) - 1} (the batch)", row)
+    return batch.tokens[row], dict(zip(batch.triggers[row].tolist(), batch.outputs[row].tolist(), strict=True))
+
+
+def _of_text(
+    text: str, task: BigramTask | None, triggers: Mapping[str, str] | None
+) -> tuple[Int[Tensor, " pos"], dict[int, int]]:
+    """The tokens of a text and the output of each trigger that is given or found in it."""
+    if task is None:
+        raise InputError("task: expected the task whose vocabulary the text is in (a model alone has none), got none")
+    require(len(text) > 0, "text", "at least one character", repr(text))
+    encode = task.tables.encode
+    tokens = torch.from_numpy(encode(text))
+    if triggers is not None:
+        return tokens, {int(encode([q], "triggers")[0]): int(encode([o], "triggers")[0]) for q, o in triggers.items()}
+    found = {}
+    for q in () if task.fixed_triggers is None else task.fixed_triggers.tolist():
+        after = tokens[1:][tokens[:-1] == q].unique()
+        if len(after) == 1:
+            found[q] = int(after)
+    return tokens, found
+
+
+@torch.no_grad()
+def _patterns(subject: Subject, tokens: Int[Tensor, " pos"], names: Sequence[str]) -> Float[np.ndarray, "head q k"]:
+    most = subject.model.cfg.n_ctx
+    require(len(tokens) <= most, "text", f"at most {most} tokens (the model's n_ctx)", len(tokens))
+    _, cache = subject.model.run_with_cache(tokens[None], names_filter=lambda name: name.endswith("hook_pattern"))
+    by_head = [(layer - 1, head - 1) for layer, head in map(head_of, names)]
+    return np.stack([cache[f"blocks.{layer}.attn.hook_pattern"][0, head].numpy() for layer, head in by_head])
+
+
+def _name(source: Any) -> str:
+    return source.name if isinstance(source, Trajectory) else "model"
+
+
+def _title(columns: Sequence[tuple[str, int | None]]) -> str:
+    names = list(dict.fromkeys(name for name, _ in columns))
+    steps = list(dict.fromkeys(step for _, step in columns if step is not None))
+    at = f" at step{'s' if len(steps) > 1 else ''} {', '.join(map(str, steps))}" if 0 < len(steps) <= 6 else ""
+    return f"Attention of {', '.join(names)}{at}"
+
+
+def _column_titles(columns: Sequence[tuple[str, int | None]]) -> tuple[str, ...]:
+    """What differs between the columns: run, step, or both."""
+    if len(columns) == 1:
+        return ("",)
+    runs, steps = len({name for name, _ in columns}) > 1, len({step for _, step in columns}) > 1
+    titles = []
+    for i, (name, step) in enumerate(columns):
+        parts = [name] * runs + [f"step {step}"] * (steps and step is not None)
+        titles.append(", ".join(parts) or f"{name} {i + 1}")
+    return tuple(titles)

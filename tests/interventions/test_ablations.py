@@ -1,0 +1,168 @@
+import numpy as np
+import pytest
+import torch
+
+from induction_memory.errors import InputError
+from induction_memory.interventions.ablations import ablate, component_names
+from induction_memory.interventions.corruptions import other_outputs
+from induction_memory.interventions.outcome import masked_mean, score
+from induction_memory.interventions.replacements import KINDS, Replacements
+from induction_memory.model.build import build
+from induction_memory.model.config import ModelConfig
+from induction_memory.runner.components import Graph
+from induction_memory.runner.recording import record
+from induction_memory.runner.swapped_weights import editable, of_initial, replaced
+from induction_memory.task.bigrams import BigramTask
+from induction_memory.task.sampler import sample, step_rng
+
+TASK = BigramTask(k=3, length=20)
+CONFIG = ModelConfig.full(d_model=16, n_heads=2, n_ctx=20)
+
+
+@pytest.fixture(scope="module")
+def batch():
+    return sample(TASK, 6, step_rng(0, 0))
+
+
+@pytest.fixture
+def model():
+    return build(CONFIG, seed=0)
+
+
+def snapshot(model):
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+PARTS = ["heads", "layers", "feed_forward", "embeddings", "W_Q1", "W_out2", "pos->L2.k", "L1->L2.k"]
+
+
+def test_every_kind_stands_in_one_table_with_its_scores(model, batch):
+    table = ablate(model, batch, components=PARTS, initial=build(CONFIG, seed=1))
+    parts = table[table["component"] != "none"]
+    assert set(parts["kind"]) == set(KINDS)
+    assert (parts.groupby("component").size() == len(KINDS)).all()
+    assert {"L1H1", "L2H2", "L1", "FF1", "embed", "pos", *PARTS[4:]} <= set(parts["component"])
+    for name in ("in_context_accuracy", "in_context_loss", "global_accuracy", "global_loss", "kl"):
+        assert np.isfinite(table[[name, f"{name}_se"]].to_numpy()).all()
+    assert table.iloc[0]["kl"] == pytest.approx(0, abs=1e-6)
+
+
+def test_everything_is_ablated_when_nothing_is_named(model):
+    names = component_names(Graph.of(model), None, None)
+    assert len(names) == len(set(names))
+    assert {"L1H1", "L2", "FF1", "embed", "pos", "W_K1", "W_in2", "pos->L2.k", "FF1->out"} <= set(names)
+    assert component_names(Graph.of(model), "all", None) == ["L1H1", "L1H2", "L2H1", "L2H2"]
+    assert component_names(Graph.of(model), [(2, 1), "L1H1"], "W_K1") == ["L2H1", "L1H1", "W_K1"]
+
+
+def test_zeroing_a_head_equals_a_forward_with_a_hook_that_zeroes_it(model, batch):
+    table = ablate(model, batch, heads=[(2, 1)], kind="zero").set_index("component")
+
+    def zero(z, hook):
+        z = z.clone()
+        z[:, :, 0] = 0
+        return z
+
+    logits = model.run_with_hooks(batch.tokens, fwd_hooks=[("blocks.1.attn.hook_z", zero)])
+    loss = torch.nn.functional.cross_entropy(logits.transpose(1, 2), batch.targets, reduction="none")
+    assert table.loc["L2H1", "in_context_loss"] == pytest.approx(loss[batch.in_context].mean().item(), rel=1e-5)
+    assert table.loc["L2H1", "global_loss"] == pytest.approx(loss[batch.global_].mean().item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["L1H2", "L2", "W_K2", "W_V1", "W_O2", "W_Q1", "W_in2", "FF1", "embed", "pos"])
+def test_initial_weights_are_what_a_forward_with_those_weights_gives(model, batch, name):
+    initial = build(CONFIG, seed=1)
+    row = ablate(model, batch, components=[name], kind="initial", initial=initial).set_index("component").loc[name]
+    recording = record(model, batch.tokens)
+    weights = of_initial(model, initial, recording.graph.parameters(name))
+    with replaced(model, weights), torch.no_grad():
+        expected = score(model(batch.tokens), recording.logits, batch)
+    assert row["kl"] == pytest.approx(expected["kl"].item(), rel=1e-3, abs=1e-6)
+    assert row["in_context_loss"] == pytest.approx(expected["in_context_loss"].item(), rel=1e-4)
+
+
+def test_the_kinds_put_what_they_say_in_place(model, batch):
+    recording = record(model, batch.tokens)
+    y = recording.at("L1H1")
+    values = Replacements(recording, batch)
+    assert not values.value("L1H1", "zero").any()
+    torch.testing.assert_close(values.value("L1H1", "mean")[0, 0], y.reshape(-1, 16).mean(0))
+    torch.testing.assert_close(values.value("L1H1", "mean-position")[0, 4], y[:, 4].mean(0))
+    torch.testing.assert_close(values.value("L1H1", "resample")[3], y[2])
+    other = record(model, other_outputs(batch, np.random.default_rng(0)).tokens)
+    torch.testing.assert_close(values.value("L1H1", "resample-output"), other.at("L1H1"))
+    noise = values.value("L1H1", "noise")
+    assert noise.shape == y.shape
+    torch.testing.assert_close(noise.mean((0, 1)), y.mean((0, 1)), atol=0.1, rtol=0)
+    torch.testing.assert_close(noise.std((0, 1)), y.std((0, 1)), atol=0.1, rtol=0.3)
+
+
+def test_positions_alone_are_not_missed_when_replaced_by_their_mean_at_each_position(model, batch):
+    table = ablate(model, batch, components=["pos"]).set_index("kind")
+    assert table.loc["mean-position", "kl"] == pytest.approx(0, abs=1e-6)
+    assert table.loc["resample", "kl"] == pytest.approx(0, abs=1e-6)
+    assert table.loc["zero", "kl"] > 1e-4
+
+
+def test_changed_outputs_change_only_what_follows_a_trigger(batch):
+    other = other_outputs(batch, np.random.default_rng(0))
+    for clean, changed, triggers, outputs in zip(
+        batch.tokens.tolist(), other.tokens.tolist(), batch.triggers.tolist(), batch.outputs.tolist(), strict=True
+    ):
+        pair = dict(zip(triggers, outputs, strict=True))
+        for t, (before, after) in enumerate(zip(clean, changed, strict=True)):
+            follows = t > 0 and pair.get(clean[t - 1]) == before
+            assert (before != after) == follows
+
+
+def test_the_model_is_bitwise_the_same_afterwards_even_after_an_exception(model, batch):
+    before = snapshot(model)
+    ablate(model, batch, heads="all", initial=build(CONFIG, seed=1))
+    weights = {"blocks.0.attn.W_K": torch.zeros_like(model.W_K[0])}
+
+    def fail(change):
+        change()
+        raise RuntimeError("halfway")
+
+    with pytest.raises(RuntimeError, match="halfway"), replaced(model, weights):
+        fail(lambda: None)
+    with pytest.raises(RuntimeError, match="halfway"), editable(model), torch.no_grad():
+        fail(lambda: model.embed.W_E.add_(1))
+    with replaced(model, weights):
+        assert not model.W_K[0].any()
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert not any(hook.fwd_hooks for hook in model.hook_dict.values())
+    flags = (model.cfg.use_attn_result, model.cfg.use_split_qkv_input, model.cfg.use_hook_mlp_in)
+    assert not any(flags)
+
+
+def test_the_standard_error_is_that_of_a_ratio_over_sequences():
+    values, mask = torch.tensor([[1.0, 0, 1], [0, 0, 1]]), torch.tensor([[True, True, True], [True, False, False]])
+    mean, se = masked_mean(values, mask)
+    assert mean.item() == pytest.approx(2 / 4)
+    # sums 2 and 0, counts 3 and 1: residuals 2 - 1.5 and 0 - 0.5
+    assert se.item() == pytest.approx((2 * (0.5**2 + 0.5**2)) ** 0.5 / 4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"heads": ["L3H1"]}, "heads: expected heads out of L1H1, L1H2, L2H1, L2H2, got 'L3H1'"),
+        ({"heads": [(1, 3)]}, "heads: expected heads out of L1H1, L1H2, L2H1, L2H2, got (1, 3)"),
+        ({"components": ["L2H1->L1H1.k"]}, "component: expected a writer before what it reaches"),
+        ({"components": []}, "components: expected at least one"),
+        ({"kind": "sideways"}, "kind: expected all or one of zero, mean"),
+        ({"kind": "initial"}, "kind: expected a trajectory, or the model before training"),
+        ({"step": 4}, "step: expected none"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(unchecked, model, batch, arguments, says):
+    with pytest.raises(InputError) as error:
+        ablate(model, batch, **arguments)
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_model_alone_needs_its_sequences(model):
+    with pytest.raises(InputError, match="batch: expected sequences of the task"):
+        ablate(model)

@@ -1,0 +1,116 @@
+import runpy
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import tyro
+
+from induction_memory.errors import InputError, run_script
+from induction_memory.experiment.run_config import RunConfig
+from induction_memory.experiment.train_config import TrainConfig
+from induction_memory.interventions.ablations import ablate
+from induction_memory.interventions.causal import births, causal_trajectory
+from induction_memory.interventions.circuits import discover
+from induction_memory.interventions.patching import patch
+from induction_memory.interventions.subjects import batch_of
+from induction_memory.interventions.surgery import surgery
+from induction_memory.model.config import ModelConfig
+from induction_memory.task.bigrams import BigramTask
+from induction_memory.training.run import start
+from induction_memory.views.attention import attention
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    config = RunConfig(
+        BigramTask(k=3, length=16),
+        ModelConfig(d_model=16, n_ctx=16),
+        TrainConfig(steps=3, batch_size=8, full_metrics_every=3),
+    )
+    return start(config, tmp_path_factory.mktemp("runs") / "tiny", quiet=True)
+
+
+@pytest.fixture(scope="module")
+def batch(run):
+    return batch_of(run, None, sequences=8)
+
+
+def test_all_steps_stand_in_one_table_as_if_each_had_been_asked_alone(run, batch):
+    every = ablate(run, batch, heads="all", kind=["mean", "initial"], step="all")
+    assert every["step"].unique().tolist() == [0, 1, 2, 3]
+    alone = ablate(run.model(2), batch, heads="all", kind="mean")
+    together = every[(every["step"] == 2) & (every["kind"].isin(["none", "mean"]))].drop(columns="step")
+    pd.testing.assert_frame_equal(together.reset_index(drop=True), alone, rtol=1e-4, atol=1e-6)
+    first = every[(every["step"] == 0) & (every["kind"] == "initial")]
+    assert first["kl"].abs().max() < 1e-5  # back to the initial weights at step 0 is nothing
+
+
+def test_without_a_step_it_is_the_last_and_without_a_batch_the_evaluation_sequences(run):
+    table = ablate(run, heads=["L2H1"], kind="zero")
+    assert table["step"].unique().tolist() == [3]
+
+
+def test_patching_surgery_circuits_and_attention_take_steps_too(run, batch):
+    assert patch(run, batch, kind="path", components=["L1H1->L2H1.k"], step=[0, 3])["step"].tolist() == [0, 3]
+    table = surgery(run, batch, memory="W_O2", transplant=(run, 0), step="all")
+    assert table["step"].tolist() == [0, 1, 2, 3]
+    assert table["damage"][0] == 0
+    assert table["kl"][0] == pytest.approx(0, abs=1e-6)
+    assert len(discover(run, batch, rankings=["exact"], random_orders=0, sizes=[0], step=1).edges) == 24
+    view = attention(run, step=[0, 3], batch=batch, length=9)
+    assert view.columns == ("step 0", "step 3")
+    assert attention(run).title == "Attention of tiny at step 3"
+
+
+def test_the_causal_trajectory_joins_necessity_and_recall(run, batch):
+    table = causal_trajectory(run, batch, kind=["zero", "mean"])
+    assert set(table["component"]) == {"L1H1", "L2H1", "W_K1", "W_K2", "W_O2"}
+    assert len(table) == 4 * 5 * 2
+    np.testing.assert_allclose(table["necessity"], table["intact"] - table["without"])
+    assert table[table["component"] == "W_O2"]["recall"].notna().all()
+    assert table[table["component"] == "L1H1"]["recall"].isna().all()
+
+
+def test_a_part_is_born_when_its_curve_changes_level():
+    steps = np.arange(10)
+    table = pd.DataFrame(
+        {"step": steps, "component": "W_O2", "kind": "mean", "recall": steps >= 3, "necessity": steps >= 7}
+    )
+    (row,) = births(table).to_dict("records")
+    assert (row["looks_right"], row["necessary"], row["delay"]) == (2.5, 6.5, 4)
+
+
+def test_at_several_steps_the_default_is_what_fits_a_minute(run):
+    done = []
+    table = ablate(run, kind="zero", step=[0, 3], progress=done.append)
+    assert done == [1, 2]
+    assert not any("->" in name for name in table["component"])
+    assert {"L1H1", "FF2", "embed", "W_K2"} <= set(table["component"])
+
+
+@pytest.mark.parametrize("name", ["ablations", "attention_maps"])
+def test_the_scripts_run_and_explain_themselves(run, name, tmp_path, monkeypatch, capsys):
+    script = runpy.run_path(str(Path(__file__).parents[2] / "analyses" / f"{name}.py"))
+    out = tmp_path / ("table.csv" if name == "ablations" else "maps.svg")
+    monkeypatch.setattr("sys.argv", [name, str(run.path), "--out", str(out)])
+    tyro.cli(script["main"], description=script["__doc__"])
+    assert out.stat().st_size > 500
+    monkeypatch.setattr("sys.argv", [name, "--help"])
+    with pytest.raises(SystemExit, match="0"):
+        tyro.cli(script["main"], description=script["__doc__"])
+    assert f"python analyses/{name}.py" in capsys.readouterr().out
+    monkeypatch.setattr("sys.argv", [f"analyses/{name}.py", "nowhere", "--out", str(out)])
+    with pytest.raises(SystemExit, match="2"):
+        run_script(script["main"], script["__doc__"])
+    assert capsys.readouterr().err.startswith(f"{name}: run: expected")
+
+
+def test_a_wrong_step_is_answered_with_what_is_stored(run):
+    for call in (lambda: ablate(run, step=7), lambda: patch(run, step=7), lambda: attention(run, step=7)):
+        with pytest.raises(InputError, match=r"step: expected one of the 4 stored steps \(0 to 3"):
+            call()
+    with pytest.raises(InputError, match="step: expected one step"):
+        discover(run, step="all")
+    with pytest.raises(InputError, match="run: expected a trajectory"):
+        causal_trajectory(run.model(0))

@@ -1,0 +1,47 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from induction_memory import probes
+from induction_memory.probes import controls
+
+DOCS = Path(__file__).parents[2] / "docs" / "probes.md"
+SMALL = {"d": 320, "length": 48}
+
+
+@pytest.fixture(scope="module")
+def found():
+    return controls.measure_controls(**SMALL, d_with_W_F=320)
+
+
+def test_every_probe_has_its_known_value_on_the_controls(found):
+    assert controls.failures(found, **SMALL) == []
+
+
+def test_every_probe_is_measured_on_some_control_or_needs_more_than_a_model(found):
+    missing = found.index[found.isna().all(axis=1)]
+    assert set(missing) == {"dla_feed_forward1", *(f"distance_{W}" for W in ("W_K1", "W_K2", "W_O2", "W_F"))}
+
+
+def test_a_value_outside_its_range_is_named(found):
+    broken = found.copy()
+    broken.loc["W_O2", "constructed"] = 0.5
+    assert controls.failures(broken, **SMALL) == ["constructed, W_O2: 0.5 not in 1 to 1"]
+
+
+def test_signal_to_interference_of_random_memories_is_the_formula():
+    rng = np.random.default_rng(0)
+    d, n = 400, 60
+    u, v = (rng.standard_normal((n, d)) / d**0.5 for _ in range(2))
+    scores = v @ (v.T @ u) @ u.T
+    noise = scores[~np.eye(n, dtype=bool)].std()
+    assert scores.diagonal().mean() / noise == pytest.approx(controls.signal_to_interference(d, n, 1), rel=0.1)
+
+
+def test_the_page_explains_and_measures_every_probe():
+    page = DOCS.read_text(encoding="utf-8")
+    for name in probes.names():
+        assert page.count(f"| `{name}` |") >= 1
+        assert page.count(f"`{name}`") >= 2, name
+    assert "Every value with a known range is inside it." in page

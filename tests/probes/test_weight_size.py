@@ -1,0 +1,65 @@
+import numpy as np
+import pytest
+import torch
+
+from induction_memory import probes
+from induction_memory.model import memories
+from induction_memory.probes import weight_size as weights
+from tests.probe_sources import FIXED, TINY, constructed, stacked, untrained
+
+MOVING = ("blocks.0.attn.W_K", "blocks.1.attn.W_K", "blocks.1.attn.W_O", "blocks.1.mlp.W_F")
+
+
+def test_norms_and_distances_are_those_of_each_step():
+    model = untrained(d_model=24, length=16)
+    stack = stacked(model, 4, MOVING)
+    found = probes.wide(probes.table(stack, ["norm_W_K1", "distance_W_K1", "distance_W_F"], task=TINY))
+    for step in range(4):
+        W, W_0 = (stack["blocks.0.attn.W_K"][s] for s in (step, 0))
+        assert found.loc[step, "norm_W_K1"] == pytest.approx(W.norm().item())
+        assert found.loc[step, "distance_W_K1"] == pytest.approx((W - W_0).norm().item(), abs=1e-6)
+    later = probes.wide(probes.table(stack, ["distance_W_F"], steps=[2, 3], task=TINY))
+    assert later["distance_W_F"].tolist() == found["distance_W_F"].tolist()[2:]  # from the run's first step, not theirs
+
+
+def test_explained_is_the_square_of_the_least_squares_fit():
+    generator = torch.Generator().manual_seed(0)
+    W, v, u = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((6, 5), (4, 6), (4, 5)))
+    products = torch.stack([torch.outer(v[i], u[i]).flatten() for i in range(4)], dim=1)
+    fitted = products @ torch.linalg.lstsq(products, W.flatten()[:, None]).solution
+    expected = (fitted.square().sum() / W.square().sum()).item()
+    assert weights.explained(W, v, u).item() == pytest.approx(expected)
+    stored = (v.T * torch.tensor([1.0, -2.0, 3.0, 0.5])) @ u
+    assert weights.explained(stored, v, u).item() == pytest.approx(1)
+    assert weights.explained_by_tokens(v.T @ torch.randn(4, 4).double() @ u, v, u).item() == pytest.approx(1)
+
+
+def test_ranks_of_known_spectra():
+    s = torch.tensor([[3.0, 3.0, 3.0, 0.0], [5.0, 0.0, 0.0, 0.0]])
+    assert weights.soft_rank(s).tolist() == pytest.approx([3, 1])
+
+
+def test_the_constructed_memories_are_the_ideal_ones_and_random_weights_are_not():
+    names = [f"{kind}_{W}" for kind in ("cosine", "explained") for W in ("W_K1", "W_K2", "W_O2")]
+    found = probes.table(constructed(), names, task=FIXED)
+    assert found["value"].min() > 0.99
+    chance = probes.table(untrained(), names, task=FIXED)
+    assert chance["value"].abs().max() < 0.03
+
+
+def test_overlap_is_one_when_the_two_maps_are_equal():
+    model = untrained(d_model=24, length=16)
+    stack = {name: value.detach().clone() for name, value in model.named_parameters()}
+    stack["blocks.1.mlp.W_F"] = memories.memory(model, "Phi_2").T.clone()
+    names = ["overlap_W_F_W_O2", "overlap_logits_W_F_W_O2"]
+    assert probes.table(stack, names, task=TINY)["value"].tolist() == pytest.approx([1, 1])
+    assert probes.table(model, names, task=TINY)["value"].abs().max() < 0.2
+
+
+def test_the_spectrum_is_that_of_the_matrix():
+    model = untrained(d_model=24, length=16, n_heads=2, identity_queries=False)
+    found = probes.spectrum(model, "W_K2")
+    for head, W in enumerate(memories.memory(model, "W_K2")):
+        values = found.loc[found["head"] == str(head), "value"].to_numpy()
+        np.testing.assert_allclose(values, torch.linalg.svdvals(W).numpy(), rtol=1e-4, atol=1e-5)
+    assert found["rank"].max() == 24

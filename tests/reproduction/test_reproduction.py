@@ -1,0 +1,294 @@
+"""The reproduction on small runs: plan, records, training what is missing, figures, page, what ships."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from induction_memory import probes
+from induction_memory.errors import InputError
+from induction_memory.experiment.presets import PRESETS
+from induction_memory.reproduction import plan, reproduce, shipping, training
+from induction_memory.reproduction import records as store
+from induction_memory.reproduction.page import page
+from induction_memory.reproduction.records import MissingRunError, Records
+from induction_memory.task.sampler import sample, step_rng
+from induction_memory.training.run import start
+from induction_memory.trajectory import load, thin, verify
+from induction_memory.trajectory.trajectory import SHIPPED
+
+
+def tiny(name: str, seed: int, scale: str):
+    """Any preset at a size that trains in a moment."""
+    run = plan.with_seed(plan.preset(name).run, seed)
+    settings = ["task.length=12", "model.n_ctx=12", "model.d_model=16", "train.batch_size=4", "train.steps=4"]
+    return run.with_settings([*settings, "train.threads=1", "train.checkpoints=every 1", "train.freeze="])
+
+
+@pytest.fixture
+def small(monkeypatch):
+    monkeypatch.setattr(plan, "_config", tiny)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The runs of Figures 4 to 7, trained in this process."""
+    folder = tmp_path_factory.mktemp("runs") / "quick"
+    for preset in plan.FIGURES[4]:
+        job = plan.Job(preset, 0, tiny(preset, 0, "quick"))
+        run = start(job.config, folder / job.name, quiet=True)
+        store.write(store.make_record(run, job.name), folder / "records" / job.name)
+    return folder
+
+
+def test_every_panel_has_its_runs():
+    drawn = {name for presets in plan.FIGURES.values() for name in presets}
+    assert drawn == set(PRESETS) - {"demo", "heads"}
+
+
+@pytest.mark.parametrize(
+    ("names", "meant"),
+    [([], list(plan.FIGURES)), (["all"], list(plan.FIGURES)), (["3", "figure-10", "figure_03"], [3, 10])],
+)
+def test_figures_are_named_in_several_ways(names, meant):
+    assert plan.figures(names) == meant
+
+
+@pytest.mark.parametrize("name", ["1", "12", "three", "", "3.5"])
+def test_a_figure_that_is_not_there_is_refused(name):
+    with pytest.raises(InputError, match="figure: expected all, or one of 2, 3"):
+        plan.figures([name])
+
+
+def test_runs_are_planned_once_and_repeated_where_the_paper_scale_asks():
+    names = [job.name for job in plan.jobs([4, 5, 6, 7], "paper")]
+    assert len(names) == len(set(names)) == 7
+    assert len(plan.jobs([3], "paper")) == 15
+    assert len(plan.jobs([3], "quick")) == 5
+    assert {job.seed for job in plan.jobs([3], "paper")} == {0, 1, 2}
+    assert {job.seed for job in plan.jobs([11], "paper")} == {0}
+    assert all(job.config.task.length == 64 for job in plan.jobs([3, 8], "quick"))
+    assert all(job.config.train.threads == 1 for job in plan.jobs([2], "paper"))
+
+
+def test_a_record_survives_the_disk(trained):
+    name = "figure-4-k5-fixed-frequent-seed-0"
+    made, kept = store.make_record(load(trained / name), name), store.read(trained / "records" / name)
+    assert kept.config == made.config
+    assert kept.fingerprint == made.fingerprint
+    assert "W_K2_triggers" in kept.probes
+    assert len(kept.metrics) == 5
+    for ours, theirs in ((made.metrics, kept.metrics), (made.probes, kept.probes)):
+        same = ours.dropna(axis="columns", how="all")
+        assert list(same.columns) == list(theirs.columns)
+        np.testing.assert_allclose(theirs.to_numpy(float), same.to_numpy(float), rtol=1e-6, equal_nan=True)
+    for key, value in made.last.items():
+        assert kept.last[key] == pytest.approx(value, rel=1e-6, nan_ok=True)
+
+
+def test_a_record_says_what_happens_over_the_positions_of_a_picture(trained, monkeypatch):
+    monkeypatch.setattr(plan, "LETTERS", 6)
+    run = load(trained / "figure-4-uniform-seed-0")
+    found = store.make_record(run, "x").last
+    batch, model = sample(run.task, store.SEQUENCES, step_rng(run.config.train.eval_seed, 0)), run.model(4)
+    predicted = model(batch.tokens).argmax(-1).tolist()
+    right = []
+    for i, tokens in enumerate(batch.tokens.tolist()):
+        for t, token in enumerate(tokens):
+            if batch.in_context[i, t] and tokens.index(token) < 6:
+                right.append(predicted[i][t] == int(batch.targets[i, t]))
+    assert len(right) > 20
+    assert found["accuracy_in_context_drawn"] == pytest.approx(np.mean(right))
+    short = probes.table(run, "previous_token_argmax1", steps=[4], task=replace(run.task, length=6))
+    assert found["previous_token_argmax1_drawn"] == pytest.approx(short["value"].iloc[0])
+
+
+def test_a_record_is_asked_for_accuracy_recall_and_births(trained):
+    run = store.read(trained / "records" / "figure-4-uniform-seed-0")
+    steps = np.arange(0, 50, 10)
+    curve = pd.DataFrame({"W_O2": [0.0, 0.6, 0.4, 0.8, 1.0]}, index=pd.Index(steps, name="step"))
+    metrics = pd.DataFrame({"step": range(41), "accuracy_in_context": np.arange(41) / 40})
+    run = replace(run, probes=curve, metrics=metrics)
+    assert run.recall("W_O2") == 1.0
+    assert run.recall("W_O2", 12) == 0.6
+    assert run.reaches("W_O2", 0.5) == 30
+    assert run.reaches("W_O2", 1.1) == float("inf")
+    assert run.accuracy() == pytest.approx(np.mean([s / 40 for s in range(21, 41)]))
+    assert run.accuracy(0, 10) == pytest.approx(np.mean([s / 40 for s in range(11)]))
+    assert run.mean_recall("W_O2") == pytest.approx(np.mean([0.3, 0.5, 0.6, 0.9]))
+
+
+def test_records_are_found_by_preset(trained):
+    found = store.read_all(trained / "records")
+    assert len(found) == 7
+    assert found.one("figure-4-uniform").name == "figure-4-uniform-seed-0"
+    assert [run.name for run in found.of("figure-4-k1-random")] == ["figure-4-k1-random-seed-0"]
+    with pytest.raises(MissingRunError, match="figure-10-seed-0"):
+        found.of("figure-10")
+
+
+def test_a_broken_record_is_named(trained, tmp_path):
+    (tmp_path / "record.json").write_text("{")
+    with pytest.raises(InputError, match="expected the record of a run"):
+        store.read(tmp_path)
+
+
+def test_what_is_there_is_not_trained_again(trained, small, monkeypatch):
+    monkeypatch.setattr(training, "_work", lambda *_: pytest.fail("trained again"))
+    found = training.gather(plan.jobs([4, 5], "quick"), trained)
+    assert len(found) == 7
+
+
+def test_a_run_with_other_settings_is_refused(trained, small, monkeypatch):
+    for setting, said in (
+        ("learning_rate=0.3", r"learning_rate = 0\.3, as in figure-4-uniform"),
+        ("steps=3", "steps = 3"),
+    ):
+        monkeypatch.setattr(plan, "_config", lambda *given, set_=setting: tiny(*given).with_settings([f"train.{set_}"]))
+        with pytest.raises(InputError, match=f"figure-4-uniform-seed-0: expected train.{said}"):
+            training.gather(plan.jobs([6], "quick"), trained)
+
+
+def test_a_run_of_fewer_steps_counts_as_unfinished_and_is_trained_on(small, tmp_path, monkeypatch):
+    job = plan.jobs([7], "quick")
+    training.gather(job, tmp_path, workers=1, quiet=True)
+    longer = [replace(job[0], config=job[0].config.with_settings(["train.steps=6"]))]
+    assert len(training.gather(longer, tmp_path, train=False)) == 0
+    found = training.gather(longer, tmp_path, workers=1, quiet=True)
+    assert found.one("figure-4-uniform").steps == 6
+    assert len(found.one("figure-4-uniform").metrics) == 7
+
+
+def test_what_is_missing_is_trained_in_processes(small, tmp_path):
+    job = plan.jobs([7], "quick")
+    found = training.gather(job, tmp_path, workers=1, quiet=True)
+    assert list(found) == ["figure-4-uniform-seed-0"]
+    assert load(tmp_path / "figure-4-uniform-seed-0").finished
+    before = (tmp_path / "records" / job[0].name / "record.json").stat().st_mtime_ns
+    training.gather(job, tmp_path, workers=1, quiet=True)
+    assert (tmp_path / "records" / job[0].name / "record.json").stat().st_mtime_ns == before
+
+
+def test_without_training_only_what_is_there_is_read(small, tmp_path):
+    assert len(training.gather(plan.jobs([10], "quick"), tmp_path, train=False)) == 0
+
+
+def test_cost_grows_with_the_work():
+    small_run, large_run = plan.jobs([4], "quick")[0].config, plan.jobs([4], "paper")[0].config
+    full = plan.jobs([2], "paper")[0].config
+    assert training.cost(small_run) * 16 < training.cost(large_run) < training.cost(full)
+
+
+def test_figures_and_page_from_small_runs(trained, small, tmp_path):
+    made = reproduce.reproduce([4, 5, 6, 7, 10], "quick", runs=trained.parent, out=tmp_path, train=False)
+    assert sorted(made.pictures) == [4, 5, 6, 7]
+    assert all(path.stat().st_size > 10_000 for path in made.pictures.values())
+    assert "figure-10-seed-0" in made.reasons[10]
+    text = made.page.read_text()
+    assert "![Figure 7](reproduction/figure-07.png)" in text
+    assert "Not drawn: figure-10-seed-0 has not been trained." in text
+    assert "quick" in text
+    for row in made.verdicts.dropna(subset="value").to_dict("records"):
+        assert f"| {row['measure']} | {row['value']:.3f} |" in text
+
+
+def test_without_any_run_nothing_is_drawn_and_the_page_says_why(tmp_path):
+    made = reproduce.reproduce([2, 3, 4, 5, 6, 7, 8, 10, 11], "quick", runs=tmp_path, out=tmp_path, train=False)
+    assert made.pictures == {}
+    assert all(reason.endswith("has not been trained") for reason in made.reasons.values())
+    assert set(made.verdicts["verdict"]) == {"no run"}
+
+
+def test_pictures_are_of_finished_runs_of_the_preset_or_of_what_ships(trained, small):
+    job = plan.jobs([7], "quick")[0]
+    records = store.read_all(trained / "records")
+    assert reproduce._trained(job, trained, records).path == trained / job.name
+    other = replace(job, config=job.config.with_settings(["train.steps=9"]))
+    with pytest.raises(MissingRunError):
+        reproduce._trained(other, trained, records)
+
+
+def test_what_ships_stands_in_for_runs_that_are_not_there(tmp_path):
+    made = reproduce.reproduce([7], "paper", runs=tmp_path, out=tmp_path, train=False)
+    assert made.pictures[7].stat().st_size > 10_000
+    assert set(made.verdicts["claim"]) == {"diagonals"}
+    assert "no run" not in set(made.verdicts["verdict"])
+
+
+def test_the_page_counts_the_verdicts():
+    verdicts = pd.DataFrame(
+        [("compete", 4, "a", 1.0, "at least 1", "holds"), ("compete", 4, "b", 0.5, "at least 1", "does not hold")],
+        columns=["claim", "figure", "measure", "value", "threshold", "verdict"],
+    )
+    text = page([4], "paper", Records([]), verdicts, {4: "x.png"}, {})
+    assert "1 hold, 1 do not hold" in text
+    assert "**does not hold**" in text
+
+
+@pytest.mark.parametrize(
+    ("scale", "verdict", "explained"),
+    [("paper", "does not hold", True), ("paper", "holds", False), ("quick", "does not hold", False)],
+)
+def test_the_page_says_why_a_claim_does_not_hold_at_the_papers_scale(scale, verdict, explained):
+    columns = ["claim", "figure", "measure", "value", "threshold", "verdict"]
+    verdicts = pd.DataFrame([("two-layers", 2, "a", 0.5, "at least 1", verdict)], columns=columns)
+    text = page([2], scale, Records([]), verdicts, {2: "x.png"}, {})
+    assert ("Why not: what is wrong is mostly" in text) == explained
+
+
+def test_telling_steps_follow_the_curves():
+    steps = np.arange(0, 101)
+    curve = np.clip((steps - 40) / 10, 0, 1)[:, None]  # everything happens between 40 and 50
+    kept = shipping.telling_steps(steps, curve, 16)
+    assert kept[0] == 0
+    assert kept[-1] == 100
+    assert len(kept) <= 16
+    assert np.sum((kept >= 40) & (kept <= 50)) >= 8
+    assert shipping.telling_steps(steps, curve, 1).tolist() == [100]
+
+
+def test_shipping_writes_trajectories_records_and_an_index(trained, small, tmp_path, monkeypatch):
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    (runs / "paper").symlink_to(trained)
+    monkeypatch.setattr(shipping, "jobs", lambda *_: plan.jobs([4], "quick"))
+    out = tmp_path / "checkpoints"
+    assert shipping.ship(runs, out) == ["random-triggers", "fixed-triggers"]
+    assert shipping.ship(runs, out) == []
+    assert verify(out / "random-triggers") == []
+    assert len(store.read_all(out / "records")) == 7
+    assert "`random-triggers`" in (out / "README.md").read_text()
+    thin(load(trained / "figure-4-bigram-seed-0"), tmp_path / "other")
+    shutil.rmtree(out / "random-triggers")
+    (tmp_path / "other").rename(out / "random-triggers")  # what was made from another run is made again
+    assert shipping.ship(runs, out) == ["random-triggers"]
+
+
+def test_shipped_trajectories_agree_with_their_records():
+    verdicts, compared = reproduce.check()
+    assert "no run" not in set(verdicts["verdict"])
+    there = {path.parent.name for path in SHIPPED.glob("*/manifest.json")}
+    assert set(compared["trajectory"]) == there <= set(shipping.TRAJECTORIES)
+    assert max(compared["largest difference"]) <= reproduce.AGREE
+
+
+def test_what_ships_is_small_and_sound():
+    files = [path for path in SHIPPED.rglob("*") if path.is_file() and ".cache" not in path.parts]
+    assert sum(path.stat().st_size for path in files) < 60e6
+    for folder in sorted(path.parent for path in SHIPPED.glob("*/manifest.json")):
+        assert verify(folder) == []
+        assert json.loads((folder / "manifest.json").read_text())["command"].startswith(
+            "induction-memory train figure-"
+        )
+        assert f"`{folder.name}`" in (SHIPPED / "README.md").read_text()
+
+
+def test_scripts_say_what_they_draw():
+    scripts = sorted(Path(__file__).parents[2].glob("analyses/figure_*.py"))
+    assert [int(path.stem[-2:]) for path in scripts] == list(plan.FIGURES)
+    for path in scripts:
+        assert f"run({int(path.stem[-2:])}, __doc__)" in path.read_text()

@@ -1,0 +1,241 @@
+import pytest
+import torch
+from transformer_lens import HookedTransformer, HookedTransformerConfig
+
+from induction_memory.errors import InputError
+from induction_memory.model.build import build
+from induction_memory.model.config import ModelConfig
+from induction_memory.runner import engine
+from induction_memory.runner.components import Graph
+from induction_memory.runner.layers import running_mean
+from induction_memory.runner.patches import Patch
+from induction_memory.runner.recording import record
+from tests.hooked_twin import hooked_logits
+
+SMALL = {"d_model": 16, "n_ctx": 12, "d_vocab": 11}
+ARCHITECTURES = {
+    "simplified": ModelConfig.simplified(**SMALL),
+    "attention only": ModelConfig.simplified(**SMALL, feed_forward="none"),
+    "full, two heads": ModelConfig.full(**SMALL, n_heads=2),
+    "full, LayerNorm, three layers": ModelConfig.full(**SMALL, n_layers=3, layer_norm=True),
+    "parallel blocks": ModelConfig.full(**SMALL, n_heads=2, layer_norm=True, parallel_blocks=True),
+}
+
+
+def tokens_of(seed, config=ARCHITECTURES["simplified"], batch=3):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(config.d_vocab, (batch, config.n_ctx), generator=generator)
+
+
+@pytest.fixture(params=ARCHITECTURES, ids=str)
+def model(request):
+    return build(ARCHITECTURES[request.param], seed=1)
+
+
+def every_site(graph):
+    return [*graph.writers, *graph.inputs[:-1], *graph.edges]
+
+
+def unique(sites):
+    return list(dict.fromkeys(sites))
+
+
+def test_a_recording_is_what_the_hooks_of_the_model_see(model):
+    recording = record(model, tokens_of(0))
+    logits, cache = model.run_with_cache(tokens_of(0))
+    torch.testing.assert_close(recording.logits, logits, atol=1e-5, rtol=1e-5)
+    for name, activation in recording.activations.items():
+        torch.testing.assert_close(activation, cache[name].expand_as(activation), atol=1e-5, rtol=1e-5)
+    summed = sum(recording.at(writer) for writer in recording.graph.writers)
+    torch.testing.assert_close(summed, cache[f"blocks.{model.cfg.n_layers - 1}.hook_resid_post"], atol=1e-5, rtol=1e-5)
+
+
+def test_every_single_patch_equals_one_hooked_forward(model):
+    clean, other = (record(model, tokens_of(seed)) for seed in (0, 1))
+    sites = unique(every_site(clean.graph))
+    variants = [[Patch(site, other.at(site.split("->")[0]))] for site in sites]
+    patched = engine.logits(clean, variants)
+    for site, variant, fast in zip(sites, variants, patched, strict=True):
+        slow = hooked_logits(model, clean.tokens, variant)
+        torch.testing.assert_close(fast, slow, atol=1e-5, rtol=1e-5, msg=lambda m, s=site: f"{s}: {m}")
+
+
+def test_random_sets_of_patches_at_some_positions_equal_one_hooked_forward(model):
+    clean, other = (record(model, tokens_of(seed)) for seed in (0, 1))
+    generator = torch.Generator().manual_seed(3)
+    sites = unique(every_site(clean.graph))
+    variants = []
+    for _ in range(25):
+        chosen = torch.randperm(len(sites), generator=generator)[:4].tolist()
+        where = torch.rand(clean.tokens.shape, generator=generator) < 0.5
+        variants.append(
+            [
+                Patch(sites[i], other.at(sites[i].split("->")[0]), where if j % 2 else None, [1.0, 0.3][j // 2])
+                for j, i in enumerate(chosen)
+            ]
+        )
+    for variant, fast in zip(variants, engine.logits(clean, variants), strict=True):
+        slow = hooked_logits(model, clean.tokens, variant)
+        torch.testing.assert_close(fast, slow, atol=1e-5, rtol=1e-5)
+
+
+def test_patches_of_one_position_and_logits_at_some_queries_equal_the_hooked_forward(model):
+    clean, other = (record(model, tokens_of(seed)) for seed in (0, 1))
+    queries = torch.tensor([[11, 3], [5, 6], [0, 9]])
+    variants = []
+    for number, site in enumerate(unique(every_site(clean.graph))):
+        where = torch.zeros_like(clean.tokens, dtype=torch.bool)
+        where[:2, number % 10] = True
+        variants.append([Patch(site, other.at(site.split("->")[0]), where)])
+    for variant, fast in zip(variants, engine.logits(clean, variants, queries=queries), strict=True):
+        slow = hooked_logits(model, clean.tokens, variant)
+        rows = slow.gather(1, queries[..., None].expand(-1, -1, slow.shape[-1]))
+        torch.testing.assert_close(fast, rows, atol=1e-5, rtol=1e-5)
+
+
+def test_as_many_queries_as_positions_are_still_only_those_queries(model):
+    clean, other = (record(model, tokens_of(seed)) for seed in (0, 1))
+    queries = torch.arange(12).flip(0).expand(3, -1)
+    variants = [[Patch(site, other.at(site.split("->")[0]))] for site in unique(every_site(clean.graph))]
+    everywhere = engine.logits(clean, variants)
+    torch.testing.assert_close(engine.logits(clean, variants, queries=queries), everywhere.flip(2))
+
+
+def test_patching_a_run_into_itself_changes_nothing(model):
+    clean = record(model, tokens_of(0))
+    everything = [Patch(site, clean.at(site.split("->")[0])) for site in unique(every_site(clean.graph))]
+    one_at_a_time = engine.logits(clean, [[], everything, *([patch] for patch in everything)])
+    torch.testing.assert_close(one_at_a_time, clean.logits.expand_as(one_at_a_time), atol=1e-5, rtol=1e-5)
+
+
+def test_patching_everything_gives_the_other_run(model):
+    clean, other = (record(model, tokens_of(seed)) for seed in (0, 1))
+    edges = [Patch(edge, other.at(edge.split("->")[0])) for edge in clean.graph.edges]
+    writers = [Patch(writer, other.at(writer)) for writer in clean.graph.writers]
+    embeddings = [Patch("embed", other.at("embed"))]
+    out = engine.logits(clean, [edges, writers, embeddings])
+    torch.testing.assert_close(out, other.logits.expand_as(out), atol=1e-5, rtol=1e-5)
+
+
+def test_groups_cover_every_variant_once_however_small_they_are(monkeypatch):
+    clean = record(build(ARCHITECTURES["simplified"], seed=0), tokens_of(0))
+    variants = [[Patch(edge, torch.zeros(1, 1, 16))] for edge in clean.graph.edges]
+    whole = engine.logits(clean, variants)
+    monkeypatch.setattr(engine, "TOKENS_AT_ONCE", 1)
+    groups = list(engine.run(clean, variants))
+    assert sorted(i for indices, _ in groups for i in indices) == list(range(len(variants)))
+    assert all(len(indices) == 1 for indices, _ in groups)
+    torch.testing.assert_close(engine.logits(clean, variants), whole)
+
+
+@pytest.mark.parametrize("letter", "qkv")
+def test_one_vector_at_every_position_equals_the_hooked_forward_whichever_it_replaces(model, letter):
+    clean = record(model, tokens_of(0))
+    sites = [site for site in clean.graph.inputs if site.endswith(f".{letter}")]
+    means = {site: clean.at(site).mean((0, 1), keepdim=True) for site in sites}
+    by_sequence = {site: clean.at(site).mean(1, keepdim=True) for site in sites}
+    variants = [[Patch(site, value)] for values in (means, by_sequence) for site, value in values.items()]
+    variants += [[Patch(sites[-1], means[sites[-1]]), Patch(sites[-1], clean.at(sites[-1]).flip(0))]]
+    variants += [[Patch(sites[-1], clean.at(sites[-1]).flip(0)), Patch(sites[-1], means[sites[-1]])]]
+    queries = torch.tensor([[3, 11]] * 3)
+    some = engine.logits(clean, variants, queries=queries)
+    for variant, fast, rows in zip(variants, engine.logits(clean, variants), some, strict=True):
+        slow = hooked_logits(model, clean.tokens, variant)
+        torch.testing.assert_close(fast, slow, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(rows, slow[:, [3, 11]], atol=1e-5, rtol=1e-5)
+
+
+def test_equal_keys_average_the_values_so_far():
+    values = torch.tensor([[[1.0, 0], [3, 0], [5, 3]]])
+    assert running_mean(values).tolist() == [[[1, 0], [2, 0], [3, 1]]]
+
+
+def test_the_effect_of_a_patch_differentiates_in_its_amount():
+    clean, other = (record(build(ARCHITECTURES["simplified"], seed=0), tokens_of(seed)) for seed in (0, 1))
+
+    def total(amount):
+        return engine.logits(clean, [[Patch("L1H1->L2H1.k", other.at("L1H1"), amount=amount)]])[..., 0].sum()
+
+    amount = torch.tensor(0.4, requires_grad=True)
+    (slope,) = torch.autograd.grad(total(amount), amount)
+    finite = (total(torch.tensor(0.41)) - total(torch.tensor(0.39))) / 0.02
+    assert slope.item() == pytest.approx(finite.item(), rel=0.05, abs=1e-2)
+
+
+def test_recording_and_running_leave_the_model_as_it_was(model):
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    clean = record(model, tokens_of(0))
+    engine.logits(clean, [[Patch("L1H1", torch.zeros(1, 1, 16))]])
+    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+    assert not any(hook.fwd_hooks for hook in model.hook_dict.values())
+
+
+def test_names_stand_for_their_sites():
+    graph = Graph.of(build(ARCHITECTURES["full, two heads"], seed=0))
+    assert graph.writers == ("embed", "pos", "L1H1", "L1H2", "FF1", "L2H1", "L2H2", "FF2")
+    assert graph.resolve("L1") == ("L1H1", "L1H2")
+    assert graph.resolve("W_K2") == ("L2H1.k", "L2H2.k")
+    assert graph.resolve("W_O1") == ("L1H1", "L1H2")
+    assert graph.resolve("pos->L2.k") == ("pos->L2H1.k", "pos->L2H2.k")
+    assert graph.resolve("L1H2->L2H1") == ("L1H2->L2H1.q", "L1H2->L2H1.k", "L1H2->L2H1.v")
+    assert graph.resolve("W_in1") == ("FF1",)
+    assert "L1H1->FF1" in graph.edges
+    assert "FF1->FF1" not in graph.edges
+    assert graph.parameters("W_K2") == {"blocks.1.attn.W_K": None}
+    assert graph.parameters("embed->L1.q") == {"embed.W_E": None}
+
+
+def test_in_parallel_blocks_a_feed_forward_does_not_read_its_own_heads():
+    graph = Graph.of(build(ARCHITECTURES["parallel blocks"], seed=0))
+    assert "L1H1->FF1" not in graph.edges
+    assert "L1H1->FF2" in graph.edges
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("L3H1", "embed, pos, L1H1, L2H1, FF2"),
+        ("L1H2", "embed, pos, L1H1, L2H1, FF2"),
+        ("W_K3", "W_K2"),
+        ("L2H1->L1H1.k", "a writer before what it reaches"),
+        ("L1H1->L2H1.w", "L2H1.q, L2H1.k, L2H1.v, FF2, out"),
+        ("", "embed, pos"),
+    ],
+)
+def test_an_unknown_name_is_answered_with_what_exists(name, says):
+    graph = Graph.of(build(ARCHITECTURES["simplified"], seed=0))
+    with pytest.raises(InputError, match="component: expected") as error:
+        graph.resolve(name)
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_rotary_positions_gelu_and_pre_folded_norms_are_patched_exactly_too():
+    settings = HookedTransformerConfig(
+        n_layers=2, d_model=16, n_ctx=12, d_head=8, n_heads=2, d_mlp=32, d_vocab=11, act_fn="gelu", seed=0,
+        normalization_type="LNPre", positional_embedding_type="rotary", rotary_dim=4, parallel_attn_mlp=True,
+    )  # fmt: skip
+    model = HookedTransformer(settings)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ".b_" in name:
+                parameter.normal_(generator=torch.Generator().manual_seed(0))
+    clean, other = (record(model, tokens_of(seed)) for seed in (0, 1))
+    assert clean.graph.writers == ("embed", "L1H1", "L1H2", "FF1", "L2H1", "L2H2", "FF2")
+    torch.testing.assert_close(clean.logits, model(clean.tokens), atol=1e-5, rtol=1e-5)
+    variants = [[Patch(site, other.at(site.split("->")[0]))] for site in unique(every_site(clean.graph))]
+    variants += [[Patch(site, clean.at(site).mean((0, 1), keepdim=True))] for site in clean.graph.inputs if "." in site]
+    queries = torch.tensor([[3, 11]] * 3)
+    for variant, fast, rows in zip(
+        variants, engine.logits(clean, variants), engine.logits(clean, variants, queries=queries), strict=True
+    ):
+        slow = hooked_logits(model, clean.tokens, variant)
+        torch.testing.assert_close(fast, slow, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(rows, slow[:, [3, 11]], atol=1e-5, rtol=1e-5)
+
+
+def test_a_model_that_is_no_sum_of_components_is_refused():
+    model = build(ARCHITECTURES["simplified"], seed=0)
+    model.cfg.attention_dir = "bidirectional"
+    with pytest.raises(InputError, match="attention that is not causal"):
+        record(model, tokens_of(0))

@@ -1,0 +1,193 @@
+"""Every check holds, and turns when its closed form is broken on purpose."""
+
+import pandas as pd
+import pytest
+import torch
+
+from induction_memory import theory
+from induction_memory.errors import InputError
+from induction_memory.figures.theory import draw
+from induction_memory.memory import gradients, losses
+from induction_memory.theory import (
+    architectures,
+    checks,
+    constants,
+    document,
+    first_step_recall,
+    iterates,
+    lemmas,
+    random_vectors,
+    theorem,
+    theorem_model,
+)
+from induction_memory.theory.catalogue import CATALOGUE, find
+
+
+def wrong_sign(closed_form):
+    return lambda *args: -closed_form(*args)
+
+
+def without_predictions(W, w_E, w_U, joint):
+    return -w_U.mT @ joint.mT @ w_E  # Lemma 1 without p_hat
+
+
+def without_mu_hat(W, x, labels, weights, w_U):
+    mass, mu = gradients.class_means(x, labels, weights, len(w_U))
+    return -w_U.mT @ (mass.unsqueeze(-1) * mu)
+
+
+def without_centring(w_E, w_U, eta):
+    return eta / len(w_E) * w_U.mT @ w_E
+
+
+def uncentred_keys(data, Phi_2, w_U, keys):
+    shifted = torch.cat([keys, -keys.sum(1, keepdim=True)], 1)  # the mean of these is zero: nothing is subtracted
+    values = torch.cat([data.X, data.X[:, -1:]], 1)
+    return gradients.key_query_gradient(losses.Sequences(values, data.labels, data.weights), Phi_2, w_U, shifted)
+
+
+def without_average_value(data, p, W_2, Phi_1, Phi_2, w_U):
+    return gradients.first_layer_gradient(data, p, W_2, Phi_1, 0.5 * Phi_2, w_U)
+
+
+def unprojected(W, x, conditional, weights, w_U):
+    h = x @ W.mT
+    norm = h.norm(dim=-1, keepdim=True)
+    error = (h / norm @ w_U.mT).softmax(-1) - conditional
+    return (error @ w_U / norm * weights.unsqueeze(-1)).mT @ x
+
+
+def without_decay(alpha_0, alpha, p_hat, joint, eta, decay):
+    return iterates.recursion(alpha_0, alpha, p_hat, joint, eta, 0.0)
+
+
+def without_mean_position(N, T):
+    u, v = constants.label_law(N, T), constants.trigger_places(T)
+    t = torch.arange(1, T + 1, dtype=torch.float64).unsqueeze(-1)
+    return (u.mT @ v / (T - 1) / (T * t)).mT.triu()
+
+
+def wide_interference(n, d):
+    return random_vectors.predicted_recall(n, max(2, int(d**0.5)))
+
+
+def independent_terms(n, d, rank):
+    return ((4 / rank + 2 / d + 4 * n / (d * rank)) / 4) ** 0.5
+
+
+BROKEN = {
+    "Lemma 1, sign": (lemmas.lemma_1, {"closed_form": wrong_sign(gradients.token_gradient)}),
+    "Lemma 1, no p_hat": (lemmas.lemma_1, {"closed_form": without_predictions}),
+    "Lemma 2, no mu_hat": (lemmas.lemma_2, {"closed_form": without_mu_hat}),
+    "example, not centred": (lemmas.example, {"closed_form": without_centring}),
+    "Lemma 4, sign": (lemmas.lemma_4, {"closed_form": wrong_sign(gradients.key_query_gradient)}),
+    "Lemma 4, keys not centred": (lemmas.lemma_4, {"closed_form": uncentred_keys}),
+    "Lemma 5, sign": (lemmas.lemma_5, {"closed_form": wrong_sign(gradients.first_layer_gradient)}),
+    "Lemma 5, half the values": (lemmas.lemma_5, {"closed_form": without_average_value}),
+    "iterates, no decay": (iterates.iterates, {"update": without_decay}),
+    "remapping, half the pairs": (random_vectors.random_vectors, {"variance": random_vectors.printed_variance}),
+    "capacity, sqrt(n/d)": (random_vectors.capacity, {"predicted": wide_interference}),
+    "step 1, no tau": (theorem.theorem_step_1, {"exact": lambda N, T: (constants.output_constants(N, T)[0], 0.0)}),
+    "step 1, as printed": (theorem.theorem_step_1, {"exact": lambda N, T: (1.0, constants.tau(T))}),
+    "step 2, sign": (theorem.theorem_step_2, {"signal": lambda T: -constants.gamma(T)}),
+    "step 2, no mean key": (theorem.theorem_step_2, {"exact": lambda N, T: constants.gamma(T) + 1 / T}),
+    "step 2, one case": (
+        theorem.theorem_step_2,
+        {"cases": lambda N, T: constants.attended_content(N, T) | {"i = j = k": 2 / T}},
+    ),
+    "step 3, no mean position": (theorem.theorem_step_3, {"exact": without_mean_position}),
+    "step 3, next position": (theorem.theorem_step_3, {"signal": lambda T: -constants.position_signal(T)}),
+    "factorisation, no U_0": (architectures.factorisation, {"expansion": architectures.printed_product}),
+    "factorisation, no coherence": (architectures.factorisation, {"noise": independent_terms}),
+    "layer norm, not projected": (architectures.layer_norm, {"closed_form": unprojected}),
+    "sets, orthogonal": (architectures.set_memory, {"overlap": lambda size: 0.0}),
+    "one step, sign": (
+        first_step_recall.one_step,
+        {"score": lambda contrasts, V: first_step_recall.one_step_recall(-contrasts, V), "repeats": 1},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_closed_form_turns_the_verdict(name):
+    check, broken = BROKEN[name]
+    assert not all(row.expected for row in check(**broken).checks)
+
+
+LONG = {"theorem-accuracy", "theorem-order", "theorem-simplifications", "one-step"}
+QUICK = [entry.name for entry in CATALOGUE if entry.name not in LONG]
+
+
+@pytest.fixture(scope="module")
+def quick_results():
+    return {entry.name: (entry, result) for entry, result in theory.measure(QUICK)}
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_each_statement_comes_out_as_expected(name, quick_results):
+    entry, result = quick_results[name]
+    table = theory.table(entry, result)
+    assert all(table["expected"]), table[~table["expected"]].to_string()
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_each_picture_is_drawn_from_the_tables_alone(name, quick_results):
+    figure = draw(name, quick_results[name][1].tables)
+    assert figure is None or figure.axes
+
+
+def test_the_page_holds_every_row_and_marks_slips_and_failures(quick_results, tmp_path):
+    entry, result = quick_results["random-vectors"]
+    text = document.section(entry, result, tmp_path)
+    assert all(check.statement.replace("|", "\\|") in text for check in result.checks)
+    assert "*slip*" in text
+    bad = checks.Result((checks.at_least("too much", 1.0, 0.5),))
+    assert "**fails**" in document.section(entry, bad, tmp_path)
+    assert "1 came out otherwise" in document.summary([(entry, bad.checks[0])])
+
+
+def test_one_step_recall_grows_with_dimension_and_data():
+    result = first_step_recall.one_step(repeats=1)
+    assert all(row.expected for row in result.checks)
+    assert draw("one-step", result.tables) is not None
+
+
+def test_three_steps_in_the_right_order_and_in_no_other_make_an_induction_head():
+    result = theorem_model.theorem_order()
+    assert len(result.checks) == 12
+    assert all(row.expected for row in result.checks)
+    assert draw("theorem-order", result.tables) is not None
+
+
+@pytest.mark.hard
+@pytest.mark.parametrize("name", sorted(LONG))
+def test_the_longer_statements_come_out_as_expected(name, tmp_path):
+    table = theory.run([name], out=tmp_path)
+    assert all(table["expected"]), table[~table["expected"]].to_string()
+    assert (tmp_path / f"{name}.png").exists()
+
+
+def test_run_returns_one_table_and_writes_it(tmp_path):
+    table = theory.run(["lemma-5", "lemma-1"], out=tmp_path)
+    assert list(dict.fromkeys(table["check"])) == ["lemma-1", "lemma-5"]  # the paper's order
+    assert {"statement", "predicted", "measured", "tolerance", "verdict"} <= set(table.columns)
+    assert all(table["verdict"])
+    assert (tmp_path / "lemma-5.png").exists()
+    assert len(pd.read_csv(tmp_path / "theory.csv")) == len(table)
+
+
+def test_an_unknown_check_is_refused_with_the_known_names():
+    with pytest.raises(InputError, match=r"check: expected one of lemma-1, .*one-step, got lemma-9"):
+        find(["lemma-9"])
+
+
+def test_verdicts_by_hand():
+    assert checks.within("", 2.0, 2.05, 0.05).verdict
+    assert not checks.within("", 2.0, 2.11, 0.05).verdict
+    assert checks.near("", 0.0, -0.1, 0.1).verdict
+    assert checks.sampled("", 1.0, 1.3, 0.1).verdict
+    assert not checks.sampled("", 1.0, 1.5, 0.1).verdict
+    slip = checks.at_most("", 1.0, 2.0, slip=True)
+    assert not slip.verdict
+    assert slip.expected
+    assert not checks.at_least("", 1.0, 2.0, slip=True).expected

@@ -1,0 +1,549 @@
+"""Killed, cut off or out of space at any moment, a run goes on to the same bits as one that was never stopped."""
+
+import errno
+import json
+import os
+import random
+import shutil
+import signal
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from induction_memory.errors import InputError
+from induction_memory.experiment.constraints import Graft
+from induction_memory.model.config import ModelConfig
+from induction_memory.training.run import branch, resume, start
+from induction_memory.trajectory import DamagedError, StorageError, durable, load, thin, verify
+from induction_memory.trajectory.lock import locked
+from induction_memory.trajectory.manifest import Manifest
+from induction_memory.trajectory.writer import Origin, Writer, begin, lengthen, resume_point, tidy
+from tests.tiny_runs import tiny
+from tests.training_process import Trainer, config_of
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """Every file of a finished run; of the manifest all but when it was made, and in how much time."""
+    files = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    manifest = json.loads(files.pop("manifest.json"))
+    for name in ("created", "seconds", "seal"):
+        del manifest[name]
+    return files | {"manifest": json.dumps(manifest).encode()}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Flush nothing here: what a flush does, no process can see. The real training processes do flush."""
+    monkeypatch.setattr(durable, "_sync", lambda descriptor: None)
+
+
+@pytest.fixture(scope="module")
+def trainer():
+    trainer = Trainer()
+    yield trainer
+    trainer.close()
+
+
+def test_a_process_killed_at_twenty_random_moments_ends_with_the_same_bits(trainer, tmp_path):
+    steps, kills, folders = 60, 0, 0
+    trainer.start(tmp_path / "never stopped", steps)
+    begun = time.perf_counter()
+    assert trainer.status() == 0
+    lifetime = time.perf_counter() - begun
+    expected = content(tmp_path / "never stopped")
+    moments = random.Random(0)
+    while kills < 20 or not (tmp_path / str(folders)).exists():
+        folder = tmp_path / str(folders)
+        process = trainer.start(folder, steps)
+        if kills < 20:
+            time.sleep(moments.uniform(0, 0.8 * lifetime))
+            os.kill(process, signal.SIGKILL)
+        status = trainer.status()
+        kills += status == -signal.SIGKILL
+        assert status in (0, -signal.SIGKILL)
+        if status == 0:
+            assert content(folder) == expected
+            assert verify(folder) == []
+            folders += 1
+    assert kills == 20
+    assert folders >= 1
+
+
+def test_a_second_trainer_refuses_and_names_the_first_and_a_killed_one_blocks_nobody(trainer, tmp_path):
+    folder = tmp_path / "busy"
+    process = trainer.start(folder, 100_000)
+    while not (folder / "steps" / "00000002.safetensors").exists():
+        time.sleep(0.01)
+    before = sorted(folder.rglob("*.json"))
+    with pytest.raises(
+        InputError, match=rf"busy: expected a folder no other process trains in, got process {process} on "
+    ):
+        start(config_of(100_000), folder, resume=True, quiet=True)
+    assert sorted(folder.rglob("*.json")) == before
+    os.kill(process, signal.SIGKILL)
+    assert trainer.status() == -signal.SIGKILL
+    assert (folder / ".lock").exists()
+    with locked(folder), pytest.raises(InputError, match=f"got process {os.getpid()} on "), locked(folder):
+        pass
+    assert not (folder / ".lock").exists()
+
+
+# From here on the writer alone, fed with made-up weights: fast enough to be stopped at each of its operations.
+
+CONFIG = tiny(
+    ModelConfig(d_model=16, n_ctx=16, trained=("W_O2",)),
+    steps=4,
+    checkpoints="every 1 to 1 then every 3",
+    resume_every=2,
+    keep_optimizer=False,
+    grafts=("W_V2=x@1 from 2",),
+)
+SHAPE = (1, 16, 16)
+
+
+def made_up(kind: str, step: int) -> dict[str, torch.Tensor]:
+    names = [n for n in CONFIG.moving_parameters if kind == "weights" or "W_V" not in n]
+    prefix = "" if kind == "weights" else "momentum/"
+    generator = torch.Generator().manual_seed(step)
+    return {prefix + name: torch.randn(SHAPE, generator=generator) for name in names}
+
+
+def write_run(folder: Path) -> None:
+    """What a training process does to its folder, from wherever it stands."""
+    folder.mkdir(exist_ok=True)
+    if not (folder / "manifest.json").exists():
+        frozen = {"embed.W_E": torch.ones(65, 16)}
+        grafts = {Graft.parse("W_V2=x@1 from 2"): torch.zeros(SHAPE)}
+        origin = Origin(frozen | made_up("weights", 0), made_up("optimizer", 0), grafts)
+        begin(folder, CONFIG, origin, "made up", 1)
+    manifest = Manifest.read(folder)
+    if manifest.state == "finished":
+        tidy(folder)
+        return
+    point = resume_point(folder, manifest, CONFIG)
+    for name, value in (made_up("weights", point.step) | made_up("optimizer", point.step)).items():
+        assert torch.equal((point.parameters | point.optimizer)[name], value)
+    writer = Writer(folder, manifest, CONFIG, point)
+    try:
+        for step in range(point.step, CONFIG.train.steps + 1):
+            kept = step in CONFIG.train.checkpoint_rule.fixed
+            row = {"step": step, "loss": step / 3}
+            writer.record(step, row, kept, made_up("weights", step), made_up("optimizer", step))
+        writer.finish()
+    finally:
+        writer.close()
+
+
+class Killed(BaseException):
+    pass
+
+
+OPERATIONS = ("_write", "_sync", "_rename")
+
+
+class Disk:
+    """Counts the operations on the disk, and does something else in place of one of them."""
+
+    def __init__(self, monkeypatch, at=None, instead=None):
+        self.count = 0
+        for name in OPERATIONS:
+            self._wrap(monkeypatch, name, getattr(durable, name), at, instead)
+
+    def _wrap(self, monkeypatch, name, original, at, instead):
+        def operation(*arguments):
+            number, self.count = self.count, self.count + 1
+            if number == at:
+                instead(name, original, arguments)
+            self.before(name, arguments)
+            original(*arguments)
+
+        monkeypatch.setattr(durable, name, operation)
+
+    def before(self, name, arguments):
+        pass
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("made up") / "whole"
+    write_run(folder)
+    return content(folder)
+
+
+@pytest.fixture(scope="module")
+def operations(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        disk = Disk(patch)
+        write_run(tmp_path_factory.mktemp("made up") / "counted")
+    assert disk.count > 60, disk.count
+    return disk.count
+
+
+def half(name, original, arguments):
+    """Half of a write reaches the disk; anything else does not happen."""
+    if name == "_write":
+        descriptor, data = arguments
+        os.write(descriptor, memoryview(data)[: len(data) // 2])
+
+
+def test_killed_at_any_operation_the_writer_goes_on_to_the_same_bits(whole, operations, tmp_path, monkeypatch):
+    def kill(name, original, arguments):
+        half(name, original, arguments)
+        raise Killed
+
+    for at in range(operations):
+        folder = tmp_path / str(at)
+        with monkeypatch.context() as patch:
+            Disk(patch, at, kill)
+            with pytest.raises(Killed):
+                write_run(folder)
+        write_run(folder)
+        assert content(folder) == whole, f"operation {at}"
+
+
+def no_space(name, original, arguments):
+    half(name, original, arguments)
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_at_any_operation_is_one_clear_error_and_the_run_goes_on_later(
+    whole, operations, tmp_path, monkeypatch
+):
+
+    for at in range(operations):
+        folder = tmp_path / str(at)
+        with monkeypatch.context() as patch:
+            Disk(patch, at, no_space)
+            with pytest.raises(StorageError) as caught:
+                write_run(folder)
+        message = str(caught.value)
+        assert str(folder) in message
+        assert os.strerror(errno.ENOSPC) in message
+        assert "\n" not in message
+        assert not list(folder.rglob("*.part"))
+        write_run(folder)
+        assert content(folder) == whole, f"operation {at}"
+
+
+class PowerCut(Disk):
+    """A disk that, when the power fails, has lost what was not flushed: bytes of files, and names of folders."""
+
+    def __init__(self, monkeypatch, at, chance):
+        self.safe: dict[str, int] = {}
+        self.renamed: list[tuple[Path, bytes | None]] = []
+        self.chance = chance
+        super().__init__(monkeypatch, at, self.cut)
+
+    def before(self, name, arguments):
+        if name == "_rename":
+            source, target = arguments
+            self.safe[str(target)] = self.safe.pop(str(source))
+            self.renamed.append((target, target.read_bytes() if target.exists() else None))
+            return
+        path = os.readlink(f"/proc/self/fd/{arguments[0]}")
+        if name == "_write":
+            self.safe.setdefault(path, 0)
+        elif Path(path).is_dir():
+            self.renamed = [(target, old) for target, old in self.renamed if str(target.parent) != path]
+        else:
+            self.safe[path] = os.fstat(arguments[0]).st_size
+
+    def cut(self, name, original, arguments):
+        for path, safe in self.safe.items():
+            if Path(path).exists() and os.stat(path).st_size > safe:
+                kept = Path(path).read_bytes()
+                lost = len(kept) - safe
+                rest = self.chance.choice(
+                    [b"", kept[safe : safe + lost // 2], bytes(lost), self.chance.randbytes(lost)]
+                )
+                Path(path).write_bytes(kept[:safe] + rest)
+        for target, old in reversed(self.renamed):
+            if self.chance.random() < 0.5:
+                target.unlink() if old is None else target.write_bytes(old)
+        raise Killed
+
+
+def test_a_power_cut_at_any_operation_loses_nothing_that_cannot_be_done_again(whole, operations, tmp_path, monkeypatch):
+    chance = random.Random(0)
+    for at in range(operations):
+        folder = tmp_path / str(at)
+        with monkeypatch.context() as patch:
+            PowerCut(patch, at, chance)
+            with pytest.raises(Killed):
+                write_run(folder)
+        write_run(folder)
+        assert content(folder) == whole, f"operation {at}"
+
+
+def test_a_full_disk_stops_a_real_run_which_then_resumes(tmp_path, monkeypatch):
+    config = tiny(optimizer="adamw", learning_rate=0.01)
+    expected = content(start(config, tmp_path / "whole", quiet=True).path)
+
+    with monkeypatch.context() as patch:
+        Disk(patch, 200, no_space)
+        with pytest.raises(StorageError, match="No space left on device; what was kept before is intact"):
+            start(config, tmp_path / "full", quiet=True)
+    assert load(tmp_path / "full").steps.size > 1
+    assert verify(tmp_path / "full") == []
+    assert content(start(config, tmp_path / "full", resume=True, quiet=True).path) == expected
+
+
+def stopped(config, folder, monkeypatch, at, make=start):
+    """A run in `folder` that was interrupted at a step."""
+
+    def stop(self, step, *rest):
+        if step == at:
+            raise KeyboardInterrupt
+        record(self, step, *rest)
+
+    record = Writer.record
+    with monkeypatch.context() as patch:
+        patch.setattr(Writer, "record", stop)
+        with pytest.raises(KeyboardInterrupt):
+            make(config, folder, quiet=True)
+
+
+def test_adaptive_checkpoints_are_the_same_after_a_kill(tmp_path, monkeypatch):
+    config = tiny(checkpoints="every 1 to 2 then adaptive 6 by 0.05", learning_rate=0.5, resume_every=1)
+    expected = content(start(config, tmp_path / "whole", quiet=True).path)
+    assert load(tmp_path / "whole").steps.size > 5
+    for at in (3, 7, 9):
+        stopped(config, tmp_path / str(at), monkeypatch, at)
+        assert content(start(config, tmp_path / str(at), resume=True, quiet=True).path) == expected
+
+
+def test_a_killed_branch_resumes_without_its_parent_or_what_it_grafted(tmp_path, monkeypatch):
+    parent = start(tiny(), tmp_path / "parent", quiet=True)
+    grafts = [f"W_O2={tmp_path / 'parent'}@12 from 7"]
+    expected = content(branch(parent, 4, tmp_path / "whole", grafts=grafts, quiet=True).path)
+
+    def make(config, folder, quiet):
+        branch(parent, 4, folder, grafts=grafts, quiet=quiet)
+
+    stopped(None, tmp_path / "killed", monkeypatch, 6, make)
+    shutil.move(tmp_path / "parent", tmp_path / "gone")
+    assert content(resume(tmp_path / "killed", quiet=True).path) == expected
+
+
+def test_a_damaged_latest_state_is_passed_over_and_said(tmp_path, monkeypatch, capsys):
+    config = tiny(keep_optimizer=False, resume_every=1)
+    expected = content(start(config, tmp_path / "whole", quiet=True).path)
+    stopped(config, tmp_path / "run", monkeypatch, 9)
+    latest = tmp_path / "run" / "latest.safetensors"
+    flipped = bytearray(latest.read_bytes())
+    flipped[-5] ^= 1
+    latest.write_bytes(flipped)
+    with pytest.raises(InputError, match=r"expected a state to resume from, got .*latest\.safetensors"):
+        start(config, tmp_path / "run", resume=True, quiet=True)
+    kept = tiny(resume_every=1)
+    stopped(kept, tmp_path / "kept", monkeypatch, 9)
+    shutil.copy(latest, tmp_path / "kept" / "latest.safetensors")
+    done = start(kept, tmp_path / "kept", resume=True)
+    assert "latest.safetensors: expected what was written, got flipped bits" in capsys.readouterr().err
+    assert done.path.joinpath("metrics.jsonl").read_bytes() == expected["metrics.jsonl"]
+
+
+def test_a_damaged_or_missing_step_is_computed_again(tmp_path, monkeypatch, capsys):
+    config = tiny()
+    expected = content(start(config, tmp_path / "whole", quiet=True).path)
+    for name in ("00000002", "00000008"):
+        stopped(config, tmp_path / name, monkeypatch, 9)
+        step = tmp_path / name / "steps" / f"{name}.safetensors"
+        flipped = bytearray(step.read_bytes())
+        flipped[-5] ^= 1
+        step.write_bytes(flipped) if name == "00000002" else step.unlink()
+        assert content(start(config, tmp_path / name, resume=True).path) == expected
+        assert f"{name}.safetensors: expected what was written, got" in capsys.readouterr().err
+
+
+def test_a_step_damaged_while_training_is_not_carried_over(tmp_path, monkeypatch):
+    def damage(self):
+        step = self.folder / "steps" / "00000002.safetensors"
+        flipped = bytearray(step.read_bytes())
+        flipped[-5] ^= 1
+        step.write_bytes(flipped)
+        finish(self)
+
+    finish = Writer.finish
+    monkeypatch.setattr(Writer, "finish", damage)
+    with pytest.raises(DamagedError, match=r"00000002\.safetensors: expected what was written, got flipped bits in"):
+        start(tiny(), tmp_path / "run", quiet=True)
+    monkeypatch.undo()
+    assert verify(start(tiny(), tmp_path / "run", resume=True, quiet=True).path) == []
+
+
+def listing(folder: Path) -> list[tuple[str, int, int]]:
+    return sorted((str(p), p.stat().st_mtime_ns, p.stat().st_size) for p in folder.rglob("*") if p.name != ".lock")
+
+
+def test_what_cannot_be_is_one_line_and_nothing_is_written(tmp_path, monkeypatch):
+    config = tiny()
+    stopped(config, tmp_path / "run", monkeypatch, 9)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.tex").write_text("precious")
+    before = listing(tmp_path)
+    cases = [
+        (lambda: start(config, tmp_path / "run"), r"^out: expected a new or an empty folder \(or --resume to go on\)"),
+        (lambda: start(config, tmp_path / "other", resume=True), r"^out: expected a new or an empty folder, got"),
+        (
+            lambda: start(tiny(learning_rate=0.1), tmp_path / "run", resume=True),
+            r"^train\.learning_rate: expected 0\.2, as in the run to resume, got 0\.1$",
+        ),
+        (lambda: start(config, tmp_path / "new", log="mlflow"), r"^log: expected tensorboard or wandb, got 'mlflow'$"),
+        (lambda: start(tiny(grafts=("W_O2=none@3",)), tmp_path / "new"), r"^run: expected the folder of a trajectory"),
+        (lambda: start(tiny(device="cuda"), tmp_path / "new"), r"^train\.device: expected cpu"),
+        (lambda: start(config, tmp_path / "other" / "thesis.tex"), r"^out: expected a new or an empty folder, got"),
+    ]
+    for attempt, message in cases:
+        with pytest.raises(InputError, match=message):
+            attempt()
+    assert listing(tmp_path) == before
+
+
+def test_the_time_of_training_is_that_of_all_its_parts_without_the_breaks(tmp_path, monkeypatch):
+    folder, now = tmp_path / "run", time.time()
+    stopped(tiny(), folder, monkeypatch, 9)
+    os.utime(folder / "manifest.json", (now - 500, now - 500))
+    os.utime(folder / "metrics.jsonl", (now - 400, now - 400))
+    begun = time.monotonic()
+    start(tiny(), folder, resume=True, quiet=True)
+    second = Manifest.read(folder).seconds
+    assert second is not None
+    assert 100 < second < 100.1 + time.monotonic() - begun
+    begun = time.monotonic()
+    start(tiny(steps=16), folder, resume=True, quiet=True)
+    third = Manifest.read(folder).seconds
+    assert third is not None
+    assert second < third < second + time.monotonic() - begun
+
+
+def test_resuming_a_finished_run_changes_nothing(tmp_path):
+    config = tiny(steps=2)
+    run = start(config, tmp_path / "run", quiet=True)
+    before = content(run.path)
+    assert content(start(config, tmp_path / "run", resume=True, quiet=True).path) == before
+    fresh = start(config, tmp_path / "new", resume=True, quiet=True)
+    assert content(fresh.path) == before
+
+
+@pytest.mark.parametrize("keep_optimizer", [True, False])
+@pytest.mark.parametrize("first", [8, 9])  # with and without a checkpoint of the longer run there
+def test_a_run_goes_on_to_more_steps_with_the_bits_of_one_that_had_them_from_the_start(
+    first, keep_optimizer, tmp_path, monkeypatch
+):
+    def config(steps):
+        return tiny(steps=steps, keep_optimizer=keep_optimizer, freeze=("W_K1: 3..",))
+
+    expected = content(start(config(15), tmp_path / "long", quiet=True).path)
+    start(config(first), tmp_path / "finished", quiet=True)
+    stopped(config(first), tmp_path / "killed", monkeypatch, 6)
+    for name in ("finished", "killed"):
+        assert content(start(config(15), tmp_path / name, resume=True, quiet=True).path) == expected
+        assert verify(tmp_path / name) == []
+
+    start(config(first), tmp_path / "lengthened and killed", quiet=True)
+    longer = partial(start, resume=True)
+    stopped(config(15), tmp_path / "lengthened and killed", monkeypatch, first + 1, longer)
+    assert verify(tmp_path / "lengthened and killed") == []
+    assert content(resume(tmp_path / "lengthened and killed", quiet=True).path) == expected
+
+
+def test_killed_at_any_operation_of_lengthening_a_run_goes_on(tmp_path, monkeypatch):
+    short, long = (tiny(steps=steps, checkpoints="every 2") for steps in (2, 3))
+    start(short, tmp_path / "short", quiet=True)
+    expected = content(start(long, tmp_path / "long", quiet=True).path)
+    at, whole = 0, False
+
+    def kill(name, original, arguments):
+        half(name, original, arguments)
+        raise Killed
+
+    while not whole:
+        folder = tmp_path / str(at)
+        shutil.copytree(tmp_path / "short", folder)
+        with monkeypatch.context() as patch:
+            Disk(patch, at, kill)
+            try:
+                lengthen(folder, Manifest.read(folder), long, None)
+                whole = True
+            except Killed:
+                assert load(folder).metrics.shape[0] == 3
+                assert load(folder).steps.tolist() == [0, 2]
+                assert verify(folder) == []
+        assert content(start(long, folder, resume=True, quiet=True).path) == expected, f"operation {at}"
+        at += 1
+    assert at > 10
+
+
+def test_what_would_not_be_the_same_run_is_not_lengthened(tmp_path):
+    def refuses(reason, make=start, **train):
+        folder = tmp_path / reason.replace("'", "")
+        make(tiny(steps=8, **train), folder, quiet=True)
+        before = listing(folder)
+        said = f"^train\\.steps: expected 8, as in the run to resume, got 12: {reason}$"
+        with pytest.raises(InputError, match=said):
+            start(tiny(steps=12, **train), folder, resume=True, quiet=True)
+        assert listing(folder) == before
+
+    def without_optimizer(config, folder, quiet):
+        thin(start(config, tmp_path / "whole", quiet=quiet), folder)
+
+    def with_few_steps(config, folder, quiet):
+        thin(load(tmp_path / "whole"), folder, [2, 8], keep_optimizer=True)
+
+    def thinned(config, folder, quiet):
+        thin(start(config, tmp_path / "grafted", quiet=quiet), folder, keep_optimizer=True)
+
+    refuses("its cosine decay ends at step 8", schedule="cosine")
+    refuses("'log 3' keeps other steps before 8 then", checkpoints="log 3")
+    refuses("it was kept without its optimiser's state", without_optimizer)
+    refuses("some of its steps were left out", with_few_steps)
+    refuses("it was kept without what it grafts", thinned, grafts=(f"W_O2={tmp_path / 'whole'}@8 from 5",))
+    with pytest.raises(InputError, match=r"^train\.steps: expected 8, as in the run to resume, got 6$"):
+        start(tiny(steps=6), tmp_path / "whole", resume=True, quiet=True)
+
+
+def test_a_damaged_run_is_not_lengthened(tmp_path):
+    folder = start(tiny(steps=4), tmp_path / "run", quiet=True).path
+    flipped = bytearray((folder / "frozen.safetensors").read_bytes())
+    flipped[-5] ^= 1
+    (folder / "frozen.safetensors").write_bytes(flipped)
+    before = listing(folder)
+    with pytest.raises(InputError, match=r"frozen\.safetensors: expected what was written, got flipped bits"):
+        start(tiny(steps=6), folder, resume=True, quiet=True)
+    assert listing(folder) == before
+
+
+def test_a_run_that_was_opened_before_it_was_lengthened_says_so(tmp_path):
+    folder = start(tiny(steps=4), tmp_path / "run", quiet=True).path
+    read, unread = load(folder), load(folder)
+    assert read.steps.tolist() == [0, 1, 2, 3, 4]
+    start(tiny(steps=8), folder, resume=True, quiet=True)
+    for attempt in (lambda: read.state(2), lambda: read.stack("W_O2"), lambda: read.metrics, lambda: unread.steps):
+        with pytest.raises(InputError, match="run: expected the run as it was opened, got more steps: load it again"):
+            attempt()
+
+
+def test_runs_and_branches_are_not_mistaken_for_one_another(tmp_path):
+    parent = start(tiny(), tmp_path / "parent", quiet=True)
+    branch(parent, 4, tmp_path / "branch", quiet=True)
+    branch(parent, 0, tmp_path / "whole branch", quiet=True)
+    cases = [
+        (lambda: branch(parent, 3, tmp_path / "branch", resume=True), "a branch from step 3, got a branch from step 4"),
+        (lambda: branch(parent, 4, tmp_path / "parent", resume=True), "a branch from step 4, got a run from step 0"),
+        (lambda: start(tiny(), tmp_path / "branch", resume=True), "a run from its beginning, got a branch from step 4"),
+        (lambda: start(tiny(), tmp_path / "whole branch", resume=True), "a run .* got a branch from step 0"),
+    ]
+    for attempt, message in cases:
+        with pytest.raises(InputError, match=f"^out: expected {message} in "):
+            attempt()
+    assert branch(parent, 4, tmp_path / "branch", steps=14, resume=True, quiet=True).steps[-1] == 14
+
+
+def test_a_lengthened_run_has_the_command_that_lengthened_it(tmp_path):
+    start(tiny(steps=2), tmp_path / "run", quiet=True, command="train for two steps")
+    start(tiny(steps=3), tmp_path / "run", resume=True, quiet=True, command="train for three")
+    assert Manifest.read(tmp_path / "run").command == "train for three"

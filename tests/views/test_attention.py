@@ -1,0 +1,222 @@
+import html
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from induction_memory.errors import InputError
+from induction_memory.figures.attention import OTHER, RIGHT, attention_figure
+from induction_memory.figures.tokens import visible
+from induction_memory.model.build import build
+from induction_memory.model.config import ModelConfig
+from induction_memory.task.bigrams import BigramTask
+from induction_memory.task.corpus import Corpus
+from induction_memory.task.sampler import make_batch, sample, step_rng
+from induction_memory.views.attention import attention, marks
+from induction_memory.views.attention_page import bundle, embedded_json
+
+AWKWARD = ("<", "&", "</script>", " ", "\n", '"', "'", "<!--", "$x$", "a", "b")
+ARGUMENTS = "--no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-component-update"
+
+
+@pytest.fixture(scope="module")
+def task():
+    tokens = [AWKWARD[i] for i in np.random.default_rng(0).integers(len(AWKWARD), size=400)]
+    corpus = Corpus.from_tokens([*AWKWARD, *tokens], name="awkward")
+    return BigramTask(corpus, length=12, k=1, triggers="fixed", trigger_characters=("a",))
+
+
+@pytest.fixture(scope="module")
+def model(task):
+    return build(ModelConfig.full(d_model=16, n_heads=2, n_ctx=12, d_vocab=task.vocab_size), seed=0)
+
+
+@pytest.fixture(scope="module")
+def view(task, model):
+    line = ["a", "</script>", "<", "&", " ", "\n", "a", "</script>", "<!--", "$x$", '"', "a"]
+    number = task.vocabulary.index
+    tokens = np.array([[number(token) for token in [*line, "b"]]])
+    pair = np.array([[number("a")]]), np.array([[number("</script>")]])
+    return attention(model, batch=make_batch(task, tokens, *pair), task=task)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(
+            executable_path="/usr/bin/chromium", args=[*ARGUMENTS.split(), "--disable-sync"]
+        )
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def tab(browser):
+    """A page without a network; whatever it asks for beyond files is noted and refused."""
+    context = browser.new_context(offline=True, viewport={"width": 1000, "height": 900})
+    page = context.new_page()
+    page.refused, page.errors = [], []
+    page.on("pageerror", lambda error: page.errors.append(str(error)))
+    page.on("console", lambda message: page.errors.append(message.text) if message.type == "error" else None)
+
+    def refuse(route):
+        page.refused.append(route.request.url)
+        route.abort()
+
+    page.route(re.compile("^(?!file:|data:|about:)"), refuse)
+    yield page
+    context.close()
+
+
+DARKEST = """canvas => { const all = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
+  let least = 765; for (let i = 0; i < all.length; i += 4)
+    if (all[i + 3] > 200) least = Math.min(least, all[i] + all[i + 1] + all[i + 2]); return least; }"""
+
+
+def test_a_saved_page_shows_its_maps_without_a_network(view, tab, tmp_path):
+    path = view.save(tmp_path / "maps.html")
+    tab.goto(path.as_uri())
+    tab.wait_for_selector("#heads canvas")
+    tab.wait_for_function("document.querySelectorAll('#heads canvas').length >= 5")  # four heads and the zoomed one
+    tab.wait_for_timeout(200)
+    zoomed = tab.query_selector_all("#heads canvas")[-1]
+    assert zoomed.bounding_box()["width"] > 300
+    assert zoomed.evaluate(DARKEST) < 300  # the first position attends to itself: a dark cell
+    assert tab.query_selector("img").evaluate("image => image.complete && image.naturalWidth > 100")
+    assert all(name in tab.inner_text("#heads") for name in ("L1H1", "L1H2", "L2H1", "L2H2"))
+    assert tab.refused == []
+    assert tab.errors == []
+
+
+def test_awkward_tokens_display_as_themselves(view, tab, tmp_path):
+    tab.goto(view.save(tmp_path / "maps.html").as_uri())
+    shown = [span.text_content() for span in tab.query_selector_all("p.tokens span")]
+    assert shown == ["a", "</script>", "<", "&", "␣", "↵", "a", "</script>", "<!--", "$x$", '"', "a"]
+    data = json.loads(tab.text_content("#data"))
+    assert data["tokens"] == shown
+    assert [span.text_content() for span in tab.query_selector_all("span.trigger")] == ["a"] * 3
+    assert [span.text_content() for span in tab.query_selector_all("span.output")] == ["</script>"] * 2
+
+
+def test_several_cells_of_a_notebook_show_their_maps_side_by_side(view, tab, tmp_path):
+    notebook = tmp_path / "notebook.html"
+    cells = "".join(f"<div>{view._repr_html_()}</div>" for _ in range(2))
+    notebook.write_text(f"<!doctype html><meta charset=utf-8>{cells}", encoding="utf-8")
+    tab.goto(notebook.as_uri())
+    for frame_element in tab.query_selector_all("iframe"):
+        frame_element.scroll_into_view_if_needed()
+        frame = frame_element.content_frame()
+        frame.wait_for_selector("#heads canvas")
+        frame.wait_for_timeout(400)
+        assert frame.query_selector_all("#heads canvas")[-1].evaluate(DARKEST) < 300
+        assert frame.evaluate("document.documentElement.scrollHeight <= window.innerHeight + 1")
+    assert tab.refused == []
+    assert tab.errors == []
+
+
+def test_the_bundle_stands_once_in_a_page_and_cannot_end_its_script(view):
+    source = view.html()
+    assert source.count("var CircuitsVis=") == 1
+    assert source.count("</script") == source.count("<script")
+    assert "</script" not in bundle()
+    assert "http-equiv" in source
+    assert "<" not in embedded_json({"token": "</script><!--"})
+    assert json.loads(embedded_json({"token": "</script><!--\u2028"})) == {"token": "</script><!--\u2028"}
+    assert html.escape("</script>") in source
+
+
+@pytest.mark.parametrize("suffix", ["png", "pdf", "svg"])
+def test_pictures_are_the_same_bytes_each_time(view, tmp_path, suffix):
+    first, second = (view.save(tmp_path / f"{name}.{suffix}").read_bytes() for name in ("one", "two"))
+    assert len(first) > 2000
+    assert first == second
+
+
+def test_keys_after_earlier_occurrences_are_boxed_red_where_they_are_the_right_output():
+    z = {c: i for i, c in enumerate("abcd")}
+    tokens = torch.tensor([z[c] for c in "abcacbab"])
+    boxes = marks(tokens, {z["a"]: z["b"]})
+    right = {(int(q), int(k)) for q, k in zip(*np.nonzero(boxes["right"]), strict=True)}
+    other = {(int(q), int(k)) for q, k in zip(*np.nonzero(boxes["other"]), strict=True)}
+    assert right == {(3, 1), (6, 1)}  # a at 3 and 6, whose first occurrence is followed by b
+    assert other == {(6, 4), (4, 3), (5, 2), (7, 2), (7, 6)}  # a -> c at 4; c -> a; b -> c; b -> a
+    assert boxes["triggers"].tolist() == [c == "a" for c in "abcacbab"]
+    assert np.flatnonzero(boxes["outputs"]).tolist() == [1, 7]
+
+
+def test_the_picture_has_a_map_a_head_with_its_boxes_and_marks():
+    pattern = np.eye(3)
+    right, other = np.zeros((3, 3), dtype=bool), np.zeros((3, 3), dtype=bool)
+    right[2, 1], other[2, 0] = True, True
+    marked = np.array([True, False, False])
+    figure = attention_figure([[pattern, pattern]], ["a", " ", "$"], columns=["one", "two"], right=right, other=other,
+                              triggers=marked)  # fmt: skip
+    maps = figure.axes[:2]
+    assert [axes.get_title() for axes in maps] == ["one", "two"]
+    assert [label.get_text() for label in maps[0].get_yticklabels()] == ["a", "␣", "$"]
+    corners = {tuple(box.get_xy()): box.get_edgecolor() for box in maps[0].patches}
+    import matplotlib.colors
+
+    assert corners == {
+        (0.5, 1.5): matplotlib.colors.to_rgba(RIGHT),
+        (-0.5, 1.5): matplotlib.colors.to_rgba(OTHER),
+    }
+    assert maps[0].get_images()[0].get_array().mask[0].tolist() == [False, True, True]
+    assert maps[0].get_yticklabels()[0].get_fontweight() == "bold"
+
+
+def test_whitespace_is_visible_and_other_tokens_are_themselves():
+    assert [visible(token) for token in (" ", "\n", "\t", "<", "a b", "\x00")] == ["␣", "↵", "⇥", "<", "a␣b", "\\x00"]
+
+
+def test_several_models_stand_side_by_side(model):
+    shakespeare = BigramTask(length=16)
+    two = [build(ModelConfig(d_model=8, n_ctx=16), seed=seed) for seed in (0, 1)]
+    view = attention(two, batch=sample(shakespeare, 2, step_rng(0, 0)), row=1, task=shakespeare, length=10)
+    assert view.patterns.shape == (2, 2, 10, 10)
+    assert view.columns == ("model 1", "model 2")
+    assert len(view.figure().axes) == 2 * 2 + 1
+    assert not np.allclose(view.patterns[0], view.patterns[1])
+
+
+def test_a_text_takes_the_fixed_triggers_that_keep_one_successor():
+    task = BigramTask(length=16, k=2, triggers="fixed", trigger_characters=("a", "t"))
+    model = build(ModelConfig(d_model=8, n_ctx=16), seed=0)
+    view = attention(model, text="abxabtytz", task=task)
+    assert "".join(np.array(view.tokens)[view.triggers]) == "aa"  # t has two successors
+    given = attention(model, text="abxabtytz", task=task, triggers={"x": "a"})
+    assert "".join(np.array(given.tokens)[given.triggers]) == "x"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"text": "a#"}, "text: expected tokens of the vocabulary"),
+        ({"text": "a" * 17}, "text: expected at most 16 tokens"),
+        ({"text": ""}, "text: expected at least one character"),
+        ({"text": "ab", "heads": ["L3H1"]}, "heads: expected heads out of L1H1, L2H1, got 'L3H1'"),
+        ({"text": "ab", "heads": [(2, 2)]}, "heads: expected heads out of L1H1, L2H1"),
+        ({"text": "ab", "step": 3}, "step: expected none"),
+        ({}, "batch: expected sequences"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(arguments, says):
+    task = BigramTask(length=16) if "text" in arguments else None
+    with pytest.raises(InputError) as error:
+        attention(build(ModelConfig(d_model=8, n_ctx=16), seed=0), task=task, **arguments)
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_an_unknown_format_is_refused(view, tmp_path):
+    with pytest.raises(InputError, match=r"ends in \.html, \.png, \.pdf, \.svg"):
+        view.save(tmp_path / "maps.gif")
+
+
+def test_more_columns_than_one_can_look_at_are_refused(model, task):
+    with pytest.raises(InputError, match="step: expected at most 12 maps side by side, got more"):
+        attention([model] * 13, text="ab a", task=task)
