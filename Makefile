@@ -14,6 +14,7 @@ demo: $(CORE)
 	$(BIN)/induction-memory demo
 
 test: $(DEV)
+	$(BIN)/python -m tests.browser --install || true
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 test-hard: $(DEV)

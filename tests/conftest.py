@@ -2,6 +2,8 @@ import jaxtyping
 import pytest
 from hypothesis import settings
 
+from tests.browser import MISSING, launched
+
 settings.register_profile("untimed", deadline=None)  # the machine may be busy: no test asserts a time
 settings.load_profile("untimed")
 
@@ -12,3 +14,17 @@ def unchecked():
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Chromium or Chrome under Playwright; tests that ask for it are skipped where there is none."""
+    with launched() as started:
+        yield started
+
+
+def pytest_terminal_summary(terminalreporter):
+    """One loud line at the end where pages were not tested for want of a browser."""
+    skipped = [report for report in terminalreporter.stats.get("skipped", []) if MISSING in str(report.longrepr)]
+    if skipped:
+        terminalreporter.write_line(f"{len(skipped)} TESTS OF PAGES DID NOT RUN: {MISSING}", red=True, bold=True)

@@ -14,10 +14,10 @@ from induction_memory.experiment.train_config import TrainConfig
 from induction_memory.model.config import ModelConfig
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.training.run import start
+from tests.browser import launched
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.md"))
-ARGUMENTS = "--no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-component-update"
 
 
 @pytest.fixture(scope="module")
@@ -66,19 +66,13 @@ def test_every_cell_that_shows_something_does(executed):
 
 
 def test_its_outputs_show_in_a_browser_without_a_network(executed, tmp_path):
-    from playwright.sync_api import sync_playwright
-
     page_path = tmp_path / "notebook.html"
     body, _ = HTMLExporter(template_name="basic").from_notebook_node(executed)
     page_path.write_text(f"<!doctype html><meta charset=utf-8><body>{body}", encoding="utf-8")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path="/usr/bin/chromium", args=[*ARGUMENTS.split(), "--disable-sync"]
-        )
+    with launched() as browser:
         tab = browser.new_context(offline=True).new_page()
         tab.goto(page_path.as_uri())
         frame = tab.wait_for_selector("iframe").content_frame()
         frame.wait_for_selector("#heads canvas")
         assert frame.query_selector("img").evaluate("image => image.complete && image.naturalWidth > 100")
         assert tab.query_selector("img").evaluate("image => image.complete && image.naturalWidth > 100")
-        browser.close()

@@ -18,7 +18,6 @@ from induction_memory.views.attention import attention, marks
 from induction_memory.views.attention_page import bundle, embedded_json
 
 AWKWARD = ("<", "&", "</script>", " ", "\n", '"', "'", "<!--", "$x$", "a", "b")
-ARGUMENTS = "--no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-component-update"
 
 
 @pytest.fixture(scope="module")
@@ -40,18 +39,6 @@ def view(task, model):
     tokens = np.array([[number(token) for token in [*line, "b"]]])
     pair = np.array([[number("a")]]), np.array([[number("</script>")]])
     return attention(model, batch=make_batch(task, tokens, *pair), task=task)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(
-            executable_path="/usr/bin/chromium", args=[*ARGUMENTS.split(), "--disable-sync"]
-        )
-        yield chromium
-        chromium.close()
 
 
 @pytest.fixture
