@@ -106,11 +106,12 @@ def apt_unpacked(folder: Path = UNPACKED, status: Path = Path("/var/lib/dpkg/sta
     for package in (cache / "archives").glob("*.deb"):
         _run("dpkg-deb", "-x", str(package), str(root))
     libraries = {str(file.parent) for file in root.rglob("*.so*")}
+    fonts = f'export FONTCONFIG_PATH="{root}/etc/fonts"\n' if (root / "etc" / "fonts").is_dir() else ""
     start = folder / "chromium"
     start.write_text(
         "#!/bin/sh\n"
         f'export LD_LIBRARY_PATH="{":".join(sorted(libraries))}:$LD_LIBRARY_PATH"\n'
-        f'export FONTCONFIG_PATH="{root}/etc/fonts" XDG_DATA_HOME="{root}/usr/share"\n'
+        f'{fonts}export XDG_DATA_HOME="{root}/usr/share"\n'
         f'exec "{root}/usr/lib/chromium/chromium" "$@"\n'
     )
     start.chmod(0o755)
