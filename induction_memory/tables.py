@@ -2,17 +2,18 @@
 
 import sys
 from pathlib import Path
-from typing import Literal
-
-import pandas as pd
+from typing import TYPE_CHECKING, Literal
 
 from induction_memory.errors import InputError, require
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Format = Literal["table", "csv", "json"]
 ENDINGS = (".csv", ".json", ".parquet")
 
 
-def show(table: pd.DataFrame, format: Format = "table") -> None:
+def show(table: "pd.DataFrame", format: Format = "table") -> None:
     """Print a table and nothing else on standard output."""
     if format == "csv":
         text = table.to_csv(index=False)
@@ -29,7 +30,7 @@ def require_file_name(path: Path) -> None:
     require(not path.is_dir(), "--out", "a file", f"the folder {str(path)!r}")
 
 
-def save(table: pd.DataFrame, path: Path) -> None:
+def save(table: "pd.DataFrame", path: Path) -> None:
     """Write a table by the ending of its file's name."""
     require_file_name(path)
     writers = {

@@ -30,7 +30,6 @@ ROOMS = (
     "views",
     "reproduction",
     "sweep",
-    "demo",
     "cli",
 )
 """A room imports only from rooms before it in this list (DESIGN)."""

@@ -1,4 +1,6 @@
 import json
+import os
+import pty
 import subprocess
 import sys
 
@@ -70,12 +72,20 @@ def test_presets_are_listed_and_shown(run):
     ("arguments", "message"),
     [
         (("presets", "figure-33"), "preset: expected a name that `presets` lists, such as figure-3"),
-        (("trian",), "Unrecognized options: trian"),
+        (("trian",), "expected a command, got 'trian'; did you mean train?"),
+        ((), "expected a command, got nothing; known are demo, presets"),
         (
             ("train", "demo", "--out", "OUT", "--stepz", "3"),
-            "Unrecognized options: --stepz, 3. Perhaps you meant: --step",
+            "train: expected a known option, got '--stepz'; did you mean",
         ),
-        (("train", "demo", "--out", "OUT", "--steps", "many"), "Error parsing --steps"),
+        (("train", "demo", "--out", "OUT", "--steps", "many"), "train: --steps: expected INT, got 'many'"),
+        (("train", "demo", "--out", "OUT", "--steps=many"), "train: --steps: expected INT, got 'many'"),
+        (("train", "demo"), "train: expected --out PATH (folder of the trajectory)"),
+        (("train", "demo", "--out"), "train: --out: expected PATH, got nothing"),
+        (("ablate", "OUT", "--kind", "zer"), "ablate: --kind: expected one of all, zero"),
+        (("ablate", "--formt", "csv", "OUT"), "ablate: expected a known option, got '--formt'; did you mean --format?"),
+        (("ablate", "OUT", "more"), "ablate: expected no further argument, got 'more'"),
+        (("ablate", "OUT", "--out", "t.txt"), "--out: expected a file ending in"),
         (("train", "demo", "--out", "OUT", "--set", "task.kk=3"), "task.kk: expected one of"),
         (("train", "demo", "--out", "OUT", "--set", "task.k=80"), "task.k: expected 1 to 65"),
         (("train", "demo", "--out", "OUT", "--set", "train.learning_rate=-1"), "train.learning_rate: expected"),
@@ -84,7 +94,7 @@ def test_presets_are_listed_and_shown(run):
         (("train", "demo", "--out", "OUT", "--set"), "--set: expected PART.FIELD=VALUE, got nothing"),
         (("train", "demo", "--out", "OUT", "--set", "task.k=3", "task.kk=3"), "task.kk: expected one of"),
         (("train", "demo", "--out", "OUT", "--seed", "-1"), "seed: expected a whole number of at least 0, got -1"),
-        (("branch", "OUT", "--out", "OUT", "--at", "x"), "Expected: --at INT stored step to start at"),
+        (("branch", "OUT", "--out", "OUT", "--at", "x"), "branch: --at: expected INT, got 'x'"),
         (("surgery", "OUT", "--memory", "W_O2", "--transplant", "OUT@²"), "--transplant: expected RUN@STEP"),
         (("surgery", "OUT", "--memory", "W_O2", "--project", "--complement"), "--complement: expected it or --project"),
         (("train", "demo", "--out", "OUT", "--set", "train.threads=100000000"), "train.threads: expected at most 256"),
@@ -104,6 +114,18 @@ def test_a_mistake_is_one_line_and_writes_nothing(run, arguments, message, tmp_p
     assert message in err
     assert err.count("\n") == 1
     assert not out_folder.exists()
+
+
+def test_a_mistake_is_one_plain_line_in_a_colour_terminal():
+    command = [sys.executable, "-m", "induction_memory", "train", "demo", "--stepz", "3"]
+    leader, follower = pty.openpty()
+    environment = os.environ | {"FORCE_COLOR": "1", "TERM": "xterm-256color"}
+    done = subprocess.run(command, stdout=follower, stderr=follower, env=environment)
+    os.close(follower)
+    said = os.read(leader, 4096).decode()
+    os.close(leader)
+    assert done.returncode == 2
+    assert said == "induction-memory: train: expected a known option, got '--stepz'; did you mean --steps?\r\n"
 
 
 def test_probes_of_a_run_print_as_table_csv_and_one_json_document(run, trained, tmp_path):

@@ -1,6 +1,6 @@
 import pytest
 
-from induction_memory import demo
+from induction_memory.cli.demo import demo
 from induction_memory.errors import InputError
 
 
@@ -14,7 +14,7 @@ def untrained(monkeypatch):
     def start(*_, **__):
         raise TrainingError
 
-    monkeypatch.setattr(demo, "start", start)
+    monkeypatch.setattr("induction_memory.training.run.start", start)
     return TrainingError
 
 
@@ -26,7 +26,7 @@ def test_the_demo_deletes_nothing_that_is_not_a_demo_s(tmp_path, untrained, mine
     if mine == "thesis.tex":
         (tmp_path / "out" / "trajectory").mkdir()
     with pytest.raises(InputError, match="--out: expected a new folder, or an earlier demo's"):
-        demo.run(tmp_path / "out")
+        demo(tmp_path / "out")
     assert file.read_text() == "mine"
 
 
@@ -35,8 +35,8 @@ def test_the_demo_replaces_an_earlier_one_and_refuses_a_file(tmp_path, untrained
     (tmp_path / "out" / "trajectory" / "manifest.json").write_text("{}")
     (tmp_path / "out" / "curves.png").write_bytes(b"")
     with pytest.raises(untrained):
-        demo.run(tmp_path / "out")
+        demo(tmp_path / "out")
     assert list((tmp_path / "out").iterdir()) == []
     (tmp_path / "file").write_text("mine")
     with pytest.raises(InputError, match="got the file"):
-        demo.run(tmp_path / "file")
+        demo(tmp_path / "file")

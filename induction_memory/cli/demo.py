@@ -1,31 +1,38 @@
-"""The main job, small: an induction head is born, probed, ablated and drawn.
+"""`demo`: train until the induction head is born, probe, ablate and draw.
 
-Trains the preset `demo` from nothing, stores its trajectory, prints how loss, accuracy and the three memories moved,
-says when each was born, what is lost without it, and draws the curves.
+The preset `demo` is trained from nothing and its trajectory stored. The command prints how loss, accuracy and the three
+memories moved, when each memory was born and what is lost without it, and draws the curves.
 """
 
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
-import pandas as pd
-
-from induction_memory import probes
 from induction_memory.errors import require
-from induction_memory.experiment.presets import preset
-from induction_memory.figures.curves import birth
-from induction_memory.interventions.ablations import ablate
 from induction_memory.tables import show
-from induction_memory.training.run import start
-from induction_memory.trajectory.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from induction_memory.trajectory.trajectory import Trajectory
 
 MEMORIES = ["W_O2", "W_K2", "W_K1"]
 BORN = 0.5
 """A memory is called born at the first stored step from which it keeps recalling half of its pairs."""
 
 
-def run(out: Path, quiet: bool = False) -> Trajectory:
-    """Train, probe and draw into `out`, which is made anew if it holds an earlier demo."""
+def demo(out: Path = Path("demo"), quiet: bool = False) -> None:
+    """The main job, small: train until the induction head is born, probe, draw.
+
+    Args:
+        out: folder for the trajectory and the figure; an earlier demo in it is replaced.
+        quiet: no progress line.
+    """
+    from induction_memory import probes
+    from induction_memory.experiment.presets import preset
+    from induction_memory.figures.curves import birth
+    from induction_memory.training.run import start
+
     chosen = preset("demo")
     trajectory_folder, picture = out / "trajectory", out / "curves.png"
     _clear(out, trajectory_folder, picture)
@@ -42,7 +49,6 @@ def run(out: Path, quiet: bool = False) -> Trajectory:
     show(losses(trajectory))
     birth(metrics, recalls, "birth of an induction head").savefig(picture, dpi=130)
     print(f"\nfigure      {picture}\ntrajectory  {trajectory_folder}  (open it with induction_memory.load)")
-    return trajectory
 
 
 def _clear(out: Path, trajectory_folder: Path, picture: Path) -> None:
@@ -62,7 +68,7 @@ def _clear(out: Path, trajectory_folder: Path, picture: Path) -> None:
     picture.unlink(missing_ok=True)
 
 
-def summary(metrics: pd.DataFrame, recalls: pd.DataFrame, rows: int = 9) -> pd.DataFrame:
+def summary(metrics: "pd.DataFrame", recalls: "pd.DataFrame", rows: int = 9) -> "pd.DataFrame":
     """Some steps evenly over the run, each with the step's loss, accuracy and recalls."""
     stored = recalls.index.intersection(metrics["step"].to_numpy())
     steps = stored[[round(i * (len(stored) - 1) / (rows - 1)) for i in range(rows)]]
@@ -70,8 +76,12 @@ def summary(metrics: pd.DataFrame, recalls: pd.DataFrame, rows: int = 9) -> pd.D
     return chosen.join(recalls[MEMORIES]).reset_index()
 
 
-def losses(trajectory: Trajectory) -> pd.DataFrame:
+def losses(trajectory: "Trajectory") -> "pd.DataFrame":
     """In-context accuracy and loss with a head silenced, or with a trained matrix as it was before training."""
+    import pandas as pd
+
+    from induction_memory.interventions.ablations import ablate
+
     without_head = ablate(trajectory, heads="all", kind="zero")
     untrained = ablate(trajectory, components=MEMORIES, kind="initial")
     table = pd.concat([without_head, untrained]).drop_duplicates(["component", "kind"])
@@ -79,8 +89,10 @@ def losses(trajectory: Trajectory) -> pd.DataFrame:
     return table.loc[:, columns]
 
 
-def born(recalls: pd.DataFrame, name: str) -> int | None:
+def born(recalls: "pd.DataFrame", name: str) -> int | None:
     """First step from which the recall stays at half or more."""
+    import numpy as np
+
     low = np.flatnonzero(recalls[name].to_numpy() < BORN)
     first = low[-1] + 1 if len(low) else 0
     return int(recalls.index[first]) if first < len(recalls) else None

@@ -1,0 +1,78 @@
+"""All commands under one name, and what happens when one of them stops early."""
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+from tyro.extras import SubcommandApp
+
+from induction_memory.cli.ablate import ablate
+from induction_memory.cli.attention import attention
+from induction_memory.cli.branch import branch
+from induction_memory.cli.demo import demo
+from induction_memory.cli.heads import heads
+from induction_memory.cli.patch import patch
+from induction_memory.cli.presets import presets
+from induction_memory.cli.probe import probe
+from induction_memory.cli.reproduce import reproduce
+from induction_memory.cli.surgery import surgery
+from induction_memory.cli.theory import theory
+from induction_memory.cli.train import train
+from induction_memory.cli.usage import usage_errors
+from induction_memory.cli.verify import verify
+from induction_memory.errors import InputError
+
+COMMANDS = (
+    demo,
+    presets,
+    train,
+    branch,
+    probe,
+    attention,
+    ablate,
+    patch,
+    surgery,
+    heads,
+    verify,
+    theory,
+    reproduce,
+)
+
+
+def main() -> None:
+    """Run the command line; a mistake is one line on standard error and exit code 2."""
+    try:
+        parse()()
+    except InputError as mistake:
+        _stop(f"induction-memory: {mistake}", 2)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except KeyboardInterrupt:
+        _stop("interrupted", 130)
+
+
+def parse() -> Callable[[], None]:
+    """The command that the arguments name, ready to run."""
+    app = SubcommandApp()
+    for command in COMMANDS:
+        app.command(_ready(command))
+    with usage_errors(COMMANDS, sys.argv[1:]):
+        return app.cli(prog="induction-memory", description="Watch an induction head being born.")
+
+
+def _ready(command: Callable[..., None]) -> Callable[..., Callable[[], None]]:
+    """Like `command`, but the call only collects the arguments: parsing ends before any work begins."""
+
+    @functools.wraps(command)
+    def collect(*arguments, **options) -> Callable[[], None]:
+        return functools.partial(command, *arguments, **options)
+
+    return collect
+
+
+def _stop(message: str, code: int) -> NoReturn:
+    print(message, file=sys.stderr)
+    sys.exit(code)

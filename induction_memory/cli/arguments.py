@@ -1,0 +1,49 @@
+"""Arguments that several commands share, and how the library takes them."""
+
+import shlex
+import sys
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+
+from induction_memory.errors import InputError
+
+if TYPE_CHECKING:
+    from induction_memory.trajectory.trajectory import Trajectory
+
+Run = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+
+
+def load(run: str) -> "Trajectory":
+    """A trajectory by its folder or shipped name."""
+    from induction_memory.trajectory import load
+
+    return load(run)
+
+
+def listed(items: tuple[str, ...]) -> tuple[str, ...]:
+    """Items given apart or joined by commas."""
+    return tuple(part.strip() for item in items for part in item.split(",") if part.strip())
+
+
+def steps_of(text: str) -> Literal["all"] | list[int]:
+    """`all`, or whole numbers between commas."""
+    if text == "all":
+        return "all"
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise InputError(f"--steps: expected all, or whole numbers between commas, got {text!r}") from None
+
+
+def step_of(text: str) -> Any:
+    """A step as the library takes it: last, all, one or several."""
+    if text in ("last", "all"):
+        return text
+    steps = steps_of(text)
+    return steps[0] if len(steps) == 1 else steps
+
+
+def this_command() -> str:
+    """The command line as it was typed, for the record of a run."""
+    return shlex.join(["induction-memory", *sys.argv[1:]])

@@ -1,0 +1,27 @@
+"""`patch`: exchange activations between a clean and a corrupted sequence."""
+
+from typing import Literal
+
+from induction_memory.cli.arguments import Run, load, step_of
+from induction_memory.cli.output import TERMINAL, TableOutput
+
+
+def patch(
+    run: Run,
+    /,
+    step: str = "last",
+    kind: Literal["activation", "path"] = "activation",
+    corruption: Literal["output", "trigger", "first"] = "trigger",
+    output: TableOutput = TERMINAL,
+) -> None:
+    """Patch activations or single paths between a clean and a corrupted sequence.
+
+    Args:
+        run: trajectory's folder, or the name of a shipped one.
+        step: a stored step, several (0,300,600), last, or all.
+        kind: activation (a component at a position) or path (an edge between two).
+        corruption: what is changed in the other sequence: the output, the trigger, or its first occurrence.
+    """
+    from induction_memory.interventions.patching import patch as measure
+
+    output.write(measure(load(run), kind=kind, corruption=corruption, step=step_of(step)))

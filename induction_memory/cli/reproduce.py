@@ -1,0 +1,67 @@
+"""`reproduce`: the paper's figures and claims."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from induction_memory.errors import InputError
+from induction_memory.tables import Format, show
+
+
+def reproduce(
+    figures: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FIGURE…|all")] = (),
+    /,
+    scale: Literal["quick", "paper"] = "quick",
+    check: bool = False,
+    runs: Path = Path("runs"),
+    out: Path = Path("reproduction"),
+    workers: int = 2,
+    train: bool = True,
+    quiet: bool = False,
+    format: Format = "table",
+) -> None:
+    """The paper's figures and claims: train what is missing, draw, judge, and write a page.
+
+    Args:
+        figures: numbers of figures, 2 to 11; all by default.
+        scale: quick takes minutes at a reduced size, paper hours at the paper's own; both go on where they stopped.
+        check: recompute all claims from the records and trajectories that ship, and train nothing.
+        runs: folder of the runs, in one folder per scale.
+        out: folder of the page and its pictures.
+        workers: runs at a time, each with one thread.
+        train: train what is missing; otherwise draw what is there.
+        quiet: no progress.
+        format: of the table of claims.
+    """
+    from induction_memory.reproduction import plan
+    from induction_memory.reproduction import reproduce as library
+
+    if check:
+        if figures:
+            raise InputError("--check: expected no figures, it checks all claims, got " + " ".join(figures))
+        _check(format)
+        return
+    chosen = plan.figures(figures)
+    made = library.reproduce(chosen, scale, runs=runs, out=out, workers=workers, train=train, quiet=quiet)
+    show(made.verdicts, format)
+    if format == "table":
+        for figure, reason in made.reasons.items():
+            print(f"figure {figure} was not drawn: {reason}")
+        print(f"\n{len(made.pictures)} figures and the claims in {made.page}")
+
+
+def _check(format: Format) -> None:
+    """Judge all claims anew; exit 1 where a shipped trajectory differs from its record."""
+    from induction_memory.reproduction import reproduce as library
+
+    table, compared = library.check()
+    show(table, format)
+    apart = compared.loc[(compared["largest difference"] > library.AGREE).to_numpy()]
+    if format == "table":
+        print(f"\n{len(compared)} shipped trajectories measured anew, {len(apart)} differ from their records")
+    for row in apart.to_dict("records"):
+        print(f"{row['trajectory']} differs from its record by {row['largest difference']:.3g}", file=sys.stderr)
+    if len(apart):
+        sys.exit(1)

@@ -1,0 +1,62 @@
+"""`surgery`: edit associations of a trained matrix."""
+
+from typing import Any
+
+from induction_memory.cli.arguments import Run, load, step_of
+from induction_memory.cli.output import TERMINAL, TableOutput
+from induction_memory.errors import InputError
+
+
+def surgery(
+    run: Run,
+    /,
+    memory: str,
+    erase: tuple[str, ...] = (),
+    insert: tuple[str, ...] = (),
+    swap: str | None = None,
+    project: bool = False,
+    complement: bool = False,
+    truncate: int | None = None,
+    transplant: str | None = None,
+    step: str = "last",
+    output: TableOutput = TERMINAL,
+) -> None:
+    """Edit single associations of a trained matrix and measure the damage to target and bystanders.
+
+    Args:
+        run: trajectory's folder, or the name of a shipped one.
+        memory: matrix to edit: W_K1, W_K2, W_O2 or W_F.
+        erase: associations to erase, as in 'a->b'.
+        insert: associations to insert, as in 'a->b'.
+        swap: two inputs that exchange their outputs, as in 'a->b'.
+        project: keep only what lies in the span of the ideal memory.
+        complement: keep only what lies outside it.
+        truncate: keep this many singular values.
+        transplant: take the matrix from RUN@STEP.
+        step: a stored step, several, last, or all.
+    """
+    if project and complement:
+        raise InputError("--complement: expected it or --project, got both")
+    donor = None if transplant is None else _model(transplant)
+    from induction_memory.interventions.surgery import surgery as measure
+
+    table = measure(
+        load(run),
+        memory=memory,
+        erase=erase or None,
+        insert=insert or None,
+        swap=swap,
+        project="complement" if complement else project,
+        truncate=truncate,
+        transplant=donor,
+        step=step_of(step),
+    )
+    output.write(table)
+
+
+def _model(where: str) -> Any:
+    """The model at RUN@STEP."""
+    name, _, at = where.rpartition("@")
+    if not name or not (at.isascii() and at.isdigit()):
+        raise InputError(f"--transplant: expected RUN@STEP, got {where!r}")
+    return load(name).model(int(at))

@@ -1,0 +1,56 @@
+"""`train`: train an experiment and store its trajectory."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from induction_memory.cli.arguments import this_command
+from induction_memory.errors import InputError
+
+Settings = Annotated[
+    tuple[tuple[str, ...], ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="PART.FIELD=VALUE ...")
+]
+
+
+def train(
+    preset: Annotated[str, tyro.conf.Positional],
+    /,
+    out: Path,
+    steps: int | None = None,
+    seed: int | None = None,
+    set: Settings = (),
+    resume: bool = False,
+    quiet: bool = False,
+    log: Literal["tensorboard", "wandb"] | None = None,
+) -> None:
+    """Train an experiment and store its whole trajectory.
+
+    Args:
+        preset: name of the experiment; `induction-memory presets` lists them.
+        out: folder of the trajectory.
+        steps: number of updates, instead of the preset's.
+        seed: one number for initial weights, data and evaluation alike.
+        set: change settings, as in task.k=3 train.learning_rate=0.5.
+        resume: go on with the run in that folder, to more steps if they are set.
+        quiet: no progress.
+        log: also write to TensorBoard or Weights & Biases.
+    """
+    from induction_memory.experiment.presets import preset as find
+    from induction_memory.experiment.presets import with_seed
+
+    config = find(preset).run
+    config = config if seed is None else with_seed(config, seed)
+    config = config.with_settings(_settings(set) + ([] if steps is None else [f"train.steps={steps}"]))
+    from induction_memory.training.run import start
+
+    run = start(config, out, resume=resume, quiet=quiet, log=log, command=this_command())
+    if not quiet:
+        print(f"{len(run.steps)} checkpoints, steps {run.steps[0]} to {run.steps[-1]}, in {out}")
+
+
+def _settings(groups: tuple[tuple[str, ...], ...]) -> list[str]:
+    """Settings given together after one --set, or each after its own."""
+    if not all(groups):
+        raise InputError("--set: expected PART.FIELD=VALUE, got nothing")
+    return [setting for group in groups for setting in group]

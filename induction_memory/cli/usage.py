@@ -1,0 +1,108 @@
+"""Usage errors as one line: what tyro found, as an `InputError`.
+
+tyro reports each failure to a hook as a typed event before it draws its box. The hook is not part of tyro's stable
+interface, therefore pyproject.toml bounds tyro's version and the tests go through every kind of event. A kind that is
+not known here falls through to tyro's own message and exit code, which is 2 as well.
+"""
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from tyro import _errors as tyro_errors
+
+from induction_memory.errors import InputError
+
+Command = Callable[..., None]
+
+
+@contextmanager
+def usage_errors(commands: Sequence[Command], arguments: Sequence[str]) -> Iterator[None]:
+    """While active, a mistake in the command line's `arguments` raises an `InputError`."""
+    by_name = {command.__name__: command for command in commands}
+    name = arguments[0] if arguments else None
+
+    def refuse(event: tyro_errors.ParseErrorEvent) -> None:
+        if name not in by_name:
+            got = "nothing" if name is None else repr(name)
+            raise InputError(f"expected a command, got {got}{_nearest(name or '', [*by_name])}")
+        message = _unknown_option(by_name[name], arguments[1:]) or _message(event, arguments[1:])
+        if message is not None:
+            raise InputError(f"{name}: {message}")
+
+    with tyro_errors.on_parse_error(refuse):
+        yield
+
+
+def _message(event: tyro_errors.ParseErrorEvent, arguments: Sequence[str]) -> str | None:
+    match event:
+        case tyro_errors.UnrecognizedArgs():
+            return f"expected no further argument, got {event.tokens[0]!r}"
+        case tyro_errors.MissingArgs():
+            return "expected " + ", ".join(_described(missing.arg) for missing in event.missing_arguments)
+        case tyro_errors.InvalidChoice():
+            return f"{_name(event.argument)}: expected one of {', '.join(event.choices)}, got {event.value!r}"
+        case tyro_errors.BadValue(reason="too_few_values"):
+            return f"{_name(event.argument)}: expected {_values(event.argument)}, got nothing"
+        case tyro_errors.InstantiationFailure(argument=None):
+            return event.message
+        case tyro_errors.InstantiationFailure():
+            given = _given(event.argument, arguments)
+            return f"{_name(event.argument)}: expected {_values(event.argument)}, got {given}"
+        case _:
+            return None
+
+
+def _unknown_option(command: Command, arguments: Sequence[str]) -> str | None:
+    """The first option that the command does not have, with the nearest that it has."""
+    known = [f"--{name}".replace("_", "-") for name in _options(command)]
+    for argument in arguments:
+        flag = argument.partition("=")[0].replace("_", "-").replace("--no-", "--")
+        if flag.startswith("--") and flag not in known:
+            return f"expected a known option, got {argument!r}{_nearest(flag, known)}"
+    return None
+
+
+def _options(command: Command) -> Iterator[str]:
+    """Names of a command's options, including those of a group of options that commands share."""
+    for parameter in inspect.signature(command).parameters.values():
+        group = getattr(parameter.annotation, "__origin__", parameter.annotation)
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            continue
+        if is_dataclass(group):
+            yield from (field.name for field in fields(group))
+        else:
+            yield parameter.name
+
+
+def _nearest(token: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(token, known, n=1)
+    return f"; did you mean {near[0]}?" if near else f"; known are {', '.join(known)}"
+
+
+def _given(argument: Any, arguments: Sequence[str]) -> str:
+    """What the user wrote after an option."""
+    for given, value in zip(arguments, [*arguments[1:], ""], strict=True):
+        flag, joined, rest = given.partition("=")
+        if flag.replace("_", "-") in argument.lowered.name_or_flags:
+            return repr(rest if joined else value)
+    return "another value"
+
+
+def _described(argument: Any) -> str:
+    """An argument as it is written, with what it means."""
+    written = _values(argument) if argument.is_positional() else f"{_name(argument)} {_values(argument)}"
+    meaning = (argument.field.helptext or "").rstrip(".")
+    return f"{written} ({meaning})" if meaning else written
+
+
+def _name(argument: Any) -> str:
+    return _values(argument) if argument.is_positional() else argument.display_name()
+
+
+def _values(argument: Any) -> str:
+    """What a value looks like, as the help shows it: INT, PATH, one of a set."""
+    return str(argument.lowered.metavar).replace("{None}|", "").strip("[]").split(" [")[0]
