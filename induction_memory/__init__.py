@@ -27,6 +27,7 @@ _NAMES = {
     "load": "trajectory.trajectory",
     "thin": "trajectory.thinning",
     "verify": "trajectory.verification",
+    "revisions": "trajectory.revisions",
     "preset": "experiment.presets",
     "ablate": "interventions.ablations",
     "patch": "interventions.patching",
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
     from induction_memory.task.corpus import Corpus as Corpus
     from induction_memory.task.sampler import sample as sample
     from induction_memory.task.sampler import step_rng as step_rng
+    from induction_memory.trajectory.revisions import revisions as revisions
     from induction_memory.trajectory.thinning import thin as thin
     from induction_memory.trajectory.trajectory import Trajectory as Trajectory
     from induction_memory.trajectory.trajectory import load as load

@@ -1,0 +1,269 @@
+"""What trips people up in public series of checkpoints, found on the files alone: no model is made.
+
+identical checkpoint   all weights that train equal those of another step
+identical shard        one file of several equals that of another step: a revision that was uploaded by half
+identical tensor       a single tensor that trains equals that of another step
+unreadable             a file that is cut off, or no weights at all
+missing tensor         a tensor that other steps have
+configuration, tokenizer   a change of config.json or of the tokenizer's files against the step before
+gap                    steps missing from an otherwise regular schedule (equal distances, or equal ratios)
+jump                   weights that move JUMP times further in one interval than in the intervals beside it
+off the path           weights that go away and come back: |i-1, i| + |i, i+1| above OFF_PATH times |i-1, i+1|
+
+Tensors that are the same at every step (masks, rotary tables, frozen weights) are no finding. Distances are relative,
+|W' - W| / |W| over all floating-point tensors that train. Files of a Hub cache are links to blobs that are named by
+their hash: a blob that several revisions share is read once.
+"""
+
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from induction_memory.trajectory.revisions import Checkpoint, Revisions
+
+JUMP = 5.0
+OFF_PATH = 3.0
+COLUMNS = ["finding", "step", "other_step", "where", "detail"]
+_PASSING = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "architectures", "use_cache")
+_TOKENIZER = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt", "tokenizer_config.json")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is odd about a series."""
+
+    finding: str
+    step: int
+    other_step: int | None
+    where: str
+    detail: str
+
+
+@dataclass
+class Contents:
+    """The hashes of one checkpoint."""
+
+    step: int
+    tensors: dict[str, str] = field(default_factory=dict)
+    """Tensor name -> hash of its bytes."""
+    shards: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """File name -> the tensors in it."""
+    problems: list[Finding] = field(default_factory=list)
+
+
+def check(series: Revisions) -> pd.DataFrame:
+    """All findings of a series, one row each; an empty table if nothing is odd."""
+    known: dict[Path, dict[str, str]] = {}
+    contents = [_contents(one, known) for one in series.checkpoints]
+    trained = _trained(contents)
+    findings = [problem for one in contents for problem in one.problems]
+    findings += _missing(contents)
+    findings += _identical(contents, trained)
+    findings += _changed_files(series.checkpoints)
+    findings += gaps(series.steps.tolist())
+    findings += _moves(series.checkpoints, contents, trained)
+    rows = [[f.finding, f.step, f.other_step, f.where, f.detail] for f in findings]
+    return pd.DataFrame(rows, columns=COLUMNS).astype({"step": "Int64", "other_step": "Int64"})
+
+
+def gaps(steps: list[int]) -> list[Finding]:
+    """Steps that are missing from a schedule of equal distances or of equal ratios.
+
+    >>> [one.detail for one in gaps([0, 100, 200, 400, 500])]
+    ['step 300 is missing']
+    """
+    found = []
+    for i in range(1, len(steps) - 2):
+        before, here, after, beyond = steps[i - 1 : i + 3]
+        step, distance = here - before, after - here
+        if beyond - after == step and distance > step and distance % step == 0:
+            missing = list(range(here + step, after, step))
+        elif before > 0 and here * here == before * (ratio_end := _geometric(before, here, after, beyond)):
+            missing = [ratio_end]
+        else:
+            continue
+        text = f"step {missing[0]} is missing" if len(missing) == 1 else f"{len(missing)} steps are missing"
+        found.append(Finding("gap", here, after, f"steps {here} to {after}", text))
+    return found
+
+
+def _geometric(before: int, here: int, after: int, beyond: int) -> int:
+    """The step that follows `here` in a schedule of equal ratios, if one is left out before `after`; else 0."""
+    if here % before or here == before:
+        return 0
+    ratio = here // before
+    return here * ratio if after == here * ratio * ratio and beyond == after * ratio else 0
+
+
+def _contents(one: Checkpoint, known: dict[Path, dict[str, str]]) -> Contents:
+    contents = Contents(one.label.step)
+    files = one.files()
+    if not files:
+        contents.problems.append(Finding("unreadable", contents.step, None, one.name, "no weight files"))
+    for path in files:
+        try:
+            file = path.resolve()
+            hashes = known[file] if file in known else known.setdefault(file, _hashes(file, path.suffix))
+        except (SafetensorError, OSError, RuntimeError, EOFError, ValueError) as error:
+            detail = str(error).strip().splitlines()[0][:120] if str(error).strip() else type(error).__name__
+            contents.problems.append(Finding("unreadable", contents.step, None, f"{one.name}/{path.name}", detail))
+            continue
+        contents.tensors |= hashes
+        contents.shards[path.name] = tuple(hashes)
+    return contents
+
+
+def _hashes(path: Path, suffix: str) -> dict[str, str]:
+    """Tensor name -> hash of its content and shape."""
+    return {name: _hash(tensor) for name, tensor in _tensors(path, suffix)}
+
+
+def _tensors(path: Path, suffix: str) -> Iterable[tuple[str, Tensor]]:
+    """The tensors of a file one by one; its kind goes by `suffix`, since a blob of a Hub cache has none."""
+    if suffix == ".safetensors":
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118
+                yield name, file.get_tensor(name)
+        return
+    values: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    for name, value in (values if isinstance(values, dict) else {}).items():
+        if isinstance(value, Tensor):
+            yield name, value
+
+
+def _hash(tensor: Tensor) -> str:
+    data = tensor.detach().contiguous()
+    digest = hashlib.sha256(repr((tuple(data.shape), str(data.dtype))).encode())
+    digest.update(data.flatten().view(torch.uint8).numpy().tobytes() if data.numel() else b"")
+    return digest.hexdigest()
+
+
+def _trained(contents: list[Contents]) -> set[str]:
+    """Names of the tensors that are not the same at every step that has them."""
+    values: dict[str, set[str]] = defaultdict(set)
+    for one in contents:
+        for name, value in one.tensors.items():
+            values[name].add(value)
+    return {name for name, different in values.items() if len(different) > 1}
+
+
+def _missing(contents: list[Contents]) -> list[Finding]:
+    every = {name for one in contents for name in one.tensors}
+    found = []
+    for one in contents:
+        lost = sorted(every - set(one.tensors))
+        if lost and not one.problems:
+            detail = f"{len(lost)} tensors that other steps have, {lost[0]} first"
+            found.append(Finding("missing tensor", one.step, None, lost[0], detail))
+    return found
+
+
+def _identical(contents: list[Contents], trained: set[str]) -> list[Finding]:
+    """Pairs of steps that share weights, in the largest unit that is the same: checkpoint, shard, tensor."""
+    found = []
+    for i, one in enumerate(contents):
+        for other in contents[i + 1 :]:
+            same = {n for n in trained if one.tensors.get(n) == other.tensors.get(n) and n in one.tensors}
+            if not same:
+                continue
+            if same == trained & set(one.tensors) == trained & set(other.tensors):
+                detail = "all weights that train are the same"
+                found.append(Finding("identical checkpoint", other.step, one.step, "all files", detail))
+                continue
+            for shard, names in other.shards.items():
+                inside = trained & set(names)
+                if len(other.shards) > 1 and inside and inside <= same:
+                    detail = f"its {len(inside)} tensors that train are the same"
+                    found.append(Finding("identical shard", other.step, one.step, shard, detail))
+                    same -= inside
+            for name in sorted(same):
+                found.append(Finding("identical tensor", other.step, one.step, name, "the same values"))
+    return found
+
+
+def _changed_files(checkpoints: Iterable[Checkpoint]) -> list[Finding]:
+    found: list[Finding] = []
+    before: tuple[int, dict[str, Any], dict[str, str]] | None = None
+    for one in checkpoints:
+        config, tokenizer = _config(one.folder), _tokenizer(one.folder)
+        if before is not None:
+            fields = sorted(k for k in config.keys() | before[1].keys() if config.get(k) != before[1].get(k))
+            if fields:
+                detail = "; ".join(f"{k}: {before[1].get(k)!r} -> {config.get(k)!r}"[:80] for k in fields[:4])
+                found.append(Finding("configuration", one.label.step, before[0], "config.json", detail))
+            files = sorted(k for k in tokenizer.keys() | before[2].keys() if tokenizer.get(k) != before[2].get(k))
+            if files:
+                found.append(Finding("tokenizer", one.label.step, before[0], ", ".join(files), "other content"))
+        before = one.label.step, config, tokenizer
+    return found
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    try:
+        values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {"config.json": "unreadable"}
+    return {name: value for name, value in values.items() if name not in _PASSING}
+
+
+def _tokenizer(folder: Path) -> dict[str, str]:
+    paths = [folder / name for name in _TOKENIZER if (folder / name).is_file()]
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+
+
+def _moves(checkpoints: tuple[Checkpoint, ...], contents: list[Contents], trained: set[str]) -> list[Finding]:
+    """Jumps, and checkpoints off the path; only among checkpoints whose files could all be read."""
+    whole = [(c, k) for c, k in zip(checkpoints, contents, strict=True) if not k.problems and k.tensors]
+    if len(whole) < 4:
+        return []
+    one, two = distances([c for c, _ in whole], trained)
+    steps = [k.step for _, k in whole]
+    found = []
+    for i in range(1, len(steps) - 1):
+        if two[i - 1] * OFF_PATH < one[i - 1] + one[i]:
+            detail = f"moves by {one[i - 1]:.3g} and {one[i]:.3g}, its neighbours are {two[i - 1]:.3g} apart"
+            found.append(Finding("off the path", steps[i], None, "all weights", detail))
+    off = {finding.step for finding in found}
+    for i in range(1, len(one) - 1):
+        beside = max(one[i - 1], one[i + 1])
+        if one[i] > JUMP * beside and not {steps[i], steps[i + 1]} & off:
+            detail = f"moves by {one[i]:.3g}, beside it by at most {beside:.3g}"
+            found.append(Finding("jump", steps[i + 1], steps[i], "all weights", detail))
+    return found
+
+
+def distances(checkpoints: list[Checkpoint], trained: set[str]) -> tuple[list[float], list[float]]:
+    """Relative distances of the weights: from each checkpoint to the next, and to the one after that."""
+    kept: list[dict[str, Tensor]] = []
+    one, two = [], []
+    for checkpoint in checkpoints:
+        now = {
+            n: t
+            for path in checkpoint.files()
+            for n, t in _tensors(path, path.suffix)
+            if n in trained and t.is_floating_point()
+        }
+        kept.append(now)
+        if len(kept) > 1:
+            one.append(_distance(kept[-2], now))
+        if len(kept) > 2:
+            two.append(_distance(kept[-3], now))
+            kept.pop(0)
+    return one, two
+
+
+def _distance(before: dict[str, Tensor], after: dict[str, Tensor]) -> float:
+    shared = [name for name in before if name in after and before[name].shape == after[name].shape]
+    moved = sum(float((after[name].double() - before[name].double()).square().sum()) for name in shared)
+    size = sum(float(before[name].double().square().sum()) for name in shared)
+    return float(np.sqrt(moved / size)) if size else float("nan")
