@@ -1,0 +1,250 @@
+"""The local learning coefficient of a model, or of some of its weights, by stochastic gradient Langevin dynamics.
+
+With w* the weights as they are, L the mean loss and n_beta the inverse temperature, weights w near w* are drawn by
+
+    w <- w - step_size / 2 * (n_beta * grad L_m(w) + localisation * (w - w*)) + N(0, step_size)
+
+and the coefficient is  lambda = n_beta * mean over the draws of (L_m(w) - L_m(w*)).  L_m is the loss on a minibatch m,
+and the same minibatch serves w and w*: unpaired, the noise between minibatches drowns a small coefficient. Only the
+weights of one part move (the "refined" coefficient), so that matrices and heads can be compared.
+
+The value depends on the settings, above all on n_beta: compare values of one setting only, and look at `calibrate`
+first. On a quadratic loss with curvatures h the coefficient is 1/2 sum n_beta h / (n_beta h + localisation).
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from induction_memory.errors import InputError, require
+from induction_memory.experiment.train_config import Loss
+from induction_memory.task.sampler import Batch, sample, step_rng
+from induction_memory.training.forward import evaluate
+from induction_memory.trajectory.trajectory import Trajectory
+
+Gradients = Callable[[int], tuple[float, Mapping[str, Tensor]]]
+"""Number of a minibatch -> its loss and gradients at the present value of the weights."""
+
+FAR = 10.0  # a chain whose squared distance is this many times the usual one has diverged
+EVALUATION_STREAM = 1  # the probes' evaluation batch is number 0 of the same seed
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the weights are drawn. One setting serves a whole trajectory."""
+
+    step_size: float | int = 1e-3
+    """Variance of the noise of one update."""
+    n_beta: float | int = 100.0
+    """Inverse temperature times the number of samples."""
+    localisation: float | int = 100.0
+    """Strength of the pull back to w*."""
+    burn_in: int = 100
+    """Updates before the first draw that counts."""
+    draws: int = 200
+    """Draws per chain, one after each update."""
+    chains: int = 4
+    """Independent chains; their spread gives the standard error."""
+    batch_size: int = 32
+    """Sequences per minibatch."""
+    minibatches: int = 32
+    """Different minibatches."""
+    seed: int = 0
+    """Seed of the noise and of the order of minibatches."""
+
+    def __post_init__(self) -> None:
+        for name in ("step_size", "n_beta", "localisation"):
+            value = getattr(self, name)
+            require(math.isfinite(value) and value > 0, f"sampling.{name}", "a number above 0", value)
+        for name, least in (("burn_in", 0), ("draws", 1), ("chains", 2), ("batch_size", 1), ("minibatches", 1)):
+            require(getattr(self, name) >= least, f"sampling.{name}", f"at least {least}", getattr(self, name))
+
+
+class DivergedError(InputError):
+    """A chain left the neighbourhood of w*: its numbers mean nothing."""
+
+
+def chain(
+    weights: Mapping[str, Tensor],
+    gradients: Gradients,
+    at_centre: Float[Tensor, " minibatch"],
+    sampling: Sampling,
+    seed: int,
+    masks: Mapping[str, Tensor] | None = None,
+) -> Float[Tensor, " draw"]:
+    """n_beta * (L_m(w) - L_m(w*)) of every draw of one chain. The weights are moved in place and put back at the end.
+
+    `masks` says which entries of a weight move; all of them where it says nothing.
+    """
+    centre = {name: weight.detach().clone() for name, weight in weights.items()}
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randint(len(at_centre), (sampling.burn_in + sampling.draws,), generator=generator).tolist()
+    found = torch.empty(sampling.draws, dtype=torch.float64)
+    try:
+        loss, slope = gradients(order[0])
+        for update, minibatch in enumerate(order):
+            _move(weights, centre, slope, sampling, generator, masks)
+            loss, slope = gradients(minibatch)
+            _require_near(weights, centre, loss, sampling, update + 1)
+            if update >= sampling.burn_in:
+                found[update - sampling.burn_in] = sampling.n_beta * (loss - float(at_centre[minibatch]))
+    finally:
+        with torch.no_grad():
+            for name, weight in weights.items():
+                weight.copy_(centre[name])
+    return found
+
+
+@torch.no_grad()
+def _require_near(
+    weights: Mapping[str, Tensor], centre: Mapping[str, Tensor], loss: float, sampling: Sampling, updates: int
+) -> None:
+    """Refuse a chain that has left: without a loss, the pull alone keeps |w - w*|^2 near (number of weights) / pull."""
+    if not math.isfinite(loss):
+        raise DivergedError(f"chain: expected finite losses, got {loss} after {updates} updates")
+    away = sum(float((weight - centre[name]).square().sum()) for name, weight in weights.items())
+    usual = sum(weight.numel() for weight in weights.values()) / sampling.localisation
+    if not away <= FAR * usual:
+        got = f"{math.sqrt(away / usual):.3g} times the usual distance after {updates} updates"
+        raise DivergedError(f"chain: expected weights near the stored ones, got {got}")
+
+
+@torch.no_grad()
+def _move(
+    weights: Mapping[str, Tensor],
+    centre: Mapping[str, Tensor],
+    slope: Mapping[str, Tensor],
+    sampling: Sampling,
+    generator: torch.Generator,
+    masks: Mapping[str, Tensor] | None,
+) -> None:
+    for name, weight in weights.items():
+        pull = sampling.n_beta * slope[name] + sampling.localisation * (weight - centre[name])
+        noise = torch.randn(weight.shape, generator=generator).to(weight) * math.sqrt(sampling.step_size)
+        change = noise - sampling.step_size / 2 * pull
+        weight += change if masks is None or name not in masks else change * masks[name]
+
+
+def estimate(
+    weights: Mapping[str, Tensor],
+    gradients: Gradients,
+    sampling: Sampling,
+    masks: Mapping[str, Tensor] | None = None,
+) -> tuple[float, float, float]:
+    """Coefficient, its standard error over chains, and the loss at w*."""
+    centres = [gradients(minibatch)[0] for minibatch in range(sampling.minibatches)]
+    at_centre = torch.tensor(centres, dtype=torch.float64)
+    means = []
+    for number in range(sampling.chains):
+        seed = sampling.seed * 1_000_003 + number
+        means.append(float(chain(weights, gradients, at_centre, sampling, seed, masks).mean()))
+    spread = float(np.std(means, ddof=1) / math.sqrt(len(means)))
+    return float(np.mean(means)), spread, float(at_centre.mean())
+
+
+def learning_coefficient(
+    run: Trajectory,
+    parts: Sequence[str] = ("all",),
+    *,
+    step: int | Sequence[int] | None = None,
+    loss: Loss | None = None,
+    sampling: Sampling | None = None,
+) -> pd.DataFrame:
+    """One row per step and part: coefficient, standard error over chains, loss at the stored weights, settings.
+
+    A part is "all" (everything that was trained), a matrix by the paper's name (`W_K1`), a head (`L2H1`: its slices of
+    everything that was trained) or a matrix of one head (`W_K2 of L2H3`). `step` is the last one when not given; `loss`
+    is the one the run was trained with.
+    """
+    chosen = sampling or Sampling()
+    steps = [int(run.steps[-1])] if step is None else [int(s) for s in np.atleast_1d(step)]
+    objective = loss or run.config.train.loss
+    batches = minibatches(run, chosen)
+    rows = []
+    for number in steps:
+        model = run.model(number)
+        for part in parts:
+            weights, masks = part_of(model, part)
+            gradients = partial(_of_batch, model, batches, objective)
+            try:
+                value, error, centre = estimate(weights, gradients, chosen, masks)
+            except DivergedError as reason:
+                raise DivergedError(f"{part} at step {number}: {reason}; try a smaller step_size") from reason
+            rows.append([number, part, value, error, centre, chosen.n_beta, chosen.step_size, chosen.localisation])
+    columns = ["step", "part", "value", "se", "loss", "n_beta", "step_size", "localisation"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def calibrate(
+    run: Trajectory,
+    part: str = "all",
+    *,
+    step: int | None = None,
+    n_betas: Sequence[float] = (10, 30, 100, 300, 1000),
+    step_sizes: Sequence[float] = (1e-4, 3e-4, 1e-3),
+    sampling: Sampling | None = None,
+) -> pd.DataFrame:
+    """The coefficient over n_beta and step size, to look for a plateau before a setting is chosen.
+
+    A setting whose chains diverge has the value nan and says so in `note`.
+    """
+    rows = []
+    for n_beta in n_betas:
+        for step_size in step_sizes:
+            setting = replace(sampling or Sampling(), n_beta=float(n_beta), step_size=float(step_size))
+            try:
+                row = learning_coefficient(run, [part], step=step, sampling=setting).iloc[0]
+                rows.append([n_beta, step_size, row["value"], row["se"], ""])
+            except DivergedError as reason:
+                rows.append([n_beta, step_size, math.nan, math.nan, str(reason)])
+    return pd.DataFrame(rows, columns=["n_beta", "step_size", "value", "se", "note"])
+
+
+def minibatches(run: Trajectory, sampling: Sampling) -> list[Batch]:
+    """The fixed minibatches of a run's own task, from its evaluation seed."""
+    rng = step_rng(run.config.train.eval_seed, EVALUATION_STREAM)
+    return [sample(run.task, sampling.batch_size, rng) for _ in range(sampling.minibatches)]
+
+
+def part_of(model: nn.Module, part: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The trained parameters that a part's name means, and masks where only one head of them moves."""
+    matrix, _, head = part.rpartition(" of ") if " of " in part else (part, "", "")
+    if part[:1] == "L" and "H" in part and not head:
+        matrix, head = "all", part
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    paper: Mapping[str, str] = model.model_config.parameters  # type: ignore[assignment,union-attr]
+    if matrix != "all":
+        known = [short for short, name in paper.items() if name in trained]
+        require(matrix in known, "part", f"all, one of {', '.join(known)}, or a head such as L2H1", repr(part))
+        trained = {paper[matrix]: trained[paper[matrix]]}
+    if not head:
+        return dict(trained), {}
+    return _of_head(trained, head, part)
+
+
+def _of_head(trained: Mapping[str, Tensor], head: str, part: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    layer, _, number = head.removeprefix("L").partition("H")
+    numbers = layer.isdecimal() and number.isdecimal()
+    require(numbers, "part", "a head such as L2H1", repr(part))
+    prefix, index = f"blocks.{int(layer) - 1}.attn.", int(number) - 1
+    chosen = {name: p for name, p in trained.items() if name.startswith(prefix) and p.dim() == 3 and index < len(p)}
+    require(bool(chosen) and index >= 0, "part", "a head with weights that were trained", repr(part))
+    masks = {}
+    for name, parameter in chosen.items():
+        masks[name] = torch.zeros_like(parameter)
+        masks[name][index] = 1
+    return chosen, masks
+
+
+def _of_batch(
+    model: nn.Module, batches: Sequence[Batch], loss: Loss, minibatch: int
+) -> tuple[float, Mapping[str, Tensor]]:
+    found = evaluate(model, batches[minibatch], loss)
+    return found.loss, found.gradients
