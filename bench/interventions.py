@@ -16,7 +16,6 @@ from torch import Tensor
 from transformer_lens import HookedTransformer
 
 from induction_memory.interventions.ablations import ablate
-from induction_memory.interventions.corruptions import Pairs, corrupt
 from induction_memory.interventions.effects import answer_logit, contrast, effects
 from induction_memory.interventions.outcome import Scorer
 from induction_memory.interventions.path_patching import patch_paths
@@ -26,6 +25,8 @@ from induction_memory.runner.components import Graph, head_of
 from induction_memory.runner.patches import Patch
 from induction_memory.runner.recording import record
 from induction_memory.task.bigrams import BigramTask
+from induction_memory.task.corruptions import corrupt
+from induction_memory.task.pairs import Pairs
 from induction_memory.task.sampler import Batch, sample, step_rng
 
 SEQUENCES = 16

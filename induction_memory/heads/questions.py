@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from induction_memory.errors import require
-from induction_memory.task.sampler import Batch
+from induction_memory.task.sampler import Batch, with_counts
 
 Metric = Literal["logit", "log-probability", "accuracy"]
 A_SEQUENCE = 8  # questions: more of them in one sequence tell less than other sequences do
@@ -81,4 +81,4 @@ def batch_of_tokens(tokens: Int[Tensor, "batch pos_plus_1"]) -> Batch:
     pair = inputs * (tokens.max() + 1) + targets
     seen = (pair[:, :, None] == pair[:, None, :]).tril(-1).any(-1)
     none = torch.zeros(len(tokens), 0, dtype=torch.int64)
-    return Batch(inputs, targets, 2 * seen.to(torch.int64), none, none)
+    return with_counts(inputs, targets, 2 * seen.to(torch.int64), none, none)

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from induction_memory.interventions.causal import births as births
     from induction_memory.interventions.causal import causal_trajectory as causal_trajectory
     from induction_memory.interventions.circuits import discover as discover
-    from induction_memory.interventions.corruptions import corrupt as corrupt
     from induction_memory.interventions.effects import contrast as contrast
     from induction_memory.interventions.patching import patch as patch
     from induction_memory.interventions.replacements import Replacements as Replacements
@@ -27,7 +26,6 @@ _WHERE = {
     "births": "causal",
     "causal_trajectory": "causal",
     "discover": "circuits",
-    "corrupt": "corruptions",
     "contrast": "effects",
     "patch": "patching",
     "Replacements": "replacements",

@@ -49,7 +49,7 @@ def gradient(contrast: Contrast, alpha: float) -> Float[Tensor, " edge"]:
     edges = contrast.start.graph.edges
     amounts = torch.full((len(edges),), alpha, requires_grad=True)
     patches = [Patch(edge, contrast.end.at(edge.split(ARROW)[0]), amount=amounts[i]) for i, edge in enumerate(edges)]
-    answer = contrast.pairs.answer
+    answer = contrast.pairs.right
     with torch.enable_grad():
         M = answer_logit(engine.logits(contrast.start, [patches], queries=contrast.queries), answer).mean()
         (slope,) = torch.autograd.grad(M, amounts)

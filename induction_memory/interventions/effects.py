@@ -19,10 +19,10 @@ from torch import Tensor
 from transformer_lens import HookedTransformer
 
 from induction_memory.errors import require
-from induction_memory.interventions.corruptions import Pairs
 from induction_memory.runner import engine
 from induction_memory.runner.patches import Variant
 from induction_memory.runner.recording import Recording, record
+from induction_memory.task.pairs import Pairs
 
 Direction = Literal["corrupt", "restore"]
 
@@ -65,7 +65,7 @@ def at_query(recording: Recording, contrast: Contrast) -> Float[Tensor, "batch 1
 @torch.no_grad()
 def effects(contrast: Contrast, variants: Sequence[Variant]) -> pd.DataFrame:
     """One row a variant: accuracy, M (`logit`) and effect, with standard errors."""
-    answer = contrast.pairs.answer
+    answer = contrast.pairs.right
     M_from, M_to = (answer_logit(at_query(run, contrast), answer) for run in (contrast.start, contrast.end))
     parts: dict[int, dict[str, float]] = {}
     for indices, logits in engine.run(contrast.start, variants, queries=contrast.queries):

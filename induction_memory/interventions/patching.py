@@ -22,18 +22,18 @@ from torch import Tensor
 
 from induction_memory.errors import require
 from induction_memory.interventions.ablations import component_names
-from induction_memory.interventions.corruptions import Corruption, Pairs, Query, corrupt
 from induction_memory.interventions.effects import Contrast, Direction, contrast, effects
 from induction_memory.interventions.path_patching import patch_paths
 from induction_memory.interventions.subjects import Steps, batch_of, subjects, with_step
 from induction_memory.runner.components import ARROW
 from induction_memory.runner.patches import Patch
 from induction_memory.task.bigrams import BigramTask
+from induction_memory.task.corruptions import Corruption, Query, corrupt
+from induction_memory.task.pairs import Pairs
 from induction_memory.task.sampler import Batch
 
 Positions = Literal["roles", "each", "all"] | Sequence[int]
 PatchKind = Literal["activation", "path"]
-ROLES = ("trigger", "output", "query", "elsewhere")
 
 
 def patch(
@@ -93,9 +93,9 @@ def position_masks(pairs: Pairs, positions: Positions) -> dict[str | int, Bool[T
     if positions == "all":
         return {"all": None}
     if positions == "roles":
-        roles = [pairs.trigger_at, pairs.trigger_at + 1, pairs.query]
-        masks = [here == position[:, None] for position in roles]
-        return dict(zip(ROLES, [*masks, ~torch.stack(masks).any(0)], strict=True))
+        roles = {**pairs.roles, "query": pairs.query}
+        masks = {role: here == position[:, None] for role, position in roles.items()}
+        return {**masks, "elsewhere": ~torch.stack(list(masks.values())).any(0)}
     require(
         positions == "each" or not isinstance(positions, str), "positions", "roles, each, all or numbers", positions
     )

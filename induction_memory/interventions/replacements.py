@@ -25,11 +25,11 @@ from torch import Tensor
 from transformer_lens import HookedTransformer
 
 from induction_memory.errors import InputError, require
-from induction_memory.interventions.corruptions import other_outputs
 from induction_memory.runner.components import ARROW
 from induction_memory.runner.patches import Patch
 from induction_memory.runner.recording import Recording, record
 from induction_memory.runner.swapped_weights import of_initial, replaced
+from induction_memory.task.corruptions import other_outputs
 from induction_memory.task.sampler import Batch
 
 Kind = Literal["zero", "mean", "mean-position", "resample", "resample-output", "noise", "initial"]

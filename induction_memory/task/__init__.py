@@ -1,4 +1,4 @@
-"""The in-context bigram task: corpus tables, the task, its sampler and its Bayes-optimal predictor.
+"""Tasks: what a sequence is, which positions are asked, and what a perfect reader would say.
 
 Names are resolved when first used, so that a config needs no torch.
 """
@@ -13,8 +13,21 @@ if TYPE_CHECKING:
     from induction_memory.task.bayes import optimal_scores as optimal_scores
     from induction_memory.task.bayes import predict as predict
     from induction_memory.task.bigrams import BigramTask as BigramTask
+    from induction_memory.task.causal.task import CausalGraph as CausalGraph
+    from induction_memory.task.copying.task import Copying as Copying
     from induction_memory.task.corpus import Corpus as Corpus
     from induction_memory.task.corpus import load_corpus as load_corpus
+    from induction_memory.task.corruptions import corrupt as corrupt
+    from induction_memory.task.markov.task import MarkovChains as MarkovChains
+    from induction_memory.task.noisy.task import NoisyTriggers as NoisyTriggers
+    from induction_memory.task.protocol import Ideal as Ideal
+    from induction_memory.task.protocol import NotOfferedError as NotOfferedError
+    from induction_memory.task.protocol import Task as Task
+    from induction_memory.task.protocol import ask as ask
+    from induction_memory.task.recall.task import FactualRecall as FactualRecall
+    from induction_memory.task.registry import from_dict as from_dict
+    from induction_memory.task.registry import register as register
+    from induction_memory.task.registry import to_dict as to_dict
     from induction_memory.task.sampler import Batch as Batch
     from induction_memory.task.sampler import from_text as from_text
     from induction_memory.task.sampler import make_batch as make_batch
@@ -34,6 +47,19 @@ _WHERE = {
     "Prediction": "bayes",
     "optimal_scores": "bayes",
     "predict": "bayes",
+    "corrupt": "corruptions",
+    "CausalGraph": "causal.task",
+    "Copying": "copying.task",
+    "FactualRecall": "recall.task",
+    "MarkovChains": "markov.task",
+    "NoisyTriggers": "noisy.task",
+    "Ideal": "protocol",
+    "NotOfferedError": "protocol",
+    "Task": "protocol",
+    "ask": "protocol",
+    "from_dict": "registry",
+    "register": "registry",
+    "to_dict": "registry",
 }
 
 __getattr__, __dir__ = lazily(__name__, _WHERE)

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from induction_memory.errors import require
 from induction_memory.task.bigrams import BigramTask
+from induction_memory.task.protocol import Predictor
 from induction_memory.task.races import member_probability, race
 from induction_memory.task.sampler import Batch
 
@@ -67,14 +68,10 @@ def predict(task: BigramTask, tokens: Int[Tensor, "batch pos"]) -> Prediction:
     n = task.vocab_size
     bad = tokens[(tokens < 0) | (tokens >= n)]
     require(len(bad) == 0, "tokens", f"ids of 0 to {n - 1} (the vocabulary)", bad[:1].tolist())
-    pi_b, pi_o, pi_q = (
-        torch.from_numpy(np.array(table))
-        for table in (task.bigram, task.output_probabilities, task.trigger_probabilities)
-    )
+    pi_b, pi_o, pi_q = map(_table, (task.bigram, task.output_probabilities, task.trigger_probabilities))
     log_trigger, log_other, followed = evidence(tokens, pi_b.log(), pi_o.log())
-    posterior = _posterior(tokens, pi_q, task.k, log_trigger, log_other)
-    for row, position in posterior.isnan().nonzero()[:1].tolist():
-        require(False, "tokens", "sequences that the task can produce", f"sequence {row}, impossible at {position}")
+    posterior = trigger_posterior(tokens, pi_q, task.k, log_trigger, log_other)
+    require_possible(posterior)
 
     seen = (followed >= 0).unsqueeze(-1)
     repeat = torch.nn.functional.one_hot(followed.clamp(min=0), n).to(torch.float64)
@@ -108,7 +105,13 @@ def evidence(
     return sums[0], sums[1], followed
 
 
-def _posterior(
+def require_possible(posterior: Float[Tensor, "batch pos"]) -> None:
+    """Raise an InputError that names the first prefix of probability zero."""
+    for row, position in posterior.isnan().nonzero()[:1].tolist():
+        require(False, "tokens", "sequences that the task can produce", f"sequence {row}, impossible at {position}")
+
+
+def trigger_posterior(
     tokens: Int[Tensor, "batch pos"],
     pi_q: Float[Tensor, " vocab"],
     k: int,
@@ -121,6 +124,49 @@ def _posterior(
     p = member_probability(race(pi_q[possible], k), log_trigger[..., possible], log_other[..., possible], number)
     contradicted = (log_other[..., ~possible] == -torch.inf).any(-1)
     return torch.where(possible[tokens] | p.isnan(), p, 0.0).masked_fill(contradicted, torch.nan)
+
+
+def inclusion(task: BigramTask) -> Float[Tensor, " vocab"]:
+    """Probability that each token is a trigger, before any of the sequence is seen."""
+    tokens = torch.arange(task.vocab_size)[:, None]
+    nothing = torch.zeros(task.vocab_size, 1, task.vocab_size, dtype=torch.float64)
+    return trigger_posterior(tokens, _table(task.trigger_probabilities), task.k, nothing, nothing).squeeze(1)
+
+
+def in_weights(task: BigramTask) -> Float[Tensor, "vocab vocab"]:
+    """The next token given the current one alone: P(i is a trigger) pi_o( . | i) + P(i is none) pi_b( . | i)."""
+    p = inclusion(task)[:, None]
+    return p * _table(task.output_probabilities) + (1 - p) * _table(task.bigram)
+
+
+def marginal(
+    first: Float[Tensor, " vocab"], chain: Float[Tensor, "vocab vocab"], length: int
+) -> Float[Tensor, " vocab"]:
+    """How often each token is a target of a chain: the mean over t = 1..T of first chain^t."""
+    total, now = torch.zeros_like(first), first
+    for _ in range(length):
+        now = now @ chain
+        total = total + now
+    return total / length
+
+
+def predictors(task: BigramTask) -> dict[str, Predictor]:
+    """Candidates of growing knowledge.
+
+    `unigram` knows how often each token is a target, if outputs were drawn anew at each occurrence. `in-weights` knows
+    the current token alone, with the prior that it is a trigger. `bayes` reads the whole context.
+    """
+    chain = in_weights(task)
+    unigram = marginal(_table(task.unigram), chain, task.length)
+    return {
+        "unigram": lambda tokens: unigram.expand(*tokens.shape, -1),
+        "in-weights": lambda tokens: chain[tokens],
+        "bayes": lambda tokens: predict(task, tokens).probabilities,
+    }
+
+
+def _table(array: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.array(array))
 
 
 def optimal_scores(task: BigramTask, batch: Batch) -> OptimalScores:

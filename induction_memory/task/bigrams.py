@@ -8,16 +8,25 @@ Its first token is drawn from pi_u, and then
 `BigramTask` holds the choices; the tables pi_u, pi_b, pi_q and pi_o follow from them.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
-from functools import cached_property
-from typing import Any, Literal, get_args
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from induction_memory.errors import InputError, require
 from induction_memory.task.corpus import SHIPPED, Corpus, load_corpus
+from induction_memory.task.fields import as_list, as_tuple, read_only, require_choice, require_integer
+from induction_memory.task.protocol import Ideal, Predictor
+from induction_memory.task.registry import register
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from induction_memory.task.pairs import Pairs
+    from induction_memory.task.sampler import Batch
 
 TriggerChoice = Literal["random", "fixed"]
 TriggerDistribution = Literal["unigram", "uniform"]
@@ -26,9 +35,13 @@ OutputPart = Literal["all", "train", "test"]
 SUM_TOLERANCE = 1e-6  # how far given probabilities may be from summing to one before they are scaled to it
 
 
+@register
 @dataclass(frozen=True)
 class BigramTask:
     """The choices that define the task, checked when made."""
+
+    name: ClassVar[str] = "bigrams"
+    main: ClassVar[str] = "in_context"
 
     corpus: str | Corpus = "tinyshakespeare"
     """A shipped corpus, the path of a text file (read at once, and kept as its counts), or a Corpus."""
@@ -61,14 +74,14 @@ class BigramTask:
         for name in ("trigger_distribution", "trigger_characters", "outputs"):
             value = getattr(self, name)
             if value is not None and (name == "trigger_characters" or not isinstance(value, str)):
-                object.__setattr__(self, name, _as_tuple(value, f"task.{name}"))
+                object.__setattr__(self, name, as_tuple(value, f"task.{name}"))
         n = self.vocab_size
 
-        _require_integer(self.length, "task.length", 1, None, "tokens")
-        _require_integer(self.k, "task.k", 1, n, "triggers (the vocabulary)")
-        _require_integer(self.output_split_seed, "task.output_split_seed", 0, None, "")
-        _require_name(self.triggers, "task.triggers", TriggerChoice)
-        _require_name(self.output_part, "task.output_part", OutputPart)
+        require_integer(self.length, "task.length", 1, None, "tokens")
+        require_integer(self.k, "task.k", 1, n, "triggers (the vocabulary)")
+        require_integer(self.output_split_seed, "task.output_split_seed", 0, None)
+        require_choice(self.triggers, "task.triggers", TriggerChoice)
+        require_choice(self.output_part, "task.output_part", OutputPart)
         require(isinstance(self.outputs_differ, bool), "task.outputs_differ", "True or False", self.outputs_differ)
         fraction = self.output_train_fraction
         ok = isinstance(fraction, float | int) and 0 < fraction < 1
@@ -78,10 +91,10 @@ class BigramTask:
 
     def _check_triggers(self, n: int) -> None:
         if isinstance(self.trigger_distribution, str):
-            _require_name(self.trigger_distribution, "task.trigger_distribution", TriggerDistribution, "a tuple")
+            require_choice(self.trigger_distribution, "task.trigger_distribution", TriggerDistribution, "a tuple")
         else:
             require_probabilities(self.trigger_distribution, "task.trigger_distribution", (n,))
-        _require_integer(self.trigger_offset, "task.trigger_offset", 0, n - self.k, "(the vocabulary less task.k)")
+        require_integer(self.trigger_offset, "task.trigger_offset", 0, n - self.k, "(the vocabulary less task.k)")
         if self.triggers == "random":
             for name in ("trigger_offset", "trigger_characters"):
                 value = getattr(self, name)
@@ -103,7 +116,7 @@ class BigramTask:
 
     def _check_outputs(self, n: int) -> None:
         if isinstance(self.outputs, str):
-            _require_name(self.outputs, "task.outputs", OutputDistribution, "a tuple")
+            require_choice(self.outputs, "task.outputs", OutputDistribution, "a tuple")
         else:
             nested = any(isinstance(row, tuple) for row in self.outputs)
             require_probabilities(self.outputs, "task.outputs", (n, n) if nested else (n,))
@@ -153,9 +166,9 @@ class BigramTask:
         if self.triggers == "random":
             return None
         if self.trigger_characters is not None:
-            return _frozen(self.tables.encode(self.trigger_characters, "task.trigger_characters"))
+            return read_only(self.tables.encode(self.trigger_characters, "task.trigger_characters"))
         by_frequency = np.argsort(-self.tables.unigram_counts, kind="stable")
-        return _frozen(by_frequency[self.trigger_offset : self.trigger_offset + self.k])
+        return read_only(by_frequency[self.trigger_offset : self.trigger_offset + self.k])
 
     @cached_property
     def trigger_probabilities(self) -> Float[np.ndarray, " vocab"]:
@@ -164,13 +177,13 @@ class BigramTask:
         if self.fixed_triggers is not None:
             pi_q = np.zeros(n)
             pi_q[self.fixed_triggers] = 1 / self.k
-            return _frozen(pi_q)
+            return read_only(pi_q)
         if self.trigger_distribution == "unigram":
             return self.unigram
         if self.trigger_distribution == "uniform":
-            return _frozen(np.full(n, 1 / n))
+            return read_only(np.full(n, 1 / n))
         pi_q = np.array(self.trigger_distribution, dtype=np.float64)
-        return _frozen(pi_q / pi_q.sum())
+        return read_only(pi_q / pi_q.sum())
 
     @cached_property
     def output_probabilities(self) -> Float[np.ndarray, "vocab vocab"]:
@@ -189,7 +202,7 @@ class BigramTask:
             np.fill_diagonal(pi_o, 0)
         pi_o[:, ~self.output_tokens] = 0
         totals = pi_o.sum(1, keepdims=True)
-        return _frozen(pi_o / np.where(totals > 0, totals, 1))
+        return read_only(pi_o / np.where(totals > 0, totals, 1))
 
     @property
     def output_tokens(self) -> Bool[np.ndarray, " vocab"]:
@@ -205,12 +218,75 @@ class BigramTask:
         part[order[: round(self.output_train_fraction * self.vocab_size)]] = True
         return part
 
+    @property
+    def n_inputs(self) -> int:
+        """N."""
+        return self.vocab_size
+
+    @property
+    def n_outputs(self) -> int:
+        """N."""
+        return self.vocab_size
+
+    def sample(self, n: int, rng: np.random.Generator) -> "Batch":
+        """Draw `n` sequences (`sampler.py`)."""
+        from induction_memory.task.sampler import sample
+
+        return sample(self, n, rng)
+
+    def labels(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        return self.vocabulary, self.vocabulary
+
+    def predictors(self) -> dict[str, Predictor]:
+        """`unigram`, `in-weights` and `bayes` (`bayes.py`)."""
+        from induction_memory.task.bayes import predictors
+
+        return predictors(self)
+
+    def sources(self, batch: "Batch") -> "dict[str, Tensor]":
+        """`previous`: the position before. `induction`: positions after earlier occurrences of the query's token."""
+        from induction_memory.task.positions import after_same_context, previous
+
+        return {"previous": previous(batch.tokens), "induction": after_same_context(batch.tokens)}
+
+    def associations(self) -> dict[str, Ideal]:
+        """The memories of the paper's construction (Section 4.2)."""
+        n, T = self.vocab_size, self.length
+        return {
+            "W_K1": Ideal("position", "position", np.eye(T, k=-1), "each position stores the one before it"),
+            "W_K2": Ideal("token", "token", np.eye(n), "each token, remapped by layer 1, stores itself"),
+            "W_O2": Ideal("token", "token", np.eye(n), "each value stores its own token as output"),
+            "W_F": Ideal("token", "token", self.bigram.T, "each token stores its likely successors"),
+        }
+
+    def variants(self) -> dict[str, "BigramTask"]:
+        """Other outputs: uniform, from the global bigrams, or from one part of the vocabulary; where they exist."""
+        changes: dict[str, dict[str, Any]] = {
+            "uniform": {"outputs": "uniform"},
+            "bigram": {"outputs": "bigram"},
+            "train": {"output_part": "train"},
+            "test": {"output_part": "test"},
+        }
+        made = {}
+        for name, change in changes.items():
+            try:
+                made[name] = replace(self, **change)
+            except InputError:  # no output is left to some trigger: there is no such variant
+                continue
+        return {name: task for name, task in made.items() if task != self}
+
+    def corruptions(self) -> "dict[str, Callable[[Batch, np.random.Generator], Pairs]]":
+        """`output`, `trigger` and `first` (`corruptions.py`)."""
+        from induction_memory.task.corruptions import corrupt
+
+        return {kind: partial(_swapped, corrupt, kind) for kind in ("output", "trigger", "first")}
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; a corpus that does not ship is written out as its counts."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         if isinstance(self.corpus, Corpus):
             values["corpus"] = self.corpus.to_dict()
-        return {name: _as_list(value) for name, value in values.items()}
+        return {name: as_list(value) for name, value in values.items()}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "BigramTask":
@@ -219,11 +295,15 @@ class BigramTask:
         for key, value in values.items():
             require(key in known, f"task.{key}", f"one of {', '.join(known)}", repr(value))
         made: dict[str, Any] = {
-            key: _as_tuple(value, key) if isinstance(value, list) else value for key, value in values.items()
+            key: as_tuple(value, key) if isinstance(value, list) else value for key, value in values.items()
         }
         if isinstance(made.get("corpus"), dict):
             made["corpus"] = Corpus.from_dict(made["corpus"])
         return cls(**made)
+
+
+def _swapped(corrupt: Callable[..., Any], kind: str, batch: Any, rng: np.random.Generator) -> Any:
+    return corrupt(batch, kind, rng)
 
 
 def require_probabilities(values: Any, field: str, shape: tuple[int, ...]) -> None:
@@ -238,29 +318,3 @@ def require_probabilities(values: Any, field: str, shape: tuple[int, ...]) -> No
     sums = np.atleast_1d(p.sum(-1))
     worst = sums[np.abs(sums - 1).argmax()]
     require(bool(abs(worst - 1) <= SUM_TOLERANCE), field, "probabilities that sum to 1", f"a sum of {worst:.6g}")
-
-
-def _require_integer(value: Any, field: str, low: int, high: int | None, what: str) -> None:
-    ok = isinstance(value, int) and not isinstance(value, bool) and low <= value <= (value if high is None else high)
-    bounds = f"a whole number of {low} or more" if high is None else f"{low} to {high}"
-    require(ok, field, f"{bounds} {what}".strip(), repr(value))
-
-
-def _require_name(value: Any, field: str, choices: Any, otherwise: str = "") -> None:
-    names = [*map(repr, get_args(choices)), *([otherwise] if otherwise else [])]
-    require(value in get_args(choices), field, f"{', '.join(names[:-1])} or {names[-1]}", repr(value))
-
-
-def _as_tuple(value: Any, field: str) -> tuple:
-    require(isinstance(value, Iterable), field, "a sequence", repr(value))
-    plain = value.tolist() if isinstance(value, np.ndarray) else value
-    return tuple(tuple(row) if isinstance(row, Iterable) and not isinstance(row, str) else row for row in plain)
-
-
-def _as_list(value: Any) -> Any:
-    return [_as_list(item) for item in value] if isinstance(value, tuple) else value
-
-
-def _frozen(array: np.ndarray) -> np.ndarray:
-    array.setflags(write=False)
-    return array

@@ -17,47 +17,67 @@ from torch import Tensor
 
 from induction_memory.errors import require
 from induction_memory.task.alias import AliasTable, alias_table, split_uniform
+from induction_memory.task.batch import Batch as AnyBatch
 from induction_memory.task.bigrams import BigramTask
 
 BLOCK = 32  # steps of the chain whose random numbers are drawn at once
 
 
-@dataclass(frozen=True)
-class Batch:
-    """Sequences of the task: z_1..z_T as inputs, z_2..z_{T+1} as targets, and what is true of each."""
+@dataclass(frozen=True, eq=False)
+class Batch(AnyBatch):
+    """Sequences of the task: z_1..z_T as inputs, z_2..z_{T+1} as targets, and what is true of each.
 
-    tokens: Int64[Tensor, "batch pos"]
-    """Inputs z_1..z_T."""
-    targets: Int64[Tensor, "batch pos"]
-    """What follows each input, z_2..z_{T+1}."""
-    counts: Int64[Tensor, "batch pos"]
-    """0 where the input is no trigger of its sequence, n at the n-th occurrence of a trigger as input."""
-    triggers: Int64[Tensor, "batch k"]
-    """q_1..q_K of each sequence, in the order drawn."""
-    outputs: Int64[Tensor, "batch k"]
-    """o_1..o_K."""
+    Groups: `in_context` (second and later occurrences of a trigger: the target stands in the context), `global` (no
+    trigger: the target is drawn from pi_b) and `first` (a trigger seen for the first time: its output is not known).
+    """
+
+    @property
+    def counts(self) -> Int64[Tensor, "batch pos"]:
+        """0 where the input is no trigger of its sequence, n at the n-th occurrence of a trigger as input."""
+        return self.latents["counts"]
+
+    @property
+    def triggers(self) -> Int64[Tensor, "batch k"]:
+        """q_1..q_K of each sequence, in the order drawn."""
+        return self.latents["triggers"]
+
+    @property
+    def outputs(self) -> Int64[Tensor, "batch k"]:
+        """o_1..o_K."""
+        return self.latents["outputs"]
 
     @property
     def in_context(self) -> Bool[Tensor, "batch pos"]:
         """Second and later occurrences of a trigger: the target stands in the context."""
-        return self.counts >= 2
+        return self.groups["in_context"]
 
     @property
     def global_(self) -> Bool[Tensor, "batch pos"]:
         """No trigger: the target is drawn from pi_b."""
-        return self.counts == 0
+        return self.groups["global"]
 
     @property
     def first_occurrence(self) -> Bool[Tensor, "batch pos"]:
         """A trigger seen for the first time: its output is not known yet."""
-        return self.counts == 1
+        return self.groups["first"]
 
-    def __len__(self) -> int:
-        return self.tokens.shape[0]
 
-    def __getitem__(self, rows: slice | Tensor) -> "Batch":
-        """The chosen sequences: a slice, or a tensor of indices or of booleans."""
-        return Batch(self.tokens[rows], self.targets[rows], self.counts[rows], self.triggers[rows], self.outputs[rows])
+def with_counts(
+    tokens: Int64[Tensor, "batch pos"],
+    targets: Int64[Tensor, "batch pos"],
+    counts: Int64[Tensor, "batch pos"],
+    triggers: Int64[Tensor, "batch k"],
+    outputs: Int64[Tensor, "batch k"],
+) -> Batch:
+    """The batch of these sequences, its groups by the occurrence counts."""
+    return Batch(
+        tokens,
+        targets,
+        counted=torch.ones_like(tokens, dtype=torch.bool),
+        groups={"in_context": counts >= 2, "global": counts == 0, "first": counts == 1},
+        main="in_context",
+        latents={"counts": counts, "triggers": triggers, "outputs": outputs},
+    )
 
 
 def step_rng(seed: int, step: int) -> np.random.Generator:
@@ -199,7 +219,7 @@ def _assemble(
     outputs: Int[np.ndarray, "batch k"],
 ) -> Batch:
     inputs = np.ascontiguousarray(tokens[:, :-1])
-    return Batch(
+    return with_counts(
         tokens=torch.from_numpy(inputs),
         targets=torch.from_numpy(np.ascontiguousarray(tokens[:, 1:])),
         counts=torch.from_numpy(occurrence_counts(inputs, np.ascontiguousarray(is_trigger))),

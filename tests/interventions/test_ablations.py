@@ -4,7 +4,6 @@ import torch
 
 from induction_memory.errors import InputError
 from induction_memory.interventions.ablations import ablate, component_names
-from induction_memory.interventions.corruptions import other_outputs
 from induction_memory.interventions.outcome import masked_mean, score
 from induction_memory.interventions.replacements import KINDS, Replacements
 from induction_memory.model.build import build
@@ -13,6 +12,7 @@ from induction_memory.runner.components import Graph
 from induction_memory.runner.recording import record
 from induction_memory.runner.swapped_weights import editable, of_initial, replaced
 from induction_memory.task.bigrams import BigramTask
+from induction_memory.task.corruptions import other_outputs
 from induction_memory.task.sampler import sample, step_rng
 
 TASK = BigramTask(k=3, length=20)

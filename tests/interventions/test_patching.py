@@ -5,7 +5,6 @@ import torch
 from induction_memory.errors import InputError
 from induction_memory.interventions.attribution_patching import agreement, attribute, gradient
 from induction_memory.interventions.circuits import discover
-from induction_memory.interventions.corruptions import corrupt
 from induction_memory.interventions.effects import contrast, effects
 from induction_memory.interventions.patching import patch, patch_activations, position_masks
 from induction_memory.interventions.path_patching import patch_paths
@@ -14,6 +13,7 @@ from induction_memory.model.config import ModelConfig
 from induction_memory.runner.components import Graph
 from induction_memory.runner.engine import Patch
 from induction_memory.task.bigrams import BigramTask
+from induction_memory.task.corruptions import corrupt
 from induction_memory.task.sampler import make_batch, sample, step_rng
 from tests.hooked_twin import hooked_logits
 
@@ -61,7 +61,7 @@ def test_a_corruption_changes_only_what_it_says(line, corruption, query, changed
     pairs = corrupt(line, corruption, np.random.default_rng(0), query=query)
     assert pairs.query.tolist() == [5 if query == "second" else 8]
     assert pairs.answer.tolist() == characters("b").tolist()
-    assert pairs.trigger_at.tolist() == [2]
+    assert pairs.roles["trigger"].tolist() == [2]
     before, after = pairs.clean.tokens[0], pairs.corrupted.tokens[0]
     assert torch.nonzero(before != after).flatten().tolist() == changed
     assert not set(after[changed].tolist()) & set(characters("ab").tolist())

@@ -2,6 +2,7 @@
 
 import logging
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -235,7 +236,7 @@ def test_the_bits_do_not_depend_on_the_number_of_threads(loss, batch):
 
 def test_an_error_in_a_thread_reaches_the_caller(batch):
     model = build(ARCHITECTURES["simplified"], seed=12)
-    wrong = Batch(batch.tokens + 60, batch.targets, batch.counts, batch.triggers, batch.outputs)
+    wrong = replace(batch, tokens=batch.tokens + 60)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:

@@ -1,0 +1,76 @@
+"""Sequences of any task: what a model reads, what it should say, and where.
+
+A position t asks for a prediction of `targets[t]` from `tokens[..t]`. Targets are hard (the id of the right output) or
+soft (a distribution over outputs). The loss of a batch is a mean of
+
+    - sum_j y_t(j) log p_t(j)        over positions t that are counted,
+
+with y_t the target's distribution: one at the right output if the target is hard.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+import torch
+from jaxtyping import Bool, Float, Int64, Shaped
+from torch import Tensor
+
+from induction_memory.errors import require
+
+Kind = TypeVar("Kind", bound="Batch")
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Sequences with their targets and groups of positions."""
+
+    tokens: Int64[Tensor, "batch pos"]
+    """The inputs."""
+    targets: Int64[Tensor, "batch pos"] | Float[Tensor, "batch pos output"]
+    """The right output of each position, or its distribution. Arbitrary where not counted."""
+    counted: Bool[Tensor, "batch pos"]
+    """Where the task asks for a prediction: the loss on all positions averages these."""
+    groups: Mapping[str, Bool[Tensor, "batch pos"]]
+    """Named positions, such as `in_context`; a group lies within the counted positions."""
+    main: str
+    """The group that accuracies and interventions speak of."""
+    latents: Mapping[str, Shaped[Tensor, "batch ..."]] = field(default_factory=dict)
+    """What the sequences were drawn from, one row per sequence. No predictor reads it."""
+
+    def __post_init__(self) -> None:
+        require(self.main in self.groups, "batch.main", f"one of the groups {', '.join(self.groups)}", repr(self.main))
+
+    @property
+    def soft(self) -> bool:
+        """Whether the targets are distributions, so that no single output is right."""
+        return self.targets.dim() == 3
+
+    def group(self, name: str | None = None) -> Bool[Tensor, "batch pos"]:
+        """The positions of a group: the main one when not named, `all` for the counted positions."""
+        name = self.main if name is None else name
+        if name == "all":
+            return self.counted
+        require(name in self.groups, "group", f"one of all, {', '.join(self.groups)}", repr(name))
+        return self.groups[name]
+
+    def __len__(self) -> int:
+        return self.tokens.shape[0]
+
+    def __getitem__(self: Kind, rows: slice | Tensor) -> Kind:
+        """The chosen sequences: a slice, or a tensor of indices or of booleans."""
+        return self._each(lambda values: values[rows])
+
+    def to(self: Kind, device: torch.device | str) -> Kind:
+        """The same batch on a device."""
+        return self._each(lambda values: values.to(device))
+
+    def _each(self: Kind, change: Any) -> Kind:
+        return replace(
+            self,
+            tokens=change(self.tokens),
+            targets=change(self.targets),
+            counted=change(self.counted),
+            groups={name: change(mask) for name, mask in self.groups.items()},
+            latents={name: change(values) for name, values in self.latents.items()},
+        )

@@ -1,0 +1,1 @@
+"""Induction over a causal graph: each position has a parent."""

@@ -1,0 +1,1 @@
+"""Copying what followed a trigger, with the distances under control."""

@@ -1,0 +1,1 @@
+"""Markov chains that are drawn anew for each sequence, or from a finite pool."""

@@ -1,0 +1,1 @@
+"""Noisy triggers: distributional associations against in-context recall."""

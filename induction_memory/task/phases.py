@@ -1,0 +1,76 @@
+"""Which predictor a model is closest to, over training, as named phases.
+
+The closest predictor flickers where two curves cross. A phase therefore ends only when another predictor has been
+clearly closer at several steps in a row: nearer than (1 - margin) times the distance of the phase's own predictor. The
+new phase begins at the first of these steps. Of predictors at the same distance the simpler one, listed first, counts.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from induction_memory.errors import require
+
+MARGIN = 0.1
+"""How much closer another predictor must be, as a share of the distance."""
+PATIENCE = 2
+"""At how many steps in a row."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of training in which one predictor is the closest."""
+
+    predictor: str
+    first: int
+    """The step at which it begins."""
+    last: int
+    """The last step that belongs to it."""
+
+
+def phases(
+    steps: Sequence[int] | np.ndarray,
+    distances: Mapping[str, Sequence[float] | np.ndarray],
+    *,
+    margin: float = MARGIN,
+    patience: int = PATIENCE,
+) -> list[Phase]:
+    """The phases that the distances to the predictors (simplest first) show."""
+    require(len(distances) > 0, "distances", "at least one predictor", "none")
+    require(len(steps) > 0, "steps", "at least one", "none")
+    require(0 <= margin < 1, "margin", "0 or more, below 1", margin)
+    require(patience >= 1, "patience", "1 or more steps", patience)
+    table = np.array([list(curve) for curve in distances.values()], dtype=np.float64)
+    require(table.shape[1] == len(steps), "distances", f"one per step ({len(steps)})", table.shape[1])
+    require(not np.isnan(table).any(), "distances", "numbers", "nan")
+    names, numbers = list(distances), [int(step) for step in steps]
+
+    here = int(table[:, 0].argmin())
+    begins = [(0, here)]
+    place = 1
+    while place < len(numbers):
+        rival = int(table[:, place].argmin())
+        window = table[:, place : place + patience]
+        if rival != here and window.shape[1] == patience and (window[rival] < (1 - margin) * window[here]).all():
+            here = rival
+            begins.append((place, here))
+        place += 1
+    ends = [place - 1 for place, _ in begins[1:]] + [len(numbers) - 1]
+    return [
+        Phase(names[which], numbers[first], numbers[last]) for (first, which), last in zip(begins, ends, strict=True)
+    ]
+
+
+def describe(found: Sequence[Phase]) -> str:
+    """The phases in a sentence.
+
+    >>> describe([Phase("unigram", 0, 40), Phase("bayes", 50, 600)])
+    'closest to the unigram predictor until step 40, to the bayes predictor from step 50 to the end'
+    """
+    if len(found) == 1:
+        return f"closest to the {found[0].predictor} predictor throughout"
+    first, *between, last = found
+    parts = [f"closest to the {first.predictor} predictor until step {first.last}"]
+    parts += [f"to the {phase.predictor} predictor from step {phase.first} to {phase.last}" for phase in between]
+    return ", ".join([*parts, f"to the {last.predictor} predictor from step {last.first} to the end"])

@@ -1,0 +1,33 @@
+"""Which keys a head would attend to, as masks over (query, key): the building blocks of a task's sources."""
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+
+def previous(tokens: Int[Tensor, "batch pos"], n: int = 1) -> Bool[Tensor, "batch query key"]:
+    """The n positions before the query."""
+    back = _back(tokens)
+    return ((back >= 1) & (back <= n)).expand(len(tokens), -1, -1)
+
+
+def after_same_context(tokens: Int[Tensor, "batch pos"], n: int = 1) -> Bool[Tensor, "batch query key"]:
+    """Keys up to the query that follow an earlier occurrence of the last n tokens: what an induction head looks for."""
+    batch, pos = tokens.shape
+    same = torch.ones(batch, pos, pos, dtype=torch.bool, device=tokens.device)
+    padded = torch.nn.functional.pad(tokens, (n, 0), value=-1)
+    for i in range(n):
+        query, key = padded[:, n - i : n - i + pos], padded[:, n - 1 - i : n - 1 - i + pos]
+        same &= (query[:, :, None] == key[:, None, :]) & (key >= 0)[:, None, :]
+    return same & (_back(tokens) >= 0)
+
+
+def one_key(key: Int[Tensor, "batch query"], pos: int) -> Bool[Tensor, "batch query key"]:
+    """One key per query; none where it is negative."""
+    return key[:, :, None] == torch.arange(pos, device=key.device)
+
+
+def _back(tokens: Int[Tensor, "batch pos"]) -> Int[Tensor, "query key"]:
+    """How far the key lies before the query."""
+    here = torch.arange(tokens.shape[1], device=tokens.device)
+    return here[:, None] - here[None, :]
