@@ -4,6 +4,7 @@ A task's settings are the fields of a frozen dataclass. On the disk they are JSO
 tuples.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any, get_args
@@ -20,13 +21,13 @@ def require_integer(value: Any, field: str, low: int, high: int | None, what: st
     require(ok, field, f"{bounds} {what}".strip(), repr(value))
 
 
-def require_number(value: Any, field: str, low: float, high: float, *, open_low: bool = False) -> None:
+def require_number(value: Any, field: str, low: int | float, high: int | float, *, open_low: bool = False) -> None:
     """Raise an InputError unless `value` is a number between the bounds; the lower one is left out if `open_low`."""
     ok = isinstance(value, int | float) and not isinstance(value, bool)
     ok = ok and (low < value if open_low else low <= value) and value <= high
     begins = f"above {low:g}" if open_low else f"of {low:g} or more"
     ends = "" if high == float("inf") else f", at most {high:g}"
-    require(ok and np.isfinite(value), field, f"a number {begins}{ends}", repr(value))
+    require(ok and math.isfinite(value), field, f"a number {begins}{ends}", repr(value))
 
 
 def require_choice(value: Any, field: str, choices: Any, otherwise: str = "") -> None:

@@ -31,9 +31,9 @@ class Phase:
 
 def phases(
     steps: Sequence[int] | np.ndarray,
-    distances: Mapping[str, Sequence[float] | np.ndarray],
+    distances: Mapping[str, Sequence[int | float] | np.ndarray],
     *,
-    margin: float = MARGIN,
+    margin: int | float = MARGIN,
     patience: int = PATIENCE,
 ) -> list[Phase]:
     """The phases that the distances to the predictors (simplest first) show."""

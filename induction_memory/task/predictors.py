@@ -48,10 +48,10 @@ def predictions(
         shape = (*tokens.shape, n_outputs)
         require(tuple(p.shape) == shape, f"predictor {name!r}", f"probabilities of shape {shape}", tuple(p.shape))
         p = p.to(torch.float64)
-        off = (p.sum(-1) - 1).abs().max().item()
-        require(
-            off < 1e-6 and bool((p >= 0).all()), f"predictor {name!r}", "rows of probabilities", f"a sum {off:.2g} off"
-        )
+        sums = p.sum(-1)
+        good = bool((p >= 0).all()) and bool(((sums - 1).abs() < 1e-6).all())
+        got = f"sums of {sums.min():.6g} to {sums.max():.6g}"
+        require(good, f"predictor {name!r}", "probabilities that sum to 1", got)
         found[name] = p
     return found
 

@@ -63,7 +63,7 @@ def predictors(task: Any) -> dict[str, Predictor]:
 
 
 def along(
-    tokens: Int[Tensor, "batch pos"], parents: Int[Tensor, " pos"], symbols: int, alpha: float
+    tokens: Int[Tensor, "batch pos"], parents: Int[Tensor, " longest"], symbols: int, alpha: float
 ) -> Float[Tensor, "batch pos symbol"]:
     """The reader's probabilities of a child of the current position, if these were the parents."""
     bad = tokens[(tokens < 0) | (tokens >= symbols)]
@@ -74,7 +74,7 @@ def along(
     return (counts + alpha) / (counts.sum(-1, keepdim=True) + symbols * alpha)
 
 
-def children(tokens: Int[Tensor, "batch pos"], parents: Int[Tensor, " pos"]) -> Bool[Tensor, "batch query key"]:
+def children(tokens: Int[Tensor, "batch pos"], parents: Int[Tensor, " longest"]) -> Bool[Tensor, "batch query key"]:
     """Keys up to the query whose parent has the query's symbol."""
     pos = tokens.shape[1]
     parents = parents[:pos].to(tokens.device)

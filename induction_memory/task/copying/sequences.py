@@ -1,8 +1,8 @@
 """Sequences that ask for a copy, and what their readers would say (model in `task.py`; positions count from 0).
 
 The second trigger stands at P = l_1 + l_2 + 2 and the output at l_1 + 1. In training both spans are l, so that the
-output stands at P / 2: `shortcut` copies that token, wherever the first trigger is. `induction` copies what followed the first
-trigger. Where there is nothing to copy, both say that all outputs are equally likely.
+output stands at P / 2: `shortcut` copies that token, wherever the first trigger is. `induction` copies what followed
+the first trigger. Where there is nothing to copy, both say that all outputs are equally likely.
 """
 
 from dataclasses import replace

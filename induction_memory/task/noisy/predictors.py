@@ -6,7 +6,8 @@
 
 where p_o is the token other than tau that followed i before, and pi_o( . | i) if there was none. The evidence on a
 token i are its successors s_1, s_2, ... up to z_t: a trigger gives each tau the likelihood p, the first other one
-(1 - p) pi_o(s | i), and each later one (1 - p) if it is the same and 0 if it is not.
+(1 - p) pi_o(s | i), and each later one (1 - p) if it is the same and 0 if it is not. Fixed triggers are known: P_t(i)
+is one or zero, whatever was seen.
 """
 
 from typing import Any
@@ -66,22 +67,31 @@ def bayes(task: Any, tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch p
     trigger, other = conditionals(task)
     place = output_place(tokens, tau)
     known = torch.where(place >= 0, tokens.gather(1, place.clamp(min=0)), -1)
+    repeat = (1 - task.noise) * torch.nn.functional.one_hot(known.clamp(min=0), n).to(torch.float64)
+    repeat[..., tau] += task.noise
+    given_trigger = torch.where((known >= 0).unsqueeze(-1), repeat, trigger[tokens])
+    p = posterior(task, tokens, known).unsqueeze(-1)
+    return p * given_trigger + (1 - p) * other[tokens]
 
+
+def posterior(
+    task: Any, tokens: Int[Tensor, "batch pos"], known: Int[Tensor, "batch pos"]
+) -> Float[Tensor, "batch pos"]:
+    """P_t(z_t). `known` is the output that each token is seen to have, -1 for none."""
+    n, tau = task.n_inputs, task.noise_token
+    pi_q = torch.zeros(n, dtype=torch.float64)
+    pi_q[:tau] = torch.from_numpy(np.array(task.bigrams.trigger_probabilities))
+    if task.bigrams.fixed_triggers is not None:
+        return (pi_q > 0).to(torch.float64)[tokens]
+    trigger, other = conditionals(task)
     now, after, before = tokens[:, :-1], tokens[:, 1:], known[:, :-1]
-    repeated = torch.where(after == before, 1 - task.noise, 0.0).to(torch.float64)
+    repeated = (1 - task.noise) * (after == before).to(torch.float64)
     if_trigger = torch.where((before < 0) | (after == tau), trigger[now, after], repeated)
     sums = []
     for likelihood in (if_trigger, other[now, after]):
         steps = torch.zeros(*tokens.shape, n, dtype=torch.float64)
         steps[:, 1:].scatter_(2, now.unsqueeze(-1), likelihood.log().unsqueeze(-1))
         sums.append(steps.cumsum(1))
-    pi_q = torch.zeros(n, dtype=torch.float64)
-    pi_q[:tau] = torch.from_numpy(np.array(task.bigrams.trigger_probabilities))
-    posterior = trigger_posterior(tokens, pi_q, task.k, *sums)
-    require_possible(posterior)
-
-    repeat = (1 - task.noise) * torch.nn.functional.one_hot(known.clamp(min=0), n).to(torch.float64)
-    repeat[..., tau] += task.noise
-    given_trigger = torch.where((known >= 0).unsqueeze(-1), repeat, trigger[tokens])
-    p = posterior.unsqueeze(-1)
-    return p * given_trigger + (1 - p) * other[tokens]
+    found = trigger_posterior(tokens, pi_q, task.k, *sums)
+    require_possible(found)
+    return found
