@@ -14,7 +14,7 @@ from induction_memory.model.build import build
 from induction_memory.model.config import ModelConfig
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.corpus import Corpus
-from induction_memory.task.sampler import Batch, sample, step_rng
+from induction_memory.task.sampler import Batch, sample, step_rng, with_counts
 from induction_memory.training import forward
 from induction_memory.training.clamps import Clamps, clamped_pattern
 from induction_memory.training.forward import Evaluation, evaluate, plain_evaluate, supported
@@ -71,8 +71,9 @@ CLAMPS = {
 def batch() -> Batch:
     """Nine sequences with 0 to many trained positions each, and repeated sequences of tokens."""
     found = sample(BigramTask(length=LENGTH, k=3), 9, step_rng(0, 0))
-    found.counts[4] = 0
-    return found
+    counts = found.counts.clone()
+    counts[4] = 0
+    return with_counts(found.tokens, found.targets, counts, found.triggers, found.outputs)
 
 
 def oracle(model, batch: Batch, loss: str, clamps: Clamps | None) -> tuple[float, dict[str, Tensor], Tensor]:
