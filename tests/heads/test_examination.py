@@ -1,8 +1,11 @@
 import re
+from itertools import product
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
+from matplotlib.colors import to_hex
 from transformer_lens import HookedTransformer, HookedTransformerConfig
 
 import induction_memory as im
@@ -128,16 +131,71 @@ def test_other_metrics_and_kinds_of_ablation(runs):
         assert len(identify(runs[0], batch=batch, **more).roles) == 8
 
 
-def test_figures_are_drawn_from_the_tables(found):
-    for figure in (
-        figures.role_map(found.last("roles")),
-        figures.shared_work(found.carriers),
-        figures.stability(found.stability),
-        figures.identifiability(found.identifiability),
-        figures.mediation(found.mediation),
-        figures.over_training(found.shares[found.shares["run"] == "a"], [("k", 1, "keys"), ("out", 2, "output")]),
-    ):
-        figure.canvas.draw()
+def test_the_map_of_roles_has_a_coloured_cell_per_run_and_head_with_its_share():
+    cells = [
+        ("a", "L1H1", "previous-token", 1.0, 0.9, False),
+        ("a", "L2H1", "induction", 0.5, 1.0, False),
+        ("b", "L1H1", "none", 1.0, np.nan, True),
+        ("b", "L2H1", "other", 0.0, -0.1, False),
+    ]
+    roles = pd.DataFrame(cells, columns=["run", "head", "role", "confidence", "share", "distractor"])
+    (axes,) = figures.role_map(roles).axes
+    assert [to_hex(cell.get_facecolor()) for cell in axes.patches] == [figures.ROLE_COLOURS[cell[2]] for cell in cells]
+    assert [cell.get_alpha() for cell in axes.patches] == pytest.approx([1, 0.675, 1, 0.35])
+    assert [cell.get_center().tolist() for cell in axes.patches] == [[0, 0], [0, 1], [1, 0], [1, 1]]
+    assert [text.get_text() for text in axes.texts] == ["0.90", "1.00", " (looks only)", "-0.10"]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["L1H1", "L2H1"]
+
+
+def test_bars_of_shared_work_are_stacked_shares_under_the_effective_number_of_heads():
+    cells = [
+        ("a", "previous-token", "L1H1", 0.75, 1.6),
+        ("a", "previous-token", "L1H2", 0.5, 1.6),
+        ("a", "previous-token", "L1H3", -0.25, 1.6),
+        ("b", "induction", "L2H1", 1.0, 1.0),
+    ]
+    carriers = pd.DataFrame(cells, columns=["run", "role", "head", "share", "effective"])
+    previous, induction = figures.shared_work(carriers).axes
+    assert [(bar.get_y(), bar.get_height()) for bar in previous.patches] == [(0, 0.75), (0.75, 0.5), (0, -0.25)]
+    assert [text.get_text() for text in previous.texts] == ["L1H1", "L1H2", "1.6"]
+    assert [(bar.get_y(), bar.get_height()) for bar in induction.patches] == [(0, 1)]
+
+
+def test_points_of_stability_and_identifiability_are_the_tables_values():
+    roles, measures = ["induction", "none"], ["heads", "effective", "present", "leader", "agreement"]
+    cells = [(role, measure, 0.1 * i) for i, (measure, role) in enumerate(product(measures, roles))]
+    table = pd.DataFrame(cells, columns=["role", "measure", "value"]).assign(low=0.0, high=1.0)
+    drawn = [points(axes) for axes in figures.stability(table).axes]
+    assert drawn[0] == {"heads": [0, 0.1], "effective": pytest.approx([0.2, 0.3])}
+    assert [drawn[1][name][0] for name in measures[2:]] == pytest.approx([0.4, 0.6, 0.8])
+    rows = [("independent", "index", 0.1), ("independent", "match", 0.9), ("same data", "index", 0.3)]
+    scores = pd.DataFrame(rows, columns=["relation", "predictor", "score"]).assign(low=0.0, high=1.0)
+    (axes,) = figures.identifiability(scores).axes
+    assert points(axes) == {"independent": [0.1, 0.9], "same data": [0.3]}
+
+
+def test_the_map_of_mediation_holds_every_effect_but_the_rest(found):
+    drawn = np.asarray(figures.mediation(found.mediation).axes[0].images[0].get_array().filled(np.nan))
+    run_a = found.mediation[found.mediation["run"] == "a"]
+    drawn_of_a = np.asarray(figures.mediation(run_a).axes[0].images[0].get_array().filled(np.nan))
+    effects = run_a.loc[run_a["path"] != "rest", "effect"]
+    assert sorted(drawn_of_a[np.isfinite(drawn_of_a)]) == pytest.approx(sorted(effects))
+    assert drawn.shape == drawn_of_a.shape
+
+
+def test_lines_over_training_are_the_shapley_values_of_each_head(found):
+    shares = found.shares[found.shares["run"] == "a"]
+    routes = [("k", 1, "keys"), ("out", 2, "output")]
+    for axes, (game, layer, title) in zip(figures.over_training(shares, routes).axes, routes, strict=True):
+        own = shares[(shares["game"] == game) & (shares["layer"] == layer)]
+        lines = {line.get_label(): line.get_ydata().tolist() for line in axes.lines if line.get_label()[0] != "_"}
+        assert lines == {head: rows["shapley"].tolist() for head, rows in own.groupby("head")}
+        assert axes.get_title() == title
+
+
+def points(axes) -> dict[str, list[float]]:
+    """Label -> heights of the points with error bars."""
+    return {bars.get_label(): bars.lines[0].get_ydata().tolist() for bars in axes.containers}
 
 
 def test_the_study_of_many_runs_writes_its_page_and_figures(found, runs, tmp_path):

@@ -1,6 +1,9 @@
 """The claims: each holds on records made to fit it, and fails on records made to break it."""
 
+import json
+import os
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -13,6 +16,7 @@ from induction_memory.reproduction.claims import CLAIMS, check, learned
 from induction_memory.reproduction.records import Record, Records, diagonals
 from induction_memory.task.sampler import sample, step_rng
 from induction_memory.trajectory import load
+from tests.reproduction import quotations
 
 STEPS = np.arange(0, 601, 10)
 JOBS = plan.jobs(list(plan.FIGURES), "paper")
@@ -168,11 +172,33 @@ def test_a_loss_is_learned_at_nine_tenths_of_its_fall():
     assert learned(run, "loss_in_context") == next(s for s, x in zip(steps, smooth, strict=True) if x <= line)
 
 
-def test_quotations_are_the_papers():
+def test_every_claim_belongs_to_a_figure_and_gives_its_reason():
     for claim in CLAIMS.values():
-        assert len(claim.says) > 25
         assert claim.reason
         assert claim.figure in plan.FIGURES
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+def test_a_quotation_is_one_that_was_found_in_the_paper(name):
+    sealed = json.loads(quotations.SEALED.read_text(encoding="utf-8"))
+    parts = quotations.passages(CLAIMS[name].says)
+    assert all(len(part) > 20 for part in parts)
+    assert [quotations.seal(part) for part in parts] == sealed[name]
+
+
+def test_quotations_stand_in_the_paper():
+    named = os.environ.get("INDUCTION_MEMORY_PAPER", "../shared/paper/birth_of_a_transformer.tex")
+    paper = Path(__file__).parents[2] / named
+    if not paper.is_file():
+        pytest.skip("the paper's LaTeX source is not at hand: name it in INDUCTION_MEMORY_PAPER")
+    assert quotations.missing(paper.read_text(encoding="utf-8")) == []
+
+
+def test_a_quotation_is_found_through_latex_and_a_changed_one_is_not():
+    source = r"learning \emph{higher}\citep[see][]{one} $W_O^2$,% a comment" + "\n" + r"over 99\% (Figure~\ref{fig:x})."
+    paper = quotations.of_latex(source)
+    assert all(part in paper for part in quotations.passages("learning higher W_O^2 [...] over 99%"))
+    assert not any(part in paper for part in quotations.passages("learning lower W_O^2 [...] over 95%"))
 
 
 def test_early_positions_are_not_asked_about_where_there_are_no_others():
