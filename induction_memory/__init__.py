@@ -46,6 +46,7 @@ _MODULES = (
     "heads",
     "theory",
     "figures",
+    "sweep",
 )
 
 __all__ = [*_NAMES, *_MODULES]  # pyright: ignore[reportUnsupportedDunderAll]

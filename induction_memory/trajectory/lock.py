@@ -18,6 +18,10 @@ from induction_memory.trajectory.durable import READABLE, StorageError, explain,
 NAME = ".lock"
 
 
+class BusyError(InputError):
+    """Another process trains in the folder."""
+
+
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold the folder, made if need be; an InputError names who holds it already."""
@@ -47,7 +51,7 @@ def _acquire(path: Path) -> int:
         except BlockingIOError as error:
             holder = os.pread(descriptor, 200, 0).decode(errors="replace") or "another process"
             os.close(descriptor)
-            raise InputError(f"{path.parent}: expected a folder no other process trains in, got {holder}") from error
+            raise BusyError(f"{path.parent}: expected a folder no other process trains in, got {holder}") from error
         if _number(path) == os.fstat(descriptor).st_ino:
             return descriptor
         os.close(descriptor)  # its holder has just removed it: what was locked is no longer the folder's lock

@@ -1,0 +1,15 @@
+"""Many runs: a file says which, a process pool or a Dask cluster trains them, and one table shows what came out."""
+
+from typing import TYPE_CHECKING
+
+from induction_memory.lazy import lazily
+
+if TYPE_CHECKING:
+    from induction_memory.sweep.launch import start as start
+    from induction_memory.sweep.plan import Sweep as Sweep
+    from induction_memory.sweep.plan import read as read
+    from induction_memory.sweep.results import table as table
+
+_WHERE = {"Sweep": "plan", "read": "plan", "start": "launch", "table": "results"}
+
+__getattr__, __dir__ = lazily(__name__, _WHERE)

@@ -1,0 +1,141 @@
+"""An engine on any cluster that `dask.distributed` reaches, on a file system that all of its machines share.
+
+A Dask task does not train in the worker's own thread: it hands the job to a child process, as the pool does. So a run
+has the main thread and the one thread of a numerical library that it has in a serial run, however many threads the
+worker has, and it can be stopped: when the client is gone, when the scheduler is gone, or when the worker closes, the
+task sees it within a second, kills the child, and the folder's lock is free. A worker that is killed takes its child
+along; Dask then gives the job to another worker (three times, by its own setting `allowed-failures`).
+"""
+
+import contextlib
+import itertools
+import logging
+import queue
+import threading
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from induction_memory.errors import InputError, require
+from induction_memory.sweep.child import Child
+from induction_memory.sweep.job import Job, Outcome
+
+SECONDS_TO_CONNECT = 10
+_children: "queue.SimpleQueue[Child]" = queue.SimpleQueue()
+"""In a Dask worker: children without a job, kept for the next one."""
+
+
+class Cluster:
+    """The jobs of one client on the scheduler at `address`."""
+
+    def __init__(self, address: str) -> None:
+        require(
+            find_spec("distributed") is not None,
+            "--scheduler",
+            "the package distributed (pip install 'induction-memory[dask]')",
+            "none installed",
+        )
+        from distributed import Client
+
+        self._address = address
+        self._ended: queue.SimpleQueue[tuple[str, Outcome]] = queue.SimpleQueue()
+        self._futures: dict[str, Any] = {}
+        self._names: dict[str, str] = {}
+        self._closing = threading.Event()
+        self._attempts = itertools.count()
+        self._quiet = contextlib.ExitStack()
+        self._quiet.enter_context(_silent_logs())  # what goes wrong is told in one line, here
+        try:
+            self._client = Client(address, timeout=SECONDS_TO_CONNECT, set_as_default=False)
+        except (OSError, ValueError) as error:
+            self._quiet.close()
+            told = " ".join(str(error).split())
+            raise InputError(
+                f"--scheduler: expected the address of a Dask scheduler, got {address!r} ({told})"
+            ) from error
+
+    def submit(self, job: Job) -> None:
+        key = f"{job.name}-{self._client.id}-{next(self._attempts)}"
+        message = {"name": job.name, "work": job.work, "arguments": dict(job.arguments), "folder": str(job.folder)}
+        future = self._client.submit(run_in_child, message, key, key=key, pure=False, retries=0)
+        self._futures[job.name], self._names[key] = future, job.name
+        future.add_done_callback(lambda future, name=job.name: self._note(name, future))
+
+    def next(self, timeout: float) -> tuple[str, Outcome] | None:
+        try:
+            name, outcome = self._ended.get(timeout=timeout)
+        except queue.Empty:
+            return None
+        self._futures.pop(name, None)
+        return name, outcome
+
+    def running(self) -> set[str]:
+        try:
+            processing: Any = self._client.processing()
+            keys = [key for keys in processing.values() for key in keys]
+        except (OSError, RuntimeError):  # the connection is lost: the futures tell
+            return set()
+        return {self._names[key] for key in keys if key in self._names}
+
+    def close(self) -> None:
+        self._closing.set()
+        with contextlib.suppress(Exception):  # the scheduler may be gone
+            self._client.cancel(list(self._futures.values()))
+        with contextlib.suppress(Exception):
+            self._client.close(timeout=SECONDS_TO_CONNECT)
+        self._quiet.close()
+
+    def _note(self, name: str, future: Any) -> None:
+        if self._closing.is_set():
+            return
+        if future.status == "finished":
+            outcome = Outcome(**future.result())
+        elif future.status == "error":
+            error = future.exception()
+            outcome = _told(error)
+        else:
+            outcome = Outcome("stopped", f"the scheduler at {self._address} is gone")
+        self._ended.put((name, outcome))
+
+
+def _told(error: BaseException) -> Outcome:
+    from distributed.scheduler import KilledWorker
+
+    if isinstance(error, KilledWorker):
+        return Outcome("failed", "the workers that ran it were killed, one after the other")
+    return Outcome("failed", f"{type(error).__name__}: {' '.join(str(error).split())}")
+
+
+def run_in_child(message: dict[str, Any], key: str) -> dict[str, Any]:
+    """The Dask task: have a job done by a child of this worker."""
+    from distributed import get_worker
+
+    worker: Any = get_worker()
+    job = Job(message["name"], message["work"], message["arguments"], Path(message["folder"]))
+
+    def unwanted() -> bool:
+        task = worker.state.tasks.get(key)
+        return worker.status.name not in ("running", "paused") or task is None or task.state == "cancelled"
+
+    try:
+        child = _children.get_nowait()
+    except queue.Empty:
+        child = Child()
+    outcome = child.run(job, unwanted)
+    if outcome.state in ("died", "stopped"):
+        child.kill()
+    else:
+        _children.put(child)
+    return outcome.to_dict()
+
+
+@contextlib.contextmanager
+def _silent_logs() -> Iterator[None]:
+    logger = logging.getLogger("distributed")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)

@@ -1,0 +1,91 @@
+"""What an engine is given and what it gives back: a job is a function's name and plain values.
+
+The function runs in a process of its own (`child.py`), here or on another machine, so that a job is the same bytes
+everywhere and nothing but JSON travels.
+"""
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+State = Literal["done", "mistake", "failed", "busy", "died", "stopped"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run to train, or anything else that takes a while and keeps its results in a folder."""
+
+    name: str
+    work: str
+    """The function, as "module:function"; it is called with `arguments` by name."""
+    arguments: Mapping[str, Any]
+    """Plain values, as JSON has them."""
+    folder: Path
+    """Where its metrics grow."""
+    steps: int = 1
+    """Lines of metrics when it is done, less one."""
+    cost: float = 1.0
+    """Its share of the time, in any unit."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one attempt at a job ended.
+
+    done: it is. mistake: an error that the user can put right. failed: any other error. busy: another process holds
+    the folder. died: its process was killed. stopped: the engine was told to stop.
+    """
+
+    state: State
+    error: str = ""
+    seconds: float = field(default=0.0, compare=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"state": self.state, "error": self.error, "seconds": self.seconds}
+
+
+class Engine(Protocol):
+    """Something that runs jobs: a pool of processes here, or a cluster."""
+
+    def submit(self, job: Job) -> None:
+        """Put a job at the end of the queue."""
+        ...
+
+    def next(self, timeout: float) -> tuple[str, Outcome] | None:
+        """The name of a job whose attempt has ended, and how; None when none has after `timeout` seconds."""
+        ...
+
+    def running(self) -> set[str]:
+        """The names of the jobs that run now."""
+        ...
+
+    def close(self) -> None:
+        """Stop whatever still runs."""
+        ...
+
+
+def path_of(function: Callable[..., object]) -> str:
+    """ "module:function" of a function, also of one in the script that runs."""
+    module = function.__module__
+    if module == "__main__":
+        main = sys.modules["__main__"]
+        spec = getattr(main, "__spec__", None)
+        module = spec.name if spec is not None else Path(str(main.__file__)).stem
+    return f"{module}:{function.__name__}"
+
+
+def function_at(path: str) -> Callable[..., object]:
+    """The inverse of `path_of`."""
+    module, _, name = path.partition(":")
+    return getattr(import_module(module), name)
+
+
+def train(config: dict[str, Any], out: str, command: str) -> None:
+    """Train one run into its folder, or go on with it."""
+    from induction_memory.training.run import start
+    from induction_memory.training.run_config import RunConfig
+
+    start(RunConfig.from_dict(config), out, resume=True, quiet=True, command=command)

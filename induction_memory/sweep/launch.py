@@ -1,0 +1,90 @@
+"""Start a sweep, or go on with it: the runs that are done are skipped, the others trained, the failed ones told."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from induction_memory.errors import InputError, require
+from induction_memory.sweep import job as jobs
+from induction_memory.sweep import plan
+from induction_memory.sweep.estimate import cost
+from induction_memory.sweep.job import Job, Outcome
+from induction_memory.sweep.loop import engine, work_off
+from induction_memory.sweep.plan import PlannedRun
+
+COPY = "sweep.toml"
+FAILURES = "failures.json"
+MOST_WORKERS = 1024
+
+
+@dataclass(frozen=True)
+class Finished:
+    """How a sweep ended."""
+
+    skipped: tuple[str, ...]
+    """Runs that were done before."""
+    done: tuple[str, ...]
+    failed: Mapping[str, str]
+    """Name of a run -> its error."""
+
+
+def start(
+    file: str | Path, out: str | Path, *, workers: int = 2, scheduler: str | None = None, quiet: bool = False
+) -> Finished:
+    """Train every run of a sweep's file in its own folder of `out`, on this machine or on a Dask cluster.
+
+    The same call goes on with a sweep that was stopped. A run that fails does not stop the others. The file is copied
+    to `out`, and the errors of failed runs are kept beside it.
+    """
+    from induction_memory.trajectory.durable import make_folder, write_durably
+
+    whole = isinstance(workers, int) and not isinstance(workers, bool) and 1 <= workers <= MOST_WORKERS
+    require(whole, "--workers", f"a whole number from 1 to {MOST_WORKERS}", repr(workers))
+    sweep, folder = plan.read(file), Path(out)
+    content = Path(file).read_bytes()
+    states = look(sweep.runs, folder)
+    waiting = [run for run in sweep.runs if states[run.name] != "done"]
+    make_folder(folder)
+    if not ((folder / COPY).exists() and (folder / COPY).read_bytes() == content):
+        write_durably(folder / COPY, [content])
+    ended: dict[str, Outcome] = {}
+    if waiting:
+        on = engine(min(workers, len(waiting)), scheduler)
+        ended = work_off([job_of(run, folder) for run in waiting], on, quiet=quiet)
+    failed = {name: outcome.error for name, outcome in ended.items() if outcome.state != "done"}
+    if failed or (folder / FAILURES).exists():
+        write_durably(folder / FAILURES, [json.dumps(failed, indent=1).encode() + b"\n"])
+    done = tuple(name for name in ended if name not in failed)
+    return Finished(tuple(name for name, state in states.items() if state == "done"), done, failed)
+
+
+def look(runs: tuple[PlannedRun, ...], folder: Path) -> dict[str, str]:
+    """Name -> "done", "begun" or "new"; a folder that holds another run is an error, before anything is trained."""
+    return {run.name: _state(run, folder / run.name) for run in runs}
+
+
+def job_of(run: PlannedRun, folder: Path) -> Job:
+    """The job that trains a planned run."""
+    out = (folder / run.name).absolute()
+    arguments = {"config": run.config.to_dict(), "out": str(out), "command": run.command}
+    return Job(run.name, jobs.path_of(jobs.train), arguments, out, run.config.train.steps, cost(run.config))
+
+
+def _state(run: PlannedRun, folder: Path) -> str:
+    from induction_memory.training.run_config import RunConfig
+    from induction_memory.trajectory import manifest as manifests
+    from induction_memory.trajectory.manifest import Manifest
+    from induction_memory.trajectory.sealed import DamagedError
+
+    if not (folder / manifests.NAME).exists():
+        return "new"
+    try:
+        manifest = Manifest.read(folder)
+    except DamagedError:
+        return "begun"  # its own job will say what is wrong with it
+    differences = run.config.differences(RunConfig.from_dict(manifest.config))
+    for path, (asked, there) in differences.items():
+        if path != "train.steps" or asked < there:
+            raise InputError(f"{folder}: expected {path} = {asked!r}, as in the sweep's file, got {there!r}")
+    return "done" if manifest.state == "finished" and not differences else "begun"

@@ -1,0 +1,91 @@
+"""What a person sees of a sweep: a live table on a terminal, nothing elsewhere.
+
+12 of 40 runs done, 2 running, 1 failed; 3:20 left
+task.k-3_seed-1      step 140 of 300
+task.k-5_seed-0      step 20 of 300
+"""
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from types import TracebackType
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from induction_memory.sweep.job import Job
+
+MOST_ROWS = 20
+
+
+class Board:
+    """Follows the jobs of a sweep; a context manager, so that the terminal is left tidy."""
+
+    def __init__(self, jobs: Mapping[str, Job], *, quiet: bool, console: Console | None = None) -> None:
+        self._jobs = jobs
+        self._console = console or Console(stderr=True, highlight=False)
+        self.is_live = self._console.is_terminal and not quiet
+        self._live = Live(console=self._console, auto_refresh=False)
+        self._began = time.monotonic()
+        self._before = sum(job.cost * share_done(job) for job in jobs.values()) if self.is_live else 0.0
+
+    def __enter__(self) -> "Board":
+        if self.is_live:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.is_live:
+            self._live.stop()
+
+    def note(self, line: str) -> None:
+        """A line that stays, above the table."""
+        if self.is_live:
+            self._console.print(Text(line))
+
+    def show(self, done: Collection[str], failed: Collection[str], running: Callable[[], set[str]]) -> None:
+        """Draw the table anew."""
+        if not self.is_live:
+            return
+        now = sorted(running() - set(done) - set(failed))
+        ended = sum(self._jobs[name].cost for name in (*done, *failed))
+        worked = ended + sum(self._jobs[name].cost * share_done(self._jobs[name]) for name in now)
+        left = self._seconds_left(worked, sum(job.cost for job in self._jobs.values()))
+        self._live.update(self._table(len(done), len(failed), now, left), refresh=True)
+
+    def _seconds_left(self, worked: float, total: float) -> float | None:
+        here = worked - self._before
+        return (total - worked) * (time.monotonic() - self._began) / here if here > 0 else None
+
+    def _table(self, done: int, failed: int, running: list[str], left: float | None) -> Table:
+        table = Table.grid(padding=(0, 2))
+        title = f"{done} of {len(self._jobs)} runs done, {len(running)} running, {failed} failed"
+        table.add_row(Text(title + ("" if left is None else f"; {clock(left)} left")))
+        rows = Table.grid(padding=(0, 2))
+        for name in running[:MOST_ROWS]:
+            job = self._jobs[name]
+            step = round(share_done(job) * (job.steps + 1))
+            rows.add_row(Text(name, overflow="ellipsis", no_wrap=True), f"step {max(0, step - 1)} of {job.steps}")
+        if len(running) > MOST_ROWS:
+            rows.add_row(Text(f"and {len(running) - MOST_ROWS} more"), "")
+        table.add_row(rows)
+        return table
+
+
+def share_done(job: Job) -> float:
+    """How much of a run is done, by the lines of its metrics."""
+    try:
+        lines = (job.folder / "metrics.jsonl").read_bytes().count(b"\n")
+    except OSError:
+        return 0.0
+    return min(1.0, lines / (job.steps + 1))
+
+
+def clock(seconds: float) -> str:
+    """90 -> "1:30", 3,700 -> "1:01:40"."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

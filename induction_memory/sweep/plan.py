@@ -1,0 +1,188 @@
+"""A sweep's file and the runs it stands for.
+
+    preset = "demo"                       the experiment that all runs start from
+    seeds = [0, 1, 2]                     each run once per seed; [0] if not given
+
+    [set]                                 settings of all runs
+    train.steps = 300
+
+    [grid]                                every combination of these values
+    task.k = [1, 3, 5]
+    train.learning_rate = [0.2, 0.5]
+
+    [[runs]]                              or a list of settings, one table per run, with a name if wanted
+    name = "output-frozen"
+    train.freeze = ["W_O2: ..100"]
+
+A list and a grid together give every combination of both. A value means what it means after `--set`. Each run trains in
+a folder of its own, whose name follows from its settings alone: more values or more seeds leave the other runs where
+they are. Runs train with one thread unless the file says otherwise.
+"""
+
+import hashlib
+import itertools
+import json
+import re
+import shlex
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from induction_memory.errors import InputError, require
+from induction_memory.presets import preset as find_preset
+from induction_memory.presets import with_seed
+from induction_memory.training.run_config import RunConfig
+
+MOST_RUNS = 100_000
+LONGEST_NAME = 120
+_PARTS = ("preset", "seeds", "set", "grid", "runs")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run of a sweep."""
+
+    name: str
+    """Its folder in the sweep's folder."""
+    preset: str
+    seed: int
+    settings: tuple[str, ...]
+    """What differs from the preset, as after `--set`."""
+
+    @cached_property
+    def config(self) -> RunConfig:
+        return with_seed(find_preset(self.preset).run, self.seed).with_settings(self.settings)
+
+    @property
+    def command(self) -> str:
+        """The command that trains this run alone."""
+        settings = [part for setting in self.settings for part in ("--set", setting)]
+        return shlex.join(
+            ["induction-memory", "train", self.preset, "--seed", str(self.seed), *settings, "--out", self.name]
+        )
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A sweep as its file describes it; settings are path -> text, as after `--set`."""
+
+    preset: str
+    seeds: tuple[int, ...] = (0,)
+    settings: Mapping[str, str] | None = None
+    grid: Mapping[str, tuple[str, ...]] | None = None
+    variants: tuple[tuple[str | None, Mapping[str, str]], ...] = ((None, {}),)
+    """Name, if there is one, and settings of each entry of the list."""
+
+    @cached_property
+    def runs(self) -> tuple[PlannedRun, ...]:
+        """Every run, checked: each configuration is made once."""
+        grid = self.grid or {}
+        total = len(self.seeds) * len(self.variants)
+        for values in grid.values():
+            total *= len(values)
+        require(total <= MOST_RUNS, "grid", f"at most {MOST_RUNS:,} runs", f"{total:,}")
+        found: dict[str, PlannedRun] = {}
+        for run in self._combinations(grid):
+            require(run.name not in found, "runs", "runs that differ", f"{run.name!r} twice")
+            assert run.config
+            found[run.name] = run
+        return tuple(found.values())
+
+    def _combinations(self, grid: Mapping[str, tuple[str, ...]]) -> Iterator[PlannedRun]:
+        shared = {"train.threads": "1"} | dict(self.settings or {})
+        for (name, variant), values in itertools.product(self.variants, itertools.product(*grid.values())):
+            chosen = {**variant, **dict(zip(grid, values, strict=True))}
+            settings = tuple(f"{path}={text}" for path, text in (shared | chosen).items())
+            shown = chosen if name is None else {path: chosen[path] for path in grid}
+            for seed in self.seeds:
+                yield PlannedRun(_run_name(name, shown, seed), self.preset, seed, settings)
+
+
+def read(path: str | Path) -> Sweep:
+    """The sweep of a TOML file; whatever the file says that is not understood is an error."""
+    try:
+        values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"FILE: expected a sweep's file, got {str(path)!r} ({error.strerror})") from error
+    except (ValueError, RecursionError) as error:  # not TOML, or not text
+        raise InputError(f"{path}: expected TOML, got {' '.join(str(error).split())}") from error
+    try:
+        sweep = _sweep(values)
+        assert sweep.runs
+    except InputError as mistake:
+        raise InputError(f"{path}: {mistake}") from mistake
+    return sweep
+
+
+def _sweep(values: Mapping[str, Any]) -> Sweep:
+    for name in values:
+        require(name in _PARTS, name, f"one of {', '.join(_PARTS)}", repr(name))
+    preset, seeds = values.get("preset"), values.get("seeds", [0])
+    if not isinstance(preset, str):
+        raise InputError(f"preset: expected the name of an experiment, got {preset!r}")
+    find_preset(preset)
+    whole = isinstance(seeds, list) and seeds and all(type(seed) is int and seed >= 0 for seed in seeds)
+    require(bool(whole), "seeds", "a list of whole numbers of at least 0", repr(seeds))
+    grid = {path: _choices(path, listed) for path, listed in _flat(values.get("grid", {}), "grid").items()}
+    shared = {path: _text(path, value) for path, value in _flat(values.get("set", {}), "set").items()}
+    entries = values.get("runs", [{}])
+    require(isinstance(entries, list) and bool(entries), "runs", "a list of tables ([[runs]])", repr(entries))
+    variants = tuple(_variant(entry) for entry in entries)
+    for path in grid:
+        twice = path in shared or any(path in settings for _, settings in variants)
+        require(not twice, f"grid.{path}", "a setting that stands nowhere else", f"{path} twice")
+    return Sweep(preset, tuple(seeds), shared, grid, variants)
+
+
+def _variant(entry: Any) -> tuple[str | None, dict[str, str]]:
+    require(isinstance(entry, dict), "runs", "tables", repr(entry))
+    name = entry.get("name")
+    good = name is None or (isinstance(name, str) and _NAME.fullmatch(name) and len(name) <= LONGEST_NAME // 2)
+    allowed = f"up to {LONGEST_NAME // 2} letters, digits and . _ + - after a first letter or digit"
+    require(bool(good), "runs.name", allowed, repr(name))
+    settings = _flat({key: value for key, value in entry.items() if key != "name"}, "runs")
+    return name, {path: _text(path, value) for path, value in settings.items()}
+
+
+def _flat(table: Any, field: str) -> dict[str, Any]:
+    """`{"task": {"k": 3}}`, as TOML reads `task.k = 3`, as `{"task.k": 3}`."""
+    require(isinstance(table, dict), field, "a table", repr(table))
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        inner = {f"{key}.{name}": item for name, item in value.items()} if isinstance(value, dict) else {key: value}
+        for path, item in inner.items():
+            require(path not in found, f"{field}.{path}", "a setting once", "it twice")
+            found[path] = item
+    return found
+
+
+def _choices(path: str, values: Any) -> tuple[str, ...]:
+    require(isinstance(values, list) and bool(values), f"grid.{path}", "a list of values", repr(values))
+    return tuple(_text(path, value) for value in values)
+
+
+def _text(path: str, value: Any) -> str:
+    """A TOML value as `--set` takes it."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool | int | float | list):
+        try:
+            return json.dumps(value)
+        except TypeError:
+            pass
+    raise InputError(f"{path}: expected text, a number, true or false, or a list, got {str(value)!r}")
+
+
+def _run_name(name: str | None, settings: Mapping[str, str], seed: int) -> str:
+    """A folder's name for the settings; with a hash of them where they cannot be told from the name alone."""
+    exact = [*([name] if name else []), *(f"{path}-{text}" for path, text in settings.items()), f"seed-{seed}"]
+    plain = [re.sub(r"[^A-Za-z0-9._+-]+", "-", part).strip("-") for part in exact]
+    readable = "_".join(plain)
+    if plain == exact and len(readable) <= LONGEST_NAME:
+        return readable
+    digest = hashlib.sha256(json.dumps(exact).encode()).hexdigest()[:10]
+    return f"{readable[: LONGEST_NAME - 11]}-{digest}"
