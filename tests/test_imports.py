@@ -28,8 +28,8 @@ ROOMS = (
     "heads",
     "theory",
     "views",
-    "reproduction",
     "sweep",
+    "reproduction",
     "cli",
 )
 """A room imports only from rooms before it in this list (DESIGN)."""

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from induction_memory.experiment.run_config import RunConfig
 from induction_memory.sweep.plan import PlannedRun
-from induction_memory.training.run_config import RunConfig
 
 MOST_MEASURED = 8
 BYTES_PER_NUMBER = 4

@@ -85,7 +85,7 @@ def function_at(path: str) -> Callable[..., object]:
 
 def train(config: dict[str, Any], out: str, command: str) -> None:
     """Train one run into its folder, or go on with it."""
+    from induction_memory.experiment.run_config import RunConfig
     from induction_memory.training.run import start
-    from induction_memory.training.run_config import RunConfig
 
     start(RunConfig.from_dict(config), out, resume=True, quiet=True, command=command)

@@ -72,7 +72,7 @@ def job_of(run: PlannedRun, folder: Path) -> Job:
 
 
 def _state(run: PlannedRun, folder: Path) -> str:
-    from induction_memory.training.run_config import RunConfig
+    from induction_memory.experiment.run_config import RunConfig
     from induction_memory.trajectory import manifest as manifests
     from induction_memory.trajectory.manifest import Manifest
     from induction_memory.trajectory.sealed import DamagedError

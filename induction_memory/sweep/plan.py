@@ -32,9 +32,9 @@ from pathlib import Path
 from typing import Any
 
 from induction_memory.errors import InputError, require
-from induction_memory.presets import preset as find_preset
-from induction_memory.presets import with_seed
-from induction_memory.training.run_config import RunConfig
+from induction_memory.experiment.presets import preset as find_preset
+from induction_memory.experiment.presets import with_seed
+from induction_memory.experiment.run_config import RunConfig
 
 MOST_RUNS = 100_000
 LONGEST_NAME = 120

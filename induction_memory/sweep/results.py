@@ -7,11 +7,12 @@ from typing import Any
 import pandas as pd
 
 from induction_memory.errors import InputError, require
+from induction_memory.experiment.run_config import RunConfig
 from induction_memory.sweep import plan
 from induction_memory.sweep.launch import COPY, FAILURES
-from induction_memory.training.run_config import RunConfig
 from induction_memory.trajectory import manifest as manifests
-from induction_memory.trajectory.source import FolderSource
+from induction_memory.trajectory import rows as row_files
+from induction_memory.trajectory.manifest import Manifest
 
 _NO_METRICS = ("step", "checkpoint")
 _SEEDS = ("train.init_seed", "train.data_seed", "train.eval_seed")
@@ -21,8 +22,9 @@ def table(folder: str | Path) -> pd.DataFrame:
     """Name, state, settings and results of every run in a sweep's folder.
 
     `state` is finished, training (begun, perhaps interrupted), missing or failed; `error` says why it failed. Columns
-    with a dot, such as `task.k`, are the settings in which the runs differ; `seed` stands
-    for the three seeds where they are those of `--seed`. `steps` and `seconds` are those trained. The other columns hold the last measured value of each metric. A folder of runs without a sweep's file will do.
+    with a dot, such as `task.k`, are the settings in which the runs differ. `seed` stands for the three seeds where
+    they are those of `--seed`. `steps` and `seconds` are those trained. The other columns hold the last measured value
+    of each metric. A folder of runs without a sweep's file will do.
 
     >>> import induction_memory as im
     >>> found = im.sweep.table("checkpoints")
@@ -51,15 +53,16 @@ def _row(
     if not there:
         return row, planned
     try:
-        source = FolderSource(place)
-        config, lines = RunConfig.from_dict(source.manifest.config), source.rows()
+        manifest = Manifest.read(place)
+        config = RunConfig.from_dict(manifest.config)
+        lines = row_files.read(place / row_files.NAME, manifest.first_step, manifest.rows)
     except InputError as mistake:  # damage, or no run of this package
         return {"state": "failed", "error": str(mistake)}, planned
-    if source.finished:
+    if manifest.state == "finished":
         row = {"state": "finished", "error": ""}
     elif not error:
         row["state"] = "training"
-    trained = {"steps": source.manifest.first_step + len(lines) - 1, "seconds": source.manifest.seconds}
+    trained = {"steps": manifest.first_step + len(lines) - 1, "seconds": manifest.seconds}
     return row | trained | _last_values(lines), config
 
 
