@@ -92,8 +92,7 @@ class Cluster:
         if future.status == "finished":
             outcome = Outcome(**future.result())
         elif future.status == "error":
-            error = future.exception()
-            outcome = _told(error)
+            outcome = _told(future.exception())
         else:
             outcome = Outcome("stopped", f"the scheduler at {self._address} is gone")
         self._ended.put((name, outcome))
@@ -132,10 +131,11 @@ def run_in_child(message: dict[str, Any], key: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _silent_logs() -> Iterator[None]:
-    logger = logging.getLogger("distributed")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL + 1)
+    before = {logger: logger.level for logger in map(logging.getLogger, ("distributed", "distributed.client"))}
+    for logger in before:
+        logger.setLevel(logging.CRITICAL + 1)
     try:
         yield
     finally:
-        logger.setLevel(before)
+        for logger, level in before.items():
+            logger.setLevel(level)

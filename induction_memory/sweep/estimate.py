@@ -35,7 +35,7 @@ class Estimate:
 
 def estimate(runs: Sequence[PlannedRun], states: dict[str, str], begun: dict[str, float]) -> list[Estimate]:
     """One estimate per run; `begun` is the share that is done of those in the middle."""
-    measured: dict[str, tuple[int, float]] = {}
+    measured: dict[str, tuple[float, float]] = {}
     sizes: dict[str, tuple[int, int]] = {}
     found = []
     for run in runs:
@@ -53,12 +53,12 @@ def estimate(runs: Sequence[PlannedRun], states: dict[str, str], begun: dict[str
     return found
 
 
-def cost(config: RunConfig) -> int:
+def cost(config: RunConfig) -> float:
     """Multiplications of a run, roughly: enough to tell the time that is left."""
     model, train = config.model, config.train
     maps = 24 if not model.identity_queries else 4  # d x d products per token and layer, forward and backward
     tokens = train.steps * train.batch_size * config.task.length
-    return tokens * model.n_layers * model.d_model * (maps * model.d_model + 2 * config.task.length)
+    return float(tokens) * model.n_layers * model.d_model * (maps * model.d_model + 2 * config.task.length)
 
 
 def _kind(config: RunConfig) -> RunConfig:
@@ -83,7 +83,7 @@ def _seconds_per_step(config: RunConfig) -> float:
     return min(after - earlier for earlier, after in pairwise(moments))
 
 
-def _by_cost(config: RunConfig, measured: dict[str, tuple[int, float]]) -> float:
+def _by_cost(config: RunConfig, measured: dict[str, tuple[float, float]]) -> float:
     return cost(config) * sum(seconds for _, seconds in measured.values()) / sum(work for work, _ in measured.values())
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 State = Literal["done", "mistake", "failed", "busy", "died", "stopped"]
 
@@ -47,6 +47,7 @@ class Outcome:
         return {"state": self.state, "error": self.error, "seconds": self.seconds}
 
 
+@runtime_checkable
 class Engine(Protocol):
     """Something that runs jobs: a pool of processes here, or a cluster."""
 

@@ -1,0 +1,55 @@
+"""Jobs that train nothing: they leave a trace in a folder, so that a test sees how often they ran and where."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from induction_memory.errors import InputError
+from induction_memory.sweep.job import Job, path_of
+from induction_memory.trajectory.lock import locked
+
+
+def note(folder: str) -> None:
+    """Leave one file per call, named after the process."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    Path(folder, f"{time.monotonic_ns()}.{os.getpid()}").touch()
+
+
+def mistake(folder: str) -> None:
+    note(folder)
+    raise InputError("task.k: expected less, got more")
+
+
+def crash(folder: str) -> None:
+    note(folder)
+    raise RuntimeError("two\nlines")
+
+
+def die(folder: str, times: int) -> None:
+    """Be killed, the first `times` times."""
+    note(folder)
+    if len(calls(Path(folder))) <= times:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def hold(folder: str, seconds: float) -> None:
+    """Hold the folder's lock."""
+    with locked(Path(folder)):
+        note(folder)
+        time.sleep(seconds)
+
+
+def threads(folder: str) -> None:
+    """Note how many threads the numerical libraries are allowed."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    Path(folder, "threads").write_text(os.environ["OMP_NUM_THREADS"])
+
+
+def calls(folder: Path) -> list[Path]:
+    """The traces of `note`, in the order in which they were left."""
+    return sorted(path for path in folder.glob("*.*") if path.name != ".lock") if folder.exists() else []
+
+
+def job(name: str, place: Path, work=note, **arguments) -> Job:
+    return Job(name, path_of(work), {"folder": str(place / name)} | arguments, place / name)

@@ -1,0 +1,118 @@
+"""A real scheduler and two worker processes on loopback: workers, clients and schedulers die, and nothing is lost."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from induction_memory.errors import InputError
+from induction_memory.sweep.cluster import Cluster
+from induction_memory.sweep.launch import start
+from induction_memory.sweep.loop import work_off
+from induction_memory.sweep.plan import read
+from tests.sweep import stubs
+from tests.sweep.stubs import calls, job
+from tests.sweep.test_loop import is_free, wait_for
+from tests.sweep.tiny_sweep import contents, finished, is_in_the_middle, write
+
+SCRIPT = "import sys, induction_memory as im; im.sweep.start(sys.argv[1], sys.argv[2], scheduler=sys.argv[3])"
+
+
+class Machines:
+    """A scheduler and its workers, each a process of its own."""
+
+    def __init__(self, folder: Path, workers: int = 2) -> None:
+        self.file, self.folder = folder / "scheduler.json", folder
+        here = ["--scheduler-file", str(self.file), "--no-dashboard"]
+        listen = ["--host", "127.0.0.1", "--port", "0"]
+        self.scheduler = self._process("distributed.cli.dask_scheduler", *here, *listen)
+        wait_for(self.file.exists)
+        only = ["--nthreads", "1", "--local-directory", str(folder), "--host", "127.0.0.1"]
+        self.workers = [self._process("distributed.cli.dask_worker", *here, *only) for _ in range(workers)]
+        self.address = json.loads(self.file.read_text())["address"]
+
+    def _process(self, module: str, *arguments: str) -> subprocess.Popen:
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        return subprocess.Popen([sys.executable, "-m", module, *arguments], **quiet)
+
+    def worker_processes(self) -> list[int]:
+        """The processes that work, which are children of their nannies."""
+        from distributed import Client
+
+        with Client(self.address, set_as_default=False) as client:
+            client.wait_for_workers(2)
+            return list(client.run(os.getpid).values())
+
+    def close(self) -> None:
+        for process in (*self.workers, self.scheduler):
+            process.terminate()
+        for process in (*self.workers, self.scheduler):
+            process.wait()
+
+
+@pytest.fixture
+def machines(tmp_path):
+    machines = Machines(tmp_path)
+    yield machines
+    machines.close()
+
+
+def test_killed_workers_and_a_killed_client_cost_no_bit_and_no_finished_run(machines, serial, tmp_path):
+    file, out = write(tmp_path), tmp_path / "out"
+    names = [run.name for run in read(file).runs]
+    workers = machines.worker_processes()
+    client = subprocess.Popen([sys.executable, "-c", SCRIPT, str(file), str(out), machines.address])
+    wait_for(lambda: any(is_in_the_middle(out / name) for name in names))
+    os.kill(workers[0], signal.SIGKILL)
+    wait_for(lambda: finished(out))
+    before = finished(out)
+    wait_for(lambda: any(is_in_the_middle(out / name) for name in names if name not in finished(out)))
+    client.kill()
+    client.wait()
+    before |= finished(out)
+    wait_for(lambda: all(is_free(out / name) for name in names if (out / name).exists()))
+    before |= finished(out)
+    assert 0 < len(before) < 4
+    ended = start(file, out, scheduler=machines.address)
+    assert set(ended.skipped) == set(before)
+    assert not ended.failed
+    assert contents(read(file).runs, out) == serial
+    assert finished(out).items() >= before.items()
+
+
+def test_jobs_end_as_in_a_pool_and_a_lost_scheduler_is_told_in_one_line(machines, tmp_path, capfd):
+    jobs = [job(f"good-{i}", tmp_path) for i in range(6)]
+    jobs += [job("wrong", tmp_path, stubs.mistake), job("killed", tmp_path, stubs.die, times=1)]
+    ended = work_off(jobs, Cluster(machines.address), quiet=True)
+    assert {name: outcome.state for name, outcome in ended.items()} == {
+        one.name: "mistake" if one.name == "wrong" else "done" for one in jobs
+    }
+    assert {one.name: len(calls(one.folder)) for one in jobs} == {one.name: 1 for one in jobs} | {"killed": 2}
+
+    stopped = Cluster(machines.address)  # closing it, as Ctrl-C does, stops the run and frees its folder
+    stopped.submit(job("held", tmp_path, stubs.hold, seconds=600.0))
+    wait_for(lambda: (tmp_path / "held" / ".lock").exists())
+    wait_for(lambda: stopped.running() == {"held"})
+    stopped.close()
+    wait_for(lambda: is_free(tmp_path / "held"))
+
+    on = Cluster(machines.address)
+    on.submit(job("other", tmp_path, stubs.hold, seconds=600.0))
+    wait_for(lambda: (tmp_path / "other" / ".lock").exists())
+    machines.scheduler.kill()
+    with pytest.raises(InputError, match=r"scheduler at tcp.* is gone; what was trained is kept, and the same command"):
+        work_off([job("third", tmp_path)], on, quiet=True)
+    wait_for(lambda: is_free(tmp_path / "other"))
+    assert capfd.readouterr() == ("", "")
+    with pytest.raises(InputError, match="--scheduler: expected the address of a Dask scheduler, got"):
+        Cluster(machines.address)
+
+
+def test_a_wrong_address_is_refused_at_once(tmp_path):
+    for address in ("nonsense://", "127.0.0.1:x"):
+        with pytest.raises(InputError, match="--scheduler: expected the address of a Dask scheduler, got"):
+            start(write(tmp_path), tmp_path / "out", scheduler=address)
