@@ -18,6 +18,7 @@ from induction_memory.cli.presets import presets
 from induction_memory.cli.probe import probe
 from induction_memory.cli.reproduce import reproduce
 from induction_memory.cli.surgery import surgery
+from induction_memory.cli.sweep import sweep
 from induction_memory.cli.theory import theory
 from induction_memory.cli.train import train
 from induction_memory.cli.usage import usage_errors
@@ -38,6 +39,7 @@ COMMANDS = (
     verify,
     theory,
     reproduce,
+    sweep,
 )
 
 

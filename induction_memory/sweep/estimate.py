@@ -5,6 +5,7 @@ counts; after MOST_MEASURED kinds the others follow from their number of multipl
 parameters. A run holds them once when it is finished, and twice while it is compacted. Adaptive checkpoints keep more.
 """
 
+import heapq
 import json
 import time
 from collections.abc import Sequence
@@ -51,6 +52,19 @@ def estimate(runs: Sequence[PlannedRun], states: dict[str, str], begun: dict[str
             sizes[key] = _numbers(config)
         found.append(Estimate(run.name, state, config.train.steps, seconds, _bytes(config, *sizes[key])))
     return found
+
+
+def total(estimates: Sequence[Estimate], workers: int) -> tuple[float, int]:
+    """Seconds until all runs are done on so many workers, and bytes of disk that what is missing adds.
+
+    The runs go to the workers in their order, each to the first that is free. While runs are compacted, the disk holds
+    each of them twice: the largest `workers` of them are counted twice.
+    """
+    free = [0.0] * workers
+    for one in estimates:
+        heapq.heapreplace(free, free[0] + one.seconds)
+    sizes = sorted((one.disk for one in estimates if one.state != "done"), reverse=True)
+    return max(free), sum(sizes) + sum(sizes[:workers])
 
 
 def cost(config: RunConfig) -> float:

@@ -39,8 +39,7 @@ def start(
     """
     from induction_memory.trajectory.durable import make_folder, write_durably
 
-    whole = isinstance(workers, int) and not isinstance(workers, bool) and 1 <= workers <= MOST_WORKERS
-    require(whole, "--workers", f"a whole number from 1 to {MOST_WORKERS}", repr(workers))
+    require_workers(workers)
     sweep, folder = plan.read(file), Path(out)
     content = Path(file).read_bytes()
     states = look(sweep.runs, folder)
@@ -57,6 +56,13 @@ def start(
         write_durably(folder / FAILURES, [json.dumps(failed, indent=1).encode() + b"\n"])
     done = tuple(name for name in ended if name not in failed)
     return Finished(tuple(name for name, state in states.items() if state == "done"), done, failed)
+
+
+def require_workers(workers: int) -> int:
+    """The number of workers, checked."""
+    whole = isinstance(workers, int) and not isinstance(workers, bool) and 1 <= workers <= MOST_WORKERS
+    require(whole, "--workers", f"a whole number from 1 to {MOST_WORKERS}", repr(workers))
+    return workers
 
 
 def look(runs: tuple[PlannedRun, ...], folder: Path) -> dict[str, str]:

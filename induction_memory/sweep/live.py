@@ -17,6 +17,7 @@ from rich.text import Text
 from induction_memory.sweep.job import Job
 
 MOST_ROWS = 20
+SECONDS_BETWEEN_PICTURES = 0.25
 
 
 class Board:
@@ -28,6 +29,7 @@ class Board:
         self.is_live = self._console.is_terminal and not quiet
         self._live = Live(console=self._console, auto_refresh=False)
         self._began = time.monotonic()
+        self._drawn = -SECONDS_BETWEEN_PICTURES
         self._before = sum(job.cost * share_done(job) for job in jobs.values()) if self.is_live else 0.0
 
     def __enter__(self) -> "Board":
@@ -47,9 +49,10 @@ class Board:
             self._console.print(Text(line))
 
     def show(self, done: Collection[str], failed: Collection[str], running: Callable[[], set[str]]) -> None:
-        """Draw the table anew."""
-        if not self.is_live:
+        """Draw the table anew, unless it has just been drawn."""
+        if not self.is_live or time.monotonic() - self._drawn < SECONDS_BETWEEN_PICTURES:
             return
+        self._drawn = time.monotonic()
         now = sorted(running() - set(done) - set(failed))
         ended = sum(self._jobs[name].cost for name in (*done, *failed))
         worked = ended + sum(self._jobs[name].cost * share_done(self._jobs[name]) for name in now)

@@ -11,7 +11,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from types import FrameType
 
@@ -30,6 +31,10 @@ class Stopped(KeyboardInterrupt):
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
         self.number = number
+        self.done, self.jobs = 0, 0
+
+    def __str__(self) -> str:
+        return f"stopped by {signal.Signals(self.number).name} after {self.done} of {self.jobs} runs"
 
 
 def engine(workers: int = 2, scheduler: str | None = None) -> Engine:
@@ -46,36 +51,58 @@ def engine(workers: int = 2, scheduler: str | None = None) -> Engine:
 def work_off(jobs: Sequence[Job], on: Engine, *, quiet: bool = False) -> dict[str, Outcome]:
     """Run every job to its end, done or failed; the engine is closed afterwards. Raises Stopped on a signal."""
     by_name = {job.name: job for job in jobs}
-    ended: dict[str, Outcome] = {}
-    deaths: dict[str, int] = {}
-    busy: dict[str, float] = {}
-    told: set[str] = set()
     with _signals(), closing(on), Board(by_name, quiet=quiet) as board:
-        for job in jobs:
-            on.submit(job)
-        while len(ended) < len(by_name):
-            for name in [name for name, since in busy.items() if time.monotonic() - since > SECONDS_UNTIL_BUSY_AGAIN]:
-                del busy[name]
-                on.submit(by_name[name])
-            found = on.next(SECONDS_BETWEEN_LOOKS)
-            if found is not None:
-                name, outcome = found
-                if outcome.state == "died" and deaths.get(name, 0) + 1 < ATTEMPTS:
-                    deaths[name] = deaths.get(name, 0) + 1
-                    _tell(board, quiet, f"{name}: {outcome.error}; it goes on in another")
-                    on.submit(by_name[name])
-                elif outcome.state == "busy":
-                    busy[name] = time.monotonic()
-                    if outcome.error not in told:
-                        told.add(outcome.error)
-                        _tell(board, quiet, f"waiting: {outcome.error}")
-                elif outcome.state == "stopped":
-                    raise InputError(f"{outcome.error}; what was trained is kept, and the same command goes on")
-                else:
-                    ended[name] = outcome
-            done = [name for name, outcome in ended.items() if outcome.state == "done"]
-            board.show(done, [name for name in ended if ended[name].state != "done"], on.running)
-    return ended
+        work = _Work(by_name, on, lambda line: _tell(board, quiet, line))
+        try:
+            for job in jobs:
+                on.submit(job)
+            while len(work.ended) < len(by_name):
+                work.ask_again()
+                if (found := on.next(SECONDS_BETWEEN_LOOKS)) is not None:
+                    work.note(*found)
+                board.show(work.done, work.failed, on.running)
+        except Stopped as stopped:
+            stopped.done, stopped.jobs = len(work.done), len(by_name)
+            raise
+    return work.ended
+
+
+class _Work:
+    """The jobs that have ended, and those that are to be run again."""
+
+    def __init__(self, jobs: Mapping[str, Job], on: Engine, tell: Callable[[str], None]) -> None:
+        self.ended: dict[str, Outcome] = {}
+        self.done: list[str] = []
+        self.failed: list[str] = []
+        self._jobs, self._on, self._tell = jobs, on, tell
+        self._deaths: Counter[str] = Counter()
+        self._busy: dict[str, float] = {}
+        self._told: set[str] = set()
+
+    def ask_again(self) -> None:
+        """Submit the jobs whose folder was held a while ago."""
+        now = time.monotonic()
+        for name in [name for name, since in self._busy.items() if now - since > SECONDS_UNTIL_BUSY_AGAIN]:
+            del self._busy[name]
+            self._on.submit(self._jobs[name])
+
+    def note(self, name: str, outcome: Outcome) -> None:
+        """What follows from the end of an attempt."""
+        match outcome.state:
+            case "died" if self._deaths[name] + 1 < ATTEMPTS:
+                self._deaths[name] += 1
+                self._tell(f"{name}: {outcome.error}; it is run again")
+                self._on.submit(self._jobs[name])
+            case "busy":
+                self._busy[name] = time.monotonic()
+                if outcome.error not in self._told:
+                    self._told.add(outcome.error)
+                    self._tell(f"waiting: {outcome.error}")
+            case "stopped":
+                raise InputError(f"{outcome.error}; what was trained is kept, and the same command goes on")
+            case _:
+                self.ended[name] = outcome
+                (self.done if outcome.state == "done" else self.failed).append(name)
 
 
 def _tell(board: Board, quiet: bool, line: str) -> None:
@@ -104,4 +131,4 @@ def _signals() -> Iterator[None]:
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)

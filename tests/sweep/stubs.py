@@ -1,8 +1,14 @@
-"""Jobs that train nothing: they leave a trace in a folder, so that a test sees how often they ran and where."""
+"""Jobs that train nothing: they leave a trace in a folder, so that a test sees how often they ran and where.
+
+`python -m tests.sweep.stubs FILE OUT [ADDRESS]` trains a sweep's runs for real, but on a slow disk, so that they can be
+caught in the middle: on one worker of this machine, or on the cluster of that address.
+"""
 
 import os
 import signal
+import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from induction_memory.errors import InputError
@@ -53,3 +59,25 @@ def calls(folder: Path) -> list[Path]:
 
 def job(name: str, place: Path, work=note, **arguments) -> Job:
     return Job(name, path_of(work), {"folder": str(place / name)} | arguments, place / name)
+
+
+def train_slowly(**arguments) -> None:
+    """Train a run; each flush takes a while."""
+    from induction_memory.sweep.job import train
+    from induction_memory.trajectory import durable
+
+    durable._sync = lambda descriptor: time.sleep(0.01)
+    train(**arguments)
+
+
+def main(file: str, out: str, scheduler: str | None = None) -> None:
+    from induction_memory.sweep.launch import job_of
+    from induction_memory.sweep.loop import engine, work_off
+    from induction_memory.sweep.plan import read
+
+    jobs = [replace(job_of(run, Path(out)), work="tests.sweep.stubs:train_slowly") for run in read(file).runs]
+    work_off(jobs, engine(1, scheduler))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

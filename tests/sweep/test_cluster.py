@@ -19,8 +19,6 @@ from tests.sweep.stubs import calls, job
 from tests.sweep.test_loop import is_free, wait_for
 from tests.sweep.tiny_sweep import contents, finished, is_in_the_middle, write
 
-SCRIPT = "import sys, induction_memory as im; im.sweep.start(sys.argv[1], sys.argv[2], scheduler=sys.argv[3])"
-
 
 class Machines:
     """A scheduler and its workers, each a process of its own."""
@@ -65,7 +63,7 @@ def test_killed_workers_and_a_killed_client_cost_no_bit_and_no_finished_run(mach
     file, out = write(tmp_path), tmp_path / "out"
     names = [run.name for run in read(file).runs]
     workers = machines.worker_processes()
-    client = subprocess.Popen([sys.executable, "-c", SCRIPT, str(file), str(out), machines.address])
+    client = subprocess.Popen([sys.executable, "-m", "tests.sweep.stubs", str(file), str(out), machines.address])
     wait_for(lambda: any(is_in_the_middle(out / name) for name in names))
     os.kill(workers[0], signal.SIGKILL)
     wait_for(lambda: finished(out))
