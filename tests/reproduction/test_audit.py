@@ -18,7 +18,6 @@ from induction_memory.reproduction.shipping import TRAJECTORIES
 from induction_memory.trajectory import load
 from induction_memory.trajectory.trajectory import SHIPPED
 
-
 ONE_STEP = functools.cache(memories.one_step)
 
 
