@@ -21,9 +21,9 @@ from induction_memory.interventions.outcome import Scorer
 from induction_memory.interventions.path_patching import patch_paths
 from induction_memory.model.build import build
 from induction_memory.model.config import ModelConfig
+from induction_memory.runner.choice import record
 from induction_memory.runner.components import Graph, head_of
-from induction_memory.runner.patches import Patch
-from induction_memory.runner.recording import record
+from induction_memory.runner.variants import Patch
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.corruptions import corrupt
 from induction_memory.task.pairs import Pairs

@@ -22,6 +22,6 @@ def patch(
         kind: activation (a component at a position) or path (an edge between two).
         corruption: what is changed in the other sequence: the output, the trigger, or its first occurrence.
     """
-    from induction_memory.interventions.patching import patch as measure
+    from induction_memory.interventions.activation_patching import patch as measure
 
     output.write(measure(load(run), kind=kind, corruption=corruption, step=step_of(step)))

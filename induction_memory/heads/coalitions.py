@@ -12,14 +12,16 @@ in the last layer again for each of its subsets, whose outputs are sums of the s
 four heads in two layers, 256 coalitions need 15 attention layers instead of 512.
 """
 
-from typing import Any
-
 import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from induction_memory.heads.questions import Questions
+from induction_memory.runner.attention import attend
+from induction_memory.runner.fast import FastRunner
+from induction_memory.runner.network import Network
 from induction_memory.runner.recording import Recording
+from induction_memory.runner.variants import Patch
 
 LOGITS_AT_ONCE = 2**24  # numbers in the logits of one group of coalitions
 
@@ -32,18 +34,37 @@ def coalition_sums(
 ) -> Float64[Tensor, "coalition batch"]:
     """The worth of each coalition, a sum a sequence. Players in the order of `recording.graph.heads`."""
     result = torch.zeros(len(coalitions), len(recording.tokens), dtype=torch.float64)
+    runner = recording.runner
     with torch.no_grad():
-        _Tree(recording, absent, coalitions, questions, result).descend(1, None, torch.arange(len(coalitions)))
+        if isinstance(runner, FastRunner):
+            with runner.network() as network:
+                tree = _Tree(recording, network, absent, coalitions, questions, result)
+                tree.descend(1, None, torch.arange(len(coalitions)))
+        else:
+            variants = [_without(recording, absent, coalition) for coalition in coalitions]
+            for indices, logits in recording.run(variants, queries=questions.queries):
+                result[indices] = questions.sums(logits)
     return result
+
+
+def _without(recording: Recording, absent: dict[str, Tensor], coalition: Bool[Tensor, " player"]) -> list[Patch]:
+    """The patches that cut the heads outside a coalition."""
+    pairs = zip(recording.graph.heads, coalition.tolist(), strict=True)
+    return [Patch(head, absent[head]) for head, present in pairs if not present]
 
 
 class _Tree:
     def __init__(
-        self, recording: Recording, absent: dict[str, Tensor], coalitions: Tensor, questions: Questions, result: Tensor
+        self,
+        recording: Recording,
+        network: Network,
+        absent: dict[str, Tensor],
+        coalitions: Tensor,
+        questions: Questions,
+        result: Tensor,
     ) -> None:
-        self.recording, self.absent, self.coalitions = recording, absent, coalitions
+        self.recording, self.network, self.absent, self.coalitions = recording, network, absent, coalitions
         self.questions, self.result = questions, result
-        self.model: Any = recording.model
 
     def descend(self, layer: int, stream: Tensor | None, members: Int[Tensor, " coalition"]) -> None:
         """Work out the coalitions `members`, whose runs have the same stream before `layer` (None: the recorded)."""
@@ -62,7 +83,7 @@ class _Tree:
                 after = None
             else:
                 heads = torch.where(subset[:, None], present, absent).sum(-2)
-                after = self._feed_forward(layer, before, before + heads + self.model.blocks[layer - 1].attn.b_O)
+                after = self._feed_forward(layer, before, before + heads + self.network[layer].attention["b_O"])
             self.descend(layer + 1, after, members[which == i])
 
     def _read_out(self, stream: Tensor | None, subsets: Bool[Tensor, "subset head"]) -> Float64[Tensor, "subset batch"]:
@@ -73,22 +94,17 @@ class _Tree:
             _rows(x, self.questions.queries) for x in (before, self._written(layer, stream), self._absent(layer))
         )
         chosen = torch.einsum("sh,bmhd->sbmd", subsets.to(present.dtype), present - absent) + absent.sum(-2)
-        x = before + chosen + self.model.blocks[layer - 1].attn.b_O
-        x = self._feed_forward(layer, before.expand_as(x), x).flatten(0, 1)
-        if self.model.cfg.normalization_type is not None:
-            x = self.model.ln_final(x)
-        logits = x @ self.model.unembed.W_U + self.model.unembed.b_U
-        return self.questions.sums(logits.unflatten(0, (len(subsets), -1)))
+        x = before + chosen + self.network[layer].attention["b_O"]
+        return self.questions.sums(self.network.unembed(self._feed_forward(layer, before.expand_as(x), x)))
 
     def _written(self, layer: int, stream: Tensor | None) -> Float[Tensor, "batch pos head d_model"]:
-        """What each head of a layer writes: as recorded, or from another stream by the model's own attention."""
+        """What each head of a layer writes: as recorded, or from another stream."""
         if stream is None:
             return torch.stack([self.recording.at(head) for head in self.recording.graph.heads_of(layer)], dim=-2)
-        block, kept = self.model.blocks[layer - 1], []
-        with self.model.hooks(fwd_hooks=[(f"blocks.{layer - 1}.attn.hook_z", lambda z, hook: kept.append(z))]):
-            read = block.ln1(stream)
-            block.attn(query_input=read, key_input=read, value_input=read)
-        return torch.einsum("bphe,hed->bphd", kept[0], block.attn.W_O)
+        weights = self.network[layer]
+        q, k, v = (one[None] for one in weights.project(weights.norm(stream), "qkv"))
+        z = attend(weights.rotated(q), weights.rotated(k), v, weights.scale)[0]
+        return torch.einsum("bphe,hed->bphd", z, weights.W_O)
 
     def _absent(self, layer: int) -> Float[Tensor, "batch pos head d_model"]:
         heads, shape = self.recording.graph.heads_of(layer), self.recording.tokens.shape
@@ -96,15 +112,14 @@ class _Tree:
 
     def _feed_forward(self, layer: int, before: Tensor, x: Tensor) -> Tensor:
         """The stream after the layer's feed-forward, where it has one."""
-        graph, block = self.recording.graph, self.model.blocks[layer - 1]
-        if layer not in graph.feed_forwards:
+        feed_forward = self.network[layer].feed_forward
+        if feed_forward is None:
             return x
-        read = before if graph.parallel else x
-        return x + block.mlp(block.ln2(read.flatten(0, -3))).view_as(x)
+        return x + feed_forward(before if self.network.graph.parallel else x)
 
     def _at_once(self) -> int:
         batch, m = self.questions.queries.shape
-        return max(1, LOGITS_AT_ONCE // (batch * m * self.model.cfg.d_vocab))
+        return max(1, LOGITS_AT_ONCE // (batch * m * self.recording.logits.shape[-1]))
 
 
 def _rows(x: Float[Tensor, "batch pos *rest"], positions: Int[Tensor, "batch m"]) -> Float[Tensor, "batch m *rest"]:

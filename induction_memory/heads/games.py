@@ -11,22 +11,22 @@ heads and not to one head at a time: a head whose work another can take over sho
 route, and yet has its share.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float64
-from torch import Tensor
-from transformer_lens import HookedTransformer
+from torch import Tensor, nn
 
 from induction_memory.heads.coalitions import coalition_sums
 from induction_memory.heads.questions import Metric, Questions, ask
 from induction_memory.heads.shapley import ORDERS, Solution, solve
 from induction_memory.interventions.replacements import Kind, Replacements
-from induction_memory.runner import engine
+from induction_memory.runner.choice import record
 from induction_memory.runner.components import Graph, layer_of
-from induction_memory.runner.engine import Patch
-from induction_memory.runner.recording import Recording, record
+from induction_memory.runner.recording import Recording, Runner
+from induction_memory.runner.variants import Patch
 from induction_memory.task.sampler import Batch
 
 ROUTES = ("out", "ff", "q", "k", "v")
@@ -76,18 +76,18 @@ class Stage:
         """The worth of runs with other patches than whole heads cut."""
         result = torch.empty(len(variants), len(self.batch), dtype=torch.float64)
         with torch.no_grad():
-            for indices, logits in engine.run(self.recording, variants, queries=self.questions.queries):
+            for indices, logits in self.recording.run(variants, queries=self.questions.queries):
                 result[indices] = self.questions.sums(logits)
         return result
 
 
 def set_stage(
-    model: HookedTransformer,
+    model: nn.Module | Runner,
     batch: Batch,
     *,
     kind: Kind = "mean",
     metric: Metric = "logit",
-    initial: HookedTransformer | None = None,
+    initial: Mapping[str, Tensor] | nn.Module | None = None,
     orders: int = ORDERS,
     seed: int = 0,
 ) -> Stage:

@@ -20,7 +20,7 @@ import torch
 from induction_memory.heads.games import Stage, edges
 from induction_memory.heads.sharing import CLEARLY, LEAST
 from induction_memory.runner.components import layer_of
-from induction_memory.runner.engine import Patch
+from induction_memory.runner.variants import Patch
 
 Path = tuple[str, str, str, str]
 

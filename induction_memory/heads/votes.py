@@ -18,20 +18,17 @@ causes      its Shapley share of the effect of all heads by the route that the r
             through later heads' keys, current-token heads through their queries, induction heads on the output
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from transformer_lens import HookedTransformer
 
 from induction_memory.heads.games import Stage
 from induction_memory.probes import attention
-from induction_memory.probes.activations import pattern_name, run
 from induction_memory.probes.memory_recall import hits
-from induction_memory.probes.source import model_weights
 from induction_memory.probes.stack import Stack
 
 ROLES = ("previous-token", "current-token", "induction")
@@ -42,12 +39,11 @@ TOKENS = 256  # tokens of a large vocabulary whose recall is measured
 
 def votes(stage: Stage, shares: pd.DataFrame) -> pd.DataFrame:
     """One row a head, vote and role: the score, and for the weights the two recalls it is the smaller of."""
-    model, heads = stage.recording.model, stage.graph.heads
+    heads = stage.graph.heads
     tokens = chosen_tokens(stage.batch.tokens)
-    key_query, value_output = (
-        x.flatten(0, 1).numpy() for x in weight_recalls(model, tokens, stage.batch.tokens.shape[1])
-    )
-    looks = attention_scores(model, stage).flatten(0, 1).numpy()
+    weights, length = stage.recording.runner.weights, stage.batch.tokens.shape[1]
+    key_query, value_output = (x.flatten(0, 1).numpy() for x in weight_recalls(weights, tokens, length))
+    looks = attention_scores(stage).flatten(0, 1).numpy()
     effects = causes(shares, heads)
     rows = []
     for i, head in enumerate(heads):
@@ -61,13 +57,13 @@ def votes(stage: Stage, shares: pd.DataFrame) -> pd.DataFrame:
 
 
 def weight_recalls(
-    model: HookedTransformer, tokens: Int[Tensor, " n"], length: int
+    weights: Mapping[str, Tensor], tokens: Int[Tensor, " n"], length: int
 ) -> tuple[Float[Tensor, "layer head role"], Float[Tensor, "layer head role"]]:
     """Recall of the key-query and of the value-output memory of every head for every role, corrected for chance.
 
     nan where a model cannot have it: positions without positional embeddings.
     """
-    stack = Stack(model_weights(model), 1)
+    stack = Stack(weights, 1)
     w_E = stack.embedding("w_E")[0, 0, tokens]
     w_U = stack.embedding("w_U")[0, 0, tokens]
     p = stack.embedding("p")[0, 0, : min(length, EARLY)] if "pos_embed.W_pos" in stack.weights else None
@@ -94,14 +90,12 @@ def weight_recalls(
     return key_query, value_output
 
 
-def attention_scores(model: HookedTransformer, stage: Stage) -> Float[Tensor, "layer head role"]:
+def attention_scores(stage: Stage) -> Float[Tensor, "layer head role"]:
     """Chance-corrected attention of every head for every role."""
-    names = [pattern_name(layer) for layer in range(1, stage.graph.n_layers + 1)]
-    patterns = run(model, stage.batch.tokens, names)
     sought, queries = attention.after_earlier(stage.batch.tokens), stage.batch.in_context
     rows = []
-    for name in names:
-        pattern = patterns[name]
+    for layer in range(1, stage.graph.n_layers + 1):
+        pattern = stage.recording.pattern(layer)
         early = pattern[..., :EARLY, :EARLY]
         rows.append(
             torch.stack(

@@ -9,13 +9,13 @@ from induction_memory.lazy import lazily
 
 if TYPE_CHECKING:
     from induction_memory.interventions.ablations import ablate as ablate
+    from induction_memory.interventions.activation_patching import patch as patch
     from induction_memory.interventions.attribution_patching import agreement as agreement
     from induction_memory.interventions.attribution_patching import attribute as attribute
     from induction_memory.interventions.causal import births as births
     from induction_memory.interventions.causal import causal_trajectory as causal_trajectory
     from induction_memory.interventions.circuits import discover as discover
     from induction_memory.interventions.effects import contrast as contrast
-    from induction_memory.interventions.patching import patch as patch
     from induction_memory.interventions.replacements import Replacements as Replacements
     from induction_memory.interventions.surgery import edited as edited
 
@@ -27,7 +27,7 @@ _WHERE = {
     "causal_trajectory": "causal",
     "discover": "circuits",
     "contrast": "effects",
-    "patch": "patching",
+    "patch": "activation_patching",
     "Replacements": "replacements",
     "edited": "surgery",
 }

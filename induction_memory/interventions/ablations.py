@@ -14,7 +14,7 @@ from transformer_lens import HookedTransformer
 
 from induction_memory.errors import require
 from induction_memory.interventions.outcome import Scorer
-from induction_memory.interventions.replacements import Kind, Replacements
+from induction_memory.interventions.replacements import Kind, Replacements, name_of
 from induction_memory.interventions.subjects import (
     SEQUENCES,
     SEQUENCES_A_STEP,
@@ -25,9 +25,8 @@ from induction_memory.interventions.subjects import (
     subjects,
     with_step,
 )
-from induction_memory.runner import engine
+from induction_memory.runner.choice import record
 from induction_memory.runner.components import Graph
-from induction_memory.runner.recording import record
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.sampler import Batch
 
@@ -41,7 +40,7 @@ def ablate(
     *,
     heads: Literal["all"] | Sequence[Any] | None = None,
     components: str | Sequence[str] | None = None,
-    kind: Literal["all"] | Kind | Sequence[Kind] = "all",
+    kind: Kind | Sequence[Kind] = "all",
     step: Steps = None,
     task: BigramTask | None = None,
     initial: HookedTransformer | None = None,
@@ -101,24 +100,25 @@ def _group(graph: Graph, name: str) -> Iterable[str]:
 
 
 def _listed(names: Any) -> Sequence[Any]:
-    return [names] if isinstance(names, str) else list(names)
+    return [names] if isinstance(names, str) or callable(names) else list(names)
 
 
 @torch.no_grad()
 def _ablate_one(
-    subject: Subject, batch: Batch, heads: Any, components: Any, kind: str | Sequence[str], seed: int
+    subject: Subject, batch: Batch, heads: Any, components: Any, kind: Kind | Sequence[Kind], seed: int
 ) -> pd.DataFrame:
     recording = record(subject.model, batch.tokens)
     replacements = Replacements(recording, batch, subject.initial, seed)
     names = component_names(recording.graph, heads, components)
-    kinds = replacements.kinds if kind == "all" else _listed(kind)
+    kinds: Sequence[Kind] = replacements.kinds if kind == "all" else _listed(kind)
     for one in kinds:
-        replacements.require_kind(one)
+        replacements.function(one)
     cells = [(name, one) for name in names for one in kinds]
     variants = [replacements.patches(name, one) for name, one in cells]
-    table = pd.DataFrame([(INTACT, INTACT), *cells], columns=["component", "kind"])
+    labels = [(INTACT, INTACT), *((name, name_of(one)) for name, one in cells)]
+    table = pd.DataFrame(labels, columns=["component", "kind"])
     scorer, measured = Scorer(recording.logits, batch), dict[int, dict[str, float]]()
-    for indices, logits in engine.run(recording, [[], *variants]):
+    for indices, logits in recording.run([[], *variants]):
         scored = scorer(logits)
         for place, index in enumerate(indices):
             measured[index] = {name: value[place].item() for name, value in scored.items()}

@@ -18,9 +18,8 @@ from torch import Tensor
 from induction_memory.errors import require
 from induction_memory.interventions.effects import Contrast, answer_logit, at_query
 from induction_memory.interventions.path_patching import patch_paths
-from induction_memory.runner import engine
 from induction_memory.runner.components import ARROW
-from induction_memory.runner.patches import Patch
+from induction_memory.runner.variants import Patch
 
 
 def attribute(contrast: Contrast, *, points: int = 16) -> pd.DataFrame:
@@ -51,7 +50,7 @@ def gradient(contrast: Contrast, alpha: float) -> Float[Tensor, " edge"]:
     patches = [Patch(edge, contrast.end.at(edge.split(ARROW)[0]), amount=amounts[i]) for i, edge in enumerate(edges)]
     answer = contrast.pairs.right
     with torch.enable_grad():
-        M = answer_logit(engine.logits(contrast.start, [patches], queries=contrast.queries), answer).mean()
+        M = answer_logit(contrast.start.patched_logits([patches], queries=contrast.queries), answer).mean()
         (slope,) = torch.autograd.grad(M, amounts)
     M_from, M_to = (answer_logit(at_query(run, contrast), answer).mean() for run in (contrast.start, contrast.end))
     return -slope / (M_from - M_to)

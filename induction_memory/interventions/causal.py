@@ -10,7 +10,7 @@ necessary before it looks right. `births` compares the two by the steps at which
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -32,7 +32,7 @@ def causal_trajectory(
     batch: Batch | None = None,
     *,
     components: str | Sequence[str] = ("heads", *MEMORIES),
-    kind: Literal["all"] | Kind | Sequence[Kind] = "mean",
+    kind: Kind | Sequence[Kind] = "mean",
     step: Steps = "all",
     seed: int = 0,
 ) -> pd.DataFrame:

@@ -27,10 +27,10 @@ from torch import Tensor
 from induction_memory.errors import require
 from induction_memory.interventions.replacements import Kind, Replacements
 from induction_memory.interventions.subjects import Steps, batch_of, subjects
-from induction_memory.runner import engine
+from induction_memory.runner.choice import record
 from induction_memory.runner.components import Graph
-from induction_memory.runner.patches import Patch
-from induction_memory.runner.recording import Recording, record
+from induction_memory.runner.recording import Recording
+from induction_memory.runner.variants import Patch
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.sampler import Batch
 
@@ -94,7 +94,7 @@ class _Bench:
     @torch.no_grad()
     def measure(self, variants: Sequence[Sequence[Patch]]) -> tuple[np.ndarray, np.ndarray]:
         M, accuracy = np.empty(len(variants)), np.empty(len(variants))
-        for indices, logits in engine.run(self.recording, variants, queries=self.queries):
+        for indices, logits in self.recording.run(variants, queries=self.queries):
             M[indices], accuracy[indices] = (values.numpy() for values in self.performance(logits))
         return M, accuracy
 
@@ -145,7 +145,7 @@ def discover(
     return Discovery(by_first, _curve(bench, orders, every, (whole, nothing)), circuit)
 
 
-def _bench(model: Any, batch: Batch, kind: str, initial: Any, seed: int) -> _Bench:
+def _bench(model: Any, batch: Batch, kind: Kind, initial: Any, seed: int) -> _Bench:
     require(bool(batch.in_context.any()), "batch", "at least one in-context position", "none")
     recording = record(model, batch.tokens)
     replacements = Replacements(recording, batch, initial, seed)
@@ -168,7 +168,7 @@ def _effects(bench: _Bench, ranking: str, points: int) -> np.ndarray:
         amounts = torch.full((len(edges),), alpha, requires_grad=True)
         variant = [patch for i, edge in enumerate(edges) for patch in bench.without([edge], amounts[i])]
         with torch.enable_grad():
-            M, _ = bench.performance(engine.logits(bench.recording, [variant], queries=bench.queries))
+            M, _ = bench.performance(bench.recording.patched_logits([variant], queries=bench.queries))
             slopes.append(torch.autograd.grad(M.sum(), amounts)[0])
     return -torch.stack(slopes).mean(0).numpy()
 

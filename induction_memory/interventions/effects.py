@@ -19,9 +19,9 @@ from torch import Tensor
 from transformer_lens import HookedTransformer
 
 from induction_memory.errors import require
-from induction_memory.runner import engine
-from induction_memory.runner.patches import Variant
-from induction_memory.runner.recording import Recording, record
+from induction_memory.runner.choice import record
+from induction_memory.runner.recording import Recording
+from induction_memory.runner.variants import Variant
 from induction_memory.task.pairs import Pairs
 
 Direction = Literal["corrupt", "restore"]
@@ -68,7 +68,7 @@ def effects(contrast: Contrast, variants: Sequence[Variant]) -> pd.DataFrame:
     answer = contrast.pairs.right
     M_from, M_to = (answer_logit(at_query(run, contrast), answer) for run in (contrast.start, contrast.end))
     parts: dict[int, dict[str, float]] = {}
-    for indices, logits in engine.run(contrast.start, variants, queries=contrast.queries):
+    for indices, logits in contrast.start.run(variants, queries=contrast.queries):
         M = answer_logit(logits, answer)
         correct = (logits[..., 0, :].argmax(-1) == answer).float()
         effect, effect_se = _ratio(M_from - M, (M_from - M_to).expand_as(M))

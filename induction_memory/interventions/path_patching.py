@@ -13,7 +13,7 @@ import pandas as pd
 from induction_memory.errors import require
 from induction_memory.interventions.effects import Contrast, effects
 from induction_memory.runner.components import ARROW
-from induction_memory.runner.patches import Patch
+from induction_memory.runner.variants import Patch
 
 
 def patch_paths(contrast: Contrast, edges: Sequence[str] | None = None) -> pd.DataFrame:

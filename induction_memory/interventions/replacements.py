@@ -1,4 +1,4 @@
-"""What to put in the place of an activation that is taken away: the kinds of ablation.
+"""What stands in for an activation that is taken away: the kinds of ablation, and the door to new ones.
 
 For an activation y of a site, [batch, pos, d]:
 
@@ -10,30 +10,83 @@ For an activation y of a site, [batch, pos, d]:
     noise             Gaussian, each coordinate with y's own mean and standard deviation
     initial           what the same weights computed before training, from the same input
 
-They disagree, and each disagreement says something: a component that only adds a constant matters under `zero` and not
-under `mean`; one that depends on the position alone does not matter under `mean-position`; one that carries no output
-of a trigger does not matter under `resample-output`.
+Their differences are informative. A component that only adds a constant matters under `zero` and not under `mean`. One
+that depends on the position alone does not matter under `mean-position`. One that carries no output of a trigger does
+not matter under `resample-output`.
+
+A kind is a function of the intact run and a site, and `ablation` gives it a name:
+
+    @im.ablation("median")
+    def median(run, site):
+        return run.at(site).median(-2, keepdim=True).values
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from functools import cached_property
 
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor
-from transformer_lens import HookedTransformer
+from torch import Tensor, nn
 
 from induction_memory.errors import InputError, require
 from induction_memory.runner.components import ARROW
-from induction_memory.runner.patches import Patch
-from induction_memory.runner.recording import Recording, record
-from induction_memory.runner.swapped_weights import of_initial, replaced
+from induction_memory.runner.parameters import parameters
+from induction_memory.runner.recording import Recording
+from induction_memory.runner.swapped_weights import mixed
+from induction_memory.runner.variants import Patch
 from induction_memory.task.corruptions import other_outputs
 from induction_memory.task.sampler import Batch
 
-Kind = Literal["zero", "mean", "mean-position", "resample", "resample-output", "noise", "initial"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
+Value = Float[Tensor, "#batch #pos d"]
+Replacement = Callable[["Ablated", str], Value]
+Kind = str | Replacement
+"""The name of a kind of ablation, or the function itself."""
+_KINDS: dict[str, tuple[Replacement, Callable[["Replacements"], str | None]]] = {}
+
+
+def ablation(
+    name: str, *, missing: Callable[["Replacements"], str | None] = lambda run: None
+) -> Callable[[Replacement], Replacement]:
+    """Give a kind of ablation a name. `missing` says what a run lacks for it, if anything: `expected ..., got ...`."""
+
+    def register(function: Replacement) -> Replacement:
+        require(name not in ("all", "none"), "ablation", "another name", repr(name))
+        _KINDS[name] = function, missing
+        return function
+
+    return register
+
+
+def kinds() -> tuple[str, ...]:
+    """The names of all kinds."""
+    return tuple(_KINDS)
+
+
+@dataclass(frozen=True, eq=False)
+class Ablated:
+    """What a kind of ablation can look at: the intact run, its sequences, and the component to be replaced."""
+
+    recording: Recording
+    batch: Batch
+    component: str
+    """The name that was asked for. It can stand for several sites."""
+    seed: int
+    all: "Replacements" = field(repr=False)
+    """What the components of a run share."""
+
+    def at(self, site: str) -> Float[Tensor, "batch pos d"]:
+        """The intact activation at a site (`L1H1`, `L2H1.k` ...)."""
+        return self.recording.at(site)
+
+    @cached_property
+    def before_training(self) -> Recording:
+        """The run in which only the weights behind the component are those from before training."""
+        initial = self.all.initial_weights
+        assert initial is not None
+        weights = mixed(self.recording.runner.weights, initial, self.recording.graph.parameters(self.component))
+        return self.recording.runner.record(self.recording.tokens, weights)
 
 
 @dataclass(eq=False)
@@ -42,65 +95,109 @@ class Replacements:
 
     recording: Recording
     batch: Batch
-    initial: HookedTransformer | None = None
+    initial: Mapping[str, Tensor] | nn.Module | None = None
+    """The weights before training, or the model that has them, where they are known."""
     seed: int = 0
-    _other: Recording | None = field(default=None, repr=False)
+
+    @cached_property
+    def initial_weights(self) -> Mapping[str, Tensor] | None:
+        return parameters(self.initial) if isinstance(self.initial, nn.Module) else self.initial
 
     @property
-    def kinds(self) -> tuple[Kind, ...]:
-        """The kinds that can be had here: `initial` needs the initial model, resampling another sequence."""
-        missing: set[Kind] = set() if self.initial is not None else {"initial"}
-        if len(self.batch) < 2:
-            missing.add("resample")
-        return tuple(kind for kind in KINDS if kind not in missing)
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds that this run allows: `initial` needs the initial weights, `resample` another sequence."""
+        return tuple(name for name, (_, missing) in _KINDS.items() if missing(self) is None)
 
-    def patches(self, name: str, kind: str) -> list[Patch]:
+    @cached_property
+    def other_outputs(self) -> Recording:
+        """The run of the same sequences with the outputs of their triggers changed."""
+        other = other_outputs(self.batch, np.random.default_rng(self.seed))
+        return self.recording.runner.record(other.tokens)
+
+    def patches(self, name: str, kind: Kind) -> list[Patch]:
         """The patches that ablate everything a name stands for."""
-        sites = self.recording.graph.resolve(name)
-        if kind == "initial":
-            before = self._before_training(name)
-            return [Patch(site, before.at(site.split(ARROW)[0])) for site in sites]
-        return [Patch(site, self.value(site.split(ARROW)[0], kind)) for site in sites]
+        function = self.function(kind)
+        run = Ablated(self.recording, self.batch, name, self.seed, self)
+        values: dict[str, Tensor] = {}
+        for site in self.recording.graph.resolve(name):
+            source = site.split(ARROW)[0]
+            if source not in values:
+                values[source] = self._checked(function(run, source), source, kind)
+        return [Patch(site, values[site.split(ARROW)[0]]) for site in self.recording.graph.resolve(name)]
 
-    def value(self, site: str, kind: str) -> Float[Tensor, "#batch #pos d"]:
+    def value(self, site: str, kind: Kind) -> Value:
         """What replaces the activation at a node; for an edge, ask for its source."""
-        self.require_kind(kind)
-        y = self.recording.at(site)
-        if kind == "zero":
-            return torch.zeros_like(y[:1, :1])
-        if kind == "mean":
-            return y.mean((0, 1), keepdim=True)
-        if kind == "mean-position":
-            return y.mean(0, keepdim=True)
-        if kind == "resample":
-            return y.roll(1, dims=0)
-        if kind == "resample-output":
-            if self._other is None:
-                other = other_outputs(self.batch, np.random.default_rng(self.seed))
-                self._other = record(self.recording.model, other.tokens)
-            return self._other.at(site)
-        if kind == "noise":
-            generator = torch.Generator().manual_seed(self.seed)
-            spread = y.flatten(0, 1).std(0, correction=0)
-            return y.mean((0, 1)) + spread * torch.randn(y.shape, generator=generator)
-        return self._before_training(site).at(site)
+        run = Ablated(self.recording, self.batch, site, self.seed, self)
+        return self._checked(self.function(kind)(run, site), site, kind)
 
-    def require_kind(self, kind: str) -> None:
-        require(kind in KINDS, "kind", f"all or one of {', '.join(KINDS)}", repr(kind))
-        if kind in self.kinds:
-            return
-        if kind == "initial":
-            raise InputError("kind: expected a trajectory, or the model before training as `initial`, got neither")
-        raise InputError(f"kind: expected two or more sequences for {kind!r}, got {len(self.batch)}")
+    def function(self, kind: Kind) -> Replacement:
+        """The function of a kind; an error where this run does not allow it."""
+        if not isinstance(kind, str):
+            require(callable(kind), "kind", "a name or a function of the run and a site", repr(kind))
+            return kind
+        require(kind in _KINDS, "kind", f"all or one of {', '.join(_KINDS)}", repr(kind))
+        function, missing = _KINDS[kind]
+        reason = missing(self)
+        if reason is not None:
+            raise InputError(f"kind: {reason}")
+        return function
 
-    def _before_training(self, name: str) -> Recording:
-        """The run in which only the weights behind a name are those from before training."""
-        self.require_kind("initial")
-        assert self.initial is not None
-        model = self.recording.model
-        weights = of_initial(model, self.initial, self.recording.graph.parameters(name))
-        with replaced(model, weights):
-            recording = record(model, self.recording.tokens)
-            for site in self.recording.graph.writers:  # a head's output is computed when asked: ask now
-                recording.at(site)
-        return recording
+    def _checked(self, value: Tensor, site: str, kind: Kind) -> Value:
+        own, name = tuple(self.recording.at(site).shape), name_of(kind)
+        fits = isinstance(value, Tensor) and value.dim() == 3 and value.shape[-1] == own[-1]
+        fits = fits and all(size in (1, whole) for size, whole in zip(value.shape, own, strict=True))
+        shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        require(fits, "kind", f"values of shape {own} at {site}, or 1 for batch and position", f"{shape} from {name}")
+        return value
+
+
+def name_of(kind: Kind) -> str:
+    """The name of a kind in a table."""
+    return kind if isinstance(kind, str) else getattr(kind, "__name__", type(kind).__name__)
+
+
+def _no_second_sequence(run: Replacements) -> str | None:
+    return None if len(run.batch) >= 2 else f"expected two or more sequences for 'resample', got {len(run.batch)}"
+
+
+def _no_initial_weights(run: Replacements) -> str | None:
+    if run.initial is not None:
+        return None
+    return "expected a trajectory, or the model before training as `initial`, got neither"
+
+
+@ablation("zero")
+def zero(run: Ablated, site: str) -> Value:
+    return torch.zeros_like(run.at(site)[:1, :1])
+
+
+@ablation("mean")
+def mean(run: Ablated, site: str) -> Value:
+    return run.at(site).mean((0, 1), keepdim=True)
+
+
+@ablation("mean-position")
+def mean_by_position(run: Ablated, site: str) -> Value:
+    return run.at(site).mean(0, keepdim=True)
+
+
+@ablation("resample", missing=_no_second_sequence)
+def resample(run: Ablated, site: str) -> Value:
+    return run.at(site).roll(1, dims=0)
+
+
+@ablation("resample-output")
+def resample_output(run: Ablated, site: str) -> Value:
+    return run.all.other_outputs.at(site)
+
+
+@ablation("noise")
+def noise(run: Ablated, site: str) -> Value:
+    y = run.at(site)
+    drawn = torch.randn(y.shape, generator=torch.Generator().manual_seed(run.seed), dtype=y.dtype).to(y.device)
+    return y.mean((0, 1)) + y.flatten(0, 1).std(0, correction=0) * drawn
+
+
+@ablation("initial", missing=_no_initial_weights)
+def initial(run: Ablated, site: str) -> Value:
+    return run.before_training.at(site)

@@ -11,7 +11,6 @@ from transformer_lens import HookedTransformer
 from induction_memory.errors import InputError, require
 from induction_memory.experiment.train_config import TrainConfig
 from induction_memory.model.build import build
-from induction_memory.runner.recording import require_additive
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.sampler import Batch, sample, step_rng
 from induction_memory.trajectory.states import fill
@@ -45,7 +44,7 @@ def subjects(source: Any, step: Steps = None, initial: HookedTransformer | None 
             fill(model, source.state(one))
             yield Subject(model, one, initial or first)
         return
-    require_additive(source)
+    require(hasattr(source, "run_with_hooks"), "model", "a HookedTransformer", type(source).__name__)
     require(step is None, "step", "none: this is a model, not a trajectory", step)
     yield Subject(source, None, initial)
 

@@ -8,7 +8,7 @@ mapping      TransformerLens's parameter name -> tensor with a leading step axis
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 from jaxtyping import Int
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from induction_memory.errors import InputError, require
 from induction_memory.experiment.train_config import TrainConfig
 from induction_memory.probes.stack import Lazy, Stack, UnsupportedError, at_steps, has_step_axis
+from induction_memory.runner.parameters import parameters
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.sampler import Batch, sample, step_rng
 from induction_memory.trajectory.trajectory import Stacks, Trajectory
@@ -76,22 +77,9 @@ def model_weights(model: nn.Module) -> dict[str, Tensor]:
 
     Of feed-forwards only linear and ReLU ones: they alone are memories that a probe reads.
     """
-    any_model: Any = model
-    parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    if "embed.W_E" in parameters:
-        readable = any_model.cfg.act_fn == "relu"
-        return {n: w for n, w in parameters.items() if readable or ".mlp." not in n or n.endswith("W_F")}
-    weights = {"embed.W_E": any_model.W_E, "unembed.W_U": any_model.W_U}
-    if hasattr(any_model, "pos_embed"):
-        weights["pos_embed.W_pos"] = any_model.pos_embed.W_pos
-    for matrix in ("W_Q", "W_K", "W_V", "W_O"):
-        for layer, W in enumerate(getattr(any_model, matrix)):
-            weights[f"blocks.{layer}.attn.{matrix}"] = W
-    norms = [f"blocks.{layer}.{norm}" for layer in range(any_model.cfg.n_layers) for norm in ("ln1", "ln2")]
-    for name in [*norms, "ln_final"] if any_model.cfg.normalization_type == "LN" else ():
-        norm = model.get_submodule(name)
-        weights |= {f"{name}.w": norm.w, f"{name}.b": norm.b}
-    return {name: weight.detach() for name, weight in weights.items()}
+    weights, cfg = parameters(model), cast(Any, model.cfg)
+    readable = cfg.act_fn == "relu"
+    return {n: w for n, w in weights.items() if readable or ".mlp." not in n or n.endswith("W_F")}
 
 
 def chosen_steps(available: Int[np.ndarray, " step"], steps: Steps) -> Int[np.ndarray, " chosen"]:

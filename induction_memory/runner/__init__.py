@@ -1,15 +1,27 @@
-"""One forward of a model and its patched variants. Names are resolved when first used."""
+"""One forward of a model and its patched variants: by hooks, the definition, or by the shortcut.
+
+Names are resolved when first used.
+"""
 
 from typing import TYPE_CHECKING
 
 from induction_memory.lazy import lazily
 
 if TYPE_CHECKING:
+    from induction_memory.runner.choice import record as record
+    from induction_memory.runner.choice import runner as runner
     from induction_memory.runner.components import Graph as Graph
-    from induction_memory.runner.engine import logits as logits
-    from induction_memory.runner.patches import Patch as Patch
-    from induction_memory.runner.recording import record as record
+    from induction_memory.runner.recording import Recording as Recording
+    from induction_memory.runner.recording import Runner as Runner
+    from induction_memory.runner.variants import Patch as Patch
 
-_WHERE = {"Graph": "components", "Patch": "patches", "logits": "engine", "record": "recording"}
+_WHERE = {
+    "Graph": "components",
+    "Patch": "variants",
+    "Recording": "recording",
+    "Runner": "recording",
+    "record": "choice",
+    "runner": "choice",
+}
 
 __getattr__, __dir__ = lazily(__name__, _WHERE)

@@ -18,11 +18,12 @@ what it computes, the keys of layer 2; `W_O2` the heads' output).
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from induction_memory.errors import InputError, require
+from induction_memory.model.config import ModelConfig
 
 ARROW = "->"
 _HEAD = re.compile(r"^L(\d+)(?:H(\d+))?$")
@@ -45,18 +46,36 @@ class Graph:
     """Whether a feed-forward reads what its layer's heads read, instead of what they wrote too."""
     linear: bool = False
     """Whether the feed-forwards are linear: W_F instead of W_in and W_out."""
+    normed: frozenset[str] = frozenset()
+    """Writers whose output passes a norm before it is added to the stream. No single edge leaves them."""
 
     @classmethod
     def of(cls, model: Any) -> "Graph":
-        """The graph of a HookedTransformer."""
-        feed_forwards = () if model.cfg.attn_only else tuple(_with_weights(model))
-        return cls(
-            n_layers=model.cfg.n_layers,
-            n_heads=model.cfg.n_heads,
+        """The graph of a TransformerLens model."""
+        cfg = model.cfg
+        feed_forwards = () if getattr(cfg, "attn_only", False) else tuple(_with_weights(model))
+        graph = cls(
+            n_layers=cfg.n_layers,
+            n_heads=cfg.n_heads,
             feed_forwards=feed_forwards,
-            positions=model.cfg.positional_embedding_type == "standard",
-            parallel=bool(model.cfg.parallel_attn_mlp),
+            positions=cfg.positional_embedding_type == "standard",
+            parallel=bool(getattr(cfg, "parallel_attn_mlp", False)),
             linear=any(hasattr(model.blocks[layer - 1].mlp, "W_F") for layer in feed_forwards),
+        )
+        normed = ("embed", "pos") if getattr(cfg, "post_embedding_ln", False) else ()
+        if getattr(cfg, "use_normalization_before_and_after", False) or _is_post_norm(cfg):
+            normed += graph.heads
+        return replace(graph, normed=frozenset(normed))
+
+    @classmethod
+    def of_config(cls, config: ModelConfig) -> "Graph":
+        """The graph of the model that `build` would make."""
+        return cls(
+            n_layers=config.n_layers,
+            n_heads=config.n_heads,
+            feed_forwards=tuple(i for i in range(1, config.n_layers + 1) if config.has_feed_forward(i)),
+            parallel=config.parallel_blocks,
+            linear=config.feed_forward == "linear",
         )
 
     @cached_property
@@ -83,7 +102,12 @@ class Graph:
     @cached_property
     def edges(self) -> tuple[str, ...]:
         """Every edge, `writer->input`."""
-        return tuple(f"{writer}{ARROW}{name}" for name in self.inputs for writer in self.writers_before(name))
+        return tuple(
+            f"{writer}{ARROW}{name}"
+            for name in self.inputs
+            for writer in self.writers_before(name)
+            if writer not in self.normed
+        )
 
     @cached_property
     def matrices(self) -> tuple[str, ...]:
@@ -138,8 +162,12 @@ class Graph:
         if ARROW in name:
             source, target = name.split(ARROW, 1)
             known = bool(self._nodes(source)) and bool(self._inputs(target))
-            wanted = "a writer before what it reaches" if known else f"one of {', '.join(self.writers)} {ARROW} "
-            wanted += "" if known else f"one of {', '.join(self.inputs)}"
+            if source in self.normed:
+                wanted = "an edge from a writer whose output reaches the stream without a norm"
+            elif known:
+                wanted = "a writer before what it reaches"
+            else:
+                wanted = f"one of {', '.join(self.writers)} {ARROW} one of {', '.join(self.inputs)}"
         else:
             wanted = f"one of {', '.join((*self.writers, *self.matrices))}, or an edge writer->input"
         raise InputError(f"{field}: expected {wanted}, got {name!r}")
@@ -195,6 +223,9 @@ class Graph:
 
     def _stream(self, layer: int) -> tuple[str, ...]:
         """The edges from everything before a layer to everything from it on."""
+        require(
+            not self.normed, "component", "a model without norms after its components", f"stream{layer} of one with"
+        )
         inputs = self.inputs[self.inputs.index(f"L{layer}H1.q") :]
         before = self.writers_before(inputs[0])
         return tuple(f"{writer}{ARROW}{name}" for name in inputs for writer in before)
@@ -232,6 +263,13 @@ def _parameters_of(writer: str) -> dict[str, int | None]:
     layer, head = head_of(writer)
     letters = [f"{kind}_{letter}" for letter in "QKV" for kind in "Wb"] + ["W_O"]
     return {f"blocks.{layer - 1}.attn.{letter}": head - 1 for letter in letters}
+
+
+def _is_post_norm(cfg: Any) -> bool:
+    """Whether TransformerLens normalises what the layers of this architecture write (OLMo 2 and 3)."""
+    from transformer_lens.utilities.architectures import POST_NORM_ARCHITECTURES
+
+    return getattr(cfg, "original_architecture", None) in POST_NORM_ARCHITECTURES
 
 
 def _with_weights(model: Any) -> list[int]:

@@ -2,35 +2,72 @@
 
     x_1 = w_E(z_t) + p_t,    x'_l = x_l + sum over heads of z W_O + b_O,    x_{l+1} = x'_l + FF_l(x'_l or x_l)
 
-computed with the model's own weights and modules and kept under the names that HookedTransformer's hooks have: it is
-`run_with_cache` without what patches do not need, and a test holds the two equal. A head's own output is z W_O[head],
-computed when first asked for, so that many heads do not cost their memory in advance.
+Activations go by the names of TransformerLens's hooks. The patched variants of the run come from the runner that
+recorded it.
 """
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from transformer_lens import HookedTransformer
 
 from induction_memory.errors import require
 from induction_memory.runner.components import Graph, head_of
-from induction_memory.runner.layers import attend, combine, project, rotated, unembed
+from induction_memory.runner.variants import Variant
+
+Via = Literal["hooks", "fast"]
+
+
+@runtime_checkable
+class Runner(Protocol):
+    """Runs one model, intact or patched. There are two, `hooked` and `fast`; a test holds them equal."""
+
+    via: Via
+
+    @property
+    def graph(self) -> Graph:
+        """What the model is made of."""
+        ...
+
+    @property
+    def weights(self) -> Mapping[str, Tensor]:
+        """The model's parameters by HookedTransformer's names."""
+        ...
+
+    def record(self, tokens: Int[Tensor, "batch pos"], weights: Mapping[str, Tensor] | None = None) -> "Recording":
+        """One intact run without gradients. `weights` stand in for the parameters of their names, in this run alone."""
+        ...
+
+    def run(
+        self, recording: "Recording", variants: Sequence[Variant], queries: Int[Tensor, "batch m"] | None
+    ) -> Iterator[tuple[list[int], Float[Tensor, "variant batch m vocab"]]]:
+        """Logits of every variant, in groups: (which variants, their logits). At all positions, or at `queries`."""
+        ...
+
+    def pattern(self, recording: "Recording", layer: int) -> Float[Tensor, "batch head query key"]:
+        """The attention of a layer, counted from 1."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """A model, the tokens it ran on, and every activation that a patch may need."""
+    """The tokens of a run, and every activation that a patch may need."""
 
-    model: HookedTransformer
-    graph: Graph
+    runner: Runner
     tokens: Int[Tensor, "batch pos"]
-    activations: dict[str, Tensor]
+    activations: Mapping[str, Tensor]
     """By TransformerLens's hook names."""
     logits: Float[Tensor, "batch pos vocab"]
-    _written: dict[str, Tensor] = field(default_factory=dict)
+    W_O: Sequence[Float[Tensor, "head d_head d_model"]] = ()
+    """Output matrices of each layer, where the heads' outputs are computed when asked for."""
+    _kept: dict[str, Tensor] = field(default_factory=dict, repr=False)
+
+    @property
+    def graph(self) -> Graph:
+        return self.runner.graph
 
     def layer(self, layer: int, hook: str) -> Tensor:
         """An activation of a layer counted from 1: `recording.layer(1, "attn.hook_z")`."""
@@ -45,63 +82,35 @@ class Recording:
         layer, head = head_of(site)
         if "." in site:
             return self.layer(layer, f"attn.hook_{site[-1]}")[..., head - 1, :]
-        if site not in self._written:
-            z = self.layer(layer, "attn.hook_z")[..., head - 1, :]
-            self._written[site] = z @ self.model.blocks[layer - 1].attn.W_O[head - 1].detach()
-        return self._written[site]
+        if not self.W_O:
+            return self.layer(layer, "attn.hook_result")[..., head - 1, :]
+        if site not in self._kept:
+            self._kept[site] = self.layer(layer, "attn.hook_z")[..., head - 1, :] @ self.W_O[layer - 1][head - 1]
+        return self._kept[site]
 
+    def pattern(self, layer: int) -> Float[Tensor, "batch head query key"]:
+        """The attention of a layer, counted from 1."""
+        name = f"pattern {layer}"
+        if name not in self._kept:
+            self._kept[name] = self.runner.pattern(self, layer)
+        return self._kept[name]
 
-@torch.no_grad()
-def record(model: HookedTransformer, tokens: Int[Tensor, "batch pos"]) -> Recording:
-    """Run the model once, without gradients, and keep what every component read and wrote."""
-    require_additive(model)
-    longest = f"sequences of 1 to {model.cfg.n_ctx} tokens (the model's n_ctx)"
-    require(1 <= tokens.shape[1] <= model.cfg.n_ctx, "tokens", longest, tokens.shape[1])
-    graph = Graph.of(model)
-    kept = {"hook_embed": model.embed(tokens)}
-    x = kept["hook_embed"]
-    if graph.positions:
-        kept["hook_pos_embed"] = model.pos_embed(tokens).expand_as(x)
-        x = x + kept["hook_pos_embed"]
-    for layer, block in enumerate(model.blocks, start=1):
-        x = _layer(block, x, f"blocks.{layer - 1}.", kept, layer in graph.feed_forwards, graph.parallel)
-    return Recording(model, graph, tokens, kept, unembed(model, x))
+    def run(
+        self, variants: Sequence[Variant], *, queries: Int[Tensor, "batch m"] | None = None
+    ) -> Iterator[tuple[list[int], Float[Tensor, "variant batch m vocab"]]]:
+        """Logits of every variant, in groups: (which variants, their logits). At all positions, or at `queries`."""
+        known = {*self.graph.writers, *self.graph.inputs[:-1], *self.graph.edges}
+        for variant in variants:
+            for patch in variant:
+                assert patch.site in known, f"no site {patch.site}"
+        return self.runner.run(self, variants, queries)
 
-
-def _layer(
-    block: Any, x: Float[Tensor, "batch pos d"], name: str, kept: dict[str, Tensor], feed_forward: bool, parallel: bool
-) -> Float[Tensor, "batch pos d"]:
-    attention, normed = block.attn, block.ln1(x)
-    kept[name + "hook_resid_pre"] = x
-    q, k, v = project(normed, attention, "qkv")
-    kept.update({f"{name}attn.hook_q": q, f"{name}attn.hook_k": k, f"{name}attn.hook_v": v})
-    z = attend(attention, rotated(attention, q[None]), rotated(attention, k[None]), v[None])[0]
-    out = combine(attention, z)
-    kept[name + "attn.hook_z"], kept[name + "hook_attn_out"] = z, out
-    after = x + out
-    if feed_forward:
-        fed = block.mlp(block.ln2(x if parallel else after))
-        kept[name + "hook_mlp_out"] = fed
-        after = after + fed
-    kept[name + "hook_resid_post"] = after
-    return after
-
-
-def require_additive(model: Any) -> None:
-    """Refuse, in one line, a model whose inputs are not sums of what earlier components wrote."""
-    require(isinstance(model, HookedTransformer), "model", "a HookedTransformer", type(model).__name__)
-    cfg = model.cfg
-    grouped = cfg.n_key_value_heads not in (None, cfg.n_heads)
-    reasons = {
-        f"positions of kind {cfg.positional_embedding_type}": cfg.positional_embedding_type
-        not in ("standard", "rotary"),
-        "attention that is not causal": cfg.attention_dir != "causal",
-        "local attention": cfg.use_local_attn,
-        "grouped keys and values": grouped,
-        "capped attention scores": cfg.attn_scores_soft_cap > 0,
-        "normalisation after a block": cfg.use_normalization_before_and_after,
-        "a norm of the embeddings": cfg.post_embedding_ln,
-        "capped logits": cfg.output_logits_soft_cap > 0,
-    }
-    for reason, present in reasons.items():
-        require(not present, "model", "a causal transformer whose components add to one stream", reason)
+    def patched_logits(
+        self, variants: Sequence[Variant], *, queries: Int[Tensor, "batch m"] | None = None
+    ) -> Float[Tensor, "variant batch m vocab"]:
+        """The logits of every variant in the order given, all in memory."""
+        require(len(variants) > 0, "variants", "at least one", 0)
+        parts: dict[int, Tensor] = {}
+        for indices, group in self.run(variants, queries=queries):
+            parts |= dict(zip(indices, group, strict=True))
+        return torch.stack([parts[i] for i in range(len(variants))])

@@ -6,16 +6,15 @@ A parameter's data is exchanged for other data and exchanged back; the numbers o
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from torch import Tensor
-from transformer_lens import HookedTransformer
+from torch import Tensor, nn
 
 from induction_memory.errors import require
 
 
 @contextmanager
-def replaced(model: HookedTransformer, weights: Mapping[str, Tensor]) -> Iterator[HookedTransformer]:
+def replaced(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[nn.Module]:
     """`with replaced(model, {"blocks.0.attn.W_K": W}):` the model has these weights inside the block."""
-    parameters = dict(model.named_parameters())
+    parameters = dict(model.named_parameters()) if weights else {}
     for name, value in weights.items():
         require(name in parameters, "weights", f"names out of {', '.join(parameters)}", repr(name))
         shape = tuple(parameters[name].shape)
@@ -30,26 +29,18 @@ def replaced(model: HookedTransformer, weights: Mapping[str, Tensor]) -> Iterato
             parameters[name].data = data
 
 
-@contextmanager
-def editable(model: HookedTransformer) -> Iterator[HookedTransformer]:
-    """Inside the block the weights are copies that may be written to; afterwards the model has its own again."""
-    with replaced(model, {name: parameter.data.clone() for name, parameter in model.named_parameters()}):
-        yield model
-
-
-def of_initial(
-    model: HookedTransformer, initial: HookedTransformer, parameters: Mapping[str, int | None]
+def mixed(
+    own: Mapping[str, Tensor], other: Mapping[str, Tensor], parameters: Mapping[str, int | None]
 ) -> dict[str, Tensor]:
-    """The named parameters of `initial`, those with a head's number mixed into the model's own.
+    """The named parameters from `other`. Of one with a head's number, the other heads keep their own.
 
     A name that ends in a dot stands for all that begin with it.
     """
-    own, first = dict(model.named_parameters()), dict(initial.named_parameters())
     weights: dict[str, Tensor] = {}
     for wanted, head in parameters.items():
         for name in (n for n in own if (n.startswith(wanted) if wanted.endswith(".") else n == wanted)):
             if head is None:
-                weights[name] = first[name].data
+                weights[name] = other[name]
             else:
-                weights.setdefault(name, own[name].data.clone())[head] = first[name].data[head]
+                weights.setdefault(name, own[name].clone())[head] = other[name][head]
     return weights

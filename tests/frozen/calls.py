@@ -210,18 +210,18 @@ def attention(run: Any, steps: list[int]) -> pd.DataFrame:
 
 def claims(run: Any, steps: list[int]) -> pd.DataFrame:
     """Every measurement of the paper's claims from the shipped records, numbered within its claim."""
-    from induction_memory.reproduction.audit import audit
+    from induction_memory.reproduction.reproduce import check
 
-    verdicts = audit().verdicts
+    verdicts, _ = check()
     number = verdicts.groupby("claim").cumcount()
     return verdicts.assign(number=number)[["claim", "number", "value", "verdict"]]
 
 
 def records(run: Any, steps: list[int]) -> pd.DataFrame:
     """How far the recalls of the shipped trajectories are from those of their records."""
-    from induction_memory.reproduction.audit import audit
+    from induction_memory.reproduction.reproduce import check
 
-    return audit().compared.drop(columns="where")
+    return check()[1]
 
 
 OF_RUNS: dict[str, Call] = {

@@ -1,14 +1,17 @@
 import pytest
 import torch
 
+from induction_memory.heads import coalitions as coalitions_module
 from induction_memory.heads.coalitions import coalition_sums
 from induction_memory.heads.games import edges, play, set_stage
 from induction_memory.heads.questions import ask, batch_of_tokens
 from induction_memory.heads.shapley import all_coalitions
 from induction_memory.model.build import build
 from induction_memory.model.config import ModelConfig
+from induction_memory.runner.attention import attend
+from induction_memory.runner.choice import runner
 from induction_memory.runner.components import Graph
-from induction_memory.runner.engine import Patch
+from induction_memory.runner.variants import Patch
 from tests.hooked_twin import hooked_logits
 
 SMALL = {"d_model": 16, "n_ctx": 12, "d_vocab": 5}
@@ -25,37 +28,41 @@ def random_batch(seed=0, batch=4):
     return batch_of_tokens(torch.randint(5, (batch, 13), generator=torch.Generator().manual_seed(seed)))
 
 
-def stage_of(config, kind="mean"):
+def model_of(config):
     model = build(config, seed=1)
     with torch.no_grad():  # at their small initial size nothing would be seen
         for name, weight in model.named_parameters():
             if "W_" in name:
                 weight.mul_(1.5)
-    return set_stage(model, random_batch(), kind=kind)
+    return model
+
+
+def stage_of(config, kind="mean", via=None):
+    return set_stage(runner(model_of(config), via=via), random_batch(), kind=kind)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_every_coalition_equals_one_hooked_forward_with_the_absent_heads_replaced(name):
-    stage = stage_of(ARCHITECTURES[name])
+    stage, model = stage_of(ARCHITECTURES[name]), model_of(ARCHITECTURES[name])
     coalitions, questions = all_coalitions(len(stage.graph.heads)), stage.questions
     fast = coalition_sums(stage.recording, stage.absent, coalitions, questions)
     for row in range(0, len(coalitions), 3):
         absent = [head for head, there in zip(stage.graph.heads, coalitions[row], strict=True) if not there]
         patches = [Patch(head, stage.absent[head]) for head in absent]
-        logits = hooked_logits(stage.recording.model, stage.batch.tokens, patches)
+        logits = hooked_logits(model, stage.batch.tokens, patches)
         at = logits[torch.arange(len(logits))[:, None], questions.queries]
         torch.testing.assert_close(fast[row], questions.sums(at), atol=1e-4, rtol=1e-4)
 
 
 def test_a_game_by_a_route_equals_one_hooked_forward_with_those_edges_cut():
-    stage = stage_of(ARCHITECTURES["full, LayerNorm, three layers"])
+    config = ARCHITECTURES["full, LayerNorm, three layers"]
+    stage, model = stage_of(config), model_of(config)
     game = next(game for game in play(stage) if game.name == "k" and game.layer == 1)
     cut = [Patch(edge, stage.absent["L1H2"]) for edge in edges(stage.graph, "L1H2", "k")]
     assert [patch.site for patch in cut] == ["L1H2->L2H1.k", "L1H2->L2H2.k", "L1H2->L3H1.k", "L1H2->L3H2.k"]
     rows, queries = torch.arange(4)[:, None], stage.questions.queries
     intact, without = (
-        stage.questions.sums(hooked_logits(stage.recording.model, stage.batch.tokens, patches)[rows, queries])
-        for patches in ([], cut)
+        stage.questions.sums(hooked_logits(model, stage.batch.tokens, patches)[rows, queries]) for patches in ([], cut)
     )
     torch.testing.assert_close(game.solution.single[1], intact - without, atol=1e-4, rtol=1e-3)
 
@@ -67,30 +74,34 @@ def test_shapley_values_of_every_game_sum_to_its_total_effect():
             assert difference.abs().max() < 1e-6
 
 
-def test_coalitions_reuse_what_they_share_instead_of_starting_over():
+def counted_attention(monkeypatch):
+    calls = []
+    monkeypatch.setattr(coalitions_module, "attend", lambda *given: calls.append(1) or attend(*given))
+    return calls
+
+
+def test_coalitions_by_hooks_are_the_same():
+    config = ARCHITECTURES["full, two heads"]
+    fast, hooked = (stage_of(config, via=via).coalitions(all_coalitions(4)) for via in ("fast", "hooks"))
+    torch.testing.assert_close(fast, hooked, atol=1e-4, rtol=1e-4)
+
+
+def test_coalitions_reuse_what_they_share_instead_of_starting_over(monkeypatch):
     stage = stage_of(ModelConfig.full(**SMALL, n_heads=4))
-    calls = {"blocks.0": 0, "blocks.1": 0}
-    hooks = [
-        stage.recording.model.get_submodule(f"{block}.attn").register_forward_hook(
-            lambda *_, block=block: calls.__setitem__(block, calls[block] + 1)
-        )
-        for block in calls
-    ]
-    coalitions = all_coalitions(8)
+    calls, coalitions = counted_attention(monkeypatch), all_coalitions(8)
     stage.coalitions(coalitions)
-    assert calls == {"blocks.0": 0, "blocks.1": 15}  # 16 ways to staff layer 1, one of them recorded
+    assert len(calls) == 15  # 16 subsets of layer 1, one of them recorded
     stage.coalitions(coalitions.flip(0))
-    assert calls == {"blocks.0": 0, "blocks.1": 15}
-    for hook in hooks:
-        hook.remove()
+    assert len(calls) == 15
 
 
 def test_coalitions_of_the_last_layer_need_no_attention_at_all(monkeypatch):
     stage = stage_of(ModelConfig.full(**SMALL, n_heads=4))
-    monkeypatch.setattr(stage.recording.model.blocks[1].attn, "forward", None)
+    calls = counted_attention(monkeypatch)
     coalitions = torch.ones(16, 8, dtype=torch.bool)
     coalitions[:, 4:] = all_coalitions(4)
     assert stage.coalitions(coalitions).shape == (16, 4)
+    assert not calls
 
 
 def test_small_groups_of_coalitions_give_the_same(monkeypatch):
@@ -105,17 +116,16 @@ def test_small_groups_of_coalitions_give_the_same(monkeypatch):
 def test_the_coalition_of_nobody_is_the_model_with_every_head_ablated(kind):
     stage = stage_of(ARCHITECTURES["full, two heads"], kind)
     patches = [Patch(head, stage.absent[head]) for head in stage.graph.heads]
-    logits = hooked_logits(stage.recording.model, stage.batch.tokens, patches)
+    logits = hooked_logits(model_of(ARCHITECTURES["full, two heads"]), stage.batch.tokens, patches)
     at = logits[torch.arange(len(logits))[:, None], stage.questions.queries]
     nobody = stage.coalitions(torch.zeros(1, 4, dtype=torch.bool))[0]
     torch.testing.assert_close(nobody, stage.questions.sums(at), atol=1e-4, rtol=1e-4)
 
 
 def test_working_out_coalitions_leaves_the_model_as_it_was():
-    stage = stage_of(ARCHITECTURES["full, two heads"])
-    model = stage.recording.model
+    model = model_of(ARCHITECTURES["full, two heads"])
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    play(stage)
+    play(set_stage(model, random_batch()))
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert not any(hook.fwd_hooks for hook in model.hook_dict.values())
 
@@ -148,5 +158,5 @@ def test_questions_are_worth_what_the_metrics_say():
 
 def test_the_recording_is_not_repeated_for_the_games(monkeypatch):
     stage = stage_of(ARCHITECTURES["full, two heads"])
-    monkeypatch.setattr(stage.recording.model, "forward", None)
+    monkeypatch.setattr(type(stage.recording.runner), "record", None)
     assert len(play(stage)) == 1 + 2 + 5 + 1

@@ -12,6 +12,7 @@ from induction_memory.heads.votes import attention_scores, chosen_tokens, weight
 from induction_memory.model.build import build
 from induction_memory.model.config import ModelConfig
 from induction_memory.model.memories import embedding, memory
+from induction_memory.runner.parameters import parameters
 from induction_memory.task import BigramTask, Corpus, sample, step_rng
 
 
@@ -113,7 +114,7 @@ def test_weight_recalls_equal_loops_over_heads_tokens_and_positions(early, monke
     config = ModelConfig.full(d_model=12, n_ctx=6, d_vocab=5, n_heads=2, layer_norm=True)
     model = build(config, seed=3)
     tokens, length = torch.tensor([0, 2, 3, 4]), 6
-    key_query, value_output = weight_recalls(model, tokens, length)
+    key_query, value_output = weight_recalls(parameters(model), tokens, length)
     w_E, w_U, p = embedding(model, "w_E")[tokens], embedding(model, "w_U")[tokens], embedding(model, "p")
     W_K, Phi = ([memory(model, f"{name}{layer}") for layer in (1, 2)] for name in ("W_K", "Phi_"))
     asked = range(1, min(length, early))
@@ -146,7 +147,7 @@ def test_attention_scores_equal_a_loop_over_queries(early, monkeypatch):
     monkeypatch.setattr("induction_memory.heads.votes.EARLY", early)
     model = build(ModelConfig.full(d_model=12, n_ctx=10, d_vocab=4, n_heads=2), seed=1)
     batch = batch_of_tokens(torch.randint(4, (3, 11), generator=torch.Generator().manual_seed(0)))
-    got = attention_scores(model, set_stage(model, batch))
+    got = attention_scores(set_stage(model, batch))
     _, cache = model.run_with_cache(batch.tokens)
     A = cache["blocks.1.attn.hook_pattern"].detach()[:, 1]
     sums, chances = {role: [] for role in ROLES}, {role: [] for role in ROLES}
@@ -177,8 +178,8 @@ def test_an_untrained_model_has_no_roles_and_a_planted_one_has_all():
     batch = sample(task, 8, step_rng(0, 0))
     tokens = chosen_tokens(batch.tokens)
     planted = plant(task, d_model=112)
-    key_query, value_output = weight_recalls(planted.model, tokens, 16)
+    key_query, value_output = weight_recalls(parameters(planted.model), tokens, 16)
     assert torch.minimum(key_query, value_output)[[0, 0, 1], [0, 1, 0], [0, 1, 2]].tolist() == [1, 1, 1]
     untrained = build(planted.model.model_config, seed=5)
-    key_query, value_output = weight_recalls(untrained, tokens, 16)
+    key_query, value_output = weight_recalls(parameters(untrained), tokens, 16)
     assert torch.minimum(key_query, value_output).max() < 0.25

@@ -10,9 +10,9 @@ from induction_memory.errors import InputError, run_script
 from induction_memory.experiment.run_config import RunConfig
 from induction_memory.experiment.train_config import TrainConfig
 from induction_memory.interventions.ablations import ablate
+from induction_memory.interventions.activation_patching import patch
 from induction_memory.interventions.causal import births, causal_trajectory
 from induction_memory.interventions.circuits import discover
-from induction_memory.interventions.patching import patch
 from induction_memory.interventions.subjects import batch_of
 from induction_memory.interventions.surgery import surgery
 from induction_memory.model.config import ModelConfig

@@ -5,11 +5,11 @@ from transformer_lens import HookedTransformer, HookedTransformerConfig
 from induction_memory.errors import InputError
 from induction_memory.model.build import build
 from induction_memory.model.config import ModelConfig
-from induction_memory.runner import engine
+from induction_memory.runner import fast as fast_runner
+from induction_memory.runner.attention import running_mean
+from induction_memory.runner.choice import record
 from induction_memory.runner.components import Graph
-from induction_memory.runner.layers import running_mean
-from induction_memory.runner.patches import Patch
-from induction_memory.runner.recording import record
+from induction_memory.runner.variants import Patch
 from tests.hooked_twin import hooked_logits
 
 SMALL = {"d_model": 16, "n_ctx": 12, "d_vocab": 11}
@@ -42,6 +42,7 @@ def unique(sites):
 
 def test_a_recording_is_what_the_hooks_of_the_model_see(model):
     recording = record(model, tokens_of(0))
+    assert recording.runner.via == "fast"
     logits, cache = model.run_with_cache(tokens_of(0))
     torch.testing.assert_close(recording.logits, logits, atol=1e-5, rtol=1e-5)
     for name, activation in recording.activations.items():
@@ -54,7 +55,7 @@ def test_every_single_patch_equals_one_hooked_forward(model):
     clean, other = (record(model, tokens_of(seed)) for seed in (0, 1))
     sites = unique(every_site(clean.graph))
     variants = [[Patch(site, other.at(site.split("->")[0]))] for site in sites]
-    patched = engine.logits(clean, variants)
+    patched = clean.patched_logits(variants)
     for site, variant, fast in zip(sites, variants, patched, strict=True):
         slow = hooked_logits(model, clean.tokens, variant)
         torch.testing.assert_close(fast, slow, atol=1e-5, rtol=1e-5, msg=lambda m, s=site: f"{s}: {m}")
@@ -74,7 +75,7 @@ def test_random_sets_of_patches_at_some_positions_equal_one_hooked_forward(model
                 for j, i in enumerate(chosen)
             ]
         )
-    for variant, fast in zip(variants, engine.logits(clean, variants), strict=True):
+    for variant, fast in zip(variants, clean.patched_logits(variants), strict=True):
         slow = hooked_logits(model, clean.tokens, variant)
         torch.testing.assert_close(fast, slow, atol=1e-5, rtol=1e-5)
 
@@ -87,7 +88,7 @@ def test_patches_of_one_position_and_logits_at_some_queries_equal_the_hooked_for
         where = torch.zeros_like(clean.tokens, dtype=torch.bool)
         where[:2, number % 10] = True
         variants.append([Patch(site, other.at(site.split("->")[0]), where)])
-    for variant, fast in zip(variants, engine.logits(clean, variants, queries=queries), strict=True):
+    for variant, fast in zip(variants, clean.patched_logits(variants, queries=queries), strict=True):
         slow = hooked_logits(model, clean.tokens, variant)
         rows = slow.gather(1, queries[..., None].expand(-1, -1, slow.shape[-1]))
         torch.testing.assert_close(fast, rows, atol=1e-5, rtol=1e-5)
@@ -97,14 +98,14 @@ def test_as_many_queries_as_positions_are_still_only_those_queries(model):
     clean, other = (record(model, tokens_of(seed)) for seed in (0, 1))
     queries = torch.arange(12).flip(0).expand(3, -1)
     variants = [[Patch(site, other.at(site.split("->")[0]))] for site in unique(every_site(clean.graph))]
-    everywhere = engine.logits(clean, variants)
-    torch.testing.assert_close(engine.logits(clean, variants, queries=queries), everywhere.flip(2))
+    everywhere = clean.patched_logits(variants)
+    torch.testing.assert_close(clean.patched_logits(variants, queries=queries), everywhere.flip(2))
 
 
 def test_patching_a_run_into_itself_changes_nothing(model):
     clean = record(model, tokens_of(0))
     everything = [Patch(site, clean.at(site.split("->")[0])) for site in unique(every_site(clean.graph))]
-    one_at_a_time = engine.logits(clean, [[], everything, *([patch] for patch in everything)])
+    one_at_a_time = clean.patched_logits([[], everything, *([patch] for patch in everything)])
     torch.testing.assert_close(one_at_a_time, clean.logits.expand_as(one_at_a_time), atol=1e-5, rtol=1e-5)
 
 
@@ -113,19 +114,19 @@ def test_patching_everything_gives_the_other_run(model):
     edges = [Patch(edge, other.at(edge.split("->")[0])) for edge in clean.graph.edges]
     writers = [Patch(writer, other.at(writer)) for writer in clean.graph.writers]
     embeddings = [Patch("embed", other.at("embed"))]
-    out = engine.logits(clean, [edges, writers, embeddings])
+    out = clean.patched_logits([edges, writers, embeddings])
     torch.testing.assert_close(out, other.logits.expand_as(out), atol=1e-5, rtol=1e-5)
 
 
 def test_groups_cover_every_variant_once_however_small_they_are(monkeypatch):
     clean = record(build(ARCHITECTURES["simplified"], seed=0), tokens_of(0))
     variants = [[Patch(edge, torch.zeros(1, 1, 16))] for edge in clean.graph.edges]
-    whole = engine.logits(clean, variants)
-    monkeypatch.setattr(engine, "TOKENS_AT_ONCE", 1)
-    groups = list(engine.run(clean, variants))
+    whole = clean.patched_logits(variants)
+    monkeypatch.setattr(fast_runner, "TOKENS_AT_ONCE", 1)
+    groups = list(clean.run(variants))
     assert sorted(i for indices, _ in groups for i in indices) == list(range(len(variants)))
     assert all(len(indices) == 1 for indices, _ in groups)
-    torch.testing.assert_close(engine.logits(clean, variants), whole)
+    torch.testing.assert_close(clean.patched_logits(variants), whole)
 
 
 @pytest.mark.parametrize("letter", "qkv")
@@ -138,8 +139,8 @@ def test_one_vector_at_every_position_equals_the_hooked_forward_whichever_it_rep
     variants += [[Patch(sites[-1], means[sites[-1]]), Patch(sites[-1], clean.at(sites[-1]).flip(0))]]
     variants += [[Patch(sites[-1], clean.at(sites[-1]).flip(0)), Patch(sites[-1], means[sites[-1]])]]
     queries = torch.tensor([[3, 11]] * 3)
-    some = engine.logits(clean, variants, queries=queries)
-    for variant, fast, rows in zip(variants, engine.logits(clean, variants), some, strict=True):
+    some = clean.patched_logits(variants, queries=queries)
+    for variant, fast, rows in zip(variants, clean.patched_logits(variants), some, strict=True):
         slow = hooked_logits(model, clean.tokens, variant)
         torch.testing.assert_close(fast, slow, atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(rows, slow[:, [3, 11]], atol=1e-5, rtol=1e-5)
@@ -154,7 +155,7 @@ def test_the_effect_of_a_patch_differentiates_in_its_amount():
     clean, other = (record(build(ARCHITECTURES["simplified"], seed=0), tokens_of(seed)) for seed in (0, 1))
 
     def total(amount):
-        return engine.logits(clean, [[Patch("L1H1->L2H1.k", other.at("L1H1"), amount=amount)]])[..., 0].sum()
+        return clean.patched_logits([[Patch("L1H1->L2H1.k", other.at("L1H1"), amount=amount)]])[..., 0].sum()
 
     amount = torch.tensor(0.4, requires_grad=True)
     (slope,) = torch.autograd.grad(total(amount), amount)
@@ -165,7 +166,7 @@ def test_the_effect_of_a_patch_differentiates_in_its_amount():
 def test_recording_and_running_leave_the_model_as_it_was(model):
     weights = {name: value.clone() for name, value in model.state_dict().items()}
     clean = record(model, tokens_of(0))
-    engine.logits(clean, [[Patch("L1H1", torch.zeros(1, 1, 16))]])
+    clean.patched_logits([[Patch("L1H1", torch.zeros(1, 1, 16))]])
     assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
     assert not any(hook.fwd_hooks for hook in model.hook_dict.values())
 
@@ -221,21 +222,15 @@ def test_rotary_positions_gelu_and_pre_folded_norms_are_patched_exactly_too():
             if ".b_" in name:
                 parameter.normal_(generator=torch.Generator().manual_seed(0))
     clean, other = (record(model, tokens_of(seed)) for seed in (0, 1))
+    assert clean.runner.via == "fast"
     assert clean.graph.writers == ("embed", "L1H1", "L1H2", "FF1", "L2H1", "L2H2", "FF2")
     torch.testing.assert_close(clean.logits, model(clean.tokens), atol=1e-5, rtol=1e-5)
     variants = [[Patch(site, other.at(site.split("->")[0]))] for site in unique(every_site(clean.graph))]
     variants += [[Patch(site, clean.at(site).mean((0, 1), keepdim=True))] for site in clean.graph.inputs if "." in site]
     queries = torch.tensor([[3, 11]] * 3)
     for variant, fast, rows in zip(
-        variants, engine.logits(clean, variants), engine.logits(clean, variants, queries=queries), strict=True
+        variants, clean.patched_logits(variants), clean.patched_logits(variants, queries=queries), strict=True
     ):
         slow = hooked_logits(model, clean.tokens, variant)
         torch.testing.assert_close(fast, slow, atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(rows, slow[:, [3, 11]], atol=1e-5, rtol=1e-5)
-
-
-def test_a_model_that_is_no_sum_of_components_is_refused():
-    model = build(ARCHITECTURES["simplified"], seed=0)
-    model.cfg.attention_dir = "bidirectional"
-    with pytest.raises(InputError, match="attention that is not causal"):
-        record(model, tokens_of(0))

@@ -26,7 +26,7 @@ from induction_memory.interventions.effects import Contrast, Direction, contrast
 from induction_memory.interventions.path_patching import patch_paths
 from induction_memory.interventions.subjects import Steps, batch_of, subjects, with_step
 from induction_memory.runner.components import ARROW
-from induction_memory.runner.patches import Patch
+from induction_memory.runner.variants import Patch
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.corruptions import Corruption, Query, corrupt
 from induction_memory.task.pairs import Pairs

@@ -1,0 +1,139 @@
+"""Which HookedTransformers the shortcut computes exactly: a complete list. All others take the hooks.
+
+Every field of TransformerLens's configuration stands in one of four lists: the shortcut reads it (or calls the module
+that does), it has no say in what a forward computes, it must have one of some values, or it must have its default. So
+must a field that stands in none of them, as a later version of TransformerLens may bring. Besides, every module must be
+of a known type, with no method replaced on it and no hook.
+"""
+
+from collections.abc import Callable
+from dataclasses import MISSING, fields
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
+
+
+def _names(*lines: str) -> frozenset[str]:
+    return frozenset(name for line in lines for name in line.split())
+
+
+READ = _names(
+    # sizes, and what Graph and Network read
+    "n_layers d_model n_ctx d_head n_heads d_mlp d_vocab d_vocab_out attn_only parallel_attn_mlp",
+    # attention's own attribute attn_scale
+    "use_attn_scale attn_scale scale_attn_by_inverse_layer_idx",
+    # norms and feed-forwards, which are the model's modules
+    "act_fn eps final_rms uses_rms_norm gated_mlp num_experts experts_per_token norm_topk_prob",
+    # attention's own apply_rotary
+    "rotary_dim rotary_base rotary_base_local rotary_scaling_factor rotary_adjacent_pairs use_NTK_by_parts_rope",
+    "NTK_by_parts_low_freq_factor NTK_by_parts_high_freq_factor NTK_by_parts_factor NTK_original_ctx_len use_yarn_rope",
+    "yarn_factor yarn_attention_factor yarn_beta_fast yarn_beta_slow yarn_original_max_position_embeddings",
+    "yarn_truncate yarn_global_attn_only",
+)
+"""Read by the shortcut, or by what it calls."""
+WITHOUT_SAY = _names(
+    # names, initialisation, text, where the model comes from
+    "model_name tokenizer_name tokenizer_prepends_bos default_prepend_bos from_checkpoint checkpoint_index",
+    "checkpoint_label_type checkpoint_value init_mode init_weights initializer_range seed n_params trust_remote_code",
+    "decoder_start_token_id tie_word_embeddings device layer_norm_folding",
+    # read only together with a field that must have its default
+    "train_seq_length window_size attn_types relative_attention_max_distance relative_attention_num_buckets",
+    # more hook points for the same numbers
+    "use_attn_result use_split_qkv_input use_attn_in use_hook_mlp_in use_hook_tokens ungroup_grouped_query_attention",
+)
+"""No say in what a forward of tokens computes."""
+DEFAULT = _names(
+    "use_qk_norm clip_qkv use_logn_attn use_dynamic_ntk_rope use_local_attn n_devices attention_dir post_embedding_ln",
+    "load_in_4bit quantization_method use_normalization_before_and_after attn_scores_soft_cap output_logits_soft_cap",
+    "use_attention_sinks",
+)
+"""Must have their default, like every field that is not named here."""
+VALUES: dict[str, Callable[[Any, Any], bool]] = {
+    "positional_embedding_type": lambda value, _: value in ("standard", "rotary"),
+    "normalization_type": lambda value, _: value in (None, "LN", "LNPre", "RMS", "RMSPre"),
+    "dtype": lambda value, _: value in (torch.float32, torch.float64),
+    "n_key_value_heads": lambda value, cfg: value in (None, cfg.n_heads),
+    "original_architecture": lambda value, _: value not in _NORM_WHAT_THEY_WRITE,
+}
+"""Fields of which some values besides the default are understood: (value, configuration) -> whether this one is."""
+_NORM_WHAT_THEY_WRITE = ("OlmoeForCausalLM", "Olmo2ForCausalLM", "Olmo3ForCausalLM", "GptOssForCausalLM")
+
+
+def objection(model: nn.Module) -> str | None:
+    """Why the shortcut does not compute this model; None where it does."""
+    from transformer_lens import HookedTransformer
+
+    if type(model) is not HookedTransformer:
+        return f"a {type(model).__name__}"
+    if _global_forward_hooks or _global_forward_pre_hooks:
+        return "a hook at every module of torch"
+    return _of_configuration(model.cfg) or _of_modules(model)
+
+
+def _of_configuration(cfg: Any) -> str | None:
+    for field in fields(cfg):
+        if field.name in READ or field.name in WITHOUT_SAY:
+            continue
+        value = getattr(cfg, field.name)
+        if field.name in VALUES:
+            understood = VALUES[field.name](value, cfg)
+        else:
+            understood = field.default is not MISSING and value == field.default
+        if not understood:
+            return f"{field.name} = {value!r}"
+    return None
+
+
+def _of_modules(model: Any) -> str | None:
+    known = _known_types()
+    for name, module in model.named_modules():
+        if type(module) not in known:
+            return f"{name}, a {type(module).__name__}"
+        shadowed = [key for key in vars(module) if callable(getattr(type(module), key, None))]
+        if shadowed:
+            return f"{name or 'the model'} with a {shadowed[0]} of its own"
+        if any(vars(module)[kind] for kind in _HOOKS):
+            return f"a hook at {name or 'the model'}"
+        if getattr(module, "cfg", model.cfg) is not model.cfg:
+            return f"{name} with a configuration of its own"
+        if getattr(module, "_attention_dir_override", None) is not None:
+            return f"{name} with a direction of its own"
+    return None
+
+
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
+
+
+def _known_types() -> set[type]:
+    from transformer_lens import HookedTransformer
+    from transformer_lens.components.attention import Attention
+    from transformer_lens.components.embed import Embed
+    from transformer_lens.components.grouped_query_attention import GroupedQueryAttention
+    from transformer_lens.components.layer_norm import LayerNorm
+    from transformer_lens.components.layer_norm_pre import LayerNormPre
+    from transformer_lens.components.mlps.gated_mlp import GatedMLP
+    from transformer_lens.components.mlps.mlp import MLP
+    from transformer_lens.components.mlps.moe import MoE, MoEGatedMLP
+    from transformer_lens.components.pos_embed import PosEmbed
+    from transformer_lens.components.rms_norm import RMSNorm
+    from transformer_lens.components.rms_norm_pre import RMSNormPre
+    from transformer_lens.components.transformer_block import TransformerBlock
+    from transformer_lens.components.unembed import Unembed
+    from transformer_lens.hook_points import HookPoint
+    from transformer_lens.utilities.typed_module_list import TypedModuleList
+
+    from induction_memory.model.build import LinearFeedForward, NoFeedForward
+
+    ours = {LinearFeedForward, NoFeedForward}
+    plain = {nn.ModuleList, TypedModuleList, nn.Identity, nn.Linear, HookedTransformer, HookPoint}
+    norms = {LayerNorm, LayerNormPre, RMSNorm, RMSNormPre}
+    parts = {Embed, PosEmbed, Unembed, TransformerBlock}
+    attention = {Attention, GroupedQueryAttention}
+    return {*ours, *plain, *norms, *parts, *attention, MLP, GatedMLP, MoE, MoEGatedMLP}

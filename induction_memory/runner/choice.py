@@ -1,0 +1,65 @@
+"""Which runner a model gets: the shortcut where it is known to be exact, the hooks otherwise."""
+
+import logging
+from collections.abc import Mapping
+from typing import get_args
+
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from induction_memory.errors import InputError, require
+from induction_memory.model.config import ModelConfig
+from induction_memory.runner.fast import FastRunner
+from induction_memory.runner.recording import Recording, Runner, Via
+
+logger = logging.getLogger("induction_memory")
+_said: set[str] = set()
+
+
+def runner(
+    model: nn.Module | Mapping[str, Tensor], config: ModelConfig | None = None, *, via: Via | None = None
+) -> Runner:
+    """A runner of a TransformerLens model, or of weights by HookedTransformer's names with their configuration.
+
+    `via` is "hooks" for the definition, one forward per variant, "fast" for the shortcut. When not given, it is the
+    shortcut for models that it computes exactly. For all others it is the hooks, and a logged line says why, once.
+    """
+    require(via in (None, *get_args(Via)), "via", "hooks or fast", repr(via))
+    if isinstance(model, Mapping):
+        if config is None:
+            raise InputError("config: expected the ModelConfig of the weights, got none")
+        if via != "hooks":
+            return FastRunner.of_weights(model, config)
+        model = _built(model, config)
+    from induction_memory.runner.accepted import objection
+    from induction_memory.runner.hooked import HookedRunner
+
+    known = hasattr(model, "cfg") and hasattr(model, "run_with_hooks")
+    require(known, "model", "a HookedTransformer or a TransformerBridge", type(model).__name__)
+    if via == "hooks":
+        return HookedRunner(model)
+    reason = objection(model)
+    if reason is None:
+        return FastRunner.of_model(model)
+    require(via is None, "via", "hooks, as the shortcut does not compute this model", f"fast for one with {reason}")
+    if reason not in _said:
+        _said.add(reason)
+        logger.warning("this model runs with TransformerLens's hooks, one forward per variant: it has %s", reason)
+    return HookedRunner(model)
+
+
+def record(model: "nn.Module | Runner", tokens: Int[Tensor, "batch pos"], via: Via | None = None) -> Recording:
+    """One intact run of a model, or of what a runner runs."""
+    return (runner(model, via=via) if isinstance(model, nn.Module) else model).record(tokens)
+
+
+def _built(weights: Mapping[str, Tensor], config: ModelConfig) -> nn.Module:
+    """The HookedTransformer of a configuration with these weights."""
+    from induction_memory.model.build import build
+
+    model = build(config)
+    parameters = dict(model.named_parameters())
+    for name, value in weights.items():
+        require(name in parameters, "weights", f"names out of {', '.join(parameters)}", repr(name))
+        parameters[name].data = value.detach().clone()
+    return model

@@ -1,0 +1,147 @@
+"""The shortcut: many patched runs in one batch, nothing computed twice.
+
+It gives what `hooked` gives, to float32's rounding, for every model that `accepted` lets pass. A patch puts a value at
+a site (variants.py) and everything downstream is recomputed. The variants of a call are stacked on a new first axis. Up
+to the first patched place everything is read from the recording of the intact run. After it, only what has changed is
+computed:
+
+- an edge into the keys of a head costs those keys, that head's attention and what follows;
+- a patch of a few positions recomputes queries, keys and values there only, in the layer that reads it first;
+- where the logits are wanted at some queries only, the last layer computes those rows only.
+
+It differentiates in the `amount` of a patch.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from induction_memory.errors import require
+from induction_memory.model.config import ModelConfig
+from induction_memory.runner import attention, forward
+from induction_memory.runner.components import ARROW, Graph, head_of
+from induction_memory.runner.group import Group
+from induction_memory.runner.network import Layer, Network
+from induction_memory.runner.parameters import parameters
+from induction_memory.runner.recording import Recording, Via
+from induction_memory.runner.swapped_weights import replaced
+from induction_memory.runner.variants import Patch, Variant
+
+TOKENS_AT_ONCE = 4096  # of all variants in one pass: enough to fill the multiplications, few enough for the caches
+
+
+Networks = Callable[[Mapping[str, Tensor]], AbstractContextManager[Network]]
+
+
+class FastRunner:
+    """Runs a HookedTransformer, or weights with their configuration."""
+
+    via: Via = "fast"
+
+    def __init__(
+        self, networks: Networks, weights: Mapping[str, Tensor], swapped: Mapping[str, Tensor] | None = None
+    ) -> None:
+        self._networks, self._weights, self._swapped = networks, weights, swapped or {}
+        with networks({}) as network:
+            self.graph: Graph = network.graph
+
+    @classmethod
+    def of_model(cls, model: nn.Module) -> "FastRunner":
+        """Runs a HookedTransformer that `accepted` lets pass, with the weights that it has at the time."""
+
+        @contextmanager
+        def networks(swapped: Mapping[str, Tensor]) -> Iterator[Network]:
+            with replaced(model, swapped):
+                yield Network.of_model(model)
+
+        return cls(networks, parameters(model))
+
+    @classmethod
+    def of_weights(cls, weights: Mapping[str, Tensor], config: ModelConfig) -> "FastRunner":
+        """Runs the model that a configuration describes, without TransformerLens."""
+        own = Network.of_weights(weights, config)
+
+        @contextmanager
+        def networks(swapped: Mapping[str, Tensor]) -> Iterator[Network]:
+            yield Network.of_weights({**weights, **swapped}, config) if swapped else own
+
+        return cls(networks, weights)
+
+    def network(self) -> AbstractContextManager[Network]:
+        """`with runner.network() as network:` what the shortcut computes with."""
+        return self._networks(self._swapped)
+
+    @property
+    def weights(self) -> Mapping[str, Tensor]:
+        return {**self._weights, **self._swapped} if self._swapped else self._weights
+
+    def record(self, tokens: Int[Tensor, "batch pos"], weights: Mapping[str, Tensor] | None = None) -> Recording:
+        runner = FastRunner(self._networks, self._weights, {**self._swapped, **weights}) if weights else self
+        with torch.no_grad(), runner.network() as network:
+            longest = f"sequences of 1 to {network.n_ctx} tokens (the model's n_ctx)"
+            require(1 <= tokens.shape[1] <= network.n_ctx, "tokens", longest, tokens.shape[1])
+            kept = {"hook_embed": network.embed(tokens)}
+            x = kept["hook_embed"]
+            if network.positions is not None:
+                kept["hook_pos_embed"] = network.positions(tokens).expand_as(x)
+                x = x + kept["hook_pos_embed"]
+            for layer, block in enumerate(network.layers):
+                x = _layer(block, x, f"blocks.{layer}.", kept, network.graph.parallel)
+            return Recording(runner, tokens, kept, network.unembed(x), [block.W_O for block in network.layers])
+
+    def run(
+        self, recording: Recording, variants: Sequence[Variant], queries: Int[Tensor, "batch m"] | None
+    ) -> Iterator[tuple[list[int], Float[Tensor, "variant batch m vocab"]]]:
+        """A group holds variants that first differ at the same place, as many as the caches hold."""
+        depth: dict[int, list[int]] = defaultdict(list)
+        for index, variant in enumerate(variants):
+            depth[min((_depth(self.graph, patch) for patch in variant), default=0)].append(index)
+        at_once = max(1, TOKENS_AT_ONCE // recording.tokens.numel())
+        for _, indices in sorted(depth.items()):
+            for start in range(0, len(indices), at_once):
+                chosen = indices[start : start + at_once]
+                with self.network() as network:
+                    group = Group(network, recording, [variants[i] for i in chosen], queries)
+                    logits = forward.logits(group)
+                yield chosen, logits
+
+    def pattern(self, recording: Recording, layer: int) -> Float[Tensor, "batch head query key"]:
+        with torch.no_grad(), self.network() as network:
+            q, k = (network[layer].rotated(recording.layer(layer, f"attn.hook_{one}")[None])[0] for one in "qk")
+            return attention.pattern(q, k, network[layer].scale)
+
+
+def _layer(
+    layer: Layer, x: Float[Tensor, "batch pos d"], name: str, kept: dict[str, Tensor], parallel: bool
+) -> Float[Tensor, "batch pos d"]:
+    kept[name + "hook_resid_pre"] = x
+    q, k, v = layer.project(layer.norm(x), "qkv")
+    kept.update({f"{name}attn.hook_q": q, f"{name}attn.hook_k": k, f"{name}attn.hook_v": v})
+    z = attention.attend(layer.rotated(q[None]), layer.rotated(k[None]), v[None], layer.scale)[0]
+    out = layer.combine(z)
+    kept[name + "attn.hook_z"], kept[name + "hook_attn_out"] = z, out
+    after = x + out
+    if layer.feed_forward is not None:
+        fed = layer.feed_forward(x if parallel else after)
+        kept[name + "hook_mlp_out"] = fed
+        after = after + fed
+    kept[name + "hook_resid_post"] = after
+    return after
+
+
+def _depth(graph: Graph, patch: Patch) -> int:
+    """Where in the computation a patch first matters; sites that read or write at one place share a number."""
+    if ARROW in patch.site:
+        name = patch.site.split(ARROW)[1]
+    elif "." in patch.site:
+        name = patch.site
+    else:  # a writer matters from the first input that reads it
+        name = next(name for name in graph.inputs if patch.site in graph.writers_before(name))
+    if name == "out":
+        return 3 * graph.n_layers
+    layer = int(name[2:]) if name.startswith("FF") else head_of(name)[0]
+    return 3 * layer - 2 if name.startswith("FF") else 3 * layer - 3

@@ -1,0 +1,218 @@
+"""One forward of a group of variants: what each patch changes, and nothing else, is computed.
+
+As long as the stream of every variant is the recorded one, a layer costs only the heads that are patched,
+
+    out' = out + sum over those heads of (z' - z) W_O[head].
+
+Once it has changed, all heads are computed from it, at the rows that have changed where these are few. In the last
+layer only the queries' rows are left. `fast` chooses which variants go together.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from induction_memory.runner.attention import attend, running_mean, take
+from induction_memory.runner.group import Group
+
+
+def logits(group: Group) -> Float[Tensor, "variant batch m vocab"]:
+    """The logits of every variant of a group."""
+    graph = group.recording.graph
+    for name in ("embed", "pos")[: 1 + graph.positions]:
+        _embedding(group, name)
+    for layer in range(1, graph.n_layers + 1):
+        before = group.x
+        _attention(group, layer)
+        if layer in graph.feed_forwards:
+            _feed_forward(group, layer, before)
+    changes = group.changes("out")
+    if group.x is None and not changes:
+        return group.intact(group.recording.logits)
+    stream = group.intact(group.recording.layer(graph.n_layers, "hook_resid_post")) if group.x is None else group.x
+    if changes:
+        stream = torch.stack([stream[i] + changes.get(i, 0.0) for i in range(len(group.variants))])
+    return group.network.unembed(stream)
+
+
+def _embedding(group: Group, name: str) -> None:
+    if not group.nodes[name]:
+        return
+    own = group.intact(group.recording.at(name))
+    new = group.replaced(name, own)
+    group.rows = group.patched_rows([name]) if group.x is None else None
+    before = group.intact(group.recording.layer(1, "hook_resid_pre")) if group.x is None else group.x
+    group.x = before + (new - own)
+    group.written[name] = new
+
+
+def _attention(group: Group, layer: int) -> None:
+    recording, heads = group.recording, group.recording.graph.heads_of(layer)
+    if group.x is not None:
+        _all_heads(group, layer, heads)
+        return
+    reads = {(i, h) for h, head in enumerate(heads) for s in "qkv" for i in group.patched(f"{head}.{s}")}
+    z = _some_heads(group, layer, sorted(reads))
+    if not reads and not any(group.nodes[head] for head in heads):
+        return
+    W_O = group.network[layer].W_O
+    x = group.intact(recording.layer(layer, "hook_resid_pre") + recording.layer(layer, "hook_attn_out")).clone()
+    for h, head in enumerate(heads):
+        patched = {i for i, _ in group.nodes[head]} | {i for i, one in reads if one == h}
+        if not patched:
+            continue
+        recorded = group.pick(recording.layer(layer, "attn.hook_z")[..., h, :])
+        if head not in group.sources and not group.nodes[head]:
+            for i in sorted(patched):
+                x[i] += (z[i, h] - recorded) @ W_O[h]
+            continue
+        before = group.intact(recording.at(head))
+        own = before.clone()
+        for i in sorted(patched):
+            if (i, h) in reads:
+                own[i] = z[i, h] @ W_O[h]
+        group.written[head] = group.replaced(head, own)
+        for i in sorted(patched):
+            x[i] += group.written[head][i] - before[i]
+    group.rows = None if reads else group.patched_rows(heads)
+    group.x = x
+
+
+def _some_heads(group: Group, layer: int, pairs: Sequence[tuple[int, int]]) -> dict[tuple[int, int], Tensor]:
+    """z of single heads, (variant, head) -> [batch, m, d_head], from the recorded stream.
+
+    Values that are all the same make z the same whatever is attended to. Keys that are make it their mean.
+    """
+    weights = group.network[layer]
+    reads = {pair: [_head_reads(group, layer, letter, *pair) for letter in "qkv"] for pair in pairs}
+    group.narrow(layer)
+    z: dict[tuple[int, int], Tensor] = {}
+    for (i, h), (_, _, v) in reads.items():
+        if group.constant(f"L{layer}H{h + 1}.v", i):
+            z[i, h] = group.pick(v)
+        elif group.constant(f"L{layer}H{h + 1}.k", i) and weights.rotary is None:
+            z[i, h] = group.pick(running_mean(v))
+    left = [pair for pair in pairs if pair not in z]
+    if left:
+        q, k, v = (torch.stack(one).unsqueeze(-2) for one in zip(*(reads[pair] for pair in left), strict=True))
+        q, k = group.pick_heads(weights.rotated(q)), weights.rotated(k)
+        attended = attend(q, k, v, weights.scale, group.queries if group.late else None).squeeze(-2)
+        z.update(zip(left, attended, strict=True))
+    return z
+
+
+def _all_heads(group: Group, layer: int, heads: Sequence[str]) -> None:
+    """Attention over a stream that has changed."""
+    weights = group.network[layer]
+    last = layer == group.recording.graph.n_layers and group.queries is not None
+    if not last or weights.rotary is not None or group.rows is not None:
+        q, k, v = _projections(group, layer, "qkv")
+        group.narrow(layer)
+        q = group.pick_heads(weights.rotated(q))
+    else:
+        k, v = _projections(group, layer, "kv")
+        group.narrow(layer)
+        (q,) = _projections(group, layer, "q")
+    z = attend(q, weights.rotated(k), v, weights.scale, group.queries if group.late else None)
+    out = weights.combine(z)
+    for h, head in enumerate(heads):
+        if not group.nodes[head] and head not in group.sources:
+            continue
+        own = z[..., h, :] @ weights.W_O[h]
+        new = group.replaced(head, own)
+        if new is not own:
+            out = out + (new - own)
+        group.written[head] = new
+    assert group.x is not None
+    group.rows, group.x = None, group.x + out
+
+
+def _head_reads(group: Group, layer: int, letter: str, variant: int, h: int) -> Float[Tensor, "batch pos d_head"]:
+    """Queries, keys or values of one head of one variant, from the recorded stream."""
+    weights, site = group.network[layer], f"L{layer}H{h + 1}.{letter}"
+    result = group.recording.layer(layer, f"attn.hook_{letter}")[..., h, :]
+    if variant in (changes := group.changes(site)):
+        stream = group.recording.layer(layer, "hook_resid_pre") + changes[variant]
+        result = weights.project_head(weights.norm(stream), letter, h)
+    for i, patch in group.nodes[site]:
+        result = group.blend(result, patch) if i == variant else result
+    return result
+
+
+def _projections(group: Group, layer: int, letters: str) -> list[Float[Tensor, "variant batch m head d_head"]]:
+    """Queries, keys and values (as the letters say) of a layer's heads, from a stream that has changed."""
+    assert group.x is not None
+    weights = group.network[layer]
+    if group.rows is None:
+        results = list(weights.project(weights.norm(group.x), letters))
+    else:
+        index, results = group.rows[..., None, None], []
+        fresh_rows = weights.project(weights.norm(take(group.x, group.rows)), letters)
+        for letter, fresh in zip(letters, fresh_rows, strict=True):
+            recorded = group.intact(group.recording.layer(layer, f"attn.hook_{letter}"))
+            results.append(recorded.scatter(2, index.expand_as(fresh), fresh))
+    return [_with_reads(group, layer, letter, result) for letter, result in zip(letters, results, strict=True)]
+
+
+def _with_reads(group: Group, layer: int, letter: str, result: Tensor) -> Float[Tensor, "variant batch m head d_head"]:
+    """The same with the patches of these inputs applied."""
+    assert group.x is not None
+    weights = group.network[layer]
+    sites = [f"{head}.{letter}" for head in group.recording.graph.heads_of(layer)]
+    if not any(group.patched(site) for site in sites):
+        return result
+    result = result.clone()
+    for h, site in enumerate(sites):
+        for i, change in group.changes(site).items():
+            result[i, :, :, h] = weights.project_head(weights.norm(group.x[i] + change), letter, h)
+        for i, patch in group.nodes[site]:
+            result[i, :, :, h] = group.blend(result[i, :, :, h].clone(), patch)
+    return result
+
+
+def _feed_forward(group: Group, layer: int, before: Tensor | None) -> None:
+    recording, name, map_ = group.recording, f"FF{layer}", group.network[layer].feed_forward
+    assert map_ is not None
+    changes, nodes = group.changes(name), group.nodes[name]
+    if recording.graph.parallel:
+        stream = before if before is None else group.pick(before)
+    else:
+        stream = group.x
+    rows = None
+    if stream is not None and group.rows is None:
+        out = map_(stream)
+    else:
+        out = group.intact(recording.layer(layer, "hook_mlp_out"))
+        if stream is not None and group.rows is not None:
+            fresh, rows = map_(take(stream, group.rows)), group.rows
+            out = out.scatter(2, group.rows[..., None].expand_as(fresh), fresh)
+    if changes:
+        own = _read(group, layer) if stream is None else stream
+        out, rows = out.clone(), None
+        for i, change in changes.items():
+            out[i] = map_(own[i] + change)
+    if nodes:
+        out, rows = group.replaced(name, out), None
+        if group.x is None and not changes:
+            rows = group.patched_rows([name])
+    if group.x is None and not changes and not nodes:
+        return
+    if stream is None and not changes and not nodes:
+        rows = group.rows  # parallel: the heads alone have changed
+    if name in group.sources:
+        group.written[name] = out
+    group.x = (_after_heads(group, layer) if group.x is None else group.x) + out
+    group.rows = rows
+
+
+def _read(group: Group, layer: int) -> Tensor:
+    """What an intact feed-forward reads."""
+    pre = group.intact(group.recording.layer(layer, "hook_resid_pre"))
+    return pre if group.recording.graph.parallel else _after_heads(group, layer)
+
+
+def _after_heads(group: Group, layer: int) -> Tensor:
+    pre, out = (group.recording.layer(layer, hook) for hook in ("hook_resid_pre", "hook_attn_out"))
+    return group.intact(pre + out)

@@ -1,0 +1,113 @@
+"""A group of variants on their way through the layers: where each is patched, and how far its stream has changed.
+
+The stream x of all variants is kept on a new first axis. As long as every variant has the recorded stream, x is None
+and nothing is held. `rows` are the only positions at which x can differ from the recording, where these are few. Once
+the last layer has its queries, only the rows of the asked positions are left (`late`).
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from induction_memory.runner.attention import take
+from induction_memory.runner.components import ARROW
+from induction_memory.runner.network import Network
+from induction_memory.runner.recording import Recording
+from induction_memory.runner.variants import Patch, Variant
+
+
+class Group:
+    """The patches of a group of variants by site, and the state of their stream."""
+
+    def __init__(
+        self,
+        network: Network,
+        recording: Recording,
+        variants: Sequence[Variant],
+        queries: Int[Tensor, "batch m"] | None,
+    ) -> None:
+        self.network, self.recording, self.variants, self.queries = network, recording, variants, queries
+        self.x: Tensor | None = None
+        self.rows: Tensor | None = None  # None: x can differ at any position
+        self.late = False
+        self.nodes: dict[str, list[tuple[int, Patch]]] = defaultdict(list)
+        self.edges: dict[str, list[tuple[int, str, Patch]]] = defaultdict(list)
+        for index, variant in enumerate(variants):
+            for patch in variant:
+                source, arrow, target = patch.site.partition(ARROW)
+                if arrow:
+                    self.edges[target].append((index, source, patch))
+                else:
+                    self.nodes[source].append((index, patch))
+        self.sources = {source for patches in self.edges.values() for _, source, _ in patches}
+        self.written: dict[str, Tensor] = {}  # what the sources of edges wrote, where it is not as recorded
+
+    def replaced(self, name: str, own: Tensor) -> Tensor:
+        """A writer's output with its patches applied."""
+        if not self.nodes[name]:
+            return own
+        new = own.clone()
+        for i, patch in self.nodes[name]:
+            new[i] = self.blend(new[i].clone(), patch)
+        return new
+
+    def changes(self, name: str) -> dict[int, Tensor]:
+        """Variant -> what its patched edges add to an input."""
+        changes: dict[int, Tensor] = {}
+        for i, source, patch in self.edges[name]:
+            own = self.written[source][i] if source in self.written else self.pick(self.recording.at(source))
+            change = self.blend(own, patch) - own
+            changes[i] = changes[i] + change if i in changes else change
+        return changes
+
+    def blend(self, own: Tensor, patch: Patch) -> Tensor:
+        """An activation with a patch applied."""
+        value = self.pick(patch.value.expand(*self.recording.tokens.shape, -1))
+        return patch.blend(own, value, None if patch.where is None else self.pick(patch.where.unsqueeze(-1)))
+
+    def patched(self, site: str) -> set[int]:
+        """The variants that patch what a head reads at a site."""
+        return {i for i, _ in self.nodes[site]} | {i for i, _, _ in self.edges[site]}
+
+    def constant(self, site: str, variant: int) -> bool:
+        """Whether a variant puts one vector at every position of a site."""
+        patches = [patch for i, patch in self.nodes[site] if i == variant]
+        return bool(patches) and patches[-1].is_constant
+
+    def intact(self, recorded: Tensor) -> Tensor:
+        """A recorded activation, the same for every variant."""
+        return self.pick(recorded).expand(len(self.variants), *(-1,) * recorded.dim())
+
+    def pick(self, x: Tensor) -> Tensor:
+        """The rows of the queries of [(variant) batch pos d], once only those are left."""
+        return take(x, self.queries) if self.late and self.queries is not None else x
+
+    def pick_heads(self, x: Tensor) -> Tensor:
+        """The same for [variant, batch, pos, head, d_head]."""
+        return self.pick(x.flatten(-2)).unflatten(-1, x.shape[-2:])
+
+    def narrow(self, layer: int) -> None:
+        """From the last layer's queries on, only the rows that are asked for are left."""
+        if layer != self.recording.graph.n_layers or self.queries is None:
+            return
+        self.x = self.x if self.x is None else take(self.x, self.queries)
+        self.written = {name: take(value, self.queries) for name, value in self.written.items()}
+        self.rows, self.late = None, True
+
+    def patched_rows(self, names: Sequence[str]) -> Tensor | None:
+        """[variant, batch, rows]: the positions that the patches of these writers change; None when they are many."""
+        patches = [(i, patch) for name in names for i, patch in self.nodes[name]]
+        if self.late or any(patch.where is None for _, patch in patches):
+            return None
+        tokens = self.recording.tokens
+        mask = torch.zeros(len(self.variants), *tokens.shape, dtype=torch.bool, device=tokens.device)
+        for i, patch in patches:
+            assert patch.where is not None
+            mask[i] |= patch.where
+        count = int(mask.sum(-1).max())
+        if count > tokens.shape[1] // 4:
+            return None
+        return mask.int().topk(max(count, 1), dim=-1).indices  # where fewer change, some others are computed again

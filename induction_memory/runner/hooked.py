@@ -1,0 +1,273 @@
+"""The definition: patches as TransformerLens hooks, one forward per variant.
+
+For any HookedTransformer, and for a TransformerBridge by the names that both share. With `amount` a, and y what the
+model as it was handed over computes at a site,
+
+    writer or q, k, v of a head     y  <-  y + a (value - y)
+    edge writer -> input            x_input  <-  x_input + a (value - y_writer)
+
+Hooks of the user's run first and stay: patches act on what they return. TransformerLens offers a head's own output and
+its own inputs behind flags. The flags are set for the run and put back, and a user's hook at a point that the flags
+alone bring to life stays asleep.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from induction_memory.errors import InputError, require
+from induction_memory.runner.attention import take
+from induction_memory.runner.components import ARROW, Graph, head_of
+from induction_memory.runner.parameters import parameters
+from induction_memory.runner.recording import Recording, Via
+from induction_memory.runner.swapped_weights import replaced
+from induction_memory.runner.variants import Patch, Variant
+
+Hook = tuple[str, Callable[..., Tensor | None]]
+POINTS = {
+    "use_attn_result": ("attn.hook_result",),
+    "use_split_qkv_input": ("hook_q_input", "hook_k_input", "hook_v_input"),
+    "use_hook_mlp_in": ("hook_mlp_in",),
+    "ungroup_grouped_query_attention": (),
+}
+"""TransformerLens's flag -> the hook points of a block that it brings to life."""
+
+
+class HookedRunner:
+    """Runs a TransformerLens model as it was handed over."""
+
+    via: Via = "hooks"
+
+    def __init__(self, model: nn.Module, swapped: Mapping[str, Tensor] | None = None) -> None:
+        self.model: Any = model
+        self.graph = Graph.of(model)
+        self._swapped = swapped or {}
+        self._W_O: tuple[Tensor, ...] = ()
+        if not _offers(model, "use_attn_result"):
+            self._W_O = tuple(block.attn.W_O.detach() for block in self.model.blocks)
+
+    @property
+    def weights(self) -> Mapping[str, Tensor]:
+        return parameters(self.model) | dict(self._swapped)
+
+    def record(self, tokens: Int[Tensor, "batch pos"], weights: Mapping[str, Tensor] | None = None) -> Recording:
+        runner = HookedRunner(self.model, {**self._swapped, **weights}) if weights else self
+        longest = f"sequences of 1 to {self.model.cfg.n_ctx} tokens (the model's n_ctx)"
+        require(1 <= tokens.shape[1] <= self.model.cfg.n_ctx, "tokens", longest, tokens.shape[1])
+        kept: dict[str, Tensor] = {}
+        names = ["hook_embed", "hook_pos_embed"] if self.graph.positions else ["hook_embed"]
+        for layer in range(1, self.graph.n_layers + 1):
+            block = f"blocks.{layer - 1}."
+            parts = ["hook_resid_pre", "attn.hook_q", "attn.hook_k", "attn.hook_v", "attn.hook_z"]
+            parts += [] if self._W_O else ["attn.hook_result"]
+            parts += ["hook_attn_out", *["hook_mlp_out"] * (layer in self.graph.feed_forwards), "hook_resid_post"]
+            names += [block + part for part in parts]
+        with torch.no_grad():
+            logits = runner._forward(tokens, [(name, _keep(kept, name)) for name in names], self._flags())
+        kept = {name: value.expand(len(tokens), *value.shape[1:]) for name, value in kept.items()}
+        return Recording(runner, tokens, kept, logits, self._W_O)
+
+    def run(
+        self, recording: Recording, variants: Sequence[Variant], queries: Int[Tensor, "batch m"] | None
+    ) -> Iterator[tuple[list[int], Float[Tensor, "variant batch m vocab"]]]:
+        flags = self._flags([patch.site for variant in variants for patch in variant])
+        for index, variant in enumerate(variants):
+            logits = self._forward(recording.tokens, patch_hooks(self.graph, variant, self._W_O), flags)
+            yield [index], (logits if queries is None else take(logits, queries)).unsqueeze(0)
+
+    def pattern(self, recording: Recording, layer: int) -> Float[Tensor, "batch head query key"]:
+        kept, name = dict[str, Tensor](), f"blocks.{layer - 1}.attn.hook_pattern"
+        with torch.no_grad():
+            self._forward(recording.tokens, [(name, _keep(kept, name))], [])
+        return kept[name]
+
+    def _forward(self, tokens: Tensor, hooks: Sequence[Hook], flags: Sequence[str]) -> Tensor:
+        with replaced(self.model, self._swapped), separated(self.model, flags):
+            return self.model.run_with_hooks(tokens, fwd_hooks=list(hooks))
+
+    def _flags(self, sites: Sequence[str] | None = None) -> list[str]:
+        """The flags that patches at these sites need, or a recording."""
+        return [flag for flag in _flags(self.model, sites) if not (self._W_O and flag == "use_attn_result")]
+
+
+def patch_hooks(graph: Graph, variant: Variant, W_O: Sequence[Tensor] = ()) -> list[Hook]:
+    """The patches of a variant as hooks for `run_with_hooks`, in the order of the computation.
+
+    A head's output is patched at `hook_result`. With the layers' W_O given, it is computed from `hook_z` instead, and
+    the change is added at `hook_attn_out`.
+    """
+    written: dict[str, Tensor] = {}
+    nodes: dict[str, list[Patch]] = {}
+    edges: dict[str, list[tuple[str, Patch]]] = {}
+    for patch in variant:
+        source, arrow, target = patch.site.partition(ARROW)
+        if arrow:
+            edges.setdefault(target, []).append((source, patch))
+        else:
+            nodes.setdefault(source, []).append(patch)
+    sources = {source for patches in edges.values() for source, _ in patches}
+
+    def write(name: str, value: Tensor) -> Tensor:
+        for patch in nodes.get(name, ()):
+            value = _blended(value, patch)
+        written[name] = value
+        return value
+
+    def read(name: str, stream: Tensor) -> Tensor:
+        for source, patch in edges.get(name, ()):
+            stream = stream + (_blended(written[source], patch) - written[source])
+        return stream
+
+    hooks: list[Hook] = []
+
+    def add(point: str, names: Sequence[str], function: Callable[[str, Tensor], Tensor], by_head: bool) -> None:
+        used = [name for name in names if (name in edges if function is read else name in nodes or name in sources)]
+        if used:
+            hooks.append((point, _by_head(function, used) if by_head else _whole(function, used[0])))
+
+    add("hook_embed", ["embed"], write, False)
+    add("hook_pos_embed", ["pos"], write, False)
+    for layer in range(1, graph.n_layers + 1):
+        block, heads = f"blocks.{layer - 1}", graph.heads_of(layer)
+        for letter in "qkv":
+            inputs = [f"{head}.{letter}" for head in heads]
+            add(f"{block}.hook_{letter}_input", inputs, read, True)
+            add(f"{block}.attn.hook_{letter}", inputs, write, True)
+        if W_O:
+            used = [head for head in heads if head in nodes or head in sources]
+            hooks += _by_z(block, W_O[layer - 1], write, used) if used else []
+        else:
+            add(f"{block}.attn.hook_result", heads, write, True)
+        add(f"{block}.hook_mlp_in", [f"FF{layer}"], read, False)
+        add(f"{block}.hook_mlp_out", [f"FF{layer}"], write, False)
+    add(f"blocks.{graph.n_layers - 1}.hook_resid_post", ["out"], read, False)
+    return hooks
+
+
+@contextmanager
+def separated(model: Any, flags: Sequence[str]) -> Iterator[None]:
+    """Inside the block the model has these flags; user's hooks that they would wake up stay asleep."""
+    new = [flag for flag in flags if not getattr(model.cfg, flag, False)]
+    with ExitStack() as after:
+        for flag in new:
+            for layer in range(model.cfg.n_layers):
+                for point in POINTS[flag]:
+                    after.enter_context(_asleep(model.hook_dict.get(f"blocks.{layer}.{point}")))
+        for flag in new:
+            _set(model, flag, True)
+            after.callback(_set, model, flag, False)
+        yield
+
+
+def _flags(model: Any, sites: Sequence[str] | None = None) -> list[str]:
+    """The flags that patches at these sites need, or a recording."""
+    targets = [site.split(ARROW)[1] for site in sites or () if ARROW in site]
+    heads = sites is None or any(_is_head(site.split(ARROW)[0]) for site in sites)
+    reads = sites is None or any("." in site for site in sites)
+    flags = ["use_attn_result"] if heads else []
+    if any("." in target for target in targets):
+        flags.append("use_split_qkv_input")
+        points = [model.hook_dict.get(f"blocks.{layer}.hook_attn_in") for layer in range(model.cfg.n_layers)]
+        if getattr(model.cfg, "use_attn_in", False) and any(point is not None and point.fwd_hooks for point in points):
+            raise InputError(
+                "model: expected hooks at hook_q_input, hook_k_input or hook_v_input, got some at hook_attn_in"
+            )
+    if any(target.startswith("FF") for target in targets):
+        flags.append("use_hook_mlp_in")
+    if reads and getattr(model.cfg, "n_key_value_heads", None) not in (None, model.cfg.n_heads):
+        flags += _ungrouped(model)
+    return flags
+
+
+def _ungrouped(model: Any) -> list[str]:
+    """Give every head keys and values of its own, where several share them."""
+    points = [f"blocks.{layer}.attn.hook_{letter}" for layer in range(model.cfg.n_layers) for letter in "kv"]
+    points += [f"blocks.{layer}.hook_{letter}_input" for layer in range(model.cfg.n_layers) for letter in "kv"]
+    hooked = [name for name in points if name in model.hook_dict and model.hook_dict[name].fwd_hooks]
+    asked = getattr(model.cfg, "ungroup_grouped_query_attention", False)
+    require(asked or not hooked, "model", "ungroup_grouped_query_attention set, as heads share keys", ", ".join(hooked))
+    return ["ungroup_grouped_query_attention"]
+
+
+def _set(model: Any, flag: str, value: bool) -> None:
+    setter = getattr(model, f"set_{flag}", None)
+    try:
+        setattr(model.cfg, flag, value) if setter is None else setter(value)
+    except (NotImplementedError, ValueError) as error:
+        raise InputError(f"model: expected one that offers {flag} for patches of these sites, got {error}") from error
+
+
+def _offers(model: Any, flag: str) -> bool:
+    """Whether a model knows a flag: some bridges do not."""
+    before = bool(getattr(model.cfg, flag, False))
+    try:
+        _set(model, flag, True)
+    except InputError:
+        return False
+    _set(model, flag, before)
+    return True
+
+
+@contextmanager
+def _asleep(point: Any) -> Iterator[None]:
+    """A hook point without the hooks that it has."""
+    if point is None:
+        yield
+        return
+    own = point._forward_hooks
+    try:
+        point._forward_hooks = OrderedDict()
+        yield
+    finally:
+        point._forward_hooks = own
+
+
+def _is_head(site: str) -> bool:
+    return site.startswith("L") and "." not in site
+
+
+def _keep(kept: dict[str, Tensor], name: str) -> Callable[..., None]:
+    def hook(value: Tensor, hook: Any) -> None:
+        kept[name] = value.detach().clone()
+
+    return hook
+
+
+def _whole(function: Callable[[str, Tensor], Tensor], name: str) -> Callable[..., Tensor]:
+    return lambda value, hook: function(name, value)
+
+
+def _by_head(function: Callable[[str, Tensor], Tensor], names: Sequence[str]) -> Callable[..., Tensor]:
+    def hook(value: Tensor, hook: Any) -> Tensor:
+        parts = list(value.unbind(2))
+        for name in names:
+            head = head_of(name)[1] - 1
+            parts[head] = function(name, parts[head])
+        return torch.stack(parts, dim=2)
+
+    return hook
+
+
+def _by_z(block: str, W_O: Tensor, write: Callable[[str, Tensor], Tensor], heads: Sequence[str]) -> list[Hook]:
+    """Hooks that patch the outputs of some heads of a block, computed from their z."""
+    changes: list[Tensor] = []
+
+    def note(z: Tensor, hook: Any) -> None:
+        changes.clear()
+        for head in heads:
+            own = z[:, :, head_of(head)[1] - 1] @ W_O[head_of(head)[1] - 1]
+            changes.append(write(head, own) - own)
+
+    return [(f"{block}.attn.hook_z", note), (f"{block}.hook_attn_out", lambda out, hook: out + sum(changes))]
+
+
+def _blended(own: Tensor, patch: Patch) -> Tensor:
+    value, where = patch.value, None if patch.where is None else patch.where.unsqueeze(-1)
+    batch = max(len(own), len(value), 1 if where is None else len(where))
+    own, value = own.expand(batch, -1, -1), value.expand(batch, own.shape[1], -1)
+    return patch.blend(own, value, where)

@@ -1,0 +1,211 @@
+"""What the shortcut computes with: the weights of every layer, and the maps between them as plain functions.
+
+    q, k, v = N_1(x) W[head] + b[head]        N_1: the norm in front of the attention, or nothing
+    out     = sum over heads of z W_O[head] + b_O
+    FF(x)   = the feed-forward behind its own norm
+    logits  = N(x) W_U + b_U
+
+A network is made from a mapping of weights and a ModelConfig, which needs no TransformerLens, or from a
+HookedTransformer that `accepted` lets pass. Norms, feed-forwards and rotary positions of the latter are its own
+modules. Every function takes any number of leading axes.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from induction_memory.errors import require
+from induction_memory.model.config import ModelConfig
+from induction_memory.runner.components import Graph
+
+Map = Callable[[Tensor], Tensor]
+_EPS = 1e-5  # TransformerLens's default, which `build` keeps
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """One layer, in TransformerLens's orientation (rows)."""
+
+    attention: Mapping[str, Tensor]
+    """W_Q, W_K, W_V [head, d_model, d_head], W_O [head, d_head, d_model], and the biases b_Q ... b_O."""
+    scale: float
+    """What attention scores are divided by."""
+    norm: Map
+    """The norm in front of the attention."""
+    feed_forward: Map | None
+    """The feed-forward with its norm; None where the layer has none."""
+    rotary: Map | None = None
+    """Turns queries or keys [batch, pos, head, d_head] by their position; None without rotary positions."""
+    _stacked: dict[str, tuple[str, Tensor, Tensor]] = field(default_factory=dict, repr=False)
+
+    @property
+    def W_O(self) -> Float[Tensor, "head d_head d_model"]:
+        return self.attention["W_O"]
+
+    def project(
+        self, x: Float[Tensor, "*lead d_model"], letters: str
+    ) -> tuple[Float[Tensor, "*lead head d_head"], ...]:
+        """Queries, keys or values of a normed stream, as the letters say: one multiplication for all.
+
+        A W that is the identity, as the paper's W_Q, costs nothing.
+        """
+        if letters not in self._stacked:
+            self._stacked[letters] = self._stack(letters)
+        free, W, b = self._stacked[letters]
+        shape = self.attention["b_Q"].shape
+        multiplied = letters if not free else "".join(letter for letter in letters if letter not in free)
+        parts = iter(F.linear(x, W, b).chunk(len(multiplied), dim=-1)) if multiplied else iter(())
+        return tuple(x.unsqueeze(-2) if letter in free else next(parts).unflatten(-1, shape) for letter in letters)
+
+    def project_head(self, x: Float[Tensor, "*lead d_model"], letter: str, head: int) -> Float[Tensor, "*lead d_head"]:
+        """The same for one head."""
+        return x @ self.attention[f"W_{letter.upper()}"][head] + self.attention[f"b_{letter.upper()}"][head]
+
+    def combine(self, z: Float[Tensor, "*lead head d_head"]) -> Float[Tensor, "*lead d_model"]:
+        """sum over heads of z W_O[head], and b_O."""
+        return F.linear(z.flatten(-2), self.W_O.flatten(0, 1).T, self.attention["b_O"])
+
+    def rotated(
+        self, x: Float[Tensor, "variant batch pos head d_head"]
+    ) -> Float[Tensor, "variant batch pos head d_head"]:
+        """Queries or keys of all positions as attention compares them."""
+        return x if self.rotary is None else self.rotary(x.flatten(0, 1)).view_as(x)
+
+    def _stack(self, letters: str) -> tuple[str, Tensor, Tensor]:
+        """The letters whose matrix is the identity, and the others' matrices and biases below one another."""
+        weights = {one: (self.attention[f"W_{one.upper()}"], self.attention[f"b_{one.upper()}"]) for one in letters}
+        free = "".join(letter for letter, (W, b) in weights.items() if _is_identity(W, b))
+        rest = [weights[letter] for letter in letters if letter not in free]
+        if not rest:
+            return free, torch.empty(0), torch.empty(0)
+        return free, torch.cat([W.mT.flatten(0, 1) for W, _ in rest]), torch.cat([b.flatten() for _, b in rest])
+
+
+@dataclass(frozen=True, eq=False)
+class Network:
+    """A transformer as the functions that the shortcut needs."""
+
+    graph: Graph
+    n_ctx: int
+    layers: tuple[Layer, ...]
+    embed: Callable[[Int[Tensor, "batch pos"]], Tensor]
+    positions: Callable[[Int[Tensor, "batch pos"]], Tensor] | None
+    """The positional embeddings that are added to the stream."""
+    unembed: Map
+    """Logits of the last stream."""
+
+    def __getitem__(self, layer: int) -> Layer:
+        """A layer counted from 1."""
+        return self.layers[layer - 1]
+
+    @classmethod
+    def of_weights(cls, weights: Mapping[str, Tensor], config: ModelConfig) -> "Network":
+        """The network that a configuration describes; biases that are not given are zero."""
+        known = {*config.parameters.values(), *_biases(config)}
+        unknown = [name for name in weights if name not in known]
+        require(not unknown, "weights", "the parameters of the model's configuration", ", ".join(unknown))
+        W_E, W_U = weights["embed.W_E"], weights["unembed.W_U"]
+        W_pos, b_U = weights["pos_embed.W_pos"], _bias(weights, "unembed.b_U", W_U, (W_U.shape[-1],))
+        norm = _layer_norm(weights, "ln_final", config)
+        return cls(
+            graph=Graph.of_config(config),
+            n_ctx=config.n_ctx,
+            layers=tuple(_of_weights(weights, config, layer) for layer in range(1, config.n_layers + 1)),
+            embed=lambda tokens: W_E[tokens],
+            positions=lambda tokens: W_pos[: tokens.shape[1]].expand(*tokens.shape, -1),
+            unembed=lambda x: F.linear(norm(x), W_U.T, b_U),
+        )
+
+    @classmethod
+    def of_model(cls, model: Any) -> "Network":
+        """The network of a HookedTransformer, with the weights that it has now."""
+        graph, W_U, b_U = Graph.of(model), model.unembed.W_U.detach(), model.unembed.b_U.detach()
+        norm = _same if model.cfg.normalization_type is None else _any_axes(model.ln_final)
+        return cls(
+            graph=graph,
+            n_ctx=model.cfg.n_ctx,
+            layers=tuple(_of_block(block, layer in graph.feed_forwards) for layer, block in enumerate(model.blocks, 1)),
+            embed=model.embed,
+            positions=model.pos_embed if graph.positions else None,
+            unembed=lambda x: F.linear(norm(x), W_U.T, b_U),
+        )
+
+
+def _of_weights(weights: Mapping[str, Tensor], config: ModelConfig, layer: int) -> Layer:
+    block = f"blocks.{layer - 1}"
+    attention = {f"W_{letter}": weights[f"{block}.attn.W_{letter}"] for letter in "QKVO"}
+    heads, d_head, d_model = attention["W_O"].shape
+    for letter in "QKV":
+        attention[f"b_{letter}"] = _bias(weights, f"{block}.attn.b_{letter}", attention["W_O"], (heads, d_head))
+    attention["b_O"] = _bias(weights, f"{block}.attn.b_O", attention["W_O"], (d_model,))
+    return Layer(
+        attention,
+        scale=config.head_dimension**0.5 if config.scale_scores else 1.0,
+        norm=_layer_norm(weights, f"{block}.ln1", config),
+        feed_forward=_feed_forward(weights, block, config) if config.has_feed_forward(layer) else None,
+    )
+
+
+def _feed_forward(weights: Mapping[str, Tensor], block: str, config: ModelConfig) -> Map:
+    norm = _layer_norm(weights, f"{block}.ln2", config)
+    if config.feed_forward == "linear":
+        W_F = weights[f"{block}.mlp.W_F"]
+        return lambda x: norm(x) @ W_F
+    assert config.feed_forward == "relu", config.feed_forward
+    W_in, W_out = weights[f"{block}.mlp.W_in"], weights[f"{block}.mlp.W_out"]
+    b_in = _bias(weights, f"{block}.mlp.b_in", W_in, (W_in.shape[-1],))
+    b_out = _bias(weights, f"{block}.mlp.b_out", W_out, (W_out.shape[-1],))
+    return lambda x: F.linear(F.relu(F.linear(norm(x), W_in.T, b_in)), W_out.T, b_out)
+
+
+def _layer_norm(weights: Mapping[str, Tensor], name: str, config: ModelConfig) -> Map:
+    if not config.layer_norm:
+        return _same
+    gain, bias = weights[f"{name}.w"], weights[f"{name}.b"]
+    return lambda x: F.layer_norm(x, (config.d_model,), gain, bias, _EPS)
+
+
+def _of_block(block: Any, feed_forward: bool) -> Layer:
+    attn = block.attn
+    names = [f"{kind}_{letter}" for kind in "Wb" for letter in "QKVO"]
+    mlp, ln1, ln2 = (_any_axes(getattr(block, name, None)) for name in ("mlp", "ln1", "ln2"))
+    return Layer(
+        {name: getattr(attn, name).detach() for name in names},
+        scale=float(attn.attn_scale),
+        norm=ln1,
+        feed_forward=(lambda x: mlp(ln2(x))) if feed_forward else None,
+        rotary=attn.apply_rotary if attn.cfg.positional_embedding_type == "rotary" else None,
+    )
+
+
+def _any_axes(module: Any) -> Map:
+    """A module that takes [batch, pos, d], on any number of leading axes."""
+    return lambda x: module(x) if x.dim() == 3 else module(x.flatten(0, -3)).unflatten(0, x.shape[:-2])
+
+
+def _same(x: Tensor) -> Tensor:
+    return x
+
+
+def _biases(config: ModelConfig) -> list[str]:
+    """The names of the biases that a model of this configuration has."""
+    names = [f"blocks.{layer}.attn.b_{letter}" for layer in range(config.n_layers) for letter in "QKVO"]
+    if config.feed_forward == "relu":
+        layers = [layer for layer in range(config.n_layers) if config.has_feed_forward(layer + 1)]
+        names += [f"blocks.{layer}.mlp.b_{side}" for layer in layers for side in ("in", "out")]
+    return [*names, "unembed.b_U"]
+
+
+def _bias(weights: Mapping[str, Tensor], name: str, like: Tensor, shape: tuple[int, ...]) -> Tensor:
+    return weights[name] if name in weights else torch.zeros(shape, dtype=like.dtype, device=like.device)
+
+
+def _is_identity(W: Float[Tensor, "head d_model d_head"], b: Float[Tensor, "head d_head"]) -> bool:
+    if len(W) > 1 or W.shape[1] != W.shape[2] or W[0, 0, 0] != 1 or b.any():
+        return False
+    return torch.equal(W[0], torch.eye(W.shape[1], dtype=W.dtype, device=W.device))
