@@ -16,6 +16,8 @@ from induction_memory.task.bigrams import BigramTask
 from induction_memory.training.run import start
 from tests.browser import launched
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.md"))
 

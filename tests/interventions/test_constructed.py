@@ -11,6 +11,8 @@ from induction_memory.model.construct import construct
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.sampler import sample, step_rng
 
+pytestmark = pytest.mark.slow
+
 # Where a trigger may be its own output, a bag of the last tokens is right half of the time and little is lost.
 TASK = BigramTask(k=5, triggers="fixed", length=64, outputs_differ=True)
 

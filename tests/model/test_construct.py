@@ -40,6 +40,7 @@ def batch():
     return sample(TASK, 128, step_rng(0, 0))
 
 
+@pytest.mark.slow
 def test_the_construction_solves_the_task_with_perfect_recall(batch):
     model = construct(TASK, NO_FEED_FORWARD)
     assert recalls(model) == {"W_K1": 1, "W_K2": 1, "W_O2": 1}
@@ -62,6 +63,7 @@ def test_a_stored_pair_scores_its_scale_whatever_the_embeddings_variance():
         assert copied.mean().item() == pytest.approx(3, rel=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["W_K1", "W_K2", "W_O2"])
 def test_without_one_memory_or_with_shuffled_pairs_it_fails(name, batch):
     config = NO_FEED_FORWARD.replace(d_model=256)

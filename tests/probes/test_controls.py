@@ -15,6 +15,7 @@ def found():
     return controls.measure_controls(**SMALL, d_with_W_F=320)
 
 
+@pytest.mark.slow
 def test_every_probe_has_its_known_value_on_the_controls(found):
     assert controls.failures(found, **SMALL) == []
 

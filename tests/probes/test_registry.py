@@ -59,6 +59,7 @@ def test_every_probe_has_one_line_with_its_formula_and_one_family():
         assert len(matching) == 1, name
 
 
+@pytest.mark.slow
 def test_a_trained_run_equals_a_loop_over_its_models(run):
     names = ["recall", "weights", "composition", "attention", "prediction", "attribution"]
     batch = sample(run.config.task, 8, step_rng(5, 0))
@@ -73,6 +74,7 @@ def test_a_trained_run_equals_a_loop_over_its_models(run):
         np.testing.assert_allclose(mine[theirs.index], theirs, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_optimal_loss_is_below_the_run_s_at_every_step(run):
     table = probes.wide(probes.table(run, "prediction"))
     best = optimal_scores(run.config.task, sample(run.config.task, 64, step_rng(run.config.train.eval_seed, 0))).overall
@@ -129,6 +131,7 @@ def test_weights_alone_have_weight_probes_only():
     assert "needs a model to run" in table.attrs["skipped"]["loss"]
 
 
+@pytest.mark.slow
 def test_every_architecture_gives_every_probe_or_a_reason():
     batch = sample(TINY, 8, step_rng(5, 0))
     for config in (

@@ -27,6 +27,7 @@ def test_the_induction_head_is_born_in_the_shipped_run():
     assert accuracy.loc[491:500].mean() > 0.94
 
 
+@pytest.mark.slow
 def test_no_step_of_the_shipped_run_beats_the_bayes_optimal_predictor_and_the_excess_splits():
     run = im.load("induction-alone")
     batch = sample(run.task, 48, step_rng(11, 0))

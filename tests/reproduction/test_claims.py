@@ -128,6 +128,7 @@ BREAKS = {
 }
 
 
+@pytest.mark.slow
 def test_every_claim_holds_where_it_should():
     table = check(Records(list(fitting().values())))
     assert set(table["claim"]) == set(CLAIMS)

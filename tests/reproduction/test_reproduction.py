@@ -21,6 +21,8 @@ from induction_memory.training.run import start
 from induction_memory.trajectory import load, thin, verify
 from induction_memory.trajectory.trajectory import SHIPPED
 
+pytestmark = pytest.mark.slow
+
 
 def tiny(name: str, seed: int, scale: str):
     """Any preset at a size that trains in a moment."""

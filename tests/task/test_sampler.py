@@ -43,6 +43,7 @@ def bigrams_away_from_triggers(batch: Batch, n: int) -> np.ndarray:
     return np.bincount(z * n + after, minlength=n * n).reshape(n, n)
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(task_fields())
 def test_every_batch_keeps_the_rules_of_its_task(fields: dict[str, Any]):

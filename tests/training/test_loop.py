@@ -185,6 +185,7 @@ def test_recalls_are_full_in_the_constructed_model_and_chance_at_random():
     assert set(recalls(build(several, 0), TASK)) == {"W_K1", "W_K2", "W_O2"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("terminal", "quiet"), [(True, False), (False, False), (False, True), (True, True)])
 def test_progress_is_a_live_line_or_plain_lines_or_nothing(terminal, quiet):
     config, model = fresh(tiny(steps=40))

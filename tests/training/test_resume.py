@@ -24,6 +24,8 @@ from induction_memory.trajectory.writer import Origin, Writer, begin, lengthen, 
 from tests.tiny_runs import tiny
 from tests.training_process import Trainer, config_of
 
+pytestmark = pytest.mark.slow
+
 
 def content(folder: Path) -> dict[str, bytes]:
     """Every file of a finished run; of the manifest all but when it was made, and in how much time."""

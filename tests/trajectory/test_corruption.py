@@ -16,7 +16,6 @@ from induction_memory.trajectory.folder import FolderSource
 from induction_memory.trajectory.writer import ResumePoint, Writer, resume_point
 from tests.tiny_runs import tiny
 
-FLIPS = 200
 FINISHED = ["manifest.json", "metrics.jsonl", "frozen.safetensors", "grafts.safetensors"]
 FINISHED += ["trained.safetensors", "optimizer.safetensors"]
 GROWING = ["metrics.jsonl", "grafts.safetensors", "latest.safetensors", "steps/00000001.safetensors"]
@@ -107,16 +106,17 @@ def check_resuming(folder: Path, right: dict[str, Any]) -> None:
 
 
 @pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("flips", [24, pytest.param(400, marks=pytest.mark.hard)])
 @pytest.mark.parametrize(("kind", "name"), PLACES)
-def test_a_flipped_bit_gives_right_values_or_an_error_that_names_the_file(kind, name, folders, tmp_path):
+def test_a_flipped_bit_gives_right_values_or_an_error_that_names_the_file(kind, name, flips, folders, tmp_path):
     folder = tmp_path / kind
     shutil.copytree(folders / kind, folder)
     right = everything(folder)
     path = folder / name
     whole = path.read_bytes()
-    chance = random.Random(f"{kind} {name}")
+    chance = random.Random(f"{kind} {name} {flips}")
     refused = 0
-    for flip in range(FLIPS):
+    for flip in range(flips):
         damaged = bytearray(whole)
         span = min(len(whole), 1500) if flip % 2 else len(whole)  # every other one in the header
         damaged[chance.randrange(span)] ^= 1 << chance.randrange(8)
@@ -126,7 +126,7 @@ def test_a_flipped_bit_gives_right_values_or_an_error_that_names_the_file(kind, 
             assert any(name in line for line in verify(folder)) or (kind, name) == ("growing", "metrics.jsonl")
     path.write_bytes(whole)
     assert same(everything(folder), right)
-    assert refused > FLIPS / 2 or (kind, name) in PASSED_OVER
+    assert refused > flips / 2 or (kind, name) in PASSED_OVER
 
 
 @pytest.mark.usefixtures("unchecked")

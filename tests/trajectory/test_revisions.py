@@ -36,6 +36,7 @@ def norms(model):
     return pd.DataFrame({"norm": [sum(float(p.detach().norm()) for p in model.parameters())]})
 
 
+@pytest.mark.slow
 def test_models_come_in_the_order_of_steps_and_equal_transformers(series):
     from transformers import AutoModelForCausalLM
 
@@ -50,6 +51,7 @@ def test_models_come_in_the_order_of_steps_and_equal_transformers(series):
         assert model.tokenizer is None  # none was saved, none is invented
 
 
+@pytest.mark.slow
 def test_one_model_is_alive_at_a_time(series):
     alive = []
 
@@ -68,6 +70,7 @@ def test_one_model_is_alive_at_a_time(series):
     assert table["norm"].is_unique
 
 
+@pytest.mark.slow
 def test_what_was_measured_is_kept_and_a_killed_run_goes_on(series, tmp_path):
     measured = []
 

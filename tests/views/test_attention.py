@@ -116,6 +116,7 @@ def test_the_bundle_stands_once_in_a_page_and_cannot_end_its_script(view):
     assert html.escape("</script>") in source
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["png", "pdf", "svg"])
 def test_pictures_are_the_same_bytes_each_time(view, tmp_path, suffix):
     first, second = (view.save(tmp_path / f"{name}.{suffix}").read_bytes() for name in ("one", "two"))
