@@ -8,7 +8,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 CORE := $(VENV)/.core
 DEV := $(VENV)/.dev
 
-.PHONY: demo test test-hard lint bench docs clean
+.PHONY: demo test test-quick test-hard coverage lint bench docs clean
 
 demo: $(CORE)
 	$(BIN)/induction-memory demo
@@ -17,8 +17,15 @@ test: $(DEV)
 	$(BIN)/python -m tests.browser --install || true
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
+# Without the slow tests, doctests and run-time type checks: under a minute on two cores.
+test-quick: $(DEV)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal -o addopts=--strict-markers -m 'not slow and not hard' tests
+
 test-hard: $(DEV)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal -m hard
+
+coverage: $(DEV)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal --cov=induction_memory --cov-report=term-missing:skip-covered
 
 lint: $(DEV)
 	$(BIN)/ruff check .
