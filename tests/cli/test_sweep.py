@@ -67,6 +67,7 @@ def test_failed_runs_are_told_together_with_their_error_and_exit_1(run, tmp_path
     assert told.splitlines() == ["d and 1 more failed: it was wrong", "e failed: it broke"]
 
 
+@pytest.mark.slow
 def test_a_terminated_sweep_says_so_in_one_line_and_frees_its_folders(tmp_path):
     command = [sys.executable, "-m", "induction_memory", "sweep", str(write(tmp_path)), "--out", str(tmp_path / "out")]
     process = subprocess.Popen([*command, "--workers", "1"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

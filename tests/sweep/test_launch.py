@@ -18,6 +18,8 @@ from induction_memory.trajectory import load
 from tests.sweep.test_loop import is_free, wait_for
 from tests.sweep.tiny_sweep import FILE, contents, finished, is_in_the_middle, write
 
+pytestmark = pytest.mark.slow
+
 
 def children(process: int) -> list[int]:
     """The processes that any of its threads started."""
