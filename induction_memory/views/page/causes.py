@@ -1,0 +1,67 @@
+"""What is lost without each part over training, how heads share the effect, and which role each head has.
+
+Each part is replaced by its mean over sequences and positions (`ablate(kind="mean")`); what is lost is the difference
+to the intact model on the same sequences. Shares are Shapley values of the game in which every head may be kept or
+ablated (`heads.identify`, game "all"), as fractions of the total effect.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from induction_memory import heads as heads_library
+from induction_memory.interventions.ablations import ablate
+from induction_memory.model.config import ModelConfig
+from induction_memory.task.sampler import Batch
+from induction_memory.trajectory.trajectory import Trajectory
+
+MEASURES = ("in_context_loss", "in_context_accuracy", "global_loss", "global_accuracy")
+
+
+def parts_of(model: ModelConfig) -> list[str]:
+    """The parts that the page takes away: heads, key and output matrices, feed-forwards."""
+    layers = range(1, model.n_layers + 1)
+    matrices = [f"{kind}{layer}" for layer in layers for kind in ("W_K", "W_O")]
+    last = [] if model.feed_forward == "none" else ["W_F"] if model.feed_forward == "linear" else ["feed_forward"]
+    return ["heads", *matrices, *last]
+
+
+def causes(run: Trajectory, steps: Sequence[int], batch: Batch) -> dict[str, Any]:
+    """Tables of ablations, shares and roles at some steps, as the page reads them."""
+    lost = ablate(run, batch, components=parts_of(run.model_config), kind="mean", step=list(steps))
+    found = heads_library.identify(run, step=list(steps), batch=batch)
+    shares = found.shares[found.shares["game"] == "all"]
+    names = list(dict.fromkeys(lost["component"]))
+    return {
+        "steps": [int(step) for step in steps],
+        "parts": [name for name in names if name != "none"],
+        "intact": {name: _column(lost[lost["component"] == "none"], name) for name in MEASURES},
+        "without": {name: _grid(lost[lost["component"] != "none"], "component", name) for name in MEASURES},
+        "error": {name: _grid(lost[lost["component"] != "none"], "component", f"{name}_se") for name in MEASURES},
+        "heads": list(dict.fromkeys(shares["head"])),
+        "shares": _grid(shares, "head", "share"),
+        "shapley": _grid(shares, "head", "shapley"),
+        "shapley_error": _grid(shares, "head", "shapley_se"),
+        "roles": [list(rows["role"]) for _, rows in found.roles.groupby("step", sort=False)],
+        "confidence": _grid(found.roles, "head", "confidence"),
+        "births": [
+            {"head": row["head"], "role": row["role"], "step": float(row["born"])}
+            for row in found.births.to_dict("records")
+            if row["role"] != "none" and np.isfinite(row["born"])
+        ],
+    }
+
+
+def _column(table: pd.DataFrame, name: str) -> list[float | None]:
+    return [_number(value) for value in table[name]]
+
+
+def _grid(table: pd.DataFrame, by: str, name: str) -> list[list[float | None]]:
+    """One list per step, one number per part in the order of the table."""
+    return [[_number(value) for value in rows[name]] for _, rows in table.groupby("step", sort=False)]
+
+
+def _number(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None

@@ -1,0 +1,60 @@
+"""The HTML file: template, style, scripts and data in one, under a policy that admits nothing else.
+
+The scripts are ES modules on the disk. A page opened from a file cannot load modules, so they are joined here, in the
+order of their imports, inside one function: imports are dropped, `export` is dropped, and names at the top level must
+differ between files. The policy names the hash of the script and of the style; nothing else can run.
+"""
+
+import base64
+import hashlib
+import html
+import re
+from functools import cache
+from importlib import resources
+
+FILES = resources.files("induction_memory.views.page") / "static"
+_IMPORT = re.compile(r'^import \{[^}]*\} from "\./([\w-]+\.js)";\n', re.MULTILINE)
+_EXPORT = re.compile(r"^export (?=async function|function|const|class)", re.MULTILINE)
+
+
+def source(name: str) -> str:
+    """A file of the page as it stands on the disk."""
+    return (FILES / name).read_text(encoding="utf-8")
+
+
+@cache
+def script(entry: str = "main.js") -> str:
+    """All modules that `entry` needs, as one function that runs at once."""
+    order: dict[str, str] = {}
+
+    def visit(name: str) -> None:
+        if name in order:
+            return
+        text = source(name)
+        for needed in _IMPORT.findall(text):
+            visit(needed)
+        order[name] = _EXPORT.sub("", _IMPORT.sub("", text)).strip()
+
+    visit(entry)
+    return '(() => {\n"use strict";\n' + "\n".join(order.values()) + "\n})();\n"
+
+
+def document(title: str, blob: bytes) -> str:
+    """The whole page for one blob of data."""
+    code, style = script(), source("page.css")
+    policy = (
+        f"default-src 'none'; script-src {_hash(code)}; style-src {_hash(style)}; img-src data: blob:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    parts = {
+        "POLICY": html.escape(policy),
+        "TITLE": html.escape(title),
+        "STYLE": style,
+        "DATA": base64.b64encode(blob).decode(),
+        "SCRIPT": code,
+    }
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], source("page.html"))
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

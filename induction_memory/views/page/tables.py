@@ -1,0 +1,121 @@
+"""Score tables of the memories at every step that the page shows.
+
+A row is an input, a column a candidate output, as in `probes.score_matrix`:
+
+    W_K1   p_t^T W_K1 p_s                       query position t, key position s; the first 64 positions
+    W_K2   w_E(k)^T W_K2 Phi_1 w_E(k')          query k, key k'
+    W_O2   w_U(j)^T W_O2 W_V2 w_E(k)            input k, output j
+    W_F    w_U(j)^T W_F w_E(k)                  input k, output j: the logits of bigrams
+
+With several heads W_K1 and W_O2 have one table per head. W_K2 has one per pair of heads; shown is, for each head of
+layer 2, the pair with the highest recall at the last step.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from induction_memory import probes
+from induction_memory.trajectory.trajectory import Trajectory
+
+WINDOW = 64  # positions of W_K1's table
+MEMORIES = ("W_K1", "W_K2", "W_O2")
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """One memory's scores over training."""
+
+    memory: str
+    head: str
+    """As in the tables of `probes`; "" if there is one head per layer."""
+    scores: Float[np.ndarray, "step input output"]
+    births: list[float | None] | None
+    """The step from which each input stays recalled; None if it is not recalled at the end."""
+    first: int
+    """What the first row stands for: position 1 for W_K1, token 0 otherwise. Columns start at 0."""
+    recall: float
+    """At the last step; nan if recall is not defined (W_F)."""
+
+
+def tables(run: Trajectory, steps: Sequence[int]) -> tuple[list[Table], dict[str, str]]:
+    """The tables that the page shows, and the reason for each memory that has none."""
+    recalls = probes.table(run, MEMORIES)
+    skipped: dict[str, str] = dict(recalls.attrs["skipped"])
+    found: list[Table] = []
+    for memory in MEMORIES:
+        if memory in skipped:
+            continue
+        rows = recalls[recalls["probe"] == memory]
+        last = rows[rows["step"] == rows["step"].max()]
+        heads, values = list(last["head"]), last["value"].to_numpy()
+        born = probes.births(run, memory)
+        scores = score_tables(run, memory, steps)
+        for h in _chosen(memory, values, run.model_config.n_heads):
+            birth = born.loc[born["head"] == heads[h], "birth"].to_numpy()[: scores.shape[-2]]
+            listed = [None if np.isnan(b) else float(b) for b in birth]
+            table = scores[:, h].double().numpy()
+            found.append(Table(memory, heads[h], table, listed, int(memory == "W_K1"), float(values[h])))
+    if run.model_config.feed_forward == "linear":
+        scores = score_tables(run, "W_F", steps)[:, 0].double().numpy()
+        found.append(Table("W_F", "", scores, None, 0, float("nan")))
+    else:
+        skipped["W_F"] = "needs a linear feed-forward"
+    return found, skipped
+
+
+def score_tables(run: Trajectory, memory: str, steps: Sequence[int]) -> Float[Tensor, "step head input output"]:
+    """All scores of a memory at some steps, with one entry on the head axis per head or pair of heads."""
+    W = _memory(run, memory, steps)
+    if memory == "W_K1":
+        p = _embedding(run, "p", steps)[..., :WINDOW, :]
+        return p[..., 1:, :] @ W @ p.mT
+    w_E = _embedding(run, "w_E", steps)
+    if memory == "W_K2":
+        keys = _embedding(run, "Phi_1 w_E", steps)
+        pairs = w_E.unsqueeze(2) @ W.unsqueeze(1) @ keys.unsqueeze(2).mT  # [step, layer-1 head, layer-2 head, k, k']
+        return pairs.flatten(1, 2)
+    values = w_E if memory == "W_F" else _embedding(run, "W_V2 w_E", steps)
+    return values @ W.mT @ _embedding(run, "w_U", steps).mT
+
+
+def _memory(run: Trajectory, name: str, steps: Sequence[int]) -> Float[Tensor, "step head d_out d_in"]:
+    W = run.memory(name, steps)
+    return W if W.dim() == 4 else W.unsqueeze(1)
+
+
+def _embedding(run: Trajectory, name: str, steps: Sequence[int]) -> Float[Tensor, "#step #head n d"]:
+    rows = run.embedding(name, steps)
+    per_head = run.model_config.n_heads > 1 and " " in name  # remapped by each head: Phi_1 w_E
+    rows = rows if rows.dim() == 3 + per_head else rows.unsqueeze(0)
+    return rows if per_head else rows.unsqueeze(1)
+
+
+def _chosen(memory: str, values: Float[np.ndarray, " head"], n_heads: int) -> list[int]:
+    """Indices of the tables that are shown, the highest recall first."""
+    if memory != "W_K2" or n_heads == 1:
+        return list(np.argsort(-values, kind="stable"))
+    best = torch.from_numpy(values.reshape(n_heads, n_heads)).argmax(0).tolist()
+    pairs = [partner * n_heads + head for head, partner in enumerate(best)]
+    return sorted(pairs, key=lambda pair: -values[pair])
+
+
+def facts(table: Table, step: float, name: str) -> dict[str, Any]:
+    """What the page needs to know of a table beside its numbers."""
+    rows, columns = table.scores.shape[1:]
+    return {
+        "memory": table.memory,
+        "head": table.head,
+        "array": name,
+        "rows": rows,
+        "columns": columns,
+        "first": table.first,
+        "positions": table.memory == "W_K1",
+        "births": table.births,
+        "quantum": step,
+    }
