@@ -1,8 +1,8 @@
 """The HTML file: template, style, scripts and data in one, under a policy that admits nothing else.
 
 The scripts are ES modules on the disk. A page opened from a file cannot load modules, so they are joined here, in the
-order of their imports, inside one function: imports are dropped, `export` is dropped, and names at the top level must
-differ between files. The policy names the hash of the script and of the style; nothing else can run.
+order of their imports: each becomes a function that returns what the module exports, and an import takes its names from
+there. The policy names the hash of the script and of the style; nothing else can run.
 """
 
 import base64
@@ -13,8 +13,8 @@ from functools import cache
 from importlib import resources
 
 FILES = resources.files("induction_memory.views.page") / "static"
-_IMPORT = re.compile(r'^import \{[^}]*\} from "\./([\w-]+\.js)";\n', re.MULTILINE)
-_EXPORT = re.compile(r"^export (?=async function|function|const|class)", re.MULTILINE)
+_IMPORT = re.compile(r'^import (\{[^}]*\}) from "\./([\w-]+)\.js";$', re.MULTILINE)
+_EXPORT = re.compile(r"^export ((?:async )?(?:function|const|class) (\w+))", re.MULTILINE)
 
 
 def source(name: str) -> str:
@@ -23,20 +23,22 @@ def source(name: str) -> str:
 
 
 @cache
-def script(entry: str = "main.js") -> str:
-    """All modules that `entry` needs, as one function that runs at once."""
+def script(entry: str = "main") -> str:
+    """All modules that `entry` needs, as one script."""
     order: dict[str, str] = {}
 
     def visit(name: str) -> None:
         if name in order:
             return
-        text = source(name)
-        for needed in _IMPORT.findall(text):
+        text = source(f"{name}.js")
+        for _, needed in _IMPORT.findall(text):
             visit(needed)
-        order[name] = _EXPORT.sub("", _IMPORT.sub("", text)).strip()
+        exports = ", ".join(exported for _, exported in _EXPORT.findall(text))
+        body = _EXPORT.sub(r"\1", _IMPORT.sub(r"const \1 = modules.\2;", text)).strip()
+        order[name] = f"modules.{name} = (() => {{\n{body}\nreturn {{ {exports} }};\n}})();"
 
     visit(entry)
-    return '(() => {\n"use strict";\n' + "\n".join(order.values()) + "\n})();\n"
+    return '(() => {\n"use strict";\nconst modules = {};\n' + "\n".join(order.values()) + "\n})();\n"
 
 
 def document(title: str, blob: bytes) -> str:

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from induction_memory.interventions.attention_view import marks
+from induction_memory.views.attention import marks
 from induction_memory.task.sampler import Batch
 from induction_memory.trajectory.trajectory import Trajectory
 

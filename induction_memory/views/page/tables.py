@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -34,6 +33,8 @@ class Table:
     memory: str
     head: str
     """As in the tables of `probes`; "" if there is one head per layer."""
+    index: int
+    """Its place among the heads (W_K1, W_O2) or among the pairs of heads (W_K2), counted from 0."""
     scores: Float[np.ndarray, "step input output"]
     births: list[float | None] | None
     """The step from which each input stays recalled; None if it is not recalled at the end."""
@@ -60,10 +61,10 @@ def tables(run: Trajectory, steps: Sequence[int]) -> tuple[list[Table], dict[str
             birth = born.loc[born["head"] == heads[h], "birth"].to_numpy()[: scores.shape[-2]]
             listed = [None if np.isnan(b) else float(b) for b in birth]
             table = scores[:, h].double().numpy()
-            found.append(Table(memory, heads[h], table, listed, int(memory == "W_K1"), float(values[h])))
+            found.append(Table(memory, heads[h], h, table, listed, int(memory == "W_K1"), float(values[h])))
     if run.model_config.feed_forward == "linear":
         scores = score_tables(run, "W_F", steps)[:, 0].double().numpy()
-        found.append(Table("W_F", "", scores, None, 0, float("nan")))
+        found.append(Table("W_F", "", 0, scores, None, 0, float("nan")))
     else:
         skipped["W_F"] = "needs a linear feed-forward"
     return found, skipped
@@ -99,8 +100,8 @@ def _embedding(run: Trajectory, name: str, steps: Sequence[int]) -> Float[Tensor
 def _chosen(memory: str, values: Float[np.ndarray, " head"], n_heads: int) -> list[int]:
     """Indices of the tables that are shown, the highest recall first."""
     if memory != "W_K2" or n_heads == 1:
-        return list(np.argsort(-values, kind="stable"))
-    best = torch.from_numpy(values.reshape(n_heads, n_heads)).argmax(0).tolist()
+        return [int(h) for h in np.argsort(-values, kind="stable")]
+    best = values.reshape(n_heads, n_heads).argmax(0).tolist()
     pairs = [partner * n_heads + head for head, partner in enumerate(best)]
     return sorted(pairs, key=lambda pair: -values[pair])
 
@@ -110,6 +111,7 @@ def facts(table: Table, step: float, name: str) -> dict[str, Any]:
     rows, columns = table.scores.shape[1:]
     return {
         "memory": table.memory,
+        "index": table.index,
         "head": table.head,
         "array": name,
         "rows": rows,

@@ -1,0 +1,147 @@
+"""Everything that the page shows of one run, measured through the public functions and put into a Pack.
+
+The sequences are the first of the run's evaluation stream, `sample(run.task, 16, step_rng(eval_seed, 0))`, so that the
+line of Python beside a panel measures the same thing.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from induction_memory.figures.tokens import visible
+from induction_memory.task.sampler import Batch, sample, step_rng
+from induction_memory.trajectory.trajectory import Trajectory
+from induction_memory.views.page import causes, curves, live, sequences, snippets, tables
+from induction_memory.views.page.pack import Pack, Quantised, quantise
+
+EVALUATED = 16  # sequences on which causes and distances are measured
+LENGTH = 64  # tokens of each sequence that is shown
+LIKELY_BIGRAM = 0.1  # pairs of W_F that are marked: pi_b(j | k) at least this
+
+Progress = Callable[[str], object]
+
+
+def evaluation_batch(run: Trajectory) -> Batch:
+    """The sequences on which the page measures this run."""
+    return sample(run.task, EVALUATED, step_rng(run.config.train.eval_seed, 0))
+
+
+def gather(
+    run: Trajectory,
+    steps: Sequence[int],
+    *,
+    shown: int,
+    length: int,
+    causal_steps: int,
+    bits: int,
+    progress: Progress,
+) -> Pack:
+    """Meta-data and arrays of one run at the steps that the page shows."""
+    batch, cut = evaluation_batch(run), min(length, run.task.length)
+    rows = sequences.choose(batch, shown, cut)
+    progress(f"{run.name}: attention at {len(steps)} steps")
+    tokens, targets = batch.tokens[rows, :cut], batch.targets[rows, :cut]
+    found = sequences.run_over(run, steps, tokens, targets)
+    progress(f"{run.name}: memories")
+    stored, skipped = tables.tables(run, steps)
+    progress(f"{run.name}: curves")
+    drawn, more = curves.curves(run, batch)
+    born = curves.births(run, [curve for curve in drawn if curve["group"] == "recall"])
+    at = spread(steps, causal_steps)
+    progress(f"{run.name}: causes at {len(at)} steps")
+    measured = causes.causes(run, at, batch)
+    arrays: dict[str, np.ndarray | Quantised] = {
+        "attention": quantise(found.attention, bits, 0.0, 1.0),
+        "right": quantise(found.right, 16, 0.0, 1.0),
+        "likely": found.likely.astype("<u2"),
+        "probability": quantise(found.probability, 16, 0.0, 1.0),
+    }
+    memories = []
+    for table in stored:
+        name = f"table {table.memory} {table.head}".strip()
+        codes = quantise(table.scores, bits)
+        arrays[name] = codes
+        memories.append(tables.facts(table, codes.step, name))
+    meta = _facts(run, steps) | {
+        "sequences": sequences.facts(batch, rows, cut),
+        "memories": memories,
+        "curves": drawn,
+        "births": born,
+        "causes": measured,
+        "skipped": {name: reason for name, reason in (skipped | more).items() if "_triggers" not in name},
+        "snippets": snippets.of(run, rows, cut, at),
+        "live": None,
+        "why_not_live": live.why_not(run.model_config),
+    }
+    if not meta["why_not_live"]:
+        progress(f"{run.name}: weights")
+        meta["live"], weights = live.pack(run, steps)
+        meta["live"]["tolerance"] = _tolerance(meta["live"], weights, tokens, targets, found)
+        arrays |= {f"live {name}": array for name, array in weights.items()}
+    return Pack(meta, arrays)
+
+
+def spread(steps: Sequence[int], n: int) -> list[int]:
+    """At most n of the steps, evenly by index, the first and the last among them."""
+    if len(steps) <= n:
+        return [int(step) for step in steps]
+    return [int(steps[i]) for i in np.unique(np.rint(np.linspace(0, len(steps) - 1, n)).astype(int))]
+
+
+def _facts(run: Trajectory, steps: Sequence[int]) -> dict[str, Any]:
+    task, model = run.task, run.model_config
+    heads = [f"L{layer}H{head}" for layer in range(1, model.n_layers + 1) for head in range(1, model.n_heads + 1)]
+    fixed = task.fixed_triggers
+    likely = np.argwhere(task.bigram >= LIKELY_BIGRAM).tolist()
+    return {
+        "name": run.name,
+        "steps": [int(step) for step in steps],
+        "stored": len(run.steps),
+        "heads": heads,
+        "n_layers": model.n_layers,
+        "vocabulary": list(task.vocabulary),
+        "visible": [visible(token) for token in task.vocabulary],
+        "frequency": [float(f) for f in task.unigram],
+        "fixed_triggers": None if fixed is None else [int(q) for q in fixed],
+        "likely_bigrams": likely,
+        "about": _about(run),
+    }
+
+
+def _about(run: Trajectory) -> str:
+    """One sentence on the model and its task."""
+    model, task = run.model_config, run.task
+    heads = "one head" if model.n_heads == 1 else f"{model.n_heads} heads"
+    layers = "one layer" if model.n_layers == 1 else f"{model.n_layers} layers"
+    feed = {"none": "no feed-forward", "linear": "a linear feed-forward", "relu": "ReLU feed-forwards"}
+    triggers = "fixed triggers" if task.triggers == "fixed" else "triggers drawn anew for each sequence"
+    kind = "Simplified model" if model.identity_queries else "Transformer"
+    return (
+        f"{kind}: {layers} of {heads}, d = {model.d_model}, {feed[model.feed_forward]}"
+        f"{', LayerNorm' if model.layer_norm else ''}. Task: sequences of {task.length} tokens, "
+        f"{task.k} {triggers}. Trained for {run.config.train.steps} steps."
+    )
+
+
+def _tolerance(
+    facts: dict[str, Any],
+    arrays: live.Arrays,
+    tokens: torch.Tensor,
+    targets: torch.Tensor,
+    exact: sequences.Shown,
+) -> dict[str, float]:
+    """How far the pass with the page's weights is from the model's own, over all steps and sequences shown."""
+    attention, right = [], []
+    for step in range(len(exact.attention)):
+        maps, logits = live.forward(facts, arrays, step, tokens)
+        q = logits.double().softmax(-1).gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+        attention.append(np.abs(sequences.triangle(maps).numpy() - exact.attention[step]))
+        right.append(np.abs(q.numpy() - exact.right[step]))
+    return {
+        "attention_mean": float(np.mean(attention)),
+        "attention_max": float(np.max(attention)),
+        "probability_mean": float(np.mean(right)),
+        "probability_max": float(np.max(right)),
+    }

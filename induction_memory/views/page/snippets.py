@@ -1,0 +1,29 @@
+"""The lines of Python that make what a panel shows; `{step}` and the like are filled in by the page."""
+
+from collections.abc import Sequence
+
+from induction_memory.trajectory.trajectory import Trajectory
+
+BATCH = "batch = im.sample(run.task, 16, im.step_rng(run.config.train.eval_seed, 0))"
+
+
+def of(run: Trajectory, rows: Sequence[int], length: int, at: Sequence[int]) -> dict[str, str]:
+    """Snippets by the name of the panel."""
+    start = f'import induction_memory as im\n\nrun = im.load("{run.path.as_posix()}")\n'
+    return {
+        "start": start,
+        "attention": f"{start}{BATCH}\nim.attention(run, step={{step}}, batch=batch, row={{row}}, length={length})",
+        "attention_text": f"{start}im.attention(run, step={{step}}, text={{text}})",
+        "memory": f'{start}im.probes.score_matrix(run, "{{memory}}", step={{step}}, head="{{head}}")',
+        "memory_W_F": (
+            f'{start}W_F, w_E, w_U = run.memory("W_F", [{{step}}])[0], run.embedding("w_E"), run.embedding("w_U")\n'
+            "w_E @ W_F.T @ w_U.T"
+        ),
+        "loss": f'{start}run.metrics[["step", "loss_in_context", "loss_global", "loss_first_occurrence"]]',
+        "accuracy": f'{start}run.metrics[["step", "accuracy_in_context", "accuracy_global"]]',
+        "recall": f'{start}im.probes.table(run, ["W_O2", "W_K2", "W_K1", "W_K1_first64"])',
+        "kl": f'{start}{BATCH}\nim.probes.table(run, ["kl_uniform", "kl_unigram", "kl_bigram", "kl_bayes"], batch=batch)',
+        "causes": f'{start}{BATCH}\nim.ablate(run, batch, kind="mean", step={{step}})',
+        "shares": f"{start}{BATCH}\nim.heads.identify(run, step={{step}}, batch=batch).shares",
+        "prediction": f"{start}{BATCH}\nrun.model({{step}})(batch.tokens[{{row}} : {{row}} + 1]).softmax(-1)[0, {{query}}]",
+    }

@@ -1,0 +1,130 @@
+// What is lost without each part at a step, and over training; Shapley shares and roles of heads.
+
+import { variableOf } from "./colour.js";
+import { el, number, percent, svg } from "./dom.js";
+import { Panel } from "./panel.js";
+import { nearest } from "./run.js";
+
+const [SPARK, WIDTH, ROW, LABEL] = [110, 460, 24, 52];
+
+/** Loss that is added, or accuracy that is lost, without a part: [causal step][part]. */
+export function lost(causes, measure) {
+  const sign = measure.endsWith("loss") ? 1 : -1;
+  return causes.without[measure].map((row, s) => row.map((value) => (value === null || causes.intact[measure][s] === null ? null : sign * (value - causes.intact[measure][s]))));
+}
+
+/** The colour class of a part: its memory's, or that of the memory which drives the head. */
+export function classOf(part) {
+  const layer = /^L(\d+)H/.exec(part);
+  if (layer) return variableOf(layer[1] === "1" ? "W_K1" : "W_K2").slice(2);
+  return variableOf(part).slice(2);
+}
+
+export class CausesPanel {
+  constructor(page, run) {
+    Object.assign(this, { page, run, causes: run.meta.causes });
+    this.select = el(
+      "select",
+      { "aria-label": "What is measured", onchange: () => page.store.set({ measure: this.select.value }) },
+      el("option", { value: "in_context_loss" }, "in-context loss added"),
+      el("option", { value: "in_context_accuracy" }, "in-context accuracy lost"),
+      el("option", { value: "global_loss" }, "loss elsewhere added"),
+      el("option", { value: "global_accuracy" }, "accuracy elsewhere lost"),
+    );
+    this.panel = new Panel({ id: `causes-${run.number}`, title: "Causes", caption: "What is lost when a part is replaced by its mean: over training, and at this step with its standard error.", make: () => this.exported(), tools: [this.select] });
+    this.chart = svg("svg", { class: "parts", role: "img", "aria-label": "What is lost without each part; the table has the numbers." });
+    this.when = el("p", { class: "readout" });
+    this.panel.body.append(this.chart, this.when);
+    this.shares = new Panel({ id: `shares-${run.number}`, title: "Heads", caption: "Shares of the heads in the in-context effect (Shapley values), and the role that weights, attention and ablations agree on.", make: () => this.exportedShares() });
+    this.bars = svg("svg", { class: "parts", role: "img", "aria-label": "Shapley shares and roles of the heads; the table has the numbers." });
+    this.whenShares = el("p", { class: "readout" });
+    this.shares.body.append(this.bars, this.whenShares);
+    this.nodes = [this.panel.node, this.shares.node];
+  }
+
+  update(state, view) {
+    this.select.value = state.measure;
+    const at = nearest(this.causes.steps, view.step);
+    if (this.drawn !== `${at} ${state.measure}`) {
+      this.drawn = `${at} ${state.measure}`;
+      this.draw(at, state.measure);
+      this.drawShares(at);
+      const note = `Measured at step ${this.causes.steps[at]}, on 16 sequences.`;
+      this.when.textContent = note;
+      this.whenShares.textContent = note;
+    }
+    this.at = at;
+    this.panel.refreshTable();
+    this.shares.refreshTable();
+  }
+
+  draw(at, measure) {
+    const grid = lost(this.causes, measure);
+    const top = Math.max(1e-6, ...grid.flat().filter((v) => v !== null));
+    const x0 = LABEL + SPARK + 24;
+    const bar = (value) => Math.max(0, value / top) * (WIDTH - x0 - 62);
+    const rows = this.causes.parts.flatMap((part, i) => {
+      const [y, value] = [i * ROW, grid[at][i]];
+      const error = this.causes.error[measure][at][i] ?? 0;
+      const kind = classOf(part);
+      return [
+        svg("text", { x: LABEL - 4, y: y + 16, "text-anchor": "end", class: `part ${kind}` }, part),
+        svg("path", { class: `spark ${kind}`, d: this.spark(grid, i, y, top) }),
+        svg("circle", { class: `spark ${kind}`, r: 2.5, cx: this.sparkX(at), cy: y + 20 - 16 * Math.max(0, (value ?? 0) / top) }),
+        svg("rect", { class: `bar ${kind}`, x: x0, y: y + 5, width: Math.max(1, bar(value ?? 0)), height: 14, rx: 1.5 }),
+        svg("path", { class: "whisker", d: `M${x0 + bar((value ?? 0) - error)} ${y + 12}H${x0 + bar((value ?? 0) + error)}` }),
+        svg("text", { x: x0 + bar((value ?? 0) + error) + 6, y: y + 16, class: "value" }, number(value, 3)),
+      ];
+    });
+    this.chart.setAttribute("viewBox", `0 0 ${WIDTH} ${this.causes.parts.length * ROW}`);
+    this.chart.replaceChildren(...rows);
+  }
+
+  sparkX(s) {
+    const steps = this.causes.steps;
+    return LABEL + 6 + (SPARK * s) / Math.max(1, steps.length - 1);
+  }
+
+  spark(grid, part, y, top) {
+    return grid.map((row, s) => `${s ? "L" : "M"}${this.sparkX(s).toFixed(1)} ${(y + 20 - 16 * Math.max(0, (row[part] ?? 0) / top)).toFixed(1)}`).join("");
+  }
+
+  drawShares(at) {
+    const { heads, shares, roles, confidence } = this.causes;
+    const rows = heads.flatMap((head, i) => {
+      const [y, share, kind] = [i * ROW, shares[at][i], classOf(head)];
+      const width = Math.max(1, Math.min(1, Math.max(0, share ?? 0)) * 150);
+      return [
+        svg("text", { x: LABEL - 4, y: y + 16, "text-anchor": "end", class: `part ${kind}` }, head),
+        svg("rect", { class: `bar ${kind}`, x: LABEL + 6, y: y + 5, width, height: 14, rx: 1.5 }),
+        svg("text", { x: LABEL + 12 + width, y: y + 16, class: "value" }, share === null ? "–" : percent(share)),
+        svg("text", { x: 270, y: y + 16, class: "role" }, `${roles[at][i]} (${number(confidence[at][i], 2)})`),
+      ];
+    });
+    this.bars.setAttribute("viewBox", `0 0 ${WIDTH} ${heads.length * ROW}`);
+    this.bars.replaceChildren(...rows);
+  }
+
+  drawing(chart, rows, title) {
+    return [{ node: chart.cloneNode(true), source: chart, width: WIDTH, height: rows * ROW, title: `${this.run.meta.name}: ${title} at step ${this.causes.steps[this.at]}` }];
+  }
+
+  exported() {
+    const { causes, run } = this;
+    const rows = [["run", "step", "component", ...Object.keys(causes.without).flatMap((m) => [m, `${m}_se`])]];
+    causes.steps.forEach((step, s) => {
+      rows.push([run.meta.name, step, "none", ...Object.keys(causes.without).flatMap((m) => [causes.intact[m][s], ""])]);
+      causes.parts.forEach((part, i) => rows.push([run.meta.name, step, part, ...Object.keys(causes.without).flatMap((m) => [causes.without[m][s][i], causes.error[m][s][i]])]));
+    });
+    const view = run.view(this.page.state);
+    return { name: `${run.meta.name}-causes`, drawings: this.drawing(this.chart, causes.parts.length, this.select.selectedOptions[0].textContent), rows, python: this.page.snippet(run, "causes", { ...view, step: causes.steps[this.at] }) };
+  }
+
+  exportedShares() {
+    const { causes, run } = this;
+    const rows = [["run", "step", "head", "share", "shapley", "shapley_se", "role", "confidence"]];
+    causes.steps.forEach((step, s) => causes.heads.forEach((head, i) => rows.push([run.meta.name, step, head, causes.shares[s][i], causes.shapley[s][i], causes.shapley_error[s][i], causes.roles[s][i], causes.confidence[s][i]])));
+    const view = run.view(this.page.state);
+    return { name: `${run.meta.name}-heads`, drawings: this.drawing(this.bars, causes.heads.length, "shares and roles"), rows, python: this.page.snippet(run, "shares", { ...view, step: causes.steps[this.at] }) };
+  }
+}

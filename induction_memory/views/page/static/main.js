@@ -1,0 +1,229 @@
+// The page: one state, panels that are functions of it.
+
+import { AttentionPanel } from "./attention.js";
+import { CausesPanel } from "./causes.js";
+import { Palette } from "./colour.js";
+import { CurvePanel } from "./curves.js";
+import { unpack } from "./data.js";
+import { el } from "./dom.js";
+import { MemoryPanel } from "./memories.js";
+import { printed } from "./print.js";
+import { nearest, Run } from "./run.js";
+import { SequencePanel } from "./sequence.js";
+import { fromHash, Store } from "./state.js";
+import { Transport } from "./transport.js";
+
+const KEYS = [
+  ["← →", "one checkpoint back or on"],
+  ["Shift + ← →", "five checkpoints"],
+  ["Home, End", "first, last"],
+  ["Space", "play or pause"],
+  ["Esc", "unpin the query"],
+  ["?", "this help"],
+];
+
+class Page {
+  constructor(meta, arrays) {
+    this.runs = meta.runs.map((run, i) => new Run(run, arrays, i));
+    this.hovered = null;
+    this.chosen = null;
+    this.palette = new Palette();
+    const last = Math.max(...this.runs.flatMap((run) => run.meta.steps));
+    const head = this.runs[0].meta.heads.at(-1);
+    const defaults = { at: last, align: "step", seq: 0, query: null, head, sort: "token", measure: "in_context_loss", scale: "linear", text: "", off: [], erased: [], theme: "auto" };
+    this.store = new Store(defaults, location.hash);
+    this.applyTheme();
+    this.transport = new Transport(this);
+    this.articles = this.runs.map((run) => this.article(run));
+    document.querySelector("#transport").append(this.transport.node);
+    document.querySelector("#runs").append(...this.articles.map((article) => article.node));
+    document.body.classList.toggle("several", this.runs.length > 1);
+    this.store.listen((state, changed) => this.update(changed));
+    this.listen();
+    this.update(new Set(Object.keys(defaults)));
+  }
+
+  get state() {
+    return this.store.state;
+  }
+
+  article(run) {
+    const names = [...new Set(run.meta.memories.map((memory) => memory.memory))];
+    const groups = [...new Set(run.meta.curves.map((curve) => curve.group))];
+    const panels = {
+      sequence: new SequencePanel(this, run),
+      attention: new AttentionPanel(this, run),
+      memories: names.map((name) => new MemoryPanel(this, run, name)),
+      curves: groups.map((group) => new CurvePanel(this, run, group)),
+      causes: new CausesPanel(this, run),
+    };
+    const heading = el("h2", { id: `run-${run.number}` }, run.meta.name);
+    const block = (name, ...nodes) => el("div", { class: `block ${name}` }, ...nodes);
+    const skipped = Object.entries(run.meta.skipped).map(([name, reason]) => `${name}: ${reason}`);
+    const left = [...run.meta.notes.map((note) => `To keep the file small: ${note}.`), ...skipped.map((text) => `Not shown: ${text}.`)];
+    const node = el(
+      "article",
+      { class: "run", "aria-labelledby": `run-${run.number}` },
+      el("div", { class: "block about" }, heading, el("p", {}, run.meta.about)),
+      block("first", panels.sequence.node, panels.attention.node),
+      block("curves", ...panels.curves.map((panel) => panel.node)),
+      block("memories", ...panels.memories.map((panel) => panel.node)),
+      block("causes", ...panels.causes.nodes),
+      block("notes", ...left.map((text) => el("p", { class: "note" }, text))),
+    );
+    const all = [panels.sequence, panels.attention, ...panels.curves, ...panels.memories, panels.causes];
+    return { run, node, all, pointers: [panels.sequence, panels.attention, ...panels.memories] };
+  }
+
+  update(changed) {
+    if (changed.has("theme")) this.applyTheme();
+    if (changed.has("align")) this.transport.renew();
+    for (const { run, all } of this.articles) {
+      const view = run.view(this.state);
+      for (const panel of all) panel.update(this.state, view, changed);
+    }
+    this.transport.update(this.state);
+    if (changed.has("at")) this.tell?.(this.runs[0].view(this.state).step);
+  }
+
+  redraw() {
+    this.update(new Set());
+  }
+
+  /** What the pointer is over: {run, query, key, token, memory, position}; marked in every panel. */
+  hover(target) {
+    if (target === null && this.hovered === null) return;
+    this.hovered = target;
+    for (const { run, pointers } of this.articles) {
+      const view = run.view(this.state);
+      for (const panel of pointers) panel.point(this.state, view);
+    }
+  }
+
+  /** Query, key and token that are pointed at: hovered, else pinned, else the last trigger that came again. */
+  pointed(run, view) {
+    const { tokens, in_context: again } = view.sequence;
+    const pinned = this.state.query !== null && this.state.query < tokens.length ? this.state.query : null;
+    const usual = pinned ?? again.at(-1) ?? tokens.length - 1;
+    const hover = this.hovered;
+    const query = hover?.query !== undefined && hover.query < tokens.length ? hover.query : usual;
+    const token = hover?.token ?? (hover?.query !== undefined || pinned !== null ? tokens[query] : hover?.memory ? null : tokens[query]);
+    return { query, key: hover?.key ?? null, token };
+  }
+
+  pin(query) {
+    this.store.set({ query: this.state.query === query ? null : query });
+  }
+
+  focusOf(run) {
+    const wanted = run.meta.heads.indexOf(this.state.head);
+    return wanted < 0 ? run.meta.heads.length - 1 : wanted;
+  }
+
+  rolesAt(run, step) {
+    const { steps, heads, roles } = run.meta.causes;
+    const at = nearest(steps, step);
+    return Object.fromEntries(heads.map((head, i) => [head, roles[at][i] === "none" ? "" : roles[at][i]]));
+  }
+
+  /** Choose a cell of a memory, to read it or to erase it. */
+  choose(run, table, cell) {
+    const same = this.chosen && this.chosen.run === run && this.chosen.row === cell.row && this.chosen.column === cell.column && this.chosen.table === table;
+    this.chosen = same ? null : { run, table, ...cell };
+    this.hovered = null;
+    this.redraw();
+  }
+
+  chosenIn(run, table) {
+    return this.chosen?.run === run && this.chosen.table === table ? this.chosen : null;
+  }
+
+  erase(run, table, cell) {
+    this.chosen = null;
+    const key = `${table.memory}|${table.index}|${cell.row + (table.positions ? table.first : 0)}|${cell.column}`;
+    this.store.set({ erased: [...this.state.erased.filter((text) => text !== key), key] });
+  }
+
+  pairName(run, memory, { row, column }) {
+    const name = (i) => (memory.positions ? String(i + 1) : run.name(i));
+    const keys = memory.memory.startsWith("W_K");
+    return keys ? `${name(column)}→${name(row)}` : `${name(row)}→${name(column)}`;
+  }
+
+  toggle(part) {
+    const { off } = this.state;
+    this.store.set({ off: off.includes(part) ? off.filter((name) => name !== part) : [...off, part] });
+  }
+
+  /** Show the stored step of a run that is next to a step. */
+  goto(run, step) {
+    const positions = run.positions(this.state.align);
+    this.store.set({ at: positions[nearest(run.meta.steps, step)] });
+  }
+
+  realign(align) {
+    const run = this.runs[0];
+    const index = run.indexAt(this.state.at, this.state.align);
+    this.store.set({ align, at: run.positions(align)[index] });
+  }
+
+  snippet(run, name, view, more = {}) {
+    const { query } = this.pointed(run, view);
+    const values = { step: view.step, row: run.meta.sequences[view.row ?? 0].row, text: JSON.stringify(this.state.text), query, ...more };
+    return run.meta.snippets[name].replace(/\{(\w+)\}/g, (all, key) => values[key] ?? all);
+  }
+
+  help() {
+    const dialog = document.querySelector("#help");
+    if (dialog.open) dialog.close();
+    else dialog.showModal();
+  }
+
+  applyTheme() {
+    document.documentElement.dataset.theme = this.state.theme;
+    this.palette.refresh();
+  }
+
+  cycleTheme() {
+    const order = ["auto", "light", "dark"];
+    this.store.set({ theme: order[(order.indexOf(this.state.theme) + 1) % 3] });
+  }
+
+  listen() {
+    addEventListener("keydown", (event) => this.transport.key(event));
+    addEventListener("hashchange", () => this.store.set(fromHash(location.hash, this.store.defaults)));
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+      this.palette.refresh();
+      this.redraw();
+    });
+    const theme = document.querySelector("#theme");
+    theme.addEventListener("click", () => this.cycleTheme());
+    document.querySelector("#help-button").addEventListener("click", () => this.help());
+    document.querySelector("#help-close").addEventListener("click", () => this.help());
+    document.querySelector("#help dl").append(...KEYS.flatMap(([key, text]) => [el("dt", {}, key), el("dd", {}, text)]));
+    const paper = document.querySelector("#paper");
+    const toPaper = () => {
+      const { theme: now } = document.documentElement.dataset;
+      document.documentElement.dataset.theme = "light";
+      this.palette.refresh();
+      paper.replaceChildren(...this.runs.map((run) => printed(this, run)));
+      document.documentElement.dataset.theme = now;
+      this.palette.refresh();
+    };
+    addEventListener("beforeprint", toPaper);
+    matchMedia("print").addEventListener("change", (event) => event.matches && toPaper());
+    addEventListener("message", (event) => this.message(event));
+    if (parent !== window) this.tell = (step) => parent.postMessage({ kind: "induction-memory step", step }, "*");
+  }
+
+  /** A notebook's kernel asks for a step; a frame asks for the height it needs. */
+  message(event) {
+    if (event.source !== parent || event.data?.kind !== "induction-memory set step") return;
+    if (Number.isFinite(event.data.step)) this.goto(this.runs[0], event.data.step);
+  }
+}
+
+unpack(document.querySelector("#data").textContent.trim()).then(({ meta, arrays }) => {
+  window.inductionMemory = new Page(meta, arrays);
+  document.documentElement.dataset.ready = "true";
+});

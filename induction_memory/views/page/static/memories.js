@@ -1,0 +1,164 @@
+// The memories as score matrices v_j^T W u_i: tokens labelled, ideal pairs boxed, sorted by token, frequency or birth.
+
+import { variableOf } from "./colour.js";
+import { digitsOf, el, number } from "./dom.js";
+import { HeatMap, paint } from "./heatmap.js";
+import { Panel } from "./panel.js";
+
+const FORMULA = {
+  W_K1: ["p", "ₜᵀ W_K1 p", "ₛ: query position t, key position s; it should find t − 1"],
+  W_K2: ["w_E(k)ᵀ W_K2 Φ₁ w_E(k′)", "", ": query k, key k′ as the previous-token head writes it"],
+  W_O2: ["w_U(j)ᵀ W_O2 W_V2 w_E(k)", "", ": attended token k, output j"],
+  W_F: ["w_U(j)ᵀ W_F w_E(k)", "", ": token k, next token j; boxed where the bigram is likely"],
+};
+const AXES = { W_K1: ["query", "key"], W_K2: ["query", "key"], W_O2: ["attended", "output"], W_F: ["token", "next"] };
+
+export class MemoryPanel {
+  constructor(page, run, name) {
+    Object.assign(this, { page, run, name });
+    this.tables = run.meta.memories.filter((memory) => memory.memory === name);
+    this.which = 0;
+    const tools = [];
+    if (this.tables.length > 1) {
+      const choose = el("select", { "aria-label": `Head of ${name}` }, ...this.tables.map((t, i) => el("option", { value: i }, t.head)));
+      choose.addEventListener("change", () => {
+        this.which = Number(choose.value);
+        this.framed = null;
+        page.redraw();
+      });
+      tools.push(choose);
+    }
+    this.panel = new Panel({ id: `${name.toLowerCase().replace("_", "-")}-${run.number}`, title: name, caption: FORMULA[name].join(""), make: () => this.exported(), tools });
+    this.panel.node.classList.add("memory", variableOf(name).slice(2));
+    this.map = new HeatMap({
+      label: name,
+      onhover: (cell) => page.hover(cell ? { run: run.number, memory: name, ...this.original(cell) } : null),
+      onclick: (cell) => page.choose(run, this.table, this.original(cell)),
+    });
+    this.scale = el("div", { class: "scale" }, el("span", {}), el("i", {}), el("span", {}));
+    this.readout = el("p", { class: "readout" });
+    this.erase = el("button", { type: "button", class: "erase", hidden: true, onclick: () => page.erase(run, this.table, this.chosen) }, "Erase");
+    this.panel.body.append(this.map.node, this.scale, el("div", { class: "under" }, this.readout, this.erase));
+    this.node = this.panel.node;
+  }
+
+  get table() {
+    return this.tables[this.which];
+  }
+
+  /** The table's own row and column of a cell as drawn, and the token or position it speaks of. */
+  original(cell) {
+    const row = this.rowOrder ? this.rowOrder[cell.row] : cell.row;
+    const column = this.columnOrder ? this.columnOrder[cell.column] : cell.column;
+    return this.table.positions ? { row, column, position: row + this.table.first } : { row, column, token: row, other: column };
+  }
+
+  order(sort) {
+    const { rows, columns, births, positions } = this.table;
+    const frequency = this.run.meta.frequency;
+    const by = sort === "frequency" && !positions ? (i) => -frequency[i] : sort === "birth" && births ? (i) => births[i] ?? Infinity : null;
+    if (!by) return [null, null];
+    const sorted = (n) => Array.from({ length: n }, (_, i) => i).sort((a, b) => by(a) - by(b) || a - b);
+    const order = sorted(rows);
+    if (!positions) return [order, order];
+    const shift = this.table.first;
+    const others = Array.from({ length: columns }, (_, j) => j).filter((j) => !order.includes(j + 1 - shift));
+    return [order, [...order.map((i) => i + shift - 1), ...others]];
+  }
+
+  update(state, view) {
+    const { rows, columns } = this.table;
+    const array = this.run.arrays[this.table.array];
+    const high = Math.max(Math.abs(array.low), Math.abs(array.high), 1e-9);
+    this.values = this.run.table(this.table, view);
+    const live = view.erased.length > 0;
+    const key = `${this.which} ${state.sort}`;
+    if (this.framed !== key) {
+      this.framed = key;
+      [this.rowOrder, this.columnOrder] = this.order(state.sort);
+      this.frame();
+    }
+    const lut = this.page.palette.signed(this.name);
+    paint(this.map.canvas, this.values, rows, columns, { lut, low: -high, high, rowOrder: this.rowOrder, columnOrder: this.columnOrder });
+    this.map.describe(`${this.name} ${this.table.head} at step ${view.step}: ${rows} by ${columns} scores; the table has the numbers.`);
+    const [low, , top] = this.scale.children;
+    [low.textContent, top.textContent] = [number(-high, 1), number(high, 1)];
+    this.digits = live ? 2 : digitsOf(this.table.quantum);
+    this.panel.refreshTable();
+    this.point(state, view);
+  }
+
+  frame() {
+    const { rows, columns, first, positions } = this.table;
+    const label = (i) => (positions ? String(i + 1) : this.run.name(i));
+    const place = (order, n) => {
+      const at = new Array(n);
+      (order ?? Array.from({ length: n }, (_, i) => i)).forEach((i, drawn) => (at[i] = drawn));
+      return at;
+    };
+    const [atRow, atColumn] = [place(this.rowOrder, rows), place(this.columnOrder, columns)];
+    [this.atRow, this.atColumn] = [atRow, atColumn];
+    const pairs = this.name === "W_F" ? this.run.meta.likely_bigrams : Array.from({ length: rows }, (_, i) => [i, positions ? i + first - 1 : i]);
+    this.map.frame({
+      rows,
+      columns,
+      rowLabels: Array.from({ length: rows }, (_, i) => label((this.rowOrder?.[i] ?? i) + first)),
+      columnLabels: Array.from({ length: columns }, (_, j) => label(this.columnOrder?.[j] ?? j)),
+      boxes: { ideal: pairs.map(([i, j]) => [atRow[i], atColumn[j]]) },
+    });
+  }
+
+  point(state, view) {
+    const hover = this.page.hovered;
+    const here = hover?.memory === this.name && hover.run === this.run.number ? hover : null;
+    const chosen = this.page.chosenIn(this.run, this.table);
+    this.chosen = here ?? chosen;
+    const { token, query } = this.page.pointed(this.run, view);
+    if (this.table.positions) {
+      const position = here?.position ?? hover?.position ?? query;
+      const row = position - this.table.first;
+      this.map.mark(row >= 0 && row < this.table.rows ? this.atRow[row] : null, here ? this.atColumn[here.column] : null);
+    } else {
+      const row = here?.row ?? token;
+      const column = here?.column ?? token;
+      this.map.mark(row === null ? null : this.atRow[row], column === null ? null : this.atColumn[column]);
+    }
+    const cell = this.chosen ?? this.usual(token, query);
+    this.erase.hidden = !(this.run.model && chosen) || here !== null;
+    this.readout.replaceChildren(cell ? this.words(cell) : "");
+  }
+
+  /** The cell that the pointed token or position should have. */
+  usual(token, query) {
+    if (this.table.positions) {
+      const row = query - this.table.first;
+      return row >= 0 && row < this.table.rows ? { row, column: query - 1 } : null;
+    }
+    return token === null || this.name === "W_F" ? null : { row: token, column: token };
+  }
+
+  words({ row, column }) {
+    const { columns, births, positions, first } = this.table;
+    const [a, b] = AXES[this.name];
+    const value = number(this.values[row * columns + column], this.digits);
+    const target = positions ? column === row + first - 1 : row === column;
+    const born = !births || !target ? "" : births[row] === null ? "; not recalled at the end" : `; recalled from step ${births[row]} on`;
+    const name = (i) => (positions ? String(i + 1) : `“${this.run.name(i)}”`);
+    return `${a} ${name(row + first)}, ${b} ${name(column)}: ${value}${born}`;
+  }
+
+  exported() {
+    const view = this.run.view(this.page.state);
+    const { rows, columns, positions, first } = this.table;
+    const label = (i) => (positions ? i : this.run.meta.vocabulary[i]);
+    const table = [["run", "step", "memory", "head", "input", "output", "score"]];
+    for (let i = 0; i < rows; i++)
+      for (let j = 0; j < columns; j++) table.push([this.run.meta.name, view.step, this.name, this.table.head, label(i + first), label(j), Number(this.values[i * columns + j].toPrecision(6))]);
+    return {
+      name: `${this.run.meta.name}-${this.name}-step-${view.step}`,
+      drawings: [{ ...this.map.drawing(), title: `${this.run.meta.name}: ${this.name} ${this.table.head} at step ${view.step}` }],
+      rows: table,
+      python: this.page.snippet(this.run, this.name === "W_F" ? "memory_W_F" : "memory", view, { memory: this.name, head: this.table.head }),
+    };
+  }
+}

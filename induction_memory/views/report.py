@@ -1,0 +1,100 @@
+"""The page of one or more runs: `report(run).save("run.html")`, or the last line of a notebook's cell.
+
+One file that works offline: attention, memories, curves and causes under one slider over training; for the simplified
+model also its weights, so that the reader can type a text, switch parts off and erase associations.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from induction_memory.errors import InputError, require
+from induction_memory.trajectory.trajectory import Trajectory, load
+from induction_memory.views.attention_page import framed
+from induction_memory.views.page.budget import within
+from induction_memory.views.page.document import document
+from induction_memory.views.page.gather import LENGTH, Progress, gather
+from induction_memory.views.page.pack import Pack
+
+MOST_RUNS = 4
+BUDGET = 8_000_000  # bytes of the HTML file
+
+
+@dataclass(frozen=True, eq=False)
+class Report:
+    """A page that shows itself in a notebook and can be saved."""
+
+    title: str
+    pack: Pack
+
+    def __repr__(self) -> str:
+        runs = ", ".join(run["name"] for run in self.pack.meta["runs"])
+        return f"Report({runs}: {len(self.html()) / 1e6:.1f} MB of HTML)"
+
+    @cached_property
+    def _document(self) -> str:
+        return document(self.title, self.pack.blob())
+
+    def html(self) -> str:
+        """The whole page."""
+        return self._document
+
+    def save(self, path: str | Path) -> Path:
+        """Write the page to an .html file."""
+        path = Path(path)
+        require(path.suffix == ".html", "out", "a file that ends in .html", repr(str(path)))
+        require(path.parent.is_dir(), "out", "a file in a folder that exists", repr(str(path)))
+        path.write_text(self.html(), encoding="utf-8")
+        return path
+
+    def _repr_html_(self) -> str:
+        return framed(self.html(), height=900)
+
+    def widget(self, step: int | None = None) -> Any:
+        """The page as an anywidget with a two-way `step`, where a kernel runs; needs `anywidget`."""
+        from induction_memory.views.widget import widget
+
+        return widget(self, step)
+
+
+def report(
+    sources: Any,
+    *,
+    steps: Sequence[int] | None = None,
+    sequences: int = 3,
+    length: int = LENGTH,
+    causal_steps: int = 12,
+    budget: int = BUDGET,
+    title: str | None = None,
+    progress: Progress | None = None,
+) -> Report:
+    """The page of one run, or of several side by side (trajectories, their folders or shipped names).
+
+    `steps` are the stored steps that it shows, all by default. `sequences` of `length` tokens are shown, and ablations
+    and roles measured at up to `causal_steps` steps. A page over `budget` bytes is made smaller, and says how: numbers
+    behind colours get 8 bits instead of 16, then fewer sequences are shown, then fewer steps.
+    """
+    listed = list(sources) if isinstance(sources, list | tuple) else [sources]
+    require(1 <= len(listed) <= MOST_RUNS, "runs", f"1 to {MOST_RUNS} runs", len(listed))
+    for name, value in (("sequences", sequences), ("length", length), ("causal_steps", causal_steps)):
+        require(isinstance(value, int) and value >= 1, name, "a whole number of at least 1", repr(value))
+    require(budget >= 500_000, "budget", "at least 500000 bytes", budget)
+    runs = [_opened(source) for source in listed]
+    chosen = [list(map(int, run.resolve_all(None if steps is None else list(steps)))) for run in runs]
+    title = title or " and ".join(run.name for run in runs)
+    say = progress or (lambda message: None)
+    packs = [
+        gather(run, at, shown=sequences, length=length, causal_steps=causal_steps, bits=16, progress=say)
+        for run, at in zip(runs, chosen, strict=True)
+    ]
+    return Report(title, within(packs, title, budget))
+
+
+def _opened(source: Any) -> Trajectory:
+    run = load(source) if isinstance(source, str | Path) else source
+    if not isinstance(run, Trajectory):
+        raise InputError(f"runs: expected trajectories, their folders or names, got {type(source).__name__}")
+    run.require_steps()
+    return run
