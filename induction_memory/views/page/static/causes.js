@@ -5,7 +5,8 @@ import { el, number, percent, svg } from "./dom.js";
 import { Panel } from "./panel.js";
 import { nearest } from "./run.js";
 
-const [SPARK, WIDTH, ROW, LABEL] = [110, 460, 24, 52];
+const [SPARK, WIDTH, ROW, LABEL] = [96, 460, 24, 52];
+const KINDS = { in_context: "At triggers seen before", global: "Elsewhere" };
 
 /** Loss that is added, or accuracy that is lost, without a part: [causal step][part]. */
 export function lost(causes, measure) {
@@ -23,23 +24,16 @@ export function classOf(part) {
 export class CausesPanel {
   constructor(page, run) {
     Object.assign(this, { page, run, causes: run.meta.causes });
-    this.select = el(
-      "select",
-      { "aria-label": "What is measured", onchange: () => page.store.set({ measure: this.select.value }) },
-      el("option", { value: "in_context_loss" }, "in-context loss added"),
-      el("option", { value: "in_context_accuracy" }, "in-context accuracy lost"),
-      el("option", { value: "global_loss" }, "loss elsewhere added"),
-      el("option", { value: "global_accuracy" }, "accuracy elsewhere lost"),
-    );
+    this.select = el("select", { "aria-label": "What is measured", onchange: () => page.store.set({ measure: this.select.value }) }, el("option", { value: "loss" }, "loss added"), el("option", { value: "accuracy" }, "accuracy lost"));
     this.panel = new Panel({ id: `causes-${run.number}`, title: "Causes", caption: "What is lost when a part is replaced by its mean: over training, and at this step with its standard error.", make: () => this.exported(), tools: [this.select] });
-    this.chart = svg("svg", { class: "parts", role: "img", "aria-label": "What is lost without each part; the table has the numbers." });
+    this.charts = Object.entries(KINDS).map(([kind, title]) => ({ kind, title, chart: svg("svg", { class: "parts", role: "img", "aria-label": `${title}: what is lost without each part; the table has the numbers.` }) }));
     this.when = el("p", { class: "readout" });
-    this.panel.body.append(this.chart, this.when);
+    this.panel.body.append(el("div", { class: "pair" }, ...this.charts.map(({ title, chart }) => el("figure", {}, el("figcaption", {}, title), chart))), this.when);
     this.shares = new Panel({ id: `shares-${run.number}`, title: "Heads", caption: "Shares of the heads in the in-context effect (Shapley values), and the role that weights, attention and ablations agree on.", make: () => this.exportedShares() });
     this.bars = svg("svg", { class: "parts", role: "img", "aria-label": "Shapley shares and roles of the heads; the table has the numbers." });
     this.whenShares = el("p", { class: "readout" });
     this.shares.body.append(this.bars, this.whenShares);
-    this.nodes = [this.panel.node, this.shares.node];
+    this.node = this.panel.node;
   }
 
   update(state, view) {
@@ -47,7 +41,7 @@ export class CausesPanel {
     const at = nearest(this.causes.steps, view.step);
     if (this.drawn !== `${at} ${state.measure}`) {
       this.drawn = `${at} ${state.measure}`;
-      this.draw(at, state.measure);
+      for (const { kind, chart } of this.charts) this.draw(chart, at, `${kind}_${state.measure}`);
       this.drawShares(at);
       const note = `Measured at step ${this.causes.steps[at]}, on 16 sequences.`;
       this.when.textContent = note;
@@ -58,9 +52,10 @@ export class CausesPanel {
     this.shares.refreshTable();
   }
 
-  draw(at, measure) {
+  draw(chart, at, measure) {
     const grid = lost(this.causes, measure);
-    const top = Math.max(1e-6, ...grid.flat().filter((v) => v !== null));
+    const whiskers = grid.flatMap((row, s) => row.map((value, i) => (value ?? 0) + (this.causes.error[measure][s][i] ?? 0)));
+    const top = Math.max(1e-6, ...whiskers);
     const x0 = LABEL + SPARK + 24;
     const bar = (value) => Math.max(0, value / top) * (WIDTH - x0 - 62);
     const rows = this.causes.parts.flatMap((part, i) => {
@@ -76,8 +71,8 @@ export class CausesPanel {
         svg("text", { x: x0 + bar((value ?? 0) + error) + 6, y: y + 16, class: "value" }, number(value, 3)),
       ];
     });
-    this.chart.setAttribute("viewBox", `0 0 ${WIDTH} ${this.causes.parts.length * ROW}`);
-    this.chart.replaceChildren(...rows);
+    chart.setAttribute("viewBox", `0 0 ${WIDTH} ${this.causes.parts.length * ROW}`);
+    chart.replaceChildren(...rows);
   }
 
   sparkX(s) {
@@ -117,7 +112,7 @@ export class CausesPanel {
       causes.parts.forEach((part, i) => rows.push([run.meta.name, step, part, ...Object.keys(causes.without).flatMap((m) => [causes.without[m][s][i], causes.error[m][s][i]])]));
     });
     const view = run.view(this.page.state);
-    return { name: `${run.meta.name}-causes`, drawings: this.drawing(this.chart, causes.parts.length, this.select.selectedOptions[0].textContent), rows, python: this.page.snippet(run, "causes", { ...view, step: causes.steps[this.at] }) };
+    return { name: `${run.meta.name}-causes`, drawings: this.charts.flatMap(({ chart, title }) => this.drawing(chart, causes.parts.length, `${this.select.selectedOptions[0].textContent}, ${title.toLowerCase()},`)), rows, python: this.page.snippet(run, "causes", { ...view, step: causes.steps[this.at] }) };
   }
 
   exportedShares() {

@@ -1,5 +1,7 @@
 // One colour per memory, read from the style sheet, and ramps from the paper's colour to it.
 
+const KNEE = 0.66; // where a ramp has reached the memory's own colour
+
 export const MEMORY_OF_LAYER = (layer) => (layer <= 1 ? "W_K1" : "W_K2");
 
 /** The custom property that holds a memory's colour, or the ink's where there is none. */
@@ -23,21 +25,26 @@ export function parseColour(text) {
   return [value >> 16, (value >> 8) & 255, value & 255];
 }
 
-/** 256 colours from `from` to `to` as little-endian RGBA; mixed in linear light, so that the middle is even. */
-export function ramp(from, to) {
+/** 256 colours from `from` over `to` (at two thirds) to `end`, as little-endian RGBA. */
+export function ramp(from, to, end) {
   const table = new Uint32Array(256);
   for (let i = 0; i < 256; i++) {
     const t = i / 255;
-    const channel = (c) => Math.round(255 * encode((1 - t) * decodeLight(from[c] / 255) + t * decodeLight(to[c] / 255)));
+    const [a, b, share] = t < KNEE ? [from, to, t / KNEE] : [to, end, (t - KNEE) / (1 - KNEE)];
+    const channel = (c) => Math.round(255 * encode((1 - share) * decodeLight(a[c] / 255) + share * decodeLight(b[c] / 255)));
     table[i] = (255 << 24) | (channel(2) << 16) | (channel(1) << 8) | channel(0);
   }
   return table;
 }
 
-/** 256 colours from one end over a middle to the other. */
-export function diverging(low, middle, high) {
+/** A colour on the way from one to another. */
+export function between(from, to, share) {
+  return from.map((c, i) => Math.round((1 - share) * c + share * to[i]));
+}
+
+/** 256 colours from one end over a middle to the other; `down` and `up` are ramps from the middle. */
+export function diverging(down, up) {
   const table = new Uint32Array(256);
-  const [down, up] = [ramp(middle, low), ramp(middle, high)];
   for (let i = 0; i < 128; i++) {
     table[127 - i] = down[2 * i + (i > 0)];
     table[128 + i] = up[2 * i + (i > 0)];
@@ -66,11 +73,13 @@ export class Palette {
   }
 
   sequential(memory) {
-    return (this.ramps[memory] ??= ramp(this.paper, rgb(variableOf(memory))));
+    const own = rgb(variableOf(memory));
+    return (this.ramps[memory] ??= ramp(this.paper, own, between(own, rgb("--ink"), 0.5)));
   }
 
   signed(memory) {
-    return (this.ramps[`${memory} signed`] ??= diverging(this.against, this.paper, rgb(variableOf(memory))));
+    const down = ramp(this.paper, this.against, this.against);
+    return (this.ramps[`${memory} signed`] ??= diverging(down, this.sequential(memory)));
   }
 
   get beyond() {

@@ -25,7 +25,7 @@ function fill(node, attributes, children) {
 /** A number as it is read: `digits` after the point, a true minus sign, a dash for what is missing. */
 export function number(value, digits = 2) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
-  return value.toFixed(digits).replace("-", "−");
+  return value.toFixed(digits).replace(/^-(?=0\.?0*$)/, "").replace("-", "−");
 }
 
 /** A share as percent. */

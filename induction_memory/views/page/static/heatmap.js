@@ -52,8 +52,8 @@ export class HeatMap {
     if (!this.spec) return;
     const width = this.node.clientWidth;
     if (!width) return;
-    const { rows, columns, rowLabels, columnLabels, classes = [], boxes = {} } = this.spec;
-    const lanes = Math.min(4, Math.ceil((LABEL + 1) / ((width - 24) / columns)));
+    const { rows, columns, rowLabels, columnLabels, classes = [], boxes = {}, every = 1 } = this.spec;
+    const lanes = every > 1 ? 1 : Math.min(4, Math.ceil((LABEL + 1) / ((width - 24) / columns)));
     const letters = Math.max(...rowLabels.map((text) => text.length));
     const labelled = letters <= 4 || width > 300;
     const lane = Math.max(LABEL + 2, 5.6 * letters + 3);
@@ -69,13 +69,13 @@ export class HeatMap {
     const marks = svg("g", { class: "labels" });
     if (labelled) {
       rowLabels.forEach((text, i) => {
+        if (every > 1 && Number(text) % every) return;
         const x = left - 4 - (i % lanes) * lane;
         marks.append(svg("text", { x, y: (i + 0.5) * cell + 3, "text-anchor": "end", class: classes[i] ?? "" }, text));
       });
       columnLabels.forEach((text, j) => {
         const y = rows * cell + LABEL + 2 + (j % lanes) * (LABEL + 2);
-        const turned = letters > 1 && text.length > 2;
-        if (turned && j % 4) return;
+        if (every > 1 && Number(text) % every) return;
         const at = { x: left + (j + 0.5) * cell, y, "text-anchor": "middle", class: (this.spec.columnClasses ?? classes)[j] ?? "" };
         marks.append(svg("text", at, text));
       });

@@ -30,7 +30,7 @@ class Page {
     this.palette = new Palette();
     const last = Math.max(...this.runs.flatMap((run) => run.meta.steps));
     const head = this.runs[0].meta.heads.at(-1);
-    const defaults = { at: last, align: "step", seq: 0, query: null, head, sort: "token", measure: "in_context_loss", scale: "linear", text: "", off: [], erased: [], theme: "auto" };
+    const defaults = { at: last, align: "step", seq: 0, query: null, head, sort: "token", measure: "loss", scale: "linear", text: "", off: [], erased: [], theme: "auto" };
     this.store = new Store(defaults, location.hash);
     this.applyTheme();
     this.transport = new Transport(this);
@@ -57,6 +57,12 @@ class Page {
       curves: groups.map((group) => new CurvePanel(this, run, group)),
       causes: new CausesPanel(this, run),
     };
+    const choice = (key, label, options) => {
+      const node = el("select", { "aria-label": label, onchange: () => this.store.set({ [key]: node.value }) }, ...Object.entries(options).map(([value, text]) => el("option", { value }, text)));
+      return { node, update: (state) => (node.value = state[key]) };
+    };
+    const scale = choice("scale", "Scale of the steps", { linear: "linear steps", log: "logarithmic steps" });
+    const sort = choice("sort", "Order of the rows and columns", { token: "in the order of tokens", frequency: "most frequent first", birth: "first born first" });
     const heading = el("h2", { id: `run-${run.number}` }, run.meta.name);
     const block = (name, ...nodes) => el("div", { class: `block ${name}` }, ...nodes);
     const skipped = Object.entries(run.meta.skipped).map(([name, reason]) => `${name}: ${reason}`);
@@ -65,14 +71,21 @@ class Page {
       "article",
       { class: "run", "aria-labelledby": `run-${run.number}` },
       el("div", { class: "block about" }, heading, el("p", {}, run.meta.about)),
-      block("first", panels.sequence.node, panels.attention.node),
+      block("first", el("div", { class: "stack" }, panels.sequence.node, panels.causes.shares.node), panels.attention.node),
+      this.heading("Over training", scale),
       block("curves", ...panels.curves.map((panel) => panel.node)),
+      this.heading("Memories", sort),
       block("memories", ...panels.memories.map((panel) => panel.node)),
-      block("causes", ...panels.causes.nodes),
+      block("causes", panels.causes.node),
       block("notes", ...left.map((text) => el("p", { class: "note" }, text))),
     );
-    const all = [panels.sequence, panels.attention, ...panels.curves, ...panels.memories, panels.causes];
+    const all = [scale, sort, panels.sequence, panels.attention, ...panels.curves, ...panels.memories, panels.causes];
     return { run, node, all, pointers: [panels.sequence, panels.attention, ...panels.memories] };
+  }
+
+  /** A line between blocks: what comes, and how it is shown. */
+  heading(text, choice) {
+    return el("div", { class: "between" }, el("h2", {}, text), choice.node);
   }
 
   update(changed) {

@@ -1,6 +1,7 @@
 // The memories as score matrices v_j^T W u_i: tokens labelled, ideal pairs boxed, sorted by token, frequency or birth.
 
 import { variableOf } from "./colour.js";
+import { slice } from "./data.js";
 import { digitsOf, el, number } from "./dom.js";
 import { HeatMap, paint } from "./heatmap.js";
 import { Panel } from "./panel.js";
@@ -13,11 +14,18 @@ const FORMULA = {
 };
 const AXES = { W_K1: ["query", "key"], W_K2: ["query", "key"], W_O2: ["attended", "output"], W_F: ["token", "next"] };
 
+/** Where the colours end: the absolute score that 4 in 1,000 exceed at the last step. */
+export function strongest(array) {
+  const last = slice(array, array.shape[0] - 1).map(Math.abs).sort();
+  return last[Math.floor(0.996 * (last.length - 1))] || 1;
+}
+
 export class MemoryPanel {
   constructor(page, run, name) {
     Object.assign(this, { page, run, name });
     this.tables = run.meta.memories.filter((memory) => memory.memory === name);
     this.which = 0;
+    this.tops = {};
     const tools = [];
     if (this.tables.length > 1) {
       const choose = el("select", { "aria-label": `Head of ${name}` }, ...this.tables.map((t, i) => el("option", { value: i }, t.head)));
@@ -69,7 +77,7 @@ export class MemoryPanel {
   update(state, view) {
     const { rows, columns } = this.table;
     const array = this.run.arrays[this.table.array];
-    const high = Math.max(Math.abs(array.low), Math.abs(array.high), 1e-9);
+    const high = (this.tops[this.which] ??= strongest(array));
     this.values = this.run.table(this.table, view);
     const live = view.erased.length > 0;
     const key = `${this.which} ${state.sort}`;
@@ -82,7 +90,7 @@ export class MemoryPanel {
     paint(this.map.canvas, this.values, rows, columns, { lut, low: -high, high, rowOrder: this.rowOrder, columnOrder: this.columnOrder });
     this.map.describe(`${this.name} ${this.table.head} at step ${view.step}: ${rows} by ${columns} scores; the table has the numbers.`);
     const [low, , top] = this.scale.children;
-    [low.textContent, top.textContent] = [number(-high, 1), number(high, 1)];
+    [low.textContent, top.textContent] = [`≤ ${number(-high, 1)}`, `≥ ${number(high, 1)}`];
     this.digits = live ? 2 : digitsOf(this.table.quantum);
     this.panel.refreshTable();
     this.point(state, view);
@@ -104,6 +112,7 @@ export class MemoryPanel {
       columns,
       rowLabels: Array.from({ length: rows }, (_, i) => label((this.rowOrder?.[i] ?? i) + first)),
       columnLabels: Array.from({ length: columns }, (_, j) => label(this.columnOrder?.[j] ?? j)),
+      every: positions ? 8 : 1,
       boxes: { ideal: pairs.map(([i, j]) => [atRow[i], atColumn[j]]) },
     });
   }

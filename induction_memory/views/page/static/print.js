@@ -3,6 +3,7 @@
 import { MEMORY_OF_LAYER, variableOf } from "./colour.js";
 import { el } from "./dom.js";
 import { paint } from "./heatmap.js";
+import { strongest } from "./memories.js";
 
 /** Five steps of a run: the first, its births, the last, filled up evenly. */
 export function fiveSteps(steps, births, n = 5) {
@@ -30,8 +31,7 @@ export function printed(page, run) {
     const seen = new Set();
     const tables = run.meta.memories.filter((memory) => !seen.has(memory.memory) && seen.add(memory.memory)).map((memory) => {
       const canvas = el("canvas", { class: "cells" });
-      const array = run.arrays[memory.array];
-      const high = Math.max(Math.abs(array.low), Math.abs(array.high));
+      const high = strongest(run.arrays[memory.array]);
       paint(canvas, run.table(memory, view), memory.rows, memory.columns, { lut: palette.signed(memory.memory), low: -high, high });
       return figure(canvas, `${memory.memory} ${memory.head}`, variableOf(memory.memory).slice(2));
     });

@@ -1,6 +1,7 @@
 // The sequence as text: attention of the pointed query behind it, the next token's probability under it; the live pass.
 
 import { kindOf } from "./attention.js";
+import { classOf } from "./causes.js";
 import { MEMORY_OF_LAYER, variableOf } from "./colour.js";
 import { el, number, percent, svg } from "./dom.js";
 import { Panel } from "./panel.js";
@@ -35,7 +36,7 @@ export class SequencePanel {
     this.text = el("input", { type: "text", spellcheck: "false", autocomplete: "off", maxlength: 4000, placeholder: "Type a text and the model reads it", "aria-label": "Text for the model to read", oninput: () => page.store.set({ text: this.text.value, query: null }) });
     this.switches = run.parts.map((part) => {
       const box = el("input", { type: "checkbox", checked: true, onchange: () => page.toggle(part) });
-      return { part, box, node: el("label", { class: `switch ${variableOf(part).slice(2)}` }, box, part) };
+      return { part, box, node: el("label", { class: `switch ${classOf(part)}` }, box, part) };
     });
     this.erased = el("div", { class: "erased" });
     this.reset = el("button", { type: "button", class: "reset", onclick: () => page.store.set({ text: "", off: [], erased: [], query: null }) }, "Reset");
@@ -67,8 +68,7 @@ export class SequencePanel {
     }
     if (view.row !== undefined) this.select.value = String(view.row);
     view.right.forEach((p, t) => {
-      const bar = this.tokens[t].lastChild;
-      bar.style.height = Number.isNaN(p) ? "0" : `${(100 * p).toFixed(1)}%`;
+      this.tokens[t].style.setProperty("--p", Number.isNaN(p) ? 0 : p.toFixed(3));
     });
     const rows = [["loss of this sequence", number(view.loss, 3)]];
     if (view.sequence.in_context.length) rows.push(["at triggers seen before", number(view.lossInContext, 3)]);

@@ -16,9 +16,7 @@ export class Transport {
     this.track = el("div", { class: "track" }, this.slider, this.ticks);
     this.chips = el("div", { class: "chips", role: "group", "aria-label": "Births: jump to a step" });
     this.align = el("select", { "aria-label": "Runs are aligned by", onchange: () => page.realign(this.align.value) }, el("option", { value: "step" }, "aligned by step"), el("option", { value: "birth" }, "aligned by birth"));
-    this.scale = el("button", { type: "button", class: "scale-toggle", onclick: () => page.store.set({ scale: page.state.scale === "log" ? "linear" : "log" }) });
-    this.sort = el("select", { "aria-label": "Memories are sorted by", onchange: () => page.store.set({ sort: this.sort.value }) }, ...[["token", "memories by token"], ["frequency", "by frequency"], ["birth", "by birth"]].map(([value, text]) => el("option", { value }, text)));
-    const tools = el("div", { class: "tools" }, page.runs.length > 1 ? this.align : null, this.sort, this.scale);
+    const tools = el("div", { class: "tools" }, page.runs.length > 1 ? this.align : null);
     this.node = el("div", { class: "transport" }, el("div", { class: "row" }, this.play, this.now, this.track), el("div", { class: "row under" }, this.chips, tools));
     new ResizeObserver(() => this.drawTicks()).observe(this.track);
     this.renew();
@@ -74,9 +72,6 @@ export class Transport {
     const { page, index } = this;
     this.slider.value = index;
     this.align.value = state.align;
-    this.sort.value = state.sort;
-    this.scale.textContent = state.scale === "log" ? "log steps" : "linear steps";
-    this.scale.setAttribute("aria-label", `Curves over ${state.scale} steps; change`);
     const steps = page.runs.map((run) => run.view(state).step);
     const same = steps.every((step) => step === steps[0]);
     const said = same ? `step ${steps[0]}` : page.runs.map((run, i) => `${run.meta.name} step ${steps[i]}`).join(", ");
