@@ -33,6 +33,7 @@ _NAMES = {
     "patch": "interventions.activation_patching",
     "surgery": "interventions.surgery",
     "attention": "views.attention",
+    "report": "views.report",
     "InputError": "errors",
 }
 _MODULES = (

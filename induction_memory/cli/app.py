@@ -16,6 +16,7 @@ from induction_memory.cli.heads import heads
 from induction_memory.cli.patch import patch
 from induction_memory.cli.presets import presets
 from induction_memory.cli.probe import probe
+from induction_memory.cli.report import report
 from induction_memory.cli.reproduce import reproduce
 from induction_memory.cli.surgery import surgery
 from induction_memory.cli.sweep import sweep
@@ -36,6 +37,7 @@ COMMANDS = (
     patch,
     surgery,
     heads,
+    report,
     verify,
     theory,
     reproduce,

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from induction_memory.errors import InputError, require
+from induction_memory.task.bigrams import BigramTask
 from induction_memory.trajectory.trajectory import Trajectory, load
 from induction_memory.views.attention_page import framed
 from induction_memory.views.page.budget import within
-from induction_memory.views.page.document import document
+from induction_memory.views.page.document import check_path, document
 from induction_memory.views.page.gather import LENGTH, Progress, gather
 from induction_memory.views.page.pack import Pack
 
@@ -43,9 +44,7 @@ class Report:
 
     def save(self, path: str | Path) -> Path:
         """Write the page to an .html file."""
-        path = Path(path)
-        require(path.suffix == ".html", "out", "a file that ends in .html", repr(str(path)))
-        require(path.parent.is_dir(), "out", "a file in a folder that exists", repr(str(path)))
+        path = check_path(path)
         path.write_text(self.html(), encoding="utf-8")
         return path
 
@@ -97,4 +96,5 @@ def _opened(source: Any) -> Trajectory:
     if not isinstance(run, Trajectory):
         raise InputError(f"runs: expected trajectories, their folders or names, got {type(source).__name__}")
     run.require_steps()
+    require(isinstance(run.task, BigramTask), "runs", "a run of the bigram task", f"{run.name}, of another task")
     return run

@@ -32,20 +32,20 @@ def causes(run: Trajectory, steps: Sequence[int], batch: Batch) -> dict[str, Any
     """Tables of ablations, shares and roles at some steps, as the page reads them."""
     lost = ablate(run, batch, components=parts_of(run.model_config), kind="mean", step=list(steps))
     found = heads_library.identify(run, step=list(steps), batch=batch)
-    shares = found.shares[found.shares["game"] == "all"]
-    names = list(dict.fromkeys(lost["component"]))
+    shares = found.shares.loc[found.shares["game"] == "all"]
+    intact, cut = lost.loc[lost["component"] == "none"], lost.loc[lost["component"] != "none"]
     return {
         "steps": [int(step) for step in steps],
-        "parts": [name for name in names if name != "none"],
-        "intact": {name: _column(lost[lost["component"] == "none"], name) for name in MEASURES},
-        "without": {name: _grid(lost[lost["component"] != "none"], "component", name) for name in MEASURES},
-        "error": {name: _grid(lost[lost["component"] != "none"], "component", f"{name}_se") for name in MEASURES},
+        "parts": list(dict.fromkeys(cut["component"])),
+        "intact": {name: [_number(value) for value in intact[name]] for name in MEASURES},
+        "without": {name: _by_step(cut, name) for name in MEASURES},
+        "error": {name: _by_step(cut, f"{name}_se") for name in MEASURES},
         "heads": list(dict.fromkeys(shares["head"])),
-        "shares": _grid(shares, "head", "share"),
-        "shapley": _grid(shares, "head", "shapley"),
-        "shapley_error": _grid(shares, "head", "shapley_se"),
+        "shares": _by_step(shares, "share"),
+        "shapley": _by_step(shares, "shapley"),
+        "shapley_error": _by_step(shares, "shapley_se"),
         "roles": [list(rows["role"]) for _, rows in found.roles.groupby("step", sort=False)],
-        "confidence": _grid(found.roles, "head", "confidence"),
+        "confidence": _by_step(found.roles, "confidence"),
         "births": [
             {"head": row["head"], "role": row["role"], "step": float(row["born"])}
             for row in found.births.to_dict("records")
@@ -54,11 +54,7 @@ def causes(run: Trajectory, steps: Sequence[int], batch: Batch) -> dict[str, Any
     }
 
 
-def _column(table: pd.DataFrame, name: str) -> list[float | None]:
-    return [_number(value) for value in table[name]]
-
-
-def _grid(table: pd.DataFrame, by: str, name: str) -> list[list[float | None]]:
+def _by_step(table: pd.DataFrame, name: str) -> list[list[float | None]]:
     """One list per step, one number per part in the order of the table."""
     return [[_number(value) for value in rows[name]] for _, rows in table.groupby("step", sort=False)]
 

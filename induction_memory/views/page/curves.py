@@ -41,35 +41,43 @@ def curves(run: Trajectory, batch: Batch) -> tuple[list[dict[str, Any]], dict[st
     every = -(-len(metrics) // MOST_POINTS) if len(metrics) else 1
     drawn = metrics.iloc[::every]
     found = [
-        _curve(group, name, "", label, "", drawn[["step", name]].dropna().rename(columns={name: "value"}))
+        _curve(group, name, "", label, "", drawn["step"].to_numpy(), drawn[name].to_numpy())
         for group, names in RECORDED.items()
         for name, label in names.items()
         if name in drawn and drawn[name].notna().any()
     ]
     recall, distance = probes.table(run, RECALL), probes.table(run, list(DISTANCE), batch=batch)
     for name in RECALL:
-        for head, rows in recall[recall["probe"] == name].groupby("head", sort=False):
-            label = name.replace("_first64", ", first 64")
-            found.append(_curve("recall", name, str(head), label, name.removesuffix("_first64"), rows))
+        label, memory = name.replace("_first64", ", first 64"), name.removesuffix("_first64")
+        for head in recall.loc[recall["probe"] == name, "head"].unique():
+            found.append(_curve("recall", name, str(head), label, memory, *_values(recall, name, head)))
     for name, label in DISTANCE.items():
-        found.append(_curve("kl", name, "", label, "", distance[distance["probe"] == name]))
+        found.append(_curve("kl", name, "", label, "", *_values(distance, name)))
     skipped = recall.attrs["skipped"] | distance.attrs["skipped"]
     if run.model_config.feed_forward == "linear":
         stored = probes.table(run, ["W_F_kl"])
-        found.append(_curve("kl", "W_F_kl", "", "W_F to bigram", "W_F", stored))
+        found.append(_curve("kl", "W_F_kl", "", "W_F to bigram", "W_F", *_values(stored, "W_F_kl")))
     return [curve for curve in found if curve["steps"]], skipped
 
 
-def _curve(group: str, name: str, head: str, label: str, memory: str, rows: pd.DataFrame) -> dict[str, Any]:
-    finite = rows[np.isfinite(rows["value"].to_numpy())]
+def _values(table: pd.DataFrame, name: str, head: str | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Steps and values of a probe, of one head if it is named."""
+    chosen = (table["probe"] == name) & (True if head is None else table["head"] == head)
+    return table.loc[chosen, "step"].to_numpy(), table.loc[chosen, "value"].to_numpy()
+
+
+def _curve(
+    group: str, name: str, head: str, label: str, memory: str, steps: np.ndarray, values: np.ndarray
+) -> dict[str, Any]:
+    finite = np.isfinite(values)
     return {
         "group": group,
         "name": name,
         "head": head,
         "label": label,
         "memory": memory,
-        "steps": finite["step"].astype(int).tolist(),
-        "values": finite["value"].astype(float).tolist(),
+        "steps": steps[finite].astype(int).tolist(),
+        "values": values[finite].astype(float).tolist(),
     }
 
 
@@ -78,11 +86,11 @@ def births(run: Trajectory, recalls: list[dict[str, Any]]) -> list[dict[str, Any
     names = [name for name in ("W_O2", "W_K2", "W_K1") if any(c["name"] == name for c in recalls)]
     if not names or len(run.steps) < 3:
         return []
-    table = probes.change_points(run, names)
+    table: list[dict[str, Any]] = probes.change_points(run, names).to_dict("records")
     found = []
     for name in names:
         best = max((c for c in recalls if c["name"] == name), key=lambda c: c["values"][-1])
-        (row,) = table[(table["probe"] == name) & (table["head"] == best["head"])].to_dict("records")
+        (row,) = (row for row in table if (row["probe"], row["head"]) == (name, best["head"]))
         if np.isfinite([row["change"], row["low"], row["high"]]).all() and row["after"] > row["before"]:
             numbers = {key: float(row[key]) for key in ("change", "low", "high", "before", "after")}
             found.append({"memory": name, "head": best["head"]} | numbers)

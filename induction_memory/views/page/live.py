@@ -48,7 +48,7 @@ def pack(run: Trajectory, steps: Sequence[int]) -> tuple[dict[str, Any], Arrays]
 
     def matrix(name: str, W: Float[Tensor, "step d_out d_in"]) -> dict[str, Any]:
         arrays[name] = W[0].numpy().astype("<f4")
-        if bool((W == W[:1]).all()):
+        if bool((W[:1] == W).all()):
             return {"name": name, "moves": False}
         arrays[f"{name} codes"], arrays[f"{name} scale"] = _codes(W)
         return {"name": name, "moves": True}

@@ -13,9 +13,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from induction_memory.views.attention import marks
 from induction_memory.task.sampler import Batch
 from induction_memory.trajectory.trajectory import Trajectory
+from induction_memory.views.attention import marks
 
 LIKELY = 5  # tokens listed of each prediction
 

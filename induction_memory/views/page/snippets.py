@@ -6,6 +6,8 @@ from induction_memory.trajectory.trajectory import Trajectory
 
 BATCH = "batch = im.sample(run.task, 16, im.step_rng(run.config.train.eval_seed, 0))"
 
+KL = '["kl_uniform", "kl_unigram", "kl_bigram", "kl_bayes"]'
+
 
 def of(run: Trajectory, rows: Sequence[int], length: int, at: Sequence[int]) -> dict[str, str]:
     """Snippets by the name of the panel."""
@@ -22,8 +24,8 @@ def of(run: Trajectory, rows: Sequence[int], length: int, at: Sequence[int]) -> 
         "loss": f'{start}run.metrics[["step", "loss_in_context", "loss_global", "loss_first_occurrence"]]',
         "accuracy": f'{start}run.metrics[["step", "accuracy_in_context", "accuracy_global"]]',
         "recall": f'{start}im.probes.table(run, ["W_O2", "W_K2", "W_K1", "W_K1_first64"])',
-        "kl": f'{start}{BATCH}\nim.probes.table(run, ["kl_uniform", "kl_unigram", "kl_bigram", "kl_bayes"], batch=batch)',
+        "kl": f"{start}{BATCH}\nim.probes.table(run, {KL}, batch=batch)",
         "causes": f'{start}{BATCH}\nim.ablate(run, batch, kind="mean", step={{step}})',
         "shares": f"{start}{BATCH}\nim.heads.identify(run, step={{step}}, batch=batch).shares",
-        "prediction": f"{start}{BATCH}\nrun.model({{step}})(batch.tokens[{{row}} : {{row}} + 1]).softmax(-1)[0, {{query}}]",
+        "prediction": f"{start}{BATCH}\nrun.model({{step}})(batch.tokens[[{{row}}]]).softmax(-1)[0, {{query}}]",
     }

@@ -52,8 +52,7 @@ def tables(run: Trajectory, steps: Sequence[int]) -> tuple[list[Table], dict[str
     for memory in MEMORIES:
         if memory in skipped:
             continue
-        rows = recalls[recalls["probe"] == memory]
-        last = rows[rows["step"] == rows["step"].max()]
+        last = recalls.loc[(recalls["probe"] == memory) & (recalls["step"] == recalls["step"].max())]
         heads, values = list(last["head"]), last["value"].to_numpy()
         born = probes.births(run, memory)
         scores = score_tables(run, memory, steps)
@@ -75,7 +74,7 @@ def score_tables(run: Trajectory, memory: str, steps: Sequence[int]) -> Float[Te
     W = _memory(run, memory, steps)
     if memory == "W_K1":
         p = _embedding(run, "p", steps)[..., :WINDOW, :]
-        return p[..., 1:, :] @ W @ p.mT
+        return p[..., 1:, :] @ W @ p[..., :-1, :].mT
     w_E = _embedding(run, "w_E", steps)
     if memory == "W_K2":
         keys = _embedding(run, "Phi_1 w_E", steps)

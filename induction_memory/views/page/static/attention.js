@@ -14,7 +14,7 @@ export class AttentionPanel {
       id: `attention-${run.number}`,
       title: "Attention",
       caption: ["Row: query. Column: key. ", el("span", { class: "key right" }), " key after an earlier occurrence of the query, with the right output; ", el("span", { class: "key other" }), " the other keys after one."],
-      make: () => this.exported(),
+      of: page.nameOf(run), make: () => this.exported(),
     });
     const layers = new Map();
     this.thumbs = run.meta.heads.map((head, i) => {

@@ -25,11 +25,11 @@ export class CausesPanel {
   constructor(page, run) {
     Object.assign(this, { page, run, causes: run.meta.causes });
     this.select = el("select", { "aria-label": "What is measured", onchange: () => page.store.set({ measure: this.select.value }) }, el("option", { value: "loss" }, "loss added"), el("option", { value: "accuracy" }, "accuracy lost"));
-    this.panel = new Panel({ id: `causes-${run.number}`, title: "Causes", caption: "What is lost when a part is replaced by its mean: over training, and at this step with its standard error.", make: () => this.exported(), tools: [this.select] });
+    this.panel = new Panel({ id: `causes-${run.number}`, title: "Causes", caption: "What is lost when a part is replaced by its mean: over training, and at this step with its standard error.", of: page.nameOf(run), make: () => this.exported(), tools: [this.select] });
     this.charts = Object.entries(KINDS).map(([kind, title]) => ({ kind, title, chart: svg("svg", { class: "parts", role: "img", "aria-label": `${title}: what is lost without each part; the table has the numbers.` }) }));
     this.when = el("p", { class: "readout" });
     this.panel.body.append(el("div", { class: "pair" }, ...this.charts.map(({ title, chart }) => el("figure", {}, el("figcaption", {}, title), chart))), this.when);
-    this.shares = new Panel({ id: `shares-${run.number}`, title: "Heads", caption: "Shares of the heads in the in-context effect (Shapley values), and the role that weights, attention and ablations agree on.", make: () => this.exportedShares() });
+    this.shares = new Panel({ id: `shares-${run.number}`, title: "Heads", caption: "Shares of the heads in the in-context effect (Shapley values), and the role that weights, attention and ablations agree on.", of: page.nameOf(run), make: () => this.exportedShares() });
     this.bars = svg("svg", { class: "parts", role: "img", "aria-label": "Shapley shares and roles of the heads; the table has the numbers." });
     this.whenShares = el("p", { class: "readout" });
     this.shares.body.append(this.bars, this.whenShares);

@@ -29,7 +29,7 @@ export class CurvePanel {
     Object.assign(this, { page, run, group });
     this.curves = styled(run.meta.curves.filter((curve) => curve.group === group));
     const [title, caption] = GROUPS[group];
-    this.panel = new Panel({ id: `${group}-${run.number}`, title, caption, make: () => this.exported() });
+    this.panel = new Panel({ id: `${group}-${run.number}`, title, caption, of: page.nameOf(run), make: () => this.exported() });
     this.panel.node.classList.add("curve");
     this.chart = svg("svg", { class: "chart", role: "img", "aria-label": `${title} over training; the table has the numbers.` });
     this.legend = el("ul", { class: "legend" });

@@ -21,6 +21,11 @@ export function paint(canvas, values, rows, columns, { lut, low, high, causal = 
   context.putImageData(image, 0, 0);
 }
 
+/** A label that fits: long tokens are cut. */
+function short(text) {
+  return text.length <= 4 ? text : `${text.slice(0, 3)}…`;
+}
+
 /** A map with labels that can be hovered and clicked. */
 export class HeatMap {
   constructor({ label, onhover, onclick, axes = ["", ""] }) {
@@ -54,12 +59,11 @@ export class HeatMap {
     if (!width) return;
     const { rows, columns, rowLabels, columnLabels, classes = [], boxes = {}, every = 1 } = this.spec;
     const lanes = every > 1 ? 1 : Math.min(4, Math.ceil((LABEL + 1) / ((width - 24) / columns)));
-    const letters = Math.max(...rowLabels.map((text) => text.length));
-    const labelled = letters <= 4 || width > 300;
+    const letters = Math.max(...rowLabels.map((text) => short(text).length));
     const lane = Math.max(LABEL + 2, 5.6 * letters + 3);
-    const left = labelled ? lanes * lane + 4 : 2;
+    const left = lanes * lane + 4;
     const cell = (width - left - 2) / columns;
-    const bottom = labelled ? lanes * (LABEL + 2) + 6 : 4;
+    const bottom = lanes * (LABEL + 2) + 6;
     const height = cell * rows + bottom;
     Object.assign(this, { cell, left });
     this.node.style.height = `${height}px`;
@@ -67,19 +71,16 @@ export class HeatMap {
     this.overlay.setAttribute("viewBox", `0 0 ${width} ${height}`);
     this.size = [width, height];
     const marks = svg("g", { class: "labels" });
-    if (labelled) {
-      rowLabels.forEach((text, i) => {
-        if (every > 1 && Number(text) % every) return;
-        const x = left - 4 - (i % lanes) * lane;
-        marks.append(svg("text", { x, y: (i + 0.5) * cell + 3, "text-anchor": "end", class: classes[i] ?? "" }, text));
-      });
-      columnLabels.forEach((text, j) => {
-        const y = rows * cell + LABEL + 2 + (j % lanes) * (LABEL + 2);
-        if (every > 1 && Number(text) % every) return;
-        const at = { x: left + (j + 0.5) * cell, y, "text-anchor": "middle", class: (this.spec.columnClasses ?? classes)[j] ?? "" };
-        marks.append(svg("text", at, text));
-      });
-    }
+    rowLabels.forEach((text, i) => {
+      if (every > 1 && Number(text) % every) return;
+      const x = left - 4 - (i % lanes) * lane;
+      marks.append(svg("text", { x, y: (i + 0.5) * cell + 3, "text-anchor": "end", class: classes[i] ?? "" }, short(text)));
+    });
+    columnLabels.forEach((text, j) => {
+      if (every > 1 && Number(text) % every) return;
+      const y = rows * cell + LABEL + 2 + (j % lanes) * (LABEL + 2);
+      marks.append(svg("text", { x: left + (j + 0.5) * cell, y, "text-anchor": "middle", class: classes[j] ?? "" }, short(text)));
+    });
     const drawn = svg("g", { class: "boxes" });
     for (const [kind, cells] of Object.entries(boxes))
       for (const [i, j] of cells)

@@ -83,6 +83,11 @@ class Page {
     return { run, node, all, pointers: [panels.sequence, panels.attention, ...panels.memories] };
   }
 
+  /** The run's name where there are several, so that no two parts of the page have the same name. */
+  nameOf(run) {
+    return this.runs.length > 1 ? `${run.meta.name} (${run.number + 1})` : "";
+  }
+
   /** A line between blocks: what comes, and how it is shown. */
   heading(text, choice) {
     return el("div", { class: "between" }, el("h2", {}, text), choice.node);
@@ -226,7 +231,10 @@ class Page {
     addEventListener("beforeprint", toPaper);
     matchMedia("print").addEventListener("change", (event) => event.matches && toPaper());
     addEventListener("message", (event) => this.message(event));
-    if (parent !== window) this.tell = (step) => parent.postMessage({ kind: "induction-memory step", step }, "*");
+    if (parent !== window) {
+      this.tell = (step) => parent.postMessage({ kind: "induction-memory step", step }, "*");
+      parent.postMessage({ kind: "induction-memory ready" }, "*");
+    }
   }
 
   /** A notebook's kernel asks for a step; a frame asks for the height it needs. */

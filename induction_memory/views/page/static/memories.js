@@ -36,7 +36,7 @@ export class MemoryPanel {
       });
       tools.push(choose);
     }
-    this.panel = new Panel({ id: `${name.toLowerCase().replace("_", "-")}-${run.number}`, title: name, caption: FORMULA[name].join(""), make: () => this.exported(), tools });
+    this.panel = new Panel({ id: `${name.toLowerCase().replace("_", "-")}-${run.number}`, title: name, caption: FORMULA[name].join(""), of: page.nameOf(run), make: () => this.exported(), tools });
     this.panel.node.classList.add("memory", variableOf(name).slice(2));
     this.map = new HeatMap({
       label: name,
@@ -62,16 +62,12 @@ export class MemoryPanel {
   }
 
   order(sort) {
-    const { rows, columns, births, positions } = this.table;
+    const { rows, births, positions } = this.table;
     const frequency = this.run.meta.frequency;
     const by = sort === "frequency" && !positions ? (i) => -frequency[i] : sort === "birth" && births ? (i) => births[i] ?? Infinity : null;
     if (!by) return [null, null];
-    const sorted = (n) => Array.from({ length: n }, (_, i) => i).sort((a, b) => by(a) - by(b) || a - b);
-    const order = sorted(rows);
-    if (!positions) return [order, order];
-    const shift = this.table.first;
-    const others = Array.from({ length: columns }, (_, j) => j).filter((j) => !order.includes(j + 1 - shift));
-    return [order, [...order.map((i) => i + shift - 1), ...others]];
+    const order = Array.from({ length: rows }, (_, i) => i).sort((a, b) => by(a) - by(b) || a - b);
+    return [order, order];
   }
 
   update(state, view) {

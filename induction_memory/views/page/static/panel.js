@@ -7,27 +7,28 @@ const MOST_ROWS = 400; // of the table on the page; the CSV has them all
 
 /** A section with a heading and a body. `make` gives what is exported: {name, drawings, rows, python}. */
 export class Panel {
-  constructor({ id, title, caption, make, tools = [] }) {
+  constructor({ id, title, caption, make, tools = [], of = "" }) {
+    const full = of ? `${title}, ${of}` : title;
     this.make = make;
     this.id = id;
     this.body = el("div", { class: "body" });
     this.code = el("pre", { class: "code", hidden: true, tabindex: "0", "aria-label": "Python" });
-    this.table = el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `${title}: table` });
+    this.table = el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `${full}: table` });
     const button = (text, action, label) => el("button", { type: "button", onclick: action, "aria-label": label }, text);
     const numbers = el("details", { class: "numbers" }, el("summary", {}, "Table"), this.table);
     numbers.addEventListener("toggle", () => this.refreshTable(numbers.open));
     this.numbers = numbers;
     this.exports = el(
       "div",
-      { class: "exports", role: "group", "aria-label": `Export ${title}` },
-      button("PNG", () => this.png(), `${title} as PNG`),
-      button("SVG", () => this.svgFile(), `${title} as SVG`),
-      button("CSV", () => save(`${this.make().name}.csv`, new Blob([csvText(this.make().rows)], { type: "text/csv" })), `${title} as CSV`),
-      button("Python", () => this.python(), `The line of Python for ${title}`),
+      { class: "exports", role: "group", "aria-label": `Export ${full}` },
+      button("PNG", () => this.png(), `${full} as PNG`),
+      button("SVG", () => this.svgFile(), `${full} as SVG`),
+      button("CSV", () => save(`${this.make().name}.csv`, new Blob([csvText(this.make().rows)], { type: "text/csv" })), `${full} as CSV`),
+      button("Python", () => this.python(), `The line of Python for ${full}`),
     );
     this.node = el(
       "section",
-      { class: `panel ${id.replace(/-\d+$/, "")}`, id, "aria-labelledby": `${id}-title` },
+      { class: `panel ${id.replace(/-\d+$/, "")}`, id, "aria-label": full },
       el("header", {}, el("h3", { id: `${id}-title` }, title), el("div", { class: "tools" }, ...tools)),
       caption ? el("p", { class: "caption" }, ...(Array.isArray(caption) ? caption : [caption])) : null,
       this.body,

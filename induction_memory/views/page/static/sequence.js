@@ -18,7 +18,7 @@ export class SequencePanel {
       id: `sequence-${run.number}`,
       title: "Sequence",
       caption: ["Behind each token: how much the query attends to it. Under it: the probability that the model gave to the token that came next. ", el("span", { class: "trigger sample" }, "trigger"), " ", el("span", { class: "output sample" }, "its output"), ". Click a token to pin it as the query."],
-      make: () => this.exported(),
+      of: page.nameOf(run), make: () => this.exported(),
       tools,
     });
     this.strip = el("div", { class: "strip", role: "listbox", "aria-label": "Tokens: choose the query", tabindex: "0" });

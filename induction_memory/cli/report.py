@@ -1,0 +1,51 @@
+"""`report`: the page of one or more runs."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from induction_memory.cli.arguments import load, steps_of
+from induction_memory.errors import InputError
+
+
+def report(
+    runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN...")],
+    /,
+    out: Path,
+    steps: str = "all",
+    sequences: int = 3,
+    length: int = 64,
+    budget: float = 8.0,
+    quiet: bool = False,
+) -> None:
+    """Write a page that shows whole runs: one HTML file that works offline, with a slider over training.
+
+    Args:
+        runs: folders of trajectories, or names of shipped ones; several are shown side by side.
+        out: file to write, .html.
+        steps: the stored steps to show: all, or a list such as 0,100,300.
+        sequences: how many sequences the reader can choose from.
+        length: tokens of each.
+        budget: largest size of the file in megabytes; a longer run is thinned, and the page says so.
+        quiet: no progress.
+    """
+    if not runs:
+        raise InputError("RUN: expected at least one trajectory's folder or name, got none")
+    chosen = steps_of(steps)
+    from induction_memory.views.page.document import check_path
+
+    check_path(out)
+    from induction_memory.views.report import report as make
+
+    page = make(
+        [load(run) for run in runs],
+        steps=None if chosen == "all" else chosen,
+        sequences=sequences,
+        length=length,
+        budget=int(budget * 1e6),
+        progress=None if quiet else lambda message: print(message, file=sys.stderr),
+    )
+    page.save(out)
+    print(out)
