@@ -283,25 +283,25 @@ PANELS = [
 ]
 
 
-def test_every_panel_exports_png_svg_csv_and_python(tab, paths):
+@pytest.mark.parametrize("panel", PANELS)
+def test_every_panel_exports_png_svg_csv_and_python(tab, paths, panel):
     opened(tab, paths["one"])
-    for panel in PANELS:
-        name, png = download(tab, f"#{panel}-0 .exports button >> nth=0")
-        assert name.endswith(".png")
-        assert png.startswith(b"\x89PNG")
-        assert len(png) > 1000
-        name, picture = download(tab, f"#{panel}-0 .exports button >> nth=1")
-        assert name.endswith(".svg")
-        assert picture.startswith(b"<svg")
-        assert b"var(" not in picture
-        name, table = download(tab, f"#{panel}-0 .exports button >> nth=2")
-        rows = list(csv.reader(io.StringIO(table.decode())))
-        assert len({len(row) for row in rows}) == 1
-        assert len(rows) > 2
-        tab.click(f"#{panel}-0 .exports button >> nth=3")
-        code = tab.inner_text(f"#{panel}-0 .code")
-        assert code.startswith("import induction_memory as im")
-        assert "{" not in code
+    name, png = download(tab, f"#{panel}-0 .exports button >> nth=0")
+    assert name.endswith(".png")
+    assert png.startswith(b"\x89PNG")
+    assert len(png) > 1000
+    name, picture = download(tab, f"#{panel}-0 .exports button >> nth=1")
+    assert name.endswith(".svg")
+    assert picture.startswith(b"<svg")
+    assert b"var(" not in picture
+    name, table = download(tab, f"#{panel}-0 .exports button >> nth=2")
+    rows = list(csv.reader(io.StringIO(table.decode())))
+    assert len({len(row) for row in rows}) == 1
+    assert len(rows) > 2
+    tab.click(f"#{panel}-0 .exports button >> nth=3")
+    code = tab.inner_text(f"#{panel}-0 .code")
+    assert code.startswith("import induction_memory as im")
+    assert "{" not in code
 
 
 def test_csv_files_hold_the_tables_numbers(tab, paths, runs):
@@ -379,7 +379,7 @@ def test_hostile_tokens_are_text(tab, paths, runs):
     tab.click("#w-o2-0 summary")
     assert "<img src=x onerror=alert(1)>" in tab.inner_text("#w-o2-0 table")
     tab.fill(".typed input", "<img src=x onerror=alert(1)></script>a")
-    assert tab.locator(".strip b").all_text_contents() == ["<img src=x onerror=alert(1)>", "</script>", "a"]
+    assert tab.locator(".strip b").all_text_contents() == ["<img␣src=x␣onerror=alert(1)>", "</script>", "a"]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
