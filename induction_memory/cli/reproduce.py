@@ -53,15 +53,14 @@ def reproduce(
 
 
 def _check(format: Format) -> None:
-    """Judge all claims anew; exit 1 where a shipped trajectory differs from its record."""
-    from induction_memory.reproduction import reproduce as library
+    """Judge all claims from what ships; exit 1 if something is missing, was changed or differs from its weights."""
+    from induction_memory.reproduction.audit import audit
 
-    table, compared = library.check()
-    show(table, format)
-    apart = compared.loc[(compared["largest difference"] > library.AGREE).to_numpy()]
+    found = audit()
+    show(found.verdicts, format)
     if format == "table":
-        print(f"\n{len(compared)} shipped trajectories measured anew, {len(apart)} differ from their records")
-    for row in apart.to_dict("records"):
-        print(f"{row['trajectory']} differs from its record by {row['largest difference']:.3g}", file=sys.stderr)
-    if len(apart):
+        print(f"\n{found.summary}")
+    for problem in found.problems:
+        print(problem, file=sys.stderr)
+    if found.problems:
         sys.exit(1)

@@ -1,29 +1,25 @@
 """The whole reproduction: train what is missing, measure, draw, judge, and write the page.
 
-At the paper's scale the records of all runs and the trajectories of a few ship with the repository; `check` recomputes
-the claims from those alone, and compares the shipped records with what the shipped weights give.
+At the paper's scale the records of all runs and the trajectories of a few ship with the repository; `audit.audit`
+judges the claims from those alone.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
-from induction_memory import probes
 from induction_memory.errors import require
 from induction_memory.reproduction import claims
-from induction_memory.reproduction import records as store
+from induction_memory.reproduction.audit import with_shipped
 from induction_memory.reproduction.drawing import Material, draw
 from induction_memory.reproduction.page import page
-from induction_memory.reproduction.plan import FIGURES, Job, Scale, describe, jobs
+from induction_memory.reproduction.plan import Job, Scale, describe, jobs
 from induction_memory.reproduction.records import MissingRunError, Records
 from induction_memory.reproduction.shipping import TRAJECTORIES
-from induction_memory.reproduction.training import RECORDS, gather
+from induction_memory.reproduction.training import gather
 from induction_memory.trajectory.trajectory import SHIPPED, Trajectory, load
-
-AGREE = 1e-6  # records keep seven digits
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +51,7 @@ def reproduce(
     folder, planned = runs / scale, jobs(chosen, scale)
     records = gather(planned, folder, workers=workers, train=train, quiet=quiet)
     if not train and scale == "paper":
-        records = _with_shipped(records, planned)
+        records = with_shipped(records, planned)
     by_preset = {job.preset: job for job in planned if job.seed == 0}
     given = Material(records, lambda preset: _trained(by_preset[preset], folder, records), describe(scale))
     pictures, reasons = {}, {}
@@ -71,39 +67,6 @@ def reproduce(
     out.mkdir(parents=True, exist_ok=True)
     written.write_text(page(chosen, scale, records, verdicts, links, reasons), encoding="utf-8")
     return Reproduction(verdicts, pictures, reasons, written)
-
-
-def check() -> tuple[pd.DataFrame, pd.DataFrame]:
-    """All claims from what ships, and for each shipped trajectory how far its recalls are from its record's."""
-    records = _with_shipped(Records([]), jobs(list(FIGURES), "paper"))
-    return claims.check(records), compare(records)
-
-
-def compare(records: Records) -> pd.DataFrame:
-    """Shipped trajectories against their records: the recalls of the stored steps, measured anew."""
-    rows = []
-    for name, what in TRAJECTORIES.items():
-        if not (SHIPPED / name).exists() or f"{what.preset}-seed-0" not in records:
-            continue
-        run, record = load(SHIPPED / name), records.one(what.preset)
-        measured = probes.wide(probes.table(run, store.RECALLS, cached=False))
-        away = np.inf  # a step that the record does not have
-        if run.config == record.config and measured.index.isin(record.probes.index).all():
-            kept = record.probes.reindex(index=measured.index, columns=measured.columns)
-            away = float(np.nanmax(np.abs(measured.to_numpy() - kept.to_numpy())))
-        rows.append((name, record.name, len(run.steps), away))
-    return pd.DataFrame(rows, columns=["trajectory", "record", "steps", "largest difference"])
-
-
-def _with_shipped(records: Records, planned: Sequence[Job]) -> Records:
-    """In the order of the plan, the record of each job: its own or, of the same settings, the shipped one."""
-    shipped, found = store.read_all(SHIPPED / RECORDS), []
-    for job in planned:
-        if job.name in records:
-            found.append(records[job.name])
-        elif job.name in shipped and shipped[job.name].config == job.config:
-            found.append(shipped[job.name])
-    return Records(found)
 
 
 def _trained(job: Job, folder: Path, records: Records) -> Trajectory:

@@ -13,10 +13,11 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from induction_memory.experiment.presets import preset
-from induction_memory.reproduction import records as store
+from induction_memory.reproduction import record_files
+from induction_memory.reproduction.measurement import provenance
 from induction_memory.reproduction.plan import FIGURES, jobs
-from induction_memory.reproduction.records import Record, provenance
-from induction_memory.reproduction.training import RECORDS, gather
+from induction_memory.reproduction.records import Record
+from induction_memory.reproduction.training import gather
 from induction_memory.trajectory.thinning import thin
 from induction_memory.trajectory.trajectory import SHIPPED, load
 
@@ -57,7 +58,8 @@ def ship(runs: Path, out: Path = SHIPPED) -> list[str]:
     """Write what has been trained at the paper's scale in `runs/paper` to the folder `out`; names what it wrote."""
     found = gather(jobs(list(FIGURES), "paper"), runs / "paper", train=False)
     for name, record in found.items():
-        store.write(record, out / RECORDS / name)
+        record_files.write(record, out / record_files.FOLDER / name)
+    record_files.seal(out / record_files.FOLDER)
     written = []
     for name, what in TRAJECTORIES.items():
         if f"{what.preset}-seed-0" not in found:

@@ -14,11 +14,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from induction_memory.errors import InputError
 from induction_memory.experiment.run_config import RunConfig
-from induction_memory.reproduction import records as store
 from induction_memory.reproduction.plan import Job
+from induction_memory.reproduction.record_files import FILES, FOLDER, read, write
 from induction_memory.reproduction.records import Record, Records
 
-RECORDS = "records"
 SECONDS_BETWEEN_LOOKS = 1.0
 
 
@@ -65,25 +64,26 @@ def _work(jobs: Sequence[Job], folder: Path, workers: int, quiet: bool) -> dict[
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    return {job.name: store.read(folder / RECORDS / job.name) for job in jobs}
+    return {job.name: read(folder / FOLDER / job.name) for job in jobs}
 
 
 def _train_and_record(job: Job, folder: Path) -> None:
+    from induction_memory.reproduction.measurement import make_record
     from induction_memory.training.run import start
 
     try:
         run = start(job.config, folder / job.name, resume=True, quiet=True, command=job.command)
     except InputError as mistake:
         raise InputError(f"{folder / job.name}: {mistake}") from mistake
-    store.write(store.make_record(run, job.name), folder / RECORDS / job.name)
+    write(make_record(run, job.name), folder / FOLDER / job.name)
 
 
 def _stored(job: Job, folder: Path) -> Record | None:
     """The record of a run, if it is there and the run is as it was when it was made."""
-    place = folder / RECORDS / job.name
-    if not (place / store.FILES[0]).exists() or not _is_finished(job, folder):
+    place = folder / FOLDER / job.name
+    if not (place / FILES[0]).exists() or not _is_finished(job, folder):
         return None
-    record = store.read(place)
+    record = read(place)
     return record if record.fingerprint == trajectory(job, folder).fingerprint else None
 
 

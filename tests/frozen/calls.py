@@ -210,18 +210,18 @@ def attention(run: Any, steps: list[int]) -> pd.DataFrame:
 
 def claims(run: Any, steps: list[int]) -> pd.DataFrame:
     """Every measurement of the paper's claims from the shipped records, numbered within its claim."""
-    from induction_memory.reproduction.reproduce import check
+    from induction_memory.reproduction.audit import audit
 
-    verdicts, _ = check()
+    verdicts = audit().verdicts
     number = verdicts.groupby("claim").cumcount()
     return verdicts.assign(number=number)[["claim", "number", "value", "verdict"]]
 
 
 def records(run: Any, steps: list[int]) -> pd.DataFrame:
     """How far the recalls of the shipped trajectories are from those of their records."""
-    from induction_memory.reproduction.reproduce import check
+    from induction_memory.reproduction.audit import audit
 
-    return check()[1]
+    return audit().compared.drop(columns="where")
 
 
 OF_RUNS: dict[str, Call] = {

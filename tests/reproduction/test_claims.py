@@ -12,8 +12,10 @@ import torch
 
 from induction_memory import probes
 from induction_memory.reproduction import plan
-from induction_memory.reproduction.claims import CLAIMS, check, learned
-from induction_memory.reproduction.records import Record, Records, diagonals
+from induction_memory.reproduction.claims import CLAIMS, check
+from induction_memory.reproduction.claims.distributions import learned
+from induction_memory.reproduction.measurement import diagonals
+from induction_memory.reproduction.records import Record, Records
 from induction_memory.task.sampler import sample, step_rng
 from induction_memory.trajectory import load
 from tests.reproduction import quotations
@@ -177,6 +179,7 @@ def test_every_claim_belongs_to_a_figure_and_gives_its_reason():
     for claim in CLAIMS.values():
         assert claim.reason
         assert claim.figure in plan.FIGURES
+    assert [claim.figure for claim in CLAIMS.values()] == sorted(claim.figure for claim in CLAIMS.values())
 
 
 @pytest.mark.parametrize("name", CLAIMS)

@@ -12,8 +12,9 @@ import pytest
 from induction_memory import probes
 from induction_memory.errors import InputError
 from induction_memory.experiment.presets import PRESETS
-from induction_memory.reproduction import plan, reproduce, shipping, training
-from induction_memory.reproduction import records as store
+from induction_memory.reproduction import measurement, plan, reproduce, shipping, training
+from induction_memory.reproduction import record_files as store
+from induction_memory.reproduction.measurement import make_record
 from induction_memory.reproduction.page import page
 from induction_memory.reproduction.records import MissingRunError, Records
 from induction_memory.task.sampler import sample, step_rng
@@ -43,7 +44,7 @@ def trained(tmp_path_factory):
     for preset in plan.FIGURES[4]:
         job = plan.Job(preset, 0, tiny(preset, 0, "quick"))
         run = start(job.config, folder / job.name, quiet=True)
-        store.write(store.make_record(run, job.name), folder / "records" / job.name)
+        store.write(make_record(run, job.name), folder / "records" / job.name)
     return folder
 
 
@@ -79,7 +80,7 @@ def test_runs_are_planned_once_and_repeated_where_the_paper_scale_asks():
 
 def test_a_record_survives_the_disk(trained):
     name = "figure-4-k5-fixed-frequent-seed-0"
-    made, kept = store.make_record(load(trained / name), name), store.read(trained / "records" / name)
+    made, kept = make_record(load(trained / name), name), store.read(trained / "records" / name)
     assert kept.config == made.config
     assert kept.fingerprint == made.fingerprint
     assert "W_K2_triggers" in kept.probes
@@ -95,8 +96,8 @@ def test_a_record_survives_the_disk(trained):
 def test_a_record_says_what_happens_over_the_positions_of_a_picture(trained, monkeypatch):
     monkeypatch.setattr(plan, "LETTERS", 6)
     run = load(trained / "figure-4-uniform-seed-0")
-    found = store.make_record(run, "x").last
-    batch, model = sample(run.task, store.SEQUENCES, step_rng(run.config.train.eval_seed, 0)), run.model(4)
+    found = make_record(run, "x").last
+    batch, model = sample(run.task, measurement.SEQUENCES, step_rng(run.config.train.eval_seed, 0)), run.model(4)
     predicted = model(batch.tokens).argmax(-1).tolist()
     right = []
     for i, tokens in enumerate(batch.tokens.tolist()):
@@ -239,7 +240,7 @@ def test_the_page_says_why_a_claim_does_not_hold_at_the_papers_scale(scale, verd
     columns = ["claim", "figure", "measure", "value", "threshold", "verdict"]
     verdicts = pd.DataFrame([("two-layers", 2, "a", 0.5, "at least 1", verdict)], columns=columns)
     text = page([2], scale, Records([]), verdicts, {2: "x.png"}, {})
-    assert ("Why not: what is wrong is mostly" in text) == explained
+    assert ("Why not: most errors are at triggers" in text) == explained
 
 
 def test_telling_steps_follow_the_curves():
@@ -268,14 +269,6 @@ def test_shipping_writes_trajectories_records_and_an_index(trained, small, tmp_p
     shutil.rmtree(out / "random-triggers")
     (tmp_path / "other").rename(out / "random-triggers")  # what was made from another run is made again
     assert shipping.ship(runs, out) == ["random-triggers"]
-
-
-def test_shipped_trajectories_agree_with_their_records():
-    verdicts, compared = reproduce.check()
-    assert "no run" not in set(verdicts["verdict"])
-    there = {path.parent.name for path in SHIPPED.glob("*/manifest.json")}
-    assert set(compared["trajectory"]) == there <= set(shipping.TRAJECTORIES)
-    assert max(compared["largest difference"]) <= reproduce.AGREE
 
 
 def test_what_ships_is_small_and_sound():

@@ -1,0 +1,175 @@
+"""Check what ships: which numbers of the claims are measured anew, and which come from sealed records.
+
+Weights ship for a few runs, thinned to some steps, and the records of all runs ship beside them. Of a run with weights
+everything is measured anew that they allow: the metrics are read from the trajectory, the last step is measured, and so
+are the recalls at the steps that ship. Everything else comes from the records, whose files have checksums.
+
+`audit` notes what each row of the table of claims reads. A row is "recomputed" if all its numbers were measured anew,
+"sealed" if one of them comes from an intact record, and "seal broken" if one comes from a record that was changed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from induction_memory.progress import track
+from induction_memory.reproduction import record_files
+from induction_memory.reproduction.claims import CLAIMS, COLUMNS, measured
+from induction_memory.reproduction.measurement import make_record
+from induction_memory.reproduction.plan import FIGURES, Job, jobs
+from induction_memory.reproduction.records import Record, Records
+from induction_memory.reproduction.shipping import TRAJECTORIES
+from induction_memory.trajectory.trajectory import SHIPPED, load
+
+AGREE = 1e-5
+"""Largest difference between a record and its trajectory that rounding explains: records have seven digits."""
+
+
+SOURCES = ("recomputed", "sealed", "seal broken")
+
+
+@dataclass(frozen=True, eq=False)
+class Audit:
+    """What an audit found."""
+
+    verdicts: pd.DataFrame
+    """One row per measurement, with its source."""
+    compared: pd.DataFrame
+    """One row per shipped trajectory: its record, its steps, the largest difference between the two."""
+    broken: list[str]
+    """Records whose files differ from their checksums."""
+
+    @property
+    def summary(self) -> str:
+        """One line: how many rows hold, and where their numbers come from."""
+        verdicts, sources = (self.verdicts[column].tolist() for column in ("verdict", "source"))
+        parts = [f"{verdicts.count('holds')} of {len(verdicts)} measurements hold"]
+        parts += [f"{verdicts.count(other)} {other}" for other in ("does not hold", "no run") if other in verdicts]
+        parts += [f"{sources.count(source)} {source}" for source in SOURCES if source in sources]
+        return ", ".join(parts).replace("does not hold", "do not") + f"; {len(self.problems)} problems"
+
+    @property
+    def problems(self) -> list[str]:
+        """Why the audit fails, one line each; none if it passes."""
+        missing = self.verdicts["verdict"].tolist().count("no run")
+        apart = self.compared.loc[~(self.compared["largest difference"] <= AGREE)]
+        return [
+            *([f"{missing} of {len(self.verdicts)} measurements could not be checked: no run"] if missing else []),
+            *(f"{name}: its record differs from its checksum" for name in self.broken),
+            *(
+                f"{row['trajectory']}: differs from its record by {row['largest difference']:.3g} ({row['where']})"
+                for row in apart.to_dict("records")
+            ),
+        ]
+
+
+@dataclass(frozen=True, eq=False)
+class AuditedRecord(Record):
+    """A record that notes in `sealed_reads` when a number is read that was not measured anew."""
+
+    anew: frozenset[str] = frozenset()
+    """What was measured anew: "metrics", "last", "row 0" ..."""
+    sealed_reads: list[str] = field(default_factory=list)
+    """The record's name, once per read; one list for all records of an audit."""
+
+    def curve(self, column: str) -> tuple[np.ndarray, np.ndarray]:
+        self._note({"metrics"})
+        return super().curve(column)
+
+    def recalls(self, name: str) -> pd.Series:
+        self._note({f"row {row}" for row in range(len(self.probes))})
+        return super().recalls(name)
+
+    def recall(self, name: str, step: int | None = None) -> float:
+        self._note({f"row {self.row(step)}"})
+        return super().recall(name, step)
+
+    def final(self, name: str) -> float:
+        self._note({"last"})
+        return super().final(name)
+
+    def _note(self, parts: set[str]) -> None:
+        if not parts <= self.anew:
+            self.sealed_reads.append(self.name)
+
+
+def audit(folder: Path | None = None) -> Audit:
+    """All claims from the trajectories and sealed records in a folder, by default the one that ships."""
+    folder = SHIPPED if folder is None else folder
+    shipped = with_shipped(Records([]), jobs(list(FIGURES), "paper"), folder)
+    broken, reads, compared = record_files.broken_seals(folder / record_files.FOLDER), [], []
+    records = {name: _audited(record, None, reads) for name, record in shipped.items()}
+    there = [name for name in TRAJECTORIES if (folder / name / "manifest.json").exists()]
+    for name in track(there, "measuring what ships"):
+        kept, run = shipped.get(f"{TRAJECTORIES[name].preset}-seed-0"), load(folder / name)
+        if kept is None:
+            continue
+        away, where = np.inf, "configuration"
+        if run.config == kept.config and np.isin(run.steps, kept.probes.index).all():
+            anew = make_record(run, kept.name)
+            away, where = distance(kept, anew)
+            records[kept.name] = _audited(kept, anew, reads)
+        compared.append((name, kept.name, len(run.steps), away, where))
+    columns = ["trajectory", "record", "steps", "largest difference", "where"]
+    verdicts = _verdicts(Records(list(records.values())), reads, broken)
+    return Audit(verdicts, pd.DataFrame(compared, columns=columns), sorted(broken))
+
+
+def with_shipped(records: Records, planned: Sequence[Job], folder: Path = SHIPPED) -> Records:
+    """The record of each planned job: the given one or, if its settings are the same, the shipped one."""
+    shipped, found = record_files.read_all(folder / record_files.FOLDER), []
+    for job in planned:
+        if job.name in records:
+            found.append(records[job.name])
+        elif job.name in shipped and shipped[job.name].config == job.config:
+            found.append(shipped[job.name])
+    return Records(found)
+
+
+def distance(kept: Record, anew: Record) -> tuple[float, str]:
+    """Largest difference between a record and what was measured anew, and its column; relative for values above 1.
+
+    A measure of the last step that is younger than the record is not compared.
+    """
+    tables = [
+        (kept.probes.reindex(index=anew.probes.index, columns=anew.probes.columns), anew.probes),
+        (kept.metrics.reindex(columns=anew.metrics.columns), anew.metrics),
+        (pd.DataFrame([kept.last]), pd.DataFrame([anew.last]).reindex(columns=list(kept.last))),
+    ]
+    away = {}
+    for old, new in tables:
+        for column in new.columns:
+            a, b = old[column].to_numpy(float), new[column].to_numpy(float)
+            if len(a) != len(b) or (np.isnan(a) != np.isnan(b)).any():
+                away[column] = np.inf
+            elif np.isfinite(b).any():
+                away[column] = float(np.nanmax(np.abs(a - b) / np.maximum(1, np.abs(b))))
+    where = max(away, key=lambda column: away[column])
+    return away[where], where
+
+
+def _audited(kept: Record, anew: Record | None, reads: list[str]) -> AuditedRecord:
+    """The record with its numbers measured anew where there are some."""
+    known = {entry.name: getattr(kept, entry.name) for entry in fields(Record)}
+    if anew is None:
+        return AuditedRecord(**known, sealed_reads=reads)
+    probes = kept.probes.copy()
+    probes.loc[anew.probes.index, anew.probes.columns] = anew.probes
+    rows = {f"row {probes.index.get_loc(step)}" for step in anew.probes.index}
+    fresh = known | {"metrics": anew.metrics, "last": anew.last, "probes": probes}
+    return AuditedRecord(**fresh, anew=frozenset({"metrics", "last", *rows}), sealed_reads=reads)
+
+
+def _verdicts(records: Records, reads: list[str], broken: set[str]) -> pd.DataFrame:
+    """The table of claims with the source of each row."""
+    rows = []
+    for claim in CLAIMS.values():
+        reads.clear()
+        for row in measured(claim, records):
+            source = "seal broken" if broken.intersection(reads) else "sealed" if reads else "recomputed"
+            rows.append((*row, "" if row[-1] == "no run" else source))
+            reads.clear()
+    return pd.DataFrame(rows, columns=[*COLUMNS, "source"])

@@ -1,0 +1,15 @@
+"""The claims of the paper's text, each a function of stored records with a threshold and a verdict.
+
+A claim quotes the paper, states beforehand what would count as true and why, and returns what was measured. Numbers are
+means over the repetitions of a run where there are several. `check(records)` is the table of all of them; `CLAIMS` has
+them by name, in the order of the paper's figures.
+"""
+
+# Importing a module adds its claims, in this order.
+# isort: off
+from induction_memory.reproduction.claims import attention, freezing, distributions, memories, architectures  # noqa: F401
+
+# isort: on
+from induction_memory.reproduction.claims.claim import CLAIMS, COLUMNS, DAGGER, Claim, check, measured
+
+__all__ = ["CLAIMS", "COLUMNS", "DAGGER", "Claim", "check", "measured"]

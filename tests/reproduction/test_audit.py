@@ -1,0 +1,129 @@
+"""The audit of what ships: what is measured anew cannot be changed by hand, and what is sealed cannot unnoticed."""
+
+import functools
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from induction_memory.reproduction import audit as module
+from induction_memory.reproduction import record_files
+from induction_memory.reproduction.audit import AGREE, audit, distance
+from induction_memory.reproduction.claims import memories
+from induction_memory.reproduction.measurement import make_record
+from induction_memory.reproduction.shipping import TRAJECTORIES
+from induction_memory.trajectory import load
+from induction_memory.trajectory.trajectory import SHIPPED
+
+ONE_STEP = functools.cache(memories.one_step)
+
+
+@pytest.fixture(scope="module")
+def measured():
+    """What the shipped trajectories give, measured once."""
+    return {what.preset: make_record(load(name), f"{what.preset}-seed-0") for name, what in TRAJECTORIES.items()}
+
+
+@pytest.fixture
+def quick(measured, monkeypatch):
+    """Nothing is measured twice."""
+    monkeypatch.setattr(memories, "one_step", ONE_STEP)
+    monkeypatch.setattr(module, "make_record", lambda _, name: measured[name.removesuffix("-seed-0")])
+
+
+@pytest.fixture
+def copy(tmp_path) -> Path:
+    """What ships, its records to be changed."""
+    for name in TRAJECTORIES:
+        (tmp_path / name).symlink_to(SHIPPED / name)
+    shutil.copytree(SHIPPED / "records", tmp_path / "records")
+    return tmp_path
+
+
+def change(folder: Path, record: str, name: str, value: float) -> None:
+    """Change one number of the last step by hand."""
+    path = folder / "records" / record / "record.json"
+    about = json.loads(path.read_text())
+    about["last"][name] = value
+    path.write_text(json.dumps(about))
+
+
+def test_what_ships_is_sealed_and_agrees_with_its_weights(quick):
+    found = audit()
+    assert found.problems == []
+    assert set(found.compared["trajectory"]) == set(TRAJECTORIES)
+    assert found.compared["largest difference"].max() <= AGREE
+    assert set(found.verdicts["source"]) == {"recomputed", "sealed"}
+    assert "no run" not in set(found.verdicts["verdict"])
+    assert "0 problems" in found.summary
+
+
+def test_a_number_changed_by_hand_flips_no_verdict_and_is_named(quick, copy):
+    before = audit(copy).verdicts
+    change(copy, "figure-11-seed-0", "effective_heads_induction", 1.0)
+    change(copy, "figure-2-fixed-seed-0", "induction_mass2", 0.1)
+    found = audit(copy)
+    assert found.verdicts["verdict"].tolist() == before["verdict"].tolist()
+    assert found.broken == ["figure-11-seed-0", "figure-2-fixed-seed-0"]
+    named = " ".join(found.problems)
+    assert "four-heads: differs from its record by 0.725 (effective_heads_induction)" in named
+    assert "vanilla-fixed: differs from its record" in named
+
+
+def test_a_sealed_record_that_was_changed_is_named_beside_its_rows(quick, copy):
+    path = copy / "records" / "figure-4-bigram-seed-0" / "metrics.csv"
+    path.write_text(path.read_text().replace("0.", "0.9", 1))
+    found = audit(copy)
+    assert found.problems == ["figure-4-bigram-seed-0: its record differs from its checksum"]
+    rows = found.verdicts.loc[found.verdicts["claim"] == "generalises"]
+    assert rows["source"].tolist() == ["recomputed", "seal broken"]
+
+
+def test_recomputed_rows_do_not_depend_on_any_sealed_number(quick, copy):
+    """Every number of every record is replaced by another; the rows that say "recomputed" do not move."""
+    rng = np.random.default_rng(0)
+    before = audit(copy).verdicts
+    for name, record in record_files.read_all(copy / "records").items():
+        probes = record.probes * 0 + rng.uniform(0.1, 0.9, record.probes.shape)
+        metrics = record.metrics.drop(columns="step")
+        metrics = (metrics * 0 + rng.uniform(0.1, 0.9, metrics.shape)).assign(step=record.metrics["step"])
+        last = {key: float(rng.uniform(0.1, 0.9)) for key in record.last}
+        scrambled = replace(record, probes=probes, metrics=metrics, last=last)
+        record_files.write(scrambled, copy / "records" / name)
+    after = audit(copy).verdicts
+    recomputed = (before["source"] == "recomputed").to_numpy()
+    assert recomputed.sum() > 25
+    assert before.loc[recomputed].equals(after.loc[recomputed])
+    same = np.isclose(before.loc[~recomputed, "value"], after.loc[~recomputed, "value"])
+    assert np.flatnonzero(same).size <= 1  # a share of runs may come out the same
+    assert set(after.loc[~recomputed, "source"]) == {"seal broken"}
+
+
+def test_without_runs_the_audit_fails(tmp_path):
+    found = audit(tmp_path)
+    assert "no run" in set(found.verdicts["verdict"])
+    assert len(found.problems) == 1
+    assert "measurements could not be checked" in found.problems[0]
+
+
+def test_a_seal_covers_every_file(copy):
+    records = copy / "records"
+    assert record_files.broken_seals(records) == set()
+    (records / "figure-3-seed-0" / "probes.csv").unlink()
+    shutil.copytree(records / "figure-3-seed-1", records / "new")
+    assert record_files.broken_seals(records) == {"figure-3-seed-0", "new"}
+    (records / record_files.SEALS).unlink()
+    assert "figure-3-seed-1" in record_files.broken_seals(records)
+
+
+def test_the_distance_names_the_column_that_differs(measured):
+    record = measured["figure-3"]
+    assert distance(record, record)[0] == 0
+    other = record.probes.copy()
+    other.iloc[3, other.columns.get_loc("W_O2")] += 0.25
+    assert distance(replace(record, probes=other), record) == (pytest.approx(0.25), "W_O2")
+    shorter = replace(record, metrics=record.metrics.iloc[:-1])
+    assert distance(shorter, record)[0] == np.inf
