@@ -1,0 +1,37 @@
+"""Frozen numbers that moved for a known reason: which rows, and the error whose correction moved them.
+
+Each pattern is a regular expression that matches the whole of a call, run, key or column of the frozen table or of the
+present one. A difference that an entry matches is counted under its reason; every other difference is a failure.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Rows that moved, and why."""
+
+    why: str
+    call: str
+    run: str = ".*"
+    key: str = ".*"
+    column: str = ".*"
+
+
+EXPLAINED: tuple[Moved, ...] = ()
+
+
+def reasons(differences: pd.DataFrame, explained: Sequence[Moved] = EXPLAINED) -> pd.Series:
+    """The reason of each difference, "" where there is none; the first entry that matches counts."""
+    why = pd.Series("", index=differences.index)
+    for moved in reversed(explained):
+        matches = pd.Series(True, index=differences.index)
+        for name in ("call", "run", "key", "column"):
+            pattern = re.compile(getattr(moved, name))
+            matches &= differences[name].map(lambda text, pattern=pattern: bool(pattern.fullmatch(text))).astype(bool)
+        why[matches] = moved.why
+    return why
