@@ -164,7 +164,7 @@ def spectrum(source: Any, memory: str, *, steps: Steps = "all") -> pd.DataFrame:
     require(memory in MEMORIES, "memory", f"one of {', '.join(MEMORIES)}", repr(memory))
     opened = read(source, steps=steps)
     values = where_finite(torch.linalg.svdvals, matrix(opened.stack, memory))
-    values = values.expand(len(opened.steps), *values.shape[1:]).flatten(1, -2)
+    values = values.expand(len(opened.steps), *values.shape[1:])
     heads = head_labels(opened.stack.n_heads, 0 if memory == "W_F" else 1)
     values = values.reshape(len(opened.steps), len(heads), -1)
     index = pd.MultiIndex.from_product(

@@ -63,3 +63,12 @@ def test_the_spectrum_is_that_of_the_matrix():
         values = found.loc[found["head"] == str(head), "value"].to_numpy()
         np.testing.assert_allclose(values, torch.linalg.svdvals(W).numpy(), rtol=1e-4, atol=1e-5)
     assert found["rank"].max() == 24
+
+
+def test_the_spectrum_of_the_feed_forward_has_no_head():
+    stack = stacked(untrained(d_model=24, length=16), 2, MOVING)
+    found = probes.spectrum(stack, "W_F")
+    for step, W in enumerate(stack["blocks.1.mlp.W_F"]):
+        values = found.loc[found["step"] == step, "value"].to_numpy()
+        np.testing.assert_allclose(values, torch.linalg.svdvals(W).numpy(), rtol=1e-4, atol=1e-5)
+    assert set(found["head"]) == {""}
