@@ -14,8 +14,9 @@ ROLE_COLOURS = {
     "induction": "#c8503c",
     "other": "#7b4fa3",
     "none": "#d0d3d8",
+    "unknown": "#f2f3f5",
 }
-"""One colour a role, in every figure."""
+"""One colour per role, in every figure."""
 MEASURE_COLOURS = ("#2f6fb3", "#c8503c", "#2a9d4a", "#7b4fa3", "#1f2328")
 HEAD_COLOURS = ("#1b3a5c", "#2f6fb3", "#7fb2e5", "#c9dff5", "#5a3a1b", "#b36f2f", "#e5b27f", "#f5dfc9")
 INK = "#1f2328"
@@ -32,7 +33,7 @@ def role_map(roles: pd.DataFrame, title: str = "") -> Figure:
         alpha = 0.35 + 0.65 * float(np.clip(row["confidence"], 0, 1))
         axes.add_patch(_cell(x, y, ROLE_COLOURS[row["role"]], alpha))
         words = "" if not np.isfinite(row["share"]) else f"{row['share']:.2f}"
-        words += " (looks only)" if row["distractor"] else ""
+        words += " (no effect)" if row["distractor"] else ""
         axes.text(x, y, words, ha="center", va="center", fontsize=7, color=INK)
     axes.set(xlim=(-0.5, len(runs) - 0.5), ylim=(len(heads) - 0.5, -0.5), title=title)
     axes.set_xticks(range(len(runs)), runs, rotation=30 if len(runs) > 3 else 0, fontsize=8)
@@ -44,7 +45,7 @@ def role_map(roles: pd.DataFrame, title: str = "") -> Figure:
 
 
 def shared_work(carriers: pd.DataFrame, roles: Sequence[str] = ("previous-token", "induction")) -> Figure:
-    """A panel a role: each run a bar of its heads' shares, the effective number of heads above it."""
+    """One panel per role: each run a bar of its heads' shares, the effective number of heads above it."""
     runs = _listed(carriers, "run")
     figure = Figure(figsize=(1.2 + (1.0 + 0.5 * len(runs)) * len(roles), 3.2), layout="constrained")
     for axes, role in zip(np.atleast_1d(figure.subplots(1, len(roles), sharey=True)), roles, strict=True):
@@ -67,7 +68,7 @@ def shared_work(carriers: pd.DataFrame, roles: Sequence[str] = ("previous-token"
         axes.set_xticks(range(len(runs)), runs, rotation=30 if len(runs) > 3 else 0, fontsize=7)
         axes.axhline(0, color=INK, lw=0.6)
     figure.axes[0].set_ylabel("share of the route's effect")
-    figure.suptitle("who carries the role; above each bar the effective number of heads", fontsize=9)
+    figure.suptitle("share of each head; above each bar the effective number of heads", fontsize=9)
     return figure
 
 
@@ -85,7 +86,7 @@ def stability(table: pd.DataFrame) -> Figure:
 
 
 def identifiability(table: pd.DataFrame) -> Figure:
-    """How well one run predicts another's roles: a group of points a predictor, a colour a relation of the runs."""
+    """How well one run predicts another's roles: one group per predictor, one colour per relation."""
     figure = Figure(figsize=(5.5, 3.2), layout="constrained")
     axes = figure.subplots()
     relations, predictors = _listed(table, "relation"), _listed(table, "predictor")
@@ -102,7 +103,7 @@ def identifiability(table: pd.DataFrame) -> Figure:
 
 
 def over_training(shares: pd.DataFrame, routes: Sequence[tuple[str, int, str]]) -> Figure:
-    """A panel a route (game, layer, title): each head's Shapley value over the steps of one run."""
+    """One panel per route (game, layer, title): each head's Shapley value over the steps of one run."""
     figure = Figure(figsize=(3.6 * len(routes), 2.9), layout="constrained")
     for axes, (game, layer, title) in zip(np.atleast_1d(figure.subplots(1, len(routes))), routes, strict=True):
         own = shares.loc[((shares["game"] == game) & (shares["layer"] == layer)).to_numpy()]

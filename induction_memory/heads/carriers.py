@@ -1,7 +1,7 @@
-"""Who carries each role: the heads' shares of the role's route, in the layer where that route has most effect.
+"""Each head's share of each role: its share of the role's route, in the layer where that route has most effect.
 
-The route of a role (votes.py) is carried by all heads that have a share in it, whatever their verdict; how many they
-are, effectively, is the participation ratio of the shares.
+Every head with a share of the route (votes.py) counts, whatever its verdict. The effective number of heads is the
+participation ratio of the shares.
 """
 
 import numpy as np
@@ -22,7 +22,7 @@ def strongest_layer(totals: pd.DataFrame, run: str, role: str) -> tuple[int, flo
 
 
 def carriers(shares: pd.DataFrame, totals: pd.DataFrame) -> pd.DataFrame:
-    """One row a run, role and head: layer, share, share_se, effective (the same for all heads). One step a run."""
+    """One row per run, role and head: layer, share, share_se, effective (the same for all heads). One step per run."""
     rows = []
     for run in listed(totals, "run"):
         for role in ROLES:
@@ -38,7 +38,7 @@ def carriers(shares: pd.DataFrame, totals: pd.DataFrame) -> pd.DataFrame:
 
 
 def largest_share(shares: pd.DataFrame, totals: pd.DataFrame, run: str, role: str) -> tuple[float, float]:
-    """The effective number of heads that carry a role in a run, and the largest share of one; nan without effect."""
+    """The effective number of heads of a role in a run, and the largest share of one head; nan without effect."""
     strongest = strongest_layer(totals, run, role)
     if strongest is None:
         return np.nan, np.nan

@@ -1,11 +1,11 @@
-"""Which head does what, and can one know? Models and runs in, tables out.
+"""Which head does what, and how far that can be known: models and runs in, tables out.
 
     found = identify([run0, run1, run2])          the last step of each
     found.roles                                   the verdict on every head
     found.shares, found.totals                    Shapley values; how many heads carry what
-    found.pairs, found.hydra                      who stands in for whom
+    found.pairs, found.hydra                      redundant pairs; what a head takes over when another is cut
     found.mediation                               through which input of which later head
-    found.carriers                                who carries each role, and how many that is
+    found.carriers                                each head's share of a role, and the effective number of heads
     found.stability, found.identifiability        across runs
     identify(run, step="all").changes             over training
 
@@ -25,7 +25,7 @@ from torch import Tensor
 from transformer_lens import HookedTransformer
 
 from induction_memory.errors import InputError, require
-from induction_memory.heads import carriers, matching, over_training, predictability, sharing, stability
+from induction_memory.heads import carriers, history, matching, predictability, sharing, stability
 from induction_memory.heads.games import play, set_stage
 from induction_memory.heads.mediation import mediation
 from induction_memory.heads.questions import Metric, batch_of_tokens
@@ -52,19 +52,19 @@ class Identification:
     runs: pd.DataFrame
     """Run, its seeds and its size."""
     roles: pd.DataFrame
-    """One row a head: the verdict (roles.py)."""
+    """One row per head: the verdict (roles.py)."""
     votes: pd.DataFrame
-    """One row a head, vote and role: the scores behind it (votes.py)."""
+    """One row per head, vote and role: the scores behind it (votes.py)."""
     shares: pd.DataFrame
-    """One row a game and head: Shapley values (sharing.py)."""
+    """One row per game and head: Shapley values (sharing.py)."""
     totals: pd.DataFrame
-    """One row a game: total effect and effective number of heads."""
+    """One row per game: total effect and effective number of heads."""
     pairs: pd.DataFrame
-    """One row a pair of heads: redundant, synergistic or independent."""
+    """One row per pair of heads: redundant, synergistic or independent."""
     hydra: pd.DataFrame
-    """One row an ordered pair: what one takes over when the other is cut."""
+    """One row per ordered pair: what one head takes over when the other is cut."""
     mediation: pd.DataFrame
-    """One row a source and path (mediation.py), at the last step of each run."""
+    """One row per source and path (mediation.py), at the last step of each run."""
 
     def __repr__(self) -> str:
         return f"Identification of {len(self.runs)} run(s)\n{self.last('roles').to_string(index=False)}"
@@ -75,7 +75,7 @@ class Identification:
 
     @cached_property
     def carriers(self) -> pd.DataFrame:
-        """Who carries each role, and how many they are effectively (carriers.py)."""
+        """Each head's share of each role, and the effective number of heads (carriers.py)."""
         return carriers.carriers(self.last("shares"), self.last("totals"))
 
     @cached_property
@@ -90,23 +90,23 @@ class Identification:
 
     @cached_property
     def identifiability(self) -> pd.DataFrame:
-        """How well one run predicts another's roles (identifiability.py)."""
+        """How well one run predicts another's roles (predictability.py)."""
         return predictability.identifiability(self.runs, self.last("roles"), self.last("votes"))
 
     @cached_property
     def births(self) -> pd.DataFrame:
-        """When each head got the role it has at the end (over_training.py)."""
-        return over_training.births(self.roles)
+        """When each head got the role it has at the end (history.py)."""
+        return history.births(self.roles)
 
     @cached_property
     def changes(self) -> pd.DataFrame:
         """Every change of role."""
-        return over_training.changes(self.roles)
+        return history.changes(self.roles)
 
     @cached_property
     def decisions(self) -> pd.DataFrame:
         """When each role emerged and when its sharing was decided."""
-        return over_training.decisions(self.shares)
+        return history.decisions(self.shares)
 
     def save(self, folder: str | Path) -> None:
         """Write the measured tables, one Parquet file each."""
@@ -173,10 +173,10 @@ def _examine(
     stage = set_stage(subject.model, batch, kind=kind, metric=metric, initial=subject.initial, orders=orders, seed=seed)
     games, questions = play(stage), stage.questions
     shares, pairs = sharing.shares(games, questions), sharing.pairs(games, questions)
-    cast = votes(stage, shares)
+    scores = votes(stage, shares, sharing.is_known(games, questions))
     tables = {
-        "roles": verdicts(cast, shares, pairs),
-        "votes": cast,
+        "roles": verdicts(scores, shares, pairs),
+        "votes": scores,
         "shares": shares,
         "totals": sharing.totals(games, questions),
         "pairs": pairs,

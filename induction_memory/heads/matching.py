@@ -1,9 +1,10 @@
-"""Heads of two runs matched by what they are like.
+"""Match the heads of two runs by their scores.
 
-The profile of a head is the row of its scores, one a vote and role, each clipped to [0, 1] (votes.py); neither its
-layer nor its index is in it. The match of two runs is the assignment that makes the sum of the distances
-|profile_a - profile_b| least (Hungarian algorithm). Two heads that are alike may be exchanged without cost, and then so
-are their names: what a match says is how alike the two casts are.
+The profile of a head is the row of its scores, one per vote and role, each clipped to [0, 1] (votes.py); neither its
+layer nor its index is in it. The match of two runs is the assignment with the least sum of the distances
+|profile_a - profile_b| (Hungarian algorithm). Two heads with the same profile can be exchanged at no cost, therefore a
+match measures how similar the two sets of heads are, and not which head corresponds to which. Scores that are unknown
+in either run do not enter the distance.
 """
 
 from collections.abc import Sequence
@@ -17,16 +18,16 @@ from scipy.optimize import linear_sum_assignment
 from induction_memory.heads.roles import VOTES
 from induction_memory.heads.selection import listed, rows_of
 
-LOOKS = ("weights", "attention")
+WITHOUT_EFFECTS = ("weights", "attention")
 
 
 def profiles(votes: pd.DataFrame, given: Sequence[str] = VOTES) -> dict[str, Float[np.ndarray, "head score"]]:
-    """Run -> its heads' profiles from the votes given, in the order of its table; `votes` has one step a run."""
+    """Run -> its heads' profiles from the votes given, in the order of its table; `votes` has one step per run."""
     tables = {}
     for run in listed(votes, "run"):
         own = rows_of(votes, run=run, vote=tuple(given))
         scores = [rows_of(own, head=head)["score"].to_numpy() for head in listed(own, "head")]
-        tables[run] = np.clip(np.nan_to_num(np.array(scores)), 0, 1)
+        tables[run] = np.clip(np.array(scores), 0, 1)
     return tables
 
 
@@ -34,18 +35,18 @@ def match(
     a: Float[np.ndarray, "head_a score"], b: Float[np.ndarray, "head_b score"]
 ) -> tuple[Int[np.ndarray, " pair"], Int[np.ndarray, " pair"], Float[np.ndarray, " pair"]]:
     """Rows of a, the rows of b they are matched with, and the distances."""
-    distance = np.linalg.norm(a[:, None] - b[None, :], axis=-1)
+    distance = np.sqrt(np.nansum(np.square(a[:, None] - b[None, :]), axis=-1))
     rows, columns = linear_sum_assignment(distance)
     return rows, columns, distance[rows, columns]
 
 
 def matches(roles: pd.DataFrame, votes: pd.DataFrame) -> pd.DataFrame:
-    """One row a pair of runs and matched pair of heads: their roles, and whether role, layer and name agree."""
+    """One row per pair of runs and matched pair of heads: their roles, and whether role, layer and name agree."""
     table = profiles(votes)
-    cast = {run: [rows_of(roles, run=run)[name].tolist() for name in ("head", "role", "layer")] for run in table}
+    facts = {run: [rows_of(roles, run=run)[name].tolist() for name in ("head", "role", "layer")] for run in table}
     rows = []
     for first, second in combinations(table, 2):
-        (heads_a, roles_a, layers_a), (heads_b, roles_b, layers_b) = cast[first], cast[second]
+        (heads_a, roles_a, layers_a), (heads_b, roles_b, layers_b) = facts[first], facts[second]
         for i, j, distance in zip(*match(table[first], table[second]), strict=True):
             rows.append(
                 {

@@ -50,9 +50,9 @@ class Planted:
     shares: Mapping[str, float]
     """Head of layer 2 -> its share of the right output's logit."""
     distractor: str
-    """The head that looks like an induction head and changes nothing."""
+    """The head that attends like an induction head and has no effect."""
     redundant: tuple[str, str]
-    """The pair of which one is enough."""
+    """Two heads of which either is enough."""
 
 
 def plant(
@@ -66,7 +66,7 @@ def plant(
 ) -> Planted:
     """The model with the planted circuit, for sequences of `task`."""
     require(n_heads >= 3, "n_heads", "3 or more for the circuit", n_heads)
-    require(len(shares) == 2, "shares", "two numbers, one an induction head", tuple(shares))
+    require(len(shares) == 2, "shares", "two numbers, one per induction head", tuple(shares))
     config = ModelConfig(
         d_model=d_model,
         n_ctx=task.length,
@@ -123,7 +123,7 @@ def _roles(n_heads: int) -> dict[str, str]:
     first = ["previous-token", "current-token", "current-token"] + ["none"] * (n_heads - 3)
     second = ["induction", "induction", "none"] + ["none"] * (n_heads - 3)
     named = (
-        (f"L{layer}H{h}", role) for layer, cast in ((1, first), (2, second)) for h, role in enumerate(cast, start=1)
+        (f"L{layer}H{h}", role) for layer, roles in ((1, first), (2, second)) for h, role in enumerate(roles, start=1)
     )
     return dict(named)
 

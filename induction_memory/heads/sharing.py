@@ -1,15 +1,17 @@
-"""Shared work in tables: who carries how much, which pairs stand in for each other, who takes over.
+"""Shared work in tables: each head's share, redundant pairs, and takeovers.
 
     share          Shapley value over the total effect of its game: of the right output's logit, when that is asked
     effect         Shapley value over the total effect of all heads together
-    effective      number of heads that carry a game: participation ratio, (sum s)^2 / sum s^2, and exp(entropy)
+    effective      number of heads that share a game: participation ratio, (sum s)^2 / sum s^2, and exp(entropy)
     redundancy     of a pair, 1 - (single_a + single_b) / joint: 1 when either is enough, 0 when they add up
     strength       of a pair, I_ab / G_ab (shapley.py), from -1 (either is enough) to 1 (both are needed): the same
                    question as redundancy, asked in every company and not only in the full one
     takeover       what cutting `other` costs once `cut` is gone, minus what it costs when all are there: the work that
                    the other takes over (the hydra effect)
 
-A game whose total is not clearly above zero, three standard errors and LEAST of all heads' effect, has no shares.
+A game has shares only if its total is clearly above zero: three standard errors, and LEAST of all heads' effect. Two
+cases are told apart where all heads together have no clear effect. If the total plus three standard errors is below
+LEAST_TOTAL, the heads were measured to do nothing. Otherwise their effect is unknown: more sequences would decide it.
 """
 
 from itertools import combinations
@@ -22,14 +24,19 @@ from induction_memory.heads.games import Game
 from induction_memory.heads.questions import Questions
 from induction_memory.heads.shapley import entropy_number, participation
 
-LEAST = 0.05  # of the effect of all heads: what is smaller is no effect
-LEAST_TOTAL = 0.1  # of all heads together, in units of the metric (logits)
-CLEARLY = 3.0  # standard errors
-PARTLY, MOSTLY, FULLY = 0.1, 0.5, 0.9  # strength from which a pair is called partly, mostly and fully redundant
+LEAST = 0.05
+"""An effect below this share of the effect of all heads counts as none."""
+LEAST_TOTAL = 0.1
+"""The least effect of all heads together, in units of the metric (logits)."""
+CLEARLY = 3.0
+"""An effect is clear if it is this many standard errors from zero."""
+PARTLY, MOSTLY, FULLY = 0.1, 0.5, 0.9
+"""The strength from which a pair is called partly, mostly and fully redundant."""
+UNKNOWN = "unknown"
 
 
 def shares(games: list[Game], questions: Questions) -> pd.DataFrame:
-    """One row a game and head: shapley, its standard errors, share, effect, and what cutting it alone costs."""
+    """One row per game and head: shapley, its standard errors, share, effect, and what cutting it alone costs."""
     whole = whole_effect(games, questions)
     rows = []
     for game in games:
@@ -60,7 +67,7 @@ def shares(games: list[Game], questions: Questions) -> pd.DataFrame:
 
 
 def totals(games: list[Game], questions: Questions) -> pd.DataFrame:
-    """One row a game: its total effect, the sum of single cuts against it, and how many heads carry it."""
+    """One row per game: its total effect, the sum of single cuts against it, and the effective number of heads."""
     whole = whole_effect(games, questions)
     rows = []
     for game in games:
@@ -87,8 +94,8 @@ def totals(games: list[Game], questions: Questions) -> pd.DataFrame:
 
 
 def pairs(games: list[Game], questions: Questions) -> pd.DataFrame:
-    """One row a pair of heads in the game of all: interaction, single against joint cuts, and the relation's name."""
-    game, whole = games[0], whole_effect(games, questions)
+    """One row per pair of heads in the game of all: interaction, single against joint cuts, and the relation's name."""
+    game, whole, known = games[0], whole_effect(games, questions), is_known(games, questions)
     solved = game.solution
     assert solved.joint is not None
     values, single, joint = (questions.mean(x)[0].numpy() for x in (solved.values, solved.single, solved.joint))
@@ -101,6 +108,7 @@ def pairs(games: list[Game], questions: Questions) -> pd.DataFrame:
             together = float(questions.mean(solved.together[i, j])[0])
             strength = interaction / together if together > LEAST * whole else np.nan
         small = not min(abs(values[i]), abs(values[j])) > LEAST / 2 * whole
+        name = UNKNOWN if not known else "idle" if small else relation(strength)
         rows.append(
             {
                 "a": game.players[i],
@@ -112,7 +120,7 @@ def pairs(games: list[Game], questions: Questions) -> pd.DataFrame:
                 "single_b": single[j],
                 "joint": joint[i, j],
                 "redundancy": redundancy,
-                "relation": "idle" if small else relation(strength),
+                "relation": name,
             }
         )
     columns = ["a", "b", "interaction", "interaction_se", "strength", "single_a", "single_b", "joint", "redundancy"]
@@ -129,7 +137,7 @@ def relation(strength: float) -> str:
 
 
 def hydra(games: list[Game], questions: Questions) -> pd.DataFrame:
-    """One row an ordered pair: the cost of cutting `other` before and after `cut` is gone, and what it takes over."""
+    """One row per ordered pair: the cost of cutting `other` before and after `cut` is gone, and what it takes over."""
     game, whole = games[0], whole_effect(games, questions)
     solved = game.solution
     assert solved.joint is not None
@@ -156,15 +164,21 @@ def hydra(games: list[Game], questions: Questions) -> pd.DataFrame:
 
 
 def whole_effect(games: list[Game], questions: Questions) -> float:
-    """The effect of all heads together; nan where there is none to speak of."""
+    """The effect of all heads together; nan unless it is clear."""
     total, error = (float(x) for x in questions.mean(games[0].solution.total))
-    return total if total > LEAST_TOTAL and not total < CLEARLY * error else np.nan
+    return total if total > LEAST_TOTAL and total >= CLEARLY * error else np.nan
+
+
+def is_known(games: list[Game], questions: Questions) -> bool:
+    """Whether the sequences decide if the heads together have an effect: a clear one, or clearly none."""
+    total, error = (float(x) for x in questions.mean(games[0].solution.total))
+    return bool(np.isfinite(whole_effect(games, questions)) or total + CLEARLY * error < LEAST_TOTAL)
 
 
 def total_effect(game: Game, questions: Questions, whole: float) -> float:
-    """The effect that a game shares out; nan where there is none to speak of."""
+    """The effect that the heads of a game share; nan unless it is clear."""
     total, error = (float(x) for x in questions.mean(game.solution.total))
-    return total if total > LEAST * whole and not total < CLEARLY * error else np.nan
+    return total if total > LEAST * whole and total >= CLEARLY * error else np.nan
 
 
 def _drawn(game: Game) -> Tensor:

@@ -1,9 +1,9 @@
 """How stable roles are across runs, with bootstrap intervals over the runs.
 
-Of each role, over runs that stand in one relation (resampling.py):
+For each role, over runs in one relation (resampling.py):
 
-    heads        how many heads have it
-    effective    how many heads carry its route, effectively (participation ratio), in the layer where it is strongest
+    heads        number of heads with the role
+    effective    effective number of heads on its route (participation ratio), in the layer where it is strongest
     leader       the largest share of one head in that route
     present      whether any head has it
     born         the step from which its leading head keeps it to the end (runs read at several steps)
@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from induction_memory.heads.carriers import largest_share
-from induction_memory.heads.over_training import births
+from induction_memory.heads.history import births
 from induction_memory.heads.resampling import interval, mean_over_pairs, mean_over_runs, pair_matrix, relations
 from induction_memory.heads.selection import at_last_step, listed, rows_of
 from induction_memory.heads.votes import ROLES, ROUTE_OF
@@ -32,7 +32,7 @@ def stability(
     *,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """One row a relation, role and measure: value, low, high, runs. All steps of each run; the last one decides."""
+    """One row per relation, role and measure: value, low, high, runs. All steps of each run; the last one decides."""
     born = births(roles) if len(listed(roles, "step")) > 1 else None
     roles, shares, totals = at_last_step(roles), at_last_step(shares), at_last_step(totals)
     rows = []
@@ -53,10 +53,10 @@ def stability(
 
 def leader(run: str, role: str, roles: pd.DataFrame, shares: pd.DataFrame) -> str | None:
     """The head of a role with the largest effect by the role's route; None when no head has the role."""
-    cast = listed(rows_of(roles, run=run, role=role), "head")
-    effects = rows_of(shares, run=run, game=ROUTE_OF[role], head=cast)
+    heads = listed(rows_of(roles, run=run, role=role), "head")
+    effects = rows_of(shares, run=run, game=ROUTE_OF[role], head=heads)
     if len(effects) == 0:
-        return cast[0] if cast else None
+        return heads[0] if heads else None
     return effects["head"].tolist()[int(np.argmax(effects["effect"].to_numpy()))]
 
 

@@ -37,19 +37,22 @@ EARLY = 64  # positions whose previous and own position are asked for
 TOKENS = 256  # tokens of a large vocabulary whose recall is measured
 
 
-def votes(stage: Stage, shares: pd.DataFrame) -> pd.DataFrame:
-    """One row a head, vote and role: the score, and for the weights the two recalls it is the smaller of."""
+def votes(stage: Stage, shares: pd.DataFrame, known: bool = True) -> pd.DataFrame:
+    """One row per head, vote and role: the score, and for the weights the two recalls it is the smaller of.
+
+    `known` is whether the sequences decide if the heads have an effect (sharing.py).
+    """
     heads = stage.graph.heads
     tokens = chosen_tokens(stage.batch.tokens)
     weights, length = stage.recording.runner.weights, stage.batch.tokens.shape[1]
     key_query, value_output = (x.flatten(0, 1).numpy() for x in weight_recalls(weights, tokens, length))
-    looks = attention_scores(stage).flatten(0, 1).numpy()
-    effects = causes(shares, heads)
+    attended = attention_scores(stage).flatten(0, 1).numpy()
+    effects = causes(shares, heads, known)
     rows = []
     for i, head in enumerate(heads):
         for r, role in enumerate(ROLES):
             both = key_query[i, r], value_output[i, r]
-            scores = {"weights": np.minimum(*both), "attention": looks[i, r], "causes": effects[i, r]}
+            scores = {"weights": np.minimum(*both), "attention": attended[i, r], "causes": effects[i, r]}
             for vote, score in scores.items():
                 parts = both if vote == "weights" else (np.nan, np.nan)
                 rows.append((head, vote, role, float(score), float(parts[0]), float(parts[1])))
@@ -117,11 +120,15 @@ def own_position(pattern: Float[Tensor, "batch head query key"]) -> Float[Tensor
     return attention.chance_corrected(mass, chance)
 
 
-def causes(shares: pd.DataFrame, heads: Sequence[str]) -> Float[np.ndarray, "head role"]:
-    """Shapley share of the effect of all heads by each role's route; 0 where the heads together have no effect."""
+def causes(shares: pd.DataFrame, heads: Sequence[str], known: bool = True) -> Float[np.ndarray, "head role"]:
+    """Shapley share of the effect of all heads by each role's route.
+
+    0 where a head has no such route, or where the heads together were measured to have no effect. nan everywhere if
+    their effect is not known: then this vote abstains.
+    """
     by_route = shares.pivot_table(index="head", columns="game", values="effect", dropna=False)
     table = by_route.reindex(index=list(heads), columns=[ROUTE_OF[role] for role in ROLES])
-    return table.fillna(0.0).to_numpy()
+    return table.fillna(0.0).to_numpy() if known else np.full((len(heads), len(ROLES)), np.nan)
 
 
 def chosen_tokens(tokens: Int[Tensor, "batch pos"]) -> Int[Tensor, " n"]:

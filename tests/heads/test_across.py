@@ -5,8 +5,8 @@ import pandas as pd
 import pytest
 
 from induction_memory.heads.carriers import carriers
+from induction_memory.heads.history import births, changes, decisions, lasting
 from induction_memory.heads.matching import match, matches
-from induction_memory.heads.over_training import births, changes, decisions, lasting
 from induction_memory.heads.predictability import chance_agreement, identifiability
 from induction_memory.heads.resampling import interval, mean_over_pairs, mean_over_runs, pair_matrix, relations
 from induction_memory.heads.roles import ROLES, VOTES
@@ -106,7 +106,7 @@ def test_looks_predict_causes_unless_a_distractor_is_among_them():
     facts, roles, votes, *_ = family(a=[P, N, D, D], b=[P, N, D, D])
     roles.loc[3, "causes"] = N  # the last head of run a looks like induction and does nothing
     table = identifiability(facts, roles, votes)
-    assert pick(table, "accuracy", predictor="looks") == 0.75
+    assert pick(table, "accuracy", predictor="appearance") == 0.75
     assert pick(table, "accuracy", predictor="match") == 1
 
 

@@ -146,7 +146,7 @@ def test_the_map_of_roles_has_a_coloured_cell_per_run_and_head_with_its_share():
     assert [to_hex(cell.get_facecolor()) for cell in axes.patches] == [figures.ROLE_COLOURS[cell[2]] for cell in cells]
     assert [cell.get_alpha() for cell in axes.patches] == pytest.approx([1, 0.675, 1, 0.35])
     assert [cell.get_center().tolist() for cell in axes.patches] == [[0, 0], [0, 1], [1, 0], [1, 1]]
-    assert [text.get_text() for text in axes.texts] == ["0.90", "1.00", " (looks only)", "-0.10"]
+    assert [text.get_text() for text in axes.texts] == ["0.90", "1.00", " (no effect)", "-0.10"]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["L1H1", "L2H1"]
 
 

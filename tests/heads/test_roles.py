@@ -3,6 +3,7 @@ import pandas as pd
 import pytest
 import torch
 
+from induction_memory.heads.examination import identify
 from induction_memory.heads.games import set_stage
 from induction_memory.heads.planted import plant
 from induction_memory.heads.questions import batch_of_tokens
@@ -14,6 +15,7 @@ from induction_memory.model.config import ModelConfig
 from induction_memory.model.memories import embedding, memory
 from induction_memory.runner.parameters import parameters
 from induction_memory.task import BigramTask, Corpus, sample, step_rng
+from induction_memory.trajectory import load
 
 
 def tables(weights, attention, causes, redundant=()):
@@ -68,7 +70,40 @@ def test_a_dissenting_vote_is_named_and_lowers_the_confidence():
 
 def test_a_vote_without_scores_abstains():
     row = verdict([np.nan] * 3, [0.9, 0, 0], [0.5, 0, 0])
-    assert (row["role"], row["weights"], row["confidence"]) == ("previous-token", "", 1.0)
+    assert (row["role"], row["weights"], row["disagreement"]) == ("previous-token", "unknown", "")
+    assert row["confidence"] == pytest.approx(2 / 3)
+
+
+def test_unknown_effects_are_not_read_as_none():
+    row = verdict([0, 0, 0.9], [0, 0, 0.9], [np.nan] * 3)
+    assert (row["role"], row["causes"], row["distractor"]) == ("induction", "unknown", False)
+    assert row["confidence"] == pytest.approx(2 / 3)
+    nothing = verdict([0, 0, 0], [0, 0, 0.01], [np.nan] * 3)
+    assert (nothing["role"], nothing["distractor"]) == ("unknown", False)
+    assert nothing["confidence"] < 0.67
+
+
+def test_an_unknown_score_for_one_role_leaves_it_possible():
+    np.testing.assert_allclose(support(np.array([np.nan, 0, 0]), 0.25), [0.5, 0, 0, 0.5])
+    np.testing.assert_allclose(support(np.array([np.nan, 0, 0.25]), 0.25), [0.25, 0, 0.5, 0.25])
+    assert np.isnan(support(np.full(3, np.nan), 0.25)).all()
+
+
+def test_two_sequences_leave_the_effects_of_a_trained_model_unknown():
+    found = identify(load("four-heads"), sequences=2)
+    causes = found.votes.loc[found.votes["vote"] == "causes", "score"]
+    assert causes.isna().all()
+    assert set(found.roles["causes"]) == {"unknown"}
+    assert "none" not in set(found.roles["role"])
+    assert (found.roles["confidence"] <= 2 / 3 + 1e-9).all()
+    assert set(found.pairs["relation"]) == {"unknown"}
+
+
+def test_heads_that_were_measured_to_do_nothing_have_no_role():
+    model = build(ModelConfig.full(d_model=16, n_ctx=16, n_heads=2), seed=0)
+    found = identify(model, sequences=16)
+    assert set(found.roles["causes"]) == {"none"}
+    assert set(found.pairs["relation"]) == {"idle"}
 
 
 def test_those_who_can_stand_in_are_named():

@@ -1,9 +1,9 @@
-"""Roles over training: when they are born, whether heads change them, when the sharing is decided.
+"""The history of roles over training: births, changes, and when the sharing is decided.
 
 born      the first step from which a head keeps its last role to the end
 emerged   the first step from which the work of a role's route is at least half of what it is in the end
 decided   the first step from which the heads' shares s_t of that route stay near the last ones,
-          1/2 sum |s_t - s_T| <= NEAR (shares of those that help, summing to one)
+          1/2 sum |s_t - s_T| <= NEAR (shares of the heads with positive values, summing to one)
 """
 
 from collections.abc import Iterator
@@ -27,25 +27,25 @@ def lasting(steps: Int[np.ndarray, " step"], holds: Bool[np.ndarray, " step"]) -
 
 
 def births(roles: pd.DataFrame) -> pd.DataFrame:
-    """One row a run and head that ends with a role: run, head, role, born."""
+    """One row per run and head that ends with a role: run, head, role, born."""
     rows = []
-    for run, head, steps, held in _careers(roles):
+    for run, head, steps, held in _histories(roles):
         if held[-1] in ROLES:
             rows.append((run, head, held[-1], lasting(steps, held == held[-1])))
     return pd.DataFrame(rows, columns=["run", "head", "role", "born"])
 
 
 def changes(roles: pd.DataFrame) -> pd.DataFrame:
-    """One row a change of role: run, head, step (the first with the new role), before, after."""
+    """One row per change of role: run, head, step (the first with the new role), before, after."""
     rows = []
-    for run, head, steps, held in _careers(roles):
+    for run, head, steps, held in _histories(roles):
         for i in np.flatnonzero(held[1:] != held[:-1]):
             rows.append((run, head, int(steps[i + 1]), held[i], held[i + 1]))
     return pd.DataFrame(rows, columns=["run", "head", "step", "before", "after"])
 
 
 def decisions(shares: pd.DataFrame) -> pd.DataFrame:
-    """One row a run and role, in the layer that carries it at the end: run, role, layer, emerged, decided."""
+    """One row per run and role, in the layer with the most work at the end: run, role, layer, emerged, decided."""
     rows = []
     for run in listed(shares, "run"):
         for role in ROLES:
@@ -72,16 +72,16 @@ def work_over_steps(shares: pd.DataFrame) -> tuple[Int[np.ndarray, " step"], Flo
 
 
 def normalised(parts: Float[np.ndarray, "step head"]) -> Float[np.ndarray, "step head"]:
-    """Shares of the heads that help, summing to one; zeros where none helps."""
+    """Shares of the heads with positive values, summing to one; zeros where there are none."""
     helping = np.clip(parts, 0, None)
     total = helping.sum(1, keepdims=True)
     return np.divide(helping, total, out=np.zeros_like(helping), where=total > 0)
 
 
-def _careers(roles: pd.DataFrame) -> Iterator[tuple[str, str, np.ndarray, np.ndarray]]:
-    """Run, head, steps, and the role held at each."""
+def _histories(roles: pd.DataFrame) -> Iterator[tuple[str, str, np.ndarray, np.ndarray]]:
+    """Run, head, steps, and the role at each step."""
     for run in listed(roles, "run"):
         own = rows_of(roles, run=run)
         for head in listed(own, "head"):
-            career = rows_of(own, head=head)
-            yield run, head, career["step"].to_numpy(), career["role"].to_numpy()
+            own_rows = rows_of(own, head=head)
+            yield run, head, own_rows["step"].to_numpy(), own_rows["role"].to_numpy()
