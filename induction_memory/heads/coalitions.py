@@ -1,15 +1,16 @@
 """A model with only some of its heads: all coalitions of heads at once, sharing what they have in common.
 
-A head that is not in the coalition writes its replacement r_h instead of its own output y_h (what an ablation puts
-there: `interventions.replacements`). Up to layer l a run depends only on who is present in layers 1 to l, so the
-coalitions form a tree over the layers:
+A head outside the coalition writes its replacement r_h instead of its own output y_h (the replacement of an ablation,
+`interventions.replacements`). Up to layer l a run depends only on the heads present in layers 1 to l, so the coalitions
+form a tree over the layers:
 
     x_1 = the recorded stream
     x_{l+1} = x_l + sum over h present of y_h(x_l) + sum over h absent of r_h  (+ the feed-forward)
 
-Attention is worked out once for each way in which the earlier layers can be staffed, never for the first layer, and not
-in the last layer again for each of its subsets, whose outputs are sums of the same terms, at the questions only. With
-four heads in two layers, 256 coalitions need 15 attention layers instead of 512.
+Attention is computed once for every subset of heads kept in the earlier layers. It is never computed for the first
+layer, which was recorded. The subsets of the last layer's heads need no attention of their own: their outputs are sums
+of the same terms, needed at the questions only. With four heads in two layers, 256 coalitions need 15 attention layers
+instead of 512.
 """
 
 import torch
@@ -32,7 +33,7 @@ def coalition_sums(
     coalitions: Bool[Tensor, "coalition player"],
     questions: Questions,
 ) -> Float64[Tensor, "coalition batch"]:
-    """The worth of each coalition, a sum a sequence. Players in the order of `recording.graph.heads`."""
+    """The value of each coalition, one sum per sequence. Players in the order of `recording.graph.heads`."""
     result = torch.zeros(len(coalitions), len(recording.tokens), dtype=torch.float64)
     runner = recording.runner
     with torch.no_grad():
@@ -67,7 +68,7 @@ class _Tree:
         self.questions, self.result = questions, result
 
     def descend(self, layer: int, stream: Tensor | None, members: Int[Tensor, " coalition"]) -> None:
-        """Work out the coalitions `members`, whose runs have the same stream before `layer` (None: the recorded)."""
+        """Evaluate the coalitions `members`, whose runs have the same stream before `layer` (None: the recorded)."""
         graph = self.recording.graph
         players = slice((layer - 1) * graph.n_heads, layer * graph.n_heads)
         subsets, which = self.coalitions[members, players].unique(dim=0, return_inverse=True)
@@ -87,7 +88,7 @@ class _Tree:
             self.descend(layer + 1, after, members[which == i])
 
     def _read_out(self, stream: Tensor | None, subsets: Bool[Tensor, "subset head"]) -> Float64[Tensor, "subset batch"]:
-        """The worth of each subset of the last layer's heads."""
+        """The value of each subset of the last layer's heads."""
         layer = self.recording.graph.n_layers
         before = self.recording.layer(layer, "hook_resid_pre") if stream is None else stream
         before, present, absent = (

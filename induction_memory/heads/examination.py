@@ -26,7 +26,7 @@ from transformer_lens import HookedTransformer
 
 from induction_memory.errors import InputError, require
 from induction_memory.heads import carriers, history, matching, predictability, sharing, stability
-from induction_memory.heads.games import play, set_stage
+from induction_memory.heads.games import solve_games, value_function
 from induction_memory.heads.mediation import mediation
 from induction_memory.heads.questions import Metric, batch_of_tokens
 from induction_memory.heads.roles import verdicts
@@ -36,18 +36,19 @@ from induction_memory.heads.votes import votes
 from induction_memory.interventions.replacements import Kind
 from induction_memory.interventions.subjects import Steps, Subject, batch_of, chosen_steps, subjects
 from induction_memory.probes.activations import repeated_tokens
-from induction_memory.task.sampler import Batch
+from induction_memory.task.batch import Batch
 from induction_memory.trajectory.trajectory import Trajectory, load
 
 SEQUENCES = 32
-REPEATED = 64  # at most this many tokens, said twice, for a model that comes without sequences
+REPEATED = 64
+"""A model without sequences reads this many random tokens, repeated once; fewer if its context is shorter."""
 
 Tokens = Callable[[int], Int[Tensor, "batch pos"]]
 
 
 @dataclass(frozen=True, eq=False)
 class Identification:
-    """The tables of one or more runs; what follows from them is worked out when asked for."""
+    """The tables of one or more runs; what follows from them is computed when asked for."""
 
     runs: pd.DataFrame
     """Run, its seeds and its size."""
@@ -143,9 +144,9 @@ def identify(
     """Roles, shares and paths of the heads of models or runs (one or a list; a run may be given by its folder).
 
     `step` is for runs: a stored step, several, or "all"; the last when not given. `batch` holds the sequences: a Batch,
-    tokens, or a function that makes as many sequences of tokens as it is asked for. When not given, a run reads its own
-    task and a model random tokens said twice. `kind` is what a head that is cut is replaced by (replacements.py),
-    `orders` how many orders of arrival are drawn where there are too many heads to work out all coalitions.
+    tokens, or a function from a number of sequences to tokens. When not given, a run reads its own task, and a model
+    reads random tokens repeated once. `kind` is what replaces a head that is cut (replacements.py), `orders` is the
+    number of orders that are drawn where there are too many heads to evaluate all coalitions.
     """
     listed = list(sources) if isinstance(sources, list | tuple) else [sources]
     require(len(listed) > 0, "runs", "at least one", "none")
@@ -170,10 +171,12 @@ def _examine(
     subject: Subject, batch: Batch, metric: Metric, kind: Kind, orders: int, seed: int, *, paths: bool
 ) -> dict[str, pd.DataFrame]:
     """All tables of one model; the mediation only when `paths` are asked for."""
-    stage = set_stage(subject.model, batch, kind=kind, metric=metric, initial=subject.initial, orders=orders, seed=seed)
-    games, questions = play(stage), stage.questions
+    v = value_function(
+        subject.model, batch, kind=kind, metric=metric, initial=subject.initial, orders=orders, seed=seed
+    )
+    games, questions = solve_games(v), v.questions
     shares, pairs = sharing.shares(games, questions), sharing.pairs(games, questions)
-    scores = votes(stage, shares, sharing.is_known(games, questions))
+    scores = votes(v, shares, sharing.is_known(games, questions))
     tables = {
         "roles": verdicts(scores, shares, pairs),
         "votes": scores,
@@ -184,7 +187,7 @@ def _examine(
     }
     if paths:
         redundant = rows_of(pairs, relation="fully redundant")
-        tables["mediation"] = mediation(stage, list(zip(redundant["a"], redundant["b"], strict=True)))
+        tables["mediation"] = mediation(v, list(zip(redundant["a"], redundant["b"], strict=True)))
     for table in tables.values():
         table.insert(0, "step", 0 if subject.step is None else subject.step)
     return tables

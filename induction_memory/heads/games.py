@@ -1,4 +1,7 @@
-"""The games that the heads of a model play, each worked out by Shapley values.
+"""Games among the heads of a model, each solved by Shapley values.
+
+The value v(S) of a coalition S of heads is the mean value of the questions (questions.py) when the heads outside S are
+cut: replaced as in an ablation.
 
     all      every head of the model; absent heads are cut for all their readers
     layer    the heads of one layer, the other layers as they are
@@ -6,9 +9,8 @@
     out      the heads of one layer, cut only where the output, or the last layer's feed-forward, reads them
     ff       the heads of one layer, cut only where an earlier feed-forward reads it
 
-The last four are the *routes* by which a head can matter. They are path patching, done to every subset of a layer's
-heads and not to one head at a time: a head whose work another can take over shows no effect when it alone is cut, by no
-route, and yet has its share.
+The last five are the *routes* by which a head can have an effect. Each is path patching of every subset of a layer's
+heads. A redundant head has no effect when ablated alone, but a non-zero Shapley value.
 """
 
 from collections.abc import Mapping
@@ -27,15 +29,16 @@ from induction_memory.runner.choice import record
 from induction_memory.runner.components import Graph, layer_of
 from induction_memory.runner.recording import Recording, Runner
 from induction_memory.runner.variants import Patch
-from induction_memory.task.sampler import Batch
+from induction_memory.task.batch import Batch
 
 ROUTES = ("out", "ff", "q", "k", "v")
-AT_ONCE = 32  # coalitions whose changes to the stream are held at a time
+AT_ONCE = 32
+"""Coalitions whose changes to the residual stream are in memory at the same time."""
 
 
 @dataclass(frozen=True, eq=False)
 class Game:
-    """A game with its answer."""
+    """A game and its solution."""
 
     name: str
     layer: int
@@ -45,35 +48,35 @@ class Game:
 
 
 @dataclass(frozen=True, eq=False)
-class Stage:
-    """A model on a batch, run once: what the intact heads wrote, what replaces them, what is asked."""
+class ValueFunction:
+    """The value of coalitions of a model's heads on a batch, from one recorded run."""
 
     recording: Recording
     batch: Batch
     absent: dict[str, Tensor]
-    """Head -> what stands in its place when it is cut."""
+    """Head -> what replaces its output when it is cut."""
     questions: Questions
     rng: np.random.Generator
-    """Draws the orders of games that are too large to be worked out in full."""
+    """Draws the orders of games with too many coalitions to evaluate all."""
     orders: int = ORDERS
-    worth: dict[bytes, Tensor] = field(default_factory=dict, repr=False)
-    """Coalition of all heads -> its worth, a sum a sequence; games share what they have worked out."""
+    known: dict[bytes, Tensor] = field(default_factory=dict, repr=False)
+    """Coalition of all heads -> its value, one sum per sequence. Games share what has been evaluated."""
 
     @property
     def graph(self) -> Graph:
         return self.recording.graph
 
     def coalitions(self, coalitions: Bool[Tensor, "coalition player"]) -> Float64[Tensor, "coalition batch"]:
-        """The worth of coalitions of all heads; each is worked out once."""
+        """The values of coalitions of all heads, one sum per sequence; each is evaluated once."""
         keys = [row.numpy().tobytes() for row in coalitions]
-        missing = {key: row for key, row in zip(keys, coalitions, strict=True) if key not in self.worth}
+        missing = {key: row for key, row in zip(keys, coalitions, strict=True) if key not in self.known}
         if missing:
             new = coalition_sums(self.recording, self.absent, torch.stack(list(missing.values())), self.questions)
-            self.worth.update(zip(missing, new, strict=True))
-        return torch.stack([self.worth[key] for key in keys])
+            self.known.update(zip(missing, new, strict=True))
+        return torch.stack([self.known[key] for key in keys])
 
     def patched(self, variants: list[list[Patch]]) -> Float64[Tensor, "variant batch"]:
-        """The worth of runs with other patches than whole heads cut."""
+        """The values of patched runs, one sum per sequence."""
         result = torch.empty(len(variants), len(self.batch), dtype=torch.float64)
         with torch.no_grad():
             for indices, logits in self.recording.run(variants, queries=self.questions.queries):
@@ -81,7 +84,7 @@ class Stage:
         return result
 
 
-def set_stage(
+def value_function(
     model: nn.Module | Runner,
     batch: Batch,
     *,
@@ -90,24 +93,24 @@ def set_stage(
     initial: Mapping[str, Tensor] | nn.Module | None = None,
     orders: int = ORDERS,
     seed: int = 0,
-) -> Stage:
-    """Run the model once and work out what replaces each head."""
+) -> ValueFunction:
+    """Run the model once and find what replaces each head."""
     recording = record(model, batch.tokens)
     replacements = Replacements(recording, batch, initial, seed)
     with torch.no_grad():
         absent = {head: replacements.value(head, kind) for head in recording.graph.heads}
-    return Stage(recording, batch, absent, ask(batch, metric, seed=seed), np.random.default_rng(seed), orders)
+    return ValueFunction(recording, batch, absent, ask(batch, metric, seed=seed), np.random.default_rng(seed), orders)
 
 
-def play(stage: Stage) -> list[Game]:
+def solve_games(v: ValueFunction) -> list[Game]:
     """All games of a model."""
-    graph = stage.graph
-    games = [Game("all", 0, graph.heads, solve(len(graph.heads), stage.coalitions, stage.rng, stage.orders))]
+    graph = v.graph
+    games = [Game("all", 0, graph.heads, solve(len(graph.heads), v.coalitions, v.rng, v.orders))]
     for layer in range(1, graph.n_layers + 1):
-        games.append(Game("layer", layer, graph.heads_of(layer), _layer(stage, layer)))
+        games.append(Game("layer", layer, graph.heads_of(layer), _layer(v, layer)))
         for route in ROUTES:
             if edges(graph, graph.heads_of(layer)[0], route):
-                games.append(Game(route, layer, graph.heads_of(layer), _route(stage, layer, route)))
+                games.append(Game(route, layer, graph.heads_of(layer), _route(v, layer, route)))
     return games
 
 
@@ -123,32 +126,32 @@ def edges(graph: Graph, head: str, route: str) -> list[str]:
     return [f"{head}->{name}" for name in readers if head in graph.writers_before(name)]
 
 
-def _layer(stage: Stage, layer: int) -> Solution:
-    graph = stage.graph
+def _layer(v: ValueFunction, layer: int) -> Solution:
+    graph = v.graph
     ours = torch.tensor([layer_of(head) == layer for head in graph.heads])
 
     def evaluate(subsets: Tensor) -> Tensor:
         coalitions = torch.ones(len(subsets), len(graph.heads), dtype=torch.bool)
         coalitions[:, ours] = subsets
-        return stage.coalitions(coalitions)
+        return v.coalitions(coalitions)
 
-    return solve(graph.n_heads, evaluate, stage.rng, stage.orders, pairs=False)
+    return solve(graph.n_heads, evaluate, v.rng, v.orders, pairs=False)
 
 
-def _route(stage: Stage, layer: int, route: str) -> Solution:
-    """The change that the cut heads make together, sum of r_h - y_h, goes to each reader on the first head's edge."""
-    heads, recording = stage.graph.heads_of(layer), stage.recording
+def _route(v: ValueFunction, layer: int, route: str) -> Solution:
+    """The sum of the changes r_h - y_h of all cut heads is patched into the first head's edge to each reader."""
+    heads, recording = v.graph.heads_of(layer), v.recording
     own = recording.at(heads[0])
     with torch.no_grad():
-        change = torch.stack([(stage.absent[head] - recording.at(head)).flatten() for head in heads])
+        change = torch.stack([(v.absent[head] - recording.at(head)).flatten() for head in heads])
 
-    def worth(subset: Tensor) -> Tensor:
+    def value(subset: Tensor) -> Tensor:
         missing = (~subset).to(change.dtype) @ change
-        values = own + missing.unflatten(-1, own.shape)
-        sites = edges(stage.graph, heads[0], route)
-        return stage.patched([[Patch(site, value) for site in sites] for value in values])
+        written = own + missing.unflatten(-1, own.shape)
+        sites = edges(v.graph, heads[0], route)
+        return v.patched([[Patch(site, output) for site in sites] for output in written])
 
     def evaluate(subsets: Tensor) -> Tensor:
-        return torch.cat([worth(group) for group in subsets.split(AT_ONCE)])
+        return torch.cat([value(group) for group in subsets.split(AT_ONCE)])
 
-    return solve(len(heads), evaluate, stage.rng, stage.orders, pairs=False)
+    return solve(len(heads), evaluate, v.rng, v.orders, pairs=False)

@@ -1,13 +1,13 @@
-"""What is asked of the heads: the right output at positions where the context tells it.
+"""The questions: predict the right output at positions where the context determines it.
 
-The worth of a run is the mean over these questions of
+The value of a run is the mean over these questions of
 
     logit             the right output's logit above the average, y_o - mean_j y_j (the default)
     log-probability   log softmax(y)_o
     accuracy          1 where the right output has the largest logit
 
-kept as one sum a sequence, so that every difference of two runs has a standard error over sequences: for sums s_b and
-numbers of questions n_b, the mean r = sum s_b / sum n_b has se^2 = B/(B-1) sum (s_b - r n_b)^2 / (sum n_b)^2.
+stored as one sum per sequence, so that every difference of two runs has a standard error over sequences: for sums s_b
+and numbers of questions n_b, the mean r = sum s_b / sum n_b has se^2 = B/(B-1) sum (s_b - r n_b)^2 / (sum n_b)^2.
 """
 
 from dataclasses import dataclass
@@ -18,10 +18,11 @@ from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from induction_memory.errors import require
-from induction_memory.task.sampler import Batch, with_counts
+from induction_memory.task.batch import Batch
 
 Metric = Literal["logit", "log-probability", "accuracy"]
-A_SEQUENCE = 8  # questions: more of them in one sequence tell less than other sequences do
+PER_SEQUENCE = 8
+"""Questions per sequence. Further sequences add more information than further questions of one sequence."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +34,7 @@ class Questions:
     targets: Int[Tensor, "batch m"]
     """The right outputs."""
     asked: Bool[Tensor, "batch m"]
-    """False where a sequence has fewer than m questions and a position only fills the table."""
+    """False where a sequence has fewer than m questions and the entry is padding."""
     metric: Metric = "logit"
 
     @property
@@ -41,7 +42,7 @@ class Questions:
         return self.asked.double().sum(1)
 
     def sums(self, logits: Float[Tensor, "*variant batch m vocab"]) -> Float64[Tensor, "*variant batch"]:
-        """The worth of runs, summed over the questions of each sequence."""
+        """The value of runs, summed over the questions of each sequence."""
         targets = self.targets.expand(logits.shape[:-1]).unsqueeze(-1)
         if self.metric == "accuracy":
             values = (logits.argmax(-1, keepdim=True) == targets).squeeze(-1)
@@ -53,7 +54,7 @@ class Questions:
     def mean(
         self, sums: Float64[Tensor, "*variant batch"]
     ) -> tuple[Float64[Tensor, "*variant"], Float64[Tensor, "*variant"]]:
-        """Mean a question and its standard error over sequences (nan for a single sequence)."""
+        """Mean per question and its standard error over sequences (nan for a single sequence)."""
         counts, n = self.counts, sums.shape[-1]
         mean = sums.sum(-1) / counts.sum()
         spread = (sums - mean.unsqueeze(-1) * counts).square().sum(-1)
@@ -61,11 +62,11 @@ class Questions:
         return mean, (factor * spread).sqrt() / counts.sum()
 
 
-def ask(batch: Batch, metric: Metric = "logit", *, at_most: int = A_SEQUENCE, seed: int = 0) -> Questions:
-    """Up to `at_most` in-context positions of each sequence, chosen at random."""
+def ask(batch: Batch, metric: Metric = "logit", *, at_most: int = PER_SEQUENCE, seed: int = 0) -> Questions:
+    """Up to `at_most` positions of each sequence from the main group of the batch, chosen at random."""
     require(metric in get_args(Metric), "metric", f"one of {', '.join(get_args(Metric))}", repr(metric))
-    require(at_most >= 1, "questions", "1 or more a sequence", at_most)
-    possible = batch.in_context
+    require(at_most >= 1, "questions", "1 or more per sequence", at_most)
+    possible = batch.group()
     require(bool(possible.any()), "batch", "a token that was seen before with what follows it", "none")
     m = min(at_most, int(possible.sum(1).max()))
     order = torch.rand(possible.shape, generator=torch.Generator().manual_seed(seed)).masked_fill(~possible, -1)
@@ -74,11 +75,11 @@ def ask(batch: Batch, metric: Metric = "logit", *, at_most: int = A_SEQUENCE, se
 
 
 def batch_of_tokens(tokens: Int[Tensor, "batch pos_plus_1"]) -> Batch:
-    """Any sequences as a Batch: a token is in context where it and its successor stood together before."""
-    require(tokens.shape[1] >= 2, "tokens", "2 or more a sequence", tokens.shape[1])
+    """Any sequences as a batch: a position is in context if its token and the next one stood together before."""
+    require(tokens.shape[1] >= 2, "tokens", "2 or more per sequence", tokens.shape[1])
     tokens = tokens.to(torch.int64)
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
     pair = inputs * (tokens.max() + 1) + targets
     seen = (pair[:, :, None] == pair[:, None, :]).tril(-1).any(-1)
-    none = torch.zeros(len(tokens), 0, dtype=torch.int64)
-    return with_counts(inputs, targets, 2 * seen.to(torch.int64), none, none)
+    every = torch.ones_like(seen)
+    return Batch(inputs, targets, counted=every, groups={"in_context": seen}, main="in_context")

@@ -2,8 +2,8 @@
 
 Runs are drawn with replacement; a pair of two copies of one run is left out. The interval is the percentile interval.
 
-Runs are *independent* when no two have their initial weights or their data in common. Families of retrained runs have
-one of them in common: `same initialisation` (other data) and `same data` (other initial weights).
+Runs are *independent* if no two share their initial weights or their data. Families of retrained runs share one of
+them: `same initialisation` (other data) and `same data` (other initial weights).
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ LEVEL = 0.95
 
 
 def relations(runs: pd.DataFrame) -> dict[str, list[tuple[str, str]]]:
-    """Relation -> the pairs of runs that stand in it. `runs` has run, init_seed, data_seed; nan: like no other."""
+    """Relation -> its pairs of runs. `runs` has run, init_seed, data_seed; a seed of nan is shared with none."""
     columns = (runs[name].tolist() for name in ("run", "init_seed", "data_seed"))
     seeds = {run: (init_seed, data_seed) for run, init_seed, data_seed in zip(*columns, strict=True)}
     independent: list[str] = []

@@ -1,19 +1,19 @@
-"""Shapley values: how n players share what they do together.
+"""Shapley values: how n players share the value of a game.
 
 For a game v(S), S a subset of the players N, the value of player i is its mean contribution over all orders of arrival,
 
     phi_i = sum over S without i of |S|! (n - |S| - 1)! / n! * (v(S + i) - v(S)),      sum_i phi_i = v(N) - v(0),
 
-and the interaction of two players is the mean of what they do together beyond what they do apart,
+and the interaction of two players is the mean of their joint contribution beyond the sum of their single ones,
 
     I_ij = sum over S without i, j of |S|! (n - |S| - 2)! / (n - 1)! * (v(S+ij) - v(S+i) - v(S+j) + v(S)):
 
-negative where one can stand in for the other (redundant), positive where one needs the other (synergistic). Relative
-to G_ij, what the two together contribute on the same average (v(S+ij) - v(S) instead), it is -1 for a pair of which
-either is enough, 1 for a pair of which both are needed and 0 for two that add up.
+negative if one can replace the other (redundant), positive if one needs the other (synergistic). Relative to G_ij,
+the mean joint contribution (v(S+ij) - v(S) instead), it is -1 if either player is enough, 1 if both are needed, and 0
+if they add up.
 
-All 2^n subsets are worked out for up to EXACT players; beyond that, orders are drawn at random, each with its reverse,
-and the values carry the standard error of that sampling (their sum is still v(N) - v(0) exactly).
+All 2^n subsets are evaluated for up to EXACT players. For more players, orders are drawn at random, each with its
+reverse, and the values have a standard error from that sampling (their sum is still v(N) - v(0) exactly).
 """
 
 from collections.abc import Callable
@@ -25,15 +25,17 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
-EXACT = 10  # players whose 2^n coalitions are all worked out
-ORDERS = 32  # random orders (half of them the others reversed) for more players
+EXACT = 10
+"""Up to this many players all 2^n coalitions are evaluated."""
+ORDERS = 32
+"""Random orders for more players; half of them are the other half reversed."""
 
 Evaluate = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
 class Solution:
-    """A game worked out; everything as a sum a sequence, since all of it is linear in v."""
+    """A solved game. Everything is one sum per sequence, because all of it is linear in v."""
 
     values: Float64[Tensor, "player batch"]
     """Shapley values."""
@@ -89,11 +91,11 @@ def interactions(
         for j in range(i):
             without = (~coalitions[:, i] & ~coalitions[:, j]).nonzero().flatten()
             weight = weights[coalitions[without].sum(1)]
-            nobody, first, second, both = (
+            neither, first, second, both = (
                 weight @ values[without + 2**i * a + 2**j * b] for b in (0, 1) for a in (0, 1)
             )
-            interaction[i, j] = interaction[j, i] = both - first - second + nobody
-            together[i, j] = together[j, i] = both - nobody
+            interaction[i, j] = interaction[j, i] = both - first - second + neither
+            together[i, j] = together[j, i] = both - neither
     return interaction, together
 
 
@@ -105,7 +107,7 @@ def solve(
     *,
     pairs: bool = True,
 ) -> Solution:
-    """Work out a game of n players. `evaluate` gives [coalition, batch] for [coalition, player]; it is called once."""
+    """Solve a game of n players. `evaluate` gives [coalition, batch] for [coalition, player]; it is called once."""
     if n <= EXACT:
         values = evaluate(all_coalitions(n))
         full, bits = 2**n - 1, 2 ** torch.arange(n)
@@ -151,13 +153,13 @@ def _sampled(n: int, evaluate: Evaluate, orders: Int[Tensor, "order player"], pa
 
 
 def participation(shares: Float[np.ndarray, " player"]) -> float:
-    """Effective number of players, (sum s)^2 / sum s^2, over those that help (s > 0); nan when none does."""
+    """Effective number of players, (sum s)^2 / sum s^2, over players with positive shares; nan if there are none."""
     helping = np.clip(shares, 0, None)
     return float(helping.sum() ** 2 / np.square(helping).sum()) if helping.any() else np.nan
 
 
 def entropy_number(shares: Float[np.ndarray, " player"]) -> float:
-    """Effective number of players, exp of the entropy of the shares of those that help."""
+    """Effective number of players, exp of the entropy of the positive shares."""
     helping = shares[shares > 0]
     if helping.size == 0:
         return np.nan

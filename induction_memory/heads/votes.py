@@ -1,8 +1,8 @@
-"""Three votes on what a head is, each blind to the others: from its weights, its attention and its effects.
+"""Three independent votes on the role of a head: by its weights, by its attention and by its effects.
 
-Roles:  previous-token   tells each position which token came before it
-        current-token    tells each position its own token again, where a later head can ask with it
-        induction        finds what followed the query's token before, and writes it to the output
+Roles:  previous-token   writes to each position the token before it
+        current-token    writes to each position its own token, which a later head uses as its query
+        induction        attends to what followed the query's token before, and writes it to the output
 
 weights     the smaller of two recalls, corrected for chance, since a role needs both of its memories:
             key-query     previous: p_t^T W_K p_s -> s = t-1, keys s <= t
@@ -11,11 +11,11 @@ weights     the smaller of two recalls, corrected for chance, since a role needs
                           b = Phi_h' w_E(k), best over earlier heads h, h'
             value-output  previous and current: the match in which Phi w_E(k) is b, or a, best over later heads
                           induction: w_U(j)^T Phi w_E(k) -> j = k
-attention   mean attention to the previous position, to the own, to the tokens after earlier occurrences; corrected for
-            chance
+attention   mean attention to the previous position, to the own position, to the tokens after earlier occurrences;
+            corrected for chance
             In both, positions are the first 64, as in the paper's probe of W_K1: later ones are learned late, if ever.
-causes      its Shapley share of the effect of all heads by the route that the role takes: previous-token heads act
-            through later heads' keys, current-token heads through their queries, induction heads on the output
+causes      its Shapley share of the effect of all heads by the route of the role: previous-token heads act through
+            later heads' keys, current-token heads through their queries, induction heads on the output
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from induction_memory.heads.games import Stage
+from induction_memory.heads.games import ValueFunction
 from induction_memory.probes import attention
 from induction_memory.probes.memory_recall import hits
 from induction_memory.probes.stack import Stack
@@ -37,16 +37,16 @@ EARLY = 64  # positions whose previous and own position are asked for
 TOKENS = 256  # tokens of a large vocabulary whose recall is measured
 
 
-def votes(stage: Stage, shares: pd.DataFrame, known: bool = True) -> pd.DataFrame:
+def votes(v: ValueFunction, shares: pd.DataFrame, known: bool = True) -> pd.DataFrame:
     """One row per head, vote and role: the score, and for the weights the two recalls it is the smaller of.
 
     `known` is whether the sequences decide if the heads have an effect (sharing.py).
     """
-    heads = stage.graph.heads
-    tokens = chosen_tokens(stage.batch.tokens)
-    weights, length = stage.recording.runner.weights, stage.batch.tokens.shape[1]
+    heads = v.graph.heads
+    tokens = chosen_tokens(v.batch.tokens)
+    weights, length = v.recording.runner.weights, v.batch.tokens.shape[1]
     key_query, value_output = (x.flatten(0, 1).numpy() for x in weight_recalls(weights, tokens, length))
-    attended = attention_scores(stage).flatten(0, 1).numpy()
+    attended = attention_scores(v).flatten(0, 1).numpy()
     effects = causes(shares, heads, known)
     rows = []
     for i, head in enumerate(heads):
@@ -93,12 +93,12 @@ def weight_recalls(
     return key_query, value_output
 
 
-def attention_scores(stage: Stage) -> Float[Tensor, "layer head role"]:
+def attention_scores(v: ValueFunction) -> Float[Tensor, "layer head role"]:
     """Chance-corrected attention of every head for every role."""
-    sought, queries = attention.after_earlier(stage.batch.tokens), stage.batch.in_context
+    sought, queries = attention.after_earlier(v.batch.tokens), v.batch.group()
     rows = []
-    for layer in range(1, stage.graph.n_layers + 1):
-        pattern = stage.recording.pattern(layer)
+    for layer in range(1, v.graph.n_layers + 1):
+        pattern = v.recording.pattern(layer)
         early = pattern[..., :EARLY, :EARLY]
         rows.append(
             torch.stack(

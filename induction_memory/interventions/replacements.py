@@ -37,7 +37,7 @@ from induction_memory.runner.recording import Recording
 from induction_memory.runner.swapped_weights import mixed
 from induction_memory.runner.variants import Patch
 from induction_memory.task.corruptions import other_outputs
-from induction_memory.task.sampler import Batch
+from induction_memory.task.batch import Batch
 
 Value = Float[Tensor, "#batch #pos d"]
 Replacement = Callable[["Ablated", str], Value]

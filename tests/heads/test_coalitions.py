@@ -3,7 +3,7 @@ import torch
 
 from induction_memory.heads import coalitions as coalitions_module
 from induction_memory.heads.coalitions import coalition_sums
-from induction_memory.heads.games import edges, play, set_stage
+from induction_memory.heads.games import edges, solve_games, value_function
 from induction_memory.heads.questions import ask, batch_of_tokens
 from induction_memory.heads.shapley import all_coalitions
 from induction_memory.model.build import build
@@ -37,39 +37,39 @@ def model_of(config):
     return model
 
 
-def stage_of(config, kind="mean", via=None):
-    return set_stage(runner(model_of(config), via=via), random_batch(), kind=kind)
+def value_function_of(config, kind="mean", via=None):
+    return value_function(runner(model_of(config), via=via), random_batch(), kind=kind)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_every_coalition_equals_one_hooked_forward_with_the_absent_heads_replaced(name):
-    stage, model = stage_of(ARCHITECTURES[name]), model_of(ARCHITECTURES[name])
-    coalitions, questions = all_coalitions(len(stage.graph.heads)), stage.questions
-    fast = coalition_sums(stage.recording, stage.absent, coalitions, questions)
+    v, model = value_function_of(ARCHITECTURES[name]), model_of(ARCHITECTURES[name])
+    coalitions, questions = all_coalitions(len(v.graph.heads)), v.questions
+    fast = coalition_sums(v.recording, v.absent, coalitions, questions)
     for row in range(0, len(coalitions), 3):
-        absent = [head for head, there in zip(stage.graph.heads, coalitions[row], strict=True) if not there]
-        patches = [Patch(head, stage.absent[head]) for head in absent]
-        logits = hooked_logits(model, stage.batch.tokens, patches)
+        absent = [head for head, there in zip(v.graph.heads, coalitions[row], strict=True) if not there]
+        patches = [Patch(head, v.absent[head]) for head in absent]
+        logits = hooked_logits(model, v.batch.tokens, patches)
         at = logits[torch.arange(len(logits))[:, None], questions.queries]
         torch.testing.assert_close(fast[row], questions.sums(at), atol=1e-4, rtol=1e-4)
 
 
 def test_a_game_by_a_route_equals_one_hooked_forward_with_those_edges_cut():
     config = ARCHITECTURES["full, LayerNorm, three layers"]
-    stage, model = stage_of(config), model_of(config)
-    game = next(game for game in play(stage) if game.name == "k" and game.layer == 1)
-    cut = [Patch(edge, stage.absent["L1H2"]) for edge in edges(stage.graph, "L1H2", "k")]
+    v, model = value_function_of(config), model_of(config)
+    game = next(game for game in solve_games(v) if game.name == "k" and game.layer == 1)
+    cut = [Patch(edge, v.absent["L1H2"]) for edge in edges(v.graph, "L1H2", "k")]
     assert [patch.site for patch in cut] == ["L1H2->L2H1.k", "L1H2->L2H2.k", "L1H2->L3H1.k", "L1H2->L3H2.k"]
-    rows, queries = torch.arange(4)[:, None], stage.questions.queries
+    rows, queries = torch.arange(4)[:, None], v.questions.queries
     intact, without = (
-        stage.questions.sums(hooked_logits(model, stage.batch.tokens, patches)[rows, queries]) for patches in ([], cut)
+        v.questions.sums(hooked_logits(model, v.batch.tokens, patches)[rows, queries]) for patches in ([], cut)
     )
     torch.testing.assert_close(game.solution.single[1], intact - without, atol=1e-4, rtol=1e-3)
 
 
 def test_shapley_values_of_every_game_sum_to_its_total_effect():
     for name in ARCHITECTURES:
-        for game in play(stage_of(ARCHITECTURES[name])):
+        for game in solve_games(value_function_of(ARCHITECTURES[name])):
             difference = game.solution.values.sum(0) - game.solution.total
             assert difference.abs().max() < 1e-6
 
@@ -82,50 +82,50 @@ def counted_attention(monkeypatch):
 
 def test_coalitions_by_hooks_are_the_same():
     config = ARCHITECTURES["full, two heads"]
-    fast, hooked = (stage_of(config, via=via).coalitions(all_coalitions(4)) for via in ("fast", "hooks"))
+    fast, hooked = (value_function_of(config, via=via).coalitions(all_coalitions(4)) for via in ("fast", "hooks"))
     torch.testing.assert_close(fast, hooked, atol=1e-4, rtol=1e-4)
 
 
 def test_coalitions_reuse_what_they_share_instead_of_starting_over(monkeypatch):
-    stage = stage_of(ModelConfig.full(**SMALL, n_heads=4))
+    v = value_function_of(ModelConfig.full(**SMALL, n_heads=4))
     calls, coalitions = counted_attention(monkeypatch), all_coalitions(8)
-    stage.coalitions(coalitions)
+    v.coalitions(coalitions)
     assert len(calls) == 15  # 16 subsets of layer 1, one of them recorded
-    stage.coalitions(coalitions.flip(0))
+    v.coalitions(coalitions.flip(0))
     assert len(calls) == 15
 
 
 def test_coalitions_of_the_last_layer_need_no_attention_at_all(monkeypatch):
-    stage = stage_of(ModelConfig.full(**SMALL, n_heads=4))
+    v = value_function_of(ModelConfig.full(**SMALL, n_heads=4))
     calls = counted_attention(monkeypatch)
     coalitions = torch.ones(16, 8, dtype=torch.bool)
     coalitions[:, 4:] = all_coalitions(4)
-    assert stage.coalitions(coalitions).shape == (16, 4)
+    assert v.coalitions(coalitions).shape == (16, 4)
     assert not calls
 
 
 def test_small_groups_of_coalitions_give_the_same(monkeypatch):
-    stage = stage_of(ARCHITECTURES["full, two heads"])
-    whole = coalition_sums(stage.recording, stage.absent, all_coalitions(4), stage.questions)
+    v = value_function_of(ARCHITECTURES["full, two heads"])
+    whole = coalition_sums(v.recording, v.absent, all_coalitions(4), v.questions)
     monkeypatch.setattr("induction_memory.heads.coalitions.LOGITS_AT_ONCE", 1)
-    apart = coalition_sums(stage.recording, stage.absent, all_coalitions(4), stage.questions)
+    apart = coalition_sums(v.recording, v.absent, all_coalitions(4), v.questions)
     torch.testing.assert_close(apart, whole)
 
 
 @pytest.mark.parametrize("kind", ["zero", "mean-position", "resample"])
 def test_the_coalition_of_nobody_is_the_model_with_every_head_ablated(kind):
-    stage = stage_of(ARCHITECTURES["full, two heads"], kind)
-    patches = [Patch(head, stage.absent[head]) for head in stage.graph.heads]
-    logits = hooked_logits(model_of(ARCHITECTURES["full, two heads"]), stage.batch.tokens, patches)
-    at = logits[torch.arange(len(logits))[:, None], stage.questions.queries]
-    nobody = stage.coalitions(torch.zeros(1, 4, dtype=torch.bool))[0]
-    torch.testing.assert_close(nobody, stage.questions.sums(at), atol=1e-4, rtol=1e-4)
+    v = value_function_of(ARCHITECTURES["full, two heads"], kind)
+    patches = [Patch(head, v.absent[head]) for head in v.graph.heads]
+    logits = hooked_logits(model_of(ARCHITECTURES["full, two heads"]), v.batch.tokens, patches)
+    at = logits[torch.arange(len(logits))[:, None], v.questions.queries]
+    nobody = v.coalitions(torch.zeros(1, 4, dtype=torch.bool))[0]
+    torch.testing.assert_close(nobody, v.questions.sums(at), atol=1e-4, rtol=1e-4)
 
 
 def test_working_out_coalitions_leaves_the_model_as_it_was():
     model = model_of(ARCHITECTURES["full, two heads"])
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    play(set_stage(model, random_batch()))
+    solve_games(value_function(model, random_batch()))
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert not any(hook.fwd_hooks for hook in model.hook_dict.values())
 
@@ -157,6 +157,6 @@ def test_questions_are_worth_what_the_metrics_say():
 
 
 def test_the_recording_is_not_repeated_for_the_games(monkeypatch):
-    stage = stage_of(ARCHITECTURES["full, two heads"])
-    monkeypatch.setattr(type(stage.recording.runner), "record", None)
-    assert len(play(stage)) == 1 + 2 + 5 + 1
+    v = value_function_of(ARCHITECTURES["full, two heads"])
+    monkeypatch.setattr(type(v.recording.runner), "record", None)
+    assert len(solve_games(v)) == 1 + 2 + 5 + 1

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from induction_memory.heads.examination import identify
-from induction_memory.heads.games import set_stage
+from induction_memory.heads.games import value_function
 from induction_memory.heads.planted import plant
 from induction_memory.heads.questions import batch_of_tokens
 from induction_memory.heads.roles import ROLES, VOTES, choice, support, verdicts
@@ -182,7 +182,7 @@ def test_attention_scores_equal_a_loop_over_queries(early, monkeypatch):
     monkeypatch.setattr("induction_memory.heads.votes.EARLY", early)
     model = build(ModelConfig.full(d_model=12, n_ctx=10, d_vocab=4, n_heads=2), seed=1)
     batch = batch_of_tokens(torch.randint(4, (3, 11), generator=torch.Generator().manual_seed(0)))
-    got = attention_scores(set_stage(model, batch))
+    got = attention_scores(value_function(model, batch))
     _, cache = model.run_with_cache(batch.tokens)
     A = cache["blocks.1.attn.hook_pattern"].detach()[:, 1]
     sums, chances = {role: [] for role in ROLES}, {role: [] for role in ROLES}
