@@ -36,8 +36,9 @@ from induction_memory.runner.parameters import parameters
 from induction_memory.runner.recording import Recording
 from induction_memory.runner.swapped_weights import mixed
 from induction_memory.runner.variants import Patch
-from induction_memory.task.corruptions import other_outputs
 from induction_memory.task.batch import Batch
+from induction_memory.task.corruptions import other_outputs
+from induction_memory.task.sampler import Batch as BigramBatch
 
 Value = Float[Tensor, "#batch #pos d"]
 Replacement = Callable[["Ablated", str], Value]
@@ -111,6 +112,7 @@ class Replacements:
     @cached_property
     def other_outputs(self) -> Recording:
         """The run of the same sequences with the outputs of their triggers changed."""
+        assert isinstance(self.batch, BigramBatch)
         other = other_outputs(self.batch, np.random.default_rng(self.seed))
         return self.recording.runner.record(other.tokens)
 
@@ -186,7 +188,11 @@ def resample(run: Ablated, site: str) -> Value:
     return run.at(site).roll(1, dims=0)
 
 
-@ablation("resample-output")
+def _no_triggers(run: Replacements) -> str | None:
+    return None if isinstance(run.batch, BigramBatch) else "expected sequences with triggers for 'resample-output'"
+
+
+@ablation("resample-output", missing=_no_triggers)
 def resample_output(run: Ablated, site: str) -> Value:
     return run.all.other_outputs.at(site)
 

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from induction_memory.errors import InputError
 from induction_memory.heads import coalitions as coalitions_module
 from induction_memory.heads.coalitions import coalition_sums
 from induction_memory.heads.games import edges, solve_games, value_function
@@ -140,7 +141,7 @@ def test_routes_of_the_last_layer_lead_to_the_output_alone():
 def test_questions_are_worth_what_the_metrics_say():
     tokens = torch.tensor([[0, 1, 2, 0, 1, 2, 0], [3, 3, 3, 4, 4, 4, 4]])
     batch = batch_of_tokens(tokens)
-    assert batch.in_context.tolist() == [[False] * 3 + [True] * 3, [False, True, False, False, True, True]]
+    assert batch.group().tolist() == [[False] * 3 + [True] * 3, [False, True, False, False, True, True]]
     logits = torch.zeros(2, 6, 5)
     logits[torch.arange(2)[:, None], torch.arange(6), batch.targets] = 5.0
     for metric, expected in (
@@ -160,3 +161,8 @@ def test_the_recording_is_not_repeated_for_the_games(monkeypatch):
     v = value_function_of(ARCHITECTURES["full, two heads"])
     monkeypatch.setattr(type(v.recording.runner), "record", None)
     assert len(solve_games(v)) == 1 + 2 + 5 + 1
+
+
+def test_outputs_are_not_resampled_where_no_triggers_are_known():
+    with pytest.raises(InputError, match="kind: expected sequences with triggers for 'resample-output'"):
+        value_function_of(ARCHITECTURES["full, two heads"], "resample-output")
