@@ -17,12 +17,10 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
 from induction_memory.errors import require
+from induction_memory.figures.colours import BEYOND, OTHER, OUTPUT, RIGHT, TRIGGER
 from induction_memory.figures.panels import FAINT, INK, SMALL, TITLE
 from induction_memory.figures.tokens import visible
 
-RIGHT, OTHER = "#e5343d", "#2da44e"
-TRIGGER, OUTPUT = "#8250df", "#d1242f"
-BEYOND = "#f2f3f5"
 INCHES_A_TOKEN, SMALLEST, LARGEST = 0.13, 2.4, 9.0
 
 

@@ -9,7 +9,6 @@ of a text are those of a fixed task that always have the same successor there, o
 """
 
 import base64
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +28,7 @@ from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.sampler import Batch
 from induction_memory.trajectory.trajectory import Trajectory
 from induction_memory.views.attention_page import framed, page
+from induction_memory.views.light_maps import picture as light_picture
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -57,27 +57,44 @@ class AttentionView:
     outputs: Bool[np.ndarray, " pos"]
 
     def figure(self) -> "Figure":
-        """The static picture, as in the paper's Figure 2."""
+        """The picture for paper, as in the paper's Figure 2."""
         from induction_memory.figures.attention import attention_figure
 
-        names = [f"layer {head_of(head)[0]}, head {head_of(head)[1]}" for head in self.heads]
+        rows, columns, maps = self._arranged()
         marks: dict[str, Any] = {name: getattr(self, name) for name in ("right", "other", "triggers", "outputs")}
+        return attention_figure(maps, self.tokens, rows=rows, columns=columns, **marks)
+
+    def _arranged(self) -> tuple[list[str], list[str], list[list[Float[np.ndarray, "query key"]]]]:
+        """Titles of rows (none if there is one row) and of columns, and the maps that stand there."""
+        numbers = [head_of(head) for head in self.heads]
+        names = [f"layer {layer}, head {head}" for layer, head in numbers]
         if len(self.columns) > 1:
-            maps = [[column[i] for column in self.patterns] for i in range(len(names))]
-            return attention_figure(maps, self.tokens, rows=names, columns=self.columns, **marks)
-        layers = sorted({head_of(head)[0] for head in self.heads})
-        by_layer = [[i for i, head in enumerate(self.heads) if head_of(head)[0] == layer] for layer in layers]
+            return names, list(self.columns), [[column[i] for column in self.patterns] for i in range(len(names))]
+        layers = sorted({layer for layer, _ in numbers})
+        by_layer = [[i for i, (own, _) in enumerate(numbers) if own == layer] for layer in layers]
         if all(len(row) == 1 for row in by_layer) or len({len(row) for row in by_layer}) > 1:
-            return attention_figure([list(self.patterns[0])], self.tokens, columns=names, **marks)
+            return [], names, [list(self.patterns[0])]
         maps = [[self.patterns[0][i] for i in row] for row in by_layer]
-        numbers = [f"head {head_of(self.heads[i])[1]}" for i in by_layer[0]]
-        return attention_figure(maps, self.tokens, rows=[f"layer {i}" for i in layers], columns=numbers, **marks)
+        return [f"layer {layer}" for layer in layers], [f"head {numbers[i][1]}" for i in by_layer[0]], maps
+
+    def picture(self) -> tuple[str, float, float]:
+        """A light SVG of the maps for the screen, and its width and height (`light_maps`)."""
+        rows, columns, maps = self._arranged()
+        prefix = [f"{row}, " for row in rows] or [""]
+        lines = [
+            [
+                (f"{prefix[i]}{columns[j]}" if columns[j] else prefix[i].rstrip(", "), pattern)
+                for j, pattern in enumerate(line)
+            ]
+            for i, line in enumerate(maps)
+        ]
+        shown = [visible(token) for token in self.tokens]
+        return light_picture(lines, shown, self.right, self.other, self.triggers, self.outputs)
 
     def html(self) -> str:
-        """A page of its own that needs no network."""
-        drawn = io.BytesIO()
-        self._draw(drawn, "svg")
-        picture = f"data:image/svg+xml;base64,{base64.b64encode(drawn.getvalue()).decode()}"
+        """A page of its own that needs no network: the light picture, and the heads in CircuitsVis."""
+        drawn, _, _ = self.picture()
+        picture = f"data:image/svg+xml;base64,{base64.b64encode(drawn.encode()).decode()}"
         names = [f"{column} {head}".strip() for column in self.columns for head in self.heads]
         kinds = ["trigger" if t else "output" if o else "" for t, o in zip(self.triggers, self.outputs, strict=True)]
         patterns = self.patterns.reshape(-1, *self.patterns.shape[-2:])
@@ -85,11 +102,11 @@ class AttentionView:
         return page(self.title, shown, list(patterns), names, picture=picture, classes=kinds)
 
     def _repr_html_(self) -> str:
-        width, height = self.figure().get_size_inches()
-        return framed(self.html(), height=int(1060 + 96 * min(width, 10) * height / width))
+        _, width, height = self.picture()
+        return framed(self.html(), height=int(1060 + min(width, 960) * height / width))
 
     def save(self, path: str | Path) -> Path:
-        """Write the page (.html) or the picture (.png, .pdf, .svg)."""
+        """Write the page (.html) or the figure for paper (.png, .pdf, .svg)."""
         path = Path(path)
         require(path.suffix in FORMATS, "out", f"a file that ends in {', '.join(FORMATS)}", repr(str(path)))
         require(path.parent.is_dir(), "out", "a file in a folder that exists", repr(str(path)))
@@ -100,7 +117,7 @@ class AttentionView:
         return path
 
     def _draw(self, file: Any, kind: str) -> None:
-        """The picture without date and random names: the same maps give the same bytes."""
+        """The figure without date and random names: the same maps give the same bytes."""
         import matplotlib
 
         undated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(kind, {})

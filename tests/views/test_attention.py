@@ -1,10 +1,16 @@
+import base64
 import html
+import io
 import json
 import re
+import subprocess
+import sys
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from induction_memory.errors import InputError
 from induction_memory.figures.attention import OTHER, RIGHT, attention_figure
@@ -16,6 +22,7 @@ from induction_memory.task.corpus import Corpus
 from induction_memory.task.sampler import make_batch, sample, step_rng
 from induction_memory.views.attention import attention, marks
 from induction_memory.views.attention_page import bundle, embedded_json
+from induction_memory.views.light_maps import coloured
 
 AWKWARD = ("<", "&", "</script>", " ", "\n", '"', "'", "<!--", "$x$", "a", "b")
 
@@ -198,6 +205,47 @@ def test_what_is_wrong_is_said_in_one_line(arguments, says):
         attention(build(ModelConfig(d_model=8, n_ctx=16), seed=0), task=task, **arguments)
     assert says in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_the_light_picture_has_the_maps_the_boxes_and_the_tokens(view):
+    source, width, height = view.picture()
+    root = ElementTree.fromstring(source)
+    name = "{http://www.w3.org/2000/svg}"
+    assert float(root.get("width")) == pytest.approx(width, abs=1)
+    assert height > 300
+    images = [image.get("href") for image in root.iter(f"{name}image")]
+    assert len(images) == 4
+    for href, pattern in zip(images, view.patterns[0], strict=True):
+        raw = base64.b64decode(href.partition(",")[2])
+        pixels = np.asarray(Image.open(io.BytesIO(raw)))
+        np.testing.assert_array_equal(pixels, coloured(pattern))
+    strokes = {path.get("stroke"): path.get("d").count("M") for path in root.iter(f"{name}path")}
+    assert strokes == {RIGHT: int(view.right.sum()), OTHER: int(view.other.sum())}
+    shown = [text.text for text in root.iter(f"{name}text")]
+    assert shown.count("a") == 6  # three triggers, as queries and as keys
+    assert "</script>" in shown
+    assert "layer 1, head 1" in shown
+
+
+def test_colours_go_from_light_to_dark_and_are_grey_beyond_the_diagonal():
+    pixels = coloured(np.array([[1.0, 0.0], [0.25, 0.75]])).astype(int)
+    assert pixels[0, 0].tolist() == [0x08, 0x30, 0x6B]
+    assert pixels[0, 1].tolist() == [0xF2, 0xF3, 0xF5]
+    assert pixels[1, 0].tolist() == [0xC6, 0xDB, 0xEF]
+    assert pixels[1, 1].tolist() == [0x21, 0x71, 0xB5]
+
+
+def test_a_page_in_a_notebook_loads_no_drawing_library():
+    code = """import sys, numpy as np
+from induction_memory.views.attention import AttentionView
+none = np.zeros((3, 3), bool)
+view = AttentionView("t", ("a", "b", "c"), ("L1H1", "L2H1"), ("",), np.eye(3)[None, None].repeat(2, 1), none, none,
+                     none[0], none[0])
+assert "matplotlib" not in sys.modules, "already there"
+view._repr_html_()
+assert "matplotlib" not in sys.modules, "drawn by it"
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_an_unknown_format_is_refused(view, tmp_path):

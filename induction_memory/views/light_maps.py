@@ -1,0 +1,116 @@
+"""A light picture of attention maps: an SVG in which each map is a PNG of one pixel per cell.
+
+It takes milliseconds, so a notebook's cell shows it at once. The figure for paper (`figures.maps`) is drawn only when
+it is saved; both have the same boxes, colours and order.
+"""
+
+import base64
+import struct
+import zlib
+from collections.abc import Sequence
+from xml.sax.saxutils import escape
+
+import numpy as np
+from jaxtyping import Bool, Float, UInt8
+
+from induction_memory.figures.colours import ATTENTION, BEYOND, OTHER, OUTPUT, RIGHT, TRIGGER
+
+SIDE, GAP, LABEL, TITLE = 330, 26, 7.5, 18  # pixels of a map, between maps, of a token's font, above a map
+
+
+def png(pixels: UInt8[np.ndarray, "row column 3"]) -> bytes:
+    """An RGB image as PNG: the header, the rows (each after a filter byte of 0) under zlib, the end."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    height, width, _ = pixels.shape
+    rows = np.concatenate([np.zeros((height, 1), np.uint8), pixels.reshape(height, -1)], axis=1)
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(rows.tobytes()))
+        + chunk(b"IEND", b"")
+    )
+
+
+def coloured(pattern: Float[np.ndarray, "query key"]) -> UInt8[np.ndarray, "query key 3"]:
+    """A map from 0 to 1 in colours, grey beyond the diagonal."""
+    knots = np.array([_rgb(colour) for colour in ATTENTION], dtype=float)
+    at = np.clip(pattern, 0, 1) * (len(knots) - 1)
+    channels = [np.interp(at, np.arange(len(knots)), knots[:, c]) for c in range(3)]
+    pixels = np.rint(np.stack(channels, axis=-1)).astype(np.uint8)
+    pixels[np.triu_indices(len(pattern), 1)] = _rgb(BEYOND)
+    return pixels
+
+
+def picture(
+    lines: Sequence[Sequence[tuple[str, Float[np.ndarray, "query key"]]]],
+    tokens: Sequence[str],
+    right: Bool[np.ndarray, "query key"],
+    other: Bool[np.ndarray, "query key"],
+    triggers: Bool[np.ndarray, " pos"],
+    outputs: Bool[np.ndarray, " pos"],
+) -> tuple[str, float, float]:
+    """The SVG of lines of maps, each with its title, and its width and height."""
+    n, cell = len(tokens), SIDE / len(tokens)
+    letters = max(map(len, tokens))
+    margin = 6 + 0.62 * LABEL * letters
+    labels = _labels(tokens, triggers, outputs, cell, letters)
+    boxes = _boxes(other, OTHER, cell) + _boxes(right, RIGHT, cell)
+    below = LABEL + 4 if letters == 1 else margin
+    parts = []
+    for i, line in enumerate(lines):
+        for j, (title, pattern) in enumerate(line):
+            x, y = margin + j * (SIDE + margin + GAP), TITLE + i * (SIDE + below + TITLE + 6)
+            image = base64.b64encode(png(coloured(pattern))).decode()
+            parts.append(
+                f'<g transform="translate({x:.1f} {y:.1f})">'
+                f'<text x="{SIDE / 2}" y="-6" class="t">{escape(title)}</text>'
+                f'<image width="{SIDE}" height="{SIDE}" href="data:image/png;base64,{image}" preserveAspectRatio="none"/>'
+                f'<use href="#boxes"/><use href="#labels"/></g>'
+            )
+    width = margin + max(map(len, lines)) * (SIDE + margin + GAP)
+    height = len(lines) * (SIDE + below + TITLE + 6) + 4
+    style = (
+        "image{image-rendering:pixelated}text{font:7.5px DejaVu Sans Mono,monospace;fill:#1f2328}"
+        ".t{font:11px sans-serif;text-anchor:middle}.q{text-anchor:end}.k{text-anchor:middle}.r{text-anchor:end}"
+        f".trigger{{fill:{TRIGGER};font-weight:700}}.output{{fill:{OUTPUT};font-weight:700}}"
+    )
+    thin = float(np.clip(40 / n, 0.6, 1.5))
+    source = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" '
+        f'height="{height:.0f}"><style>{style}</style><defs><g id="boxes" fill="none" stroke-width="{thin:.2f}">{boxes}'
+        f'</g><g id="labels">{labels}</g></defs>{"".join(parts)}</svg>'
+    )
+    return source, width, height
+
+
+def _boxes(cells: Bool[np.ndarray, "query key"], colour: str, cell: float) -> str:
+    squares = "".join(
+        f"M{k * cell:.2f} {q * cell:.2f}h{cell:.2f}v{cell:.2f}h-{cell:.2f}z" for q, k in np.argwhere(cells)
+    )
+    return f'<path d="{squares}" stroke="{colour}"/>'
+
+
+def _labels(tokens: Sequence[str], triggers: np.ndarray, outputs: np.ndarray, cell: float, letters: int) -> str:
+    """Queries at the left, keys below; every second one where they would touch."""
+    every = 1 if cell >= LABEL - 1 else 2
+    parts = []
+    for t, token in enumerate(tokens):
+        if t % every and not (triggers[t] or outputs[t]):
+            continue
+        kind = " trigger" if triggers[t] else " output" if outputs[t] else ""
+        text, middle = escape(token), (t + 0.5) * cell
+        parts.append(f'<text x="-3" y="{middle + 2.6:.1f}" class="q{kind}">{text}</text>')
+        if letters == 1:
+            parts.append(f'<text x="{middle:.1f}" y="{SIDE + LABEL + 1:.1f}" class="k{kind}">{text}</text>')
+        else:
+            turned = f"translate({middle + 2.6:.1f} {SIDE + 3}) rotate(-90)"
+            parts.append(f'<text transform="{turned}" class="r{kind}">{text}</text>')
+    return "".join(parts)
+
+
+def _rgb(colour: str) -> tuple[int, int, int]:
+    return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)
