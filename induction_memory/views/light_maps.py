@@ -68,7 +68,7 @@ def picture(
             parts.append(
                 f'<g transform="translate({x:.1f} {y:.1f})">'
                 f'<text x="{SIDE / 2}" y="-6" class="t">{escape(title)}</text>'
-                f'<image width="{SIDE}" height="{SIDE}" href="data:image/png;base64,{image}" preserveAspectRatio="none"/>'
+                f'<image width="{SIDE}" height="{SIDE}" href="data:image/png;base64,{image}"/>'
                 f'<use href="#boxes"/><use href="#labels"/></g>'
             )
     width = margin + max(map(len, lines)) * (SIDE + margin + GAP)
