@@ -64,7 +64,7 @@ def report(
     steps: Sequence[int] | None = None,
     sequences: int = 3,
     length: int = LENGTH,
-    causal_steps: int = 12,
+    causal_steps: int = 10,
     budget: int = BUDGET,
     title: str | None = None,
     progress: Progress | None = None,
