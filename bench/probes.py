@@ -1,9 +1,9 @@
 """All recall probes on a 200-step trajectory, from disk: one batched pass against a loop over HookedTransformers.
 
 The trajectory has the paper's size (d = 128, T = 256, with W_F) and is written for the occasion. The loop reads each
-step, loads it into a HookedTransformer and takes the same probes in plain tensor code: once with a new model a step, as
-`run.model` gives it, and once, to compare, with one model whose weights are replaced (what is left there is mostly the
-matrix products that every way has to do). Both sides read from a fresh `load`, check what they read, and give the same
+step, loads it into a HookedTransformer and takes the same probes in plain tensor code: once with a new model per step,
+as `run.model` gives it, and once, to compare, with one model whose weights are replaced, where matrix products that
+every way needs take most of the time. Both sides read from a fresh `load`, check what they read, and give the same
 numbers.
 """
 
@@ -19,7 +19,7 @@ from torch import nn
 from bench.sampler import median_seconds
 from induction_memory.experiment.run_config import RunConfig
 from induction_memory.experiment.train_config import TrainConfig
-from induction_memory.memory import associative, kl_to_model
+from induction_memory.memory import kl
 from induction_memory.model.build import build
 from induction_memory.model.config import ModelConfig
 from induction_memory.model.memories import embedding, memory
@@ -57,18 +57,25 @@ def batched(folder: Path) -> pd.DataFrame:
 def probe(model: nn.Module, task: BigramTask) -> dict[str, float]:
     """The paper's probes of one model, in plain tensor code."""
     p, w_E, w_U = (embedding(model, name) for name in ("p", "w_E", "w_U"))
-    W_K1, W_K2 = memory(model, "W_K1").mT, memory(model, "W_K2").mT
-    positions, tokens = torch.arange(len(p) - 1), torch.arange(len(w_E))
-    masked = associative.masked_recall(W_K1, p[1:], p, positions, associative.causal(len(p))[:, 1:])
+    positions, tokens = (
+        p[1:] @ memory(model, "W_K1") @ p.T,
+        w_E @ memory(model, "W_K2") @ embedding(model, "Phi_1 w_E").T,
+    )
+    hidden = torch.ones(len(p), len(p), dtype=torch.bool).triu(1)[1:]
     found = {
-        "W_K1": associative.recall(W_K1, p[1:], p[:-1], positions),
-        "W_K1_first64": associative.recall(W_K1, p[1:64], p[:63], positions[:63]),
-        "W_K1_causal": masked,
-        "W_K2": associative.recall(W_K2, w_E, embedding(model, "Phi_1 w_E"), tokens),
-        "W_O2": associative.recall(memory(model, "W_O2"), embedding(model, "W_V2 w_E"), w_U, tokens),
-        "W_F_kl": kl_to_model(memory(model, "W_F"), w_E, w_U, torch.tensor(task.bigram).float()),
+        "W_K1": diagonal_wins(positions[:, :-1]),
+        "W_K1_first64": diagonal_wins(positions[:63, :63]),
+        "W_K1_causal": diagonal_wins(positions.masked_fill(hidden, -torch.inf)),
+        "W_K2": diagonal_wins(tokens),
+        "W_O2": diagonal_wins(w_E @ memory(model, "Phi_2").T @ w_U.T),
+        "W_F_kl": kl((w_E @ memory(model, "W_F").T @ w_U.T).double(), torch.tensor(task.bigram), "to model"),
     }
-    return {name: value.item() for name, value in found.items()}
+    return {name: float(value) for name, value in found.items()}
+
+
+def diagonal_wins(table: torch.Tensor) -> torch.Tensor:
+    """Share of rows i whose entry i is the largest."""
+    return (table.argmax(-1) == torch.arange(len(table))).double().mean()
 
 
 def new_model_each_step(folder: Path) -> pd.DataFrame:

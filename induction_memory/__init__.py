@@ -34,6 +34,7 @@ _NAMES = {
     "surgery": "interventions.surgery",
     "attention": "views.attention",
     "report": "views.report",
+    "probe": "probes.registry",
     "InputError": "errors",
 }
 _MODULES = (
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from induction_memory.model.config import ModelConfig as ModelConfig
     from induction_memory.model.construct import construct as construct
     from induction_memory.model.memories import embedding as embedding
+    from induction_memory.probes.registry import probe as probe
     from induction_memory.task.bigrams import BigramTask as BigramTask
     from induction_memory.task.corpus import Corpus as Corpus
     from induction_memory.task.sampler import sample as sample

@@ -93,6 +93,7 @@ def born(recalls: "pd.DataFrame", name: str) -> int | None:
     """First step from which the recall stays at half or more."""
     import numpy as np
 
-    low = np.flatnonzero(recalls[name].to_numpy() < BORN)
-    first = low[-1] + 1 if len(low) else 0
-    return int(recalls.index[first]) if first < len(recalls) else None
+    from induction_memory.memory.births import first_lasting
+
+    first = first_lasting(recalls[name].to_numpy() >= BORN, recalls.index.to_numpy())
+    return None if np.isnan(first) else int(first)

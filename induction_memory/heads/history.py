@@ -10,20 +10,13 @@ from collections.abc import Iterator
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
 from induction_memory.heads.selection import listed, rows_of
 from induction_memory.heads.votes import ROLES, ROUTE_OF
+from induction_memory.memory.births import first_lasting
 
 NEAR = 0.1
-
-
-def lasting(steps: Int[np.ndarray, " step"], holds: Bool[np.ndarray, " step"]) -> float:
-    """The first step from which something holds to the end; nan if it does not hold at the end."""
-    if not holds[-1]:
-        return np.nan
-    fails = np.flatnonzero(~holds)
-    return float(steps[fails[-1] + 1]) if fails.size else float(steps[0])
 
 
 def births(roles: pd.DataFrame) -> pd.DataFrame:
@@ -31,7 +24,7 @@ def births(roles: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for run, head, steps, held in _histories(roles):
         if held[-1] in ROLES:
-            rows.append((run, head, held[-1], lasting(steps, held == held[-1])))
+            rows.append((run, head, held[-1], float(first_lasting(held == held[-1], steps))))
     return pd.DataFrame(rows, columns=["run", "head", "role", "born"])
 
 
@@ -58,9 +51,9 @@ def decisions(shares: pd.DataFrame) -> pd.DataFrame:
             total = parts.sum(1)
             emerged = decided = np.nan
             if total[-1] > 0:
-                emerged = lasting(steps, total >= total[-1] / 2)
+                emerged = float(first_lasting(total >= total[-1] / 2, steps))
                 distance = 0.5 * np.abs(normalised(parts) - normalised(parts[-1:])).sum(1)
-                decided = lasting(steps, distance <= NEAR)
+                decided = float(first_lasting(distance <= NEAR, steps))
             rows.append((run, role, layer, emerged, decided))
     return pd.DataFrame(rows, columns=["run", "role", "layer", "emerged", "decided"])
 

@@ -29,7 +29,7 @@ from torch import Tensor
 from transformer_lens import HookedTransformer
 
 from induction_memory.errors import require
-from induction_memory.memory.associative import store
+from induction_memory.memory.association import store
 from induction_memory.model.build import build
 from induction_memory.model.config import ModelConfig
 from induction_memory.model.memories import embedding, set_memory
@@ -85,13 +85,12 @@ def plant(
         _write_embeddings(model, basis[:N], basis[N : N + T], basis[4 * (N + T) : 5 * N + 4 * T])
     R_P, R_C, R_idle = (basis.T @ basis.roll(-block * (N + T), 0) for block in (1, 2, 3))
     p, w_E, w_U = (embedding(model, name) for name in ("p", "w_E", "w_U"))
-    every, positions = torch.arange(N), torch.arange(T)
     undo_scaling = d_model**0.5
 
-    before = KEYS * undo_scaling * store(_dual(p)[:-1], _dual(p)[1:], positions[:-1])
-    itself = KEYS * undo_scaling * store(_dual(p), _dual(p), positions)
-    match = MATCH * undo_scaling * store(_dual(w_E @ R_P.T), _dual(w_E @ R_C.T), every)
-    copy = OUTPUT * store(_dual(w_E), _dual(w_U), every)
+    before = KEYS * undo_scaling * store(_dual(p)[:-1], _dual(p)[1:])
+    itself = KEYS * undo_scaling * store(_dual(p), _dual(p))
+    match = MATCH * undo_scaling * store(_dual(w_E @ R_P.T), _dual(w_E @ R_C.T))
+    copy = OUTPUT * store(_dual(w_E), _dual(w_U))
     unread = _outside(w_U, generator)
     nothing, eye, idle = torch.zeros_like(match), torch.eye(d_model), [R_idle] * (n_heads - 3)
 

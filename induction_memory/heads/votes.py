@@ -27,9 +27,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from induction_memory.heads.games import ValueFunction
+from induction_memory.memory.association import Association, causal, matching
+from induction_memory.memory.readings import recall
+from induction_memory.model.memories import Memories
 from induction_memory.probes import attention
-from induction_memory.probes.memory_recall import hits
-from induction_memory.probes.stack import Stack
 
 ROLES = ("previous-token", "current-token", "induction")
 ROUTE_OF = {"previous-token": "k", "current-token": "q", "induction": "out"}
@@ -66,25 +67,24 @@ def weight_recalls(
 
     nan where a model cannot have it: positions without positional embeddings.
     """
-    stack = Stack(weights, 1)
-    w_E = stack.embedding("w_E")[0, 0, tokens]
-    w_U = stack.embedding("w_U")[0, 0, tokens]
-    p = stack.embedding("p")[0, 0, : min(length, EARLY)] if "pos_embed.W_pos" in stack.weights else None
-    n_layers, n_heads = stack.n_layers, stack.n_heads
+    m = Memories(weights)
+    w_E, w_U = m.embedding("w_E")[0, 0, tokens], m.embedding("w_U")[0, 0, tokens]
+    p = m.embedding("p")[0, 0, : min(length, EARLY)] if "pos_embed.W_pos" in m.weights else None
+    n_layers, n_heads = m.n_layers, m.n_heads
     key_query = torch.full((n_layers, n_heads, len(ROLES)), torch.nan, dtype=torch.float64)
     value_output = torch.zeros_like(key_query)
     written: list[Tensor] = []  # [n, d] of each earlier head: Phi_h w_E
     for layer in range(n_layers):
-        W_K, Phi = stack.memory(f"W_K{layer + 1}")[0], stack.memory(f"Phi_{layer + 1}")[0]
+        W_K, Phi = m.memory(f"W_K{layer + 1}")[0], m.memory(f"Phi_{layer + 1}")[0]
         for head in range(n_heads):
-            key_query[layer, head, 1] = _diagonal_recall(w_E @ W_K[head] @ w_E.T)
+            key_query[layer, head, 1] = _above_chance(matching(W_K[head], w_E, w_E, given="output"))
             if p is not None:
-                before, own = _position_recalls(p @ W_K[head] @ p.T)
+                before, own = _positions(W_K[head], p)
                 key_query[layer, head, 0] = before
                 key_query[layer, head, 1] = max(own, float(key_query[layer, head, 1]))
             match = _match(W_K[head], [w_E, *written], written)
             key_query[layer, head, 2] = match.max() if match.numel() else 0.0
-            value_output[layer, head, 2] = _diagonal_recall(w_E @ Phi[head].T @ w_U.T)
+            value_output[layer, head, 2] = _above_chance(matching(Phi[head], w_E, w_U))
             if match.numel():
                 earlier = value_output[:layer].view(-1, len(ROLES))
                 earlier[:, 0] = torch.maximum(earlier[:, 0], match.amax(0))
@@ -143,24 +143,23 @@ def _match(W_K: Float[Tensor, "d d"], queries: list[Tensor], keys: list[Tensor])
     """Recall of a^T W_K b -> same token for every set of queries a and of keys b."""
     if not keys:
         return torch.zeros(len(queries), 0, dtype=torch.float64)
-    stacked = torch.stack(keys)
-    return torch.stack([_diagonal_recall(a @ W_K @ stacked.mT) for a in queries])
+    a, b = torch.stack(queries).unsqueeze(1), torch.stack(keys)
+    return _above_chance(matching(W_K, b, a, given="output"))
 
 
-def _diagonal_recall(table: Float[Tensor, "*set i j"]) -> Float[Tensor, "*set"]:
-    """Share of rows whose own column scores above all others, corrected for the chance 1/n."""
-    n = table.shape[-1]
-    recall = hits(table, torch.arange(n)).double().mean(-1)
-    return attention.chance_corrected(recall, torch.tensor(1 / n, dtype=torch.float64)) if n > 1 else recall
+def _above_chance(a: Association) -> Float[Tensor, "*set"]:
+    """Recall of each item among all candidates, corrected for the chance 1/n."""
+    n = a.table.shape[-1]
+    return attention.chance_corrected(recall(a), torch.tensor(1 / n, dtype=torch.float64)) if n > 1 else recall(a)
 
 
-def _position_recalls(table: Float[Tensor, "t s"]) -> tuple[float, float]:
+def _positions(W_K: Float[Tensor, "d d"], p: Float[Tensor, "t d"]) -> tuple[float, float]:
     """Recall of s = t-1 and of s = t among the keys s <= t, for t >= 1, corrected for the chance 1/(t+1)."""
-    n = len(table)
-    visible = torch.ones(n, n, dtype=torch.bool).tril()[1:]
+    n = len(p)
     chance = (1 / torch.arange(2, n + 1, dtype=torch.float64)).mean()
     recalls = []
-    for targets in (torch.arange(n - 1), torch.arange(1, n)):
-        found = hits(table[1:], targets, visible).double().mean()
-        recalls.append(float(attention.chance_corrected(found, chance)))
+    for offset in (0, 1):  # row r is the query r + 1
+        ideal = torch.ones(n - 1, n, device=p.device).triu(offset).tril(offset)
+        a = Association("W_K", W_K, p, p[1:], ideal, "output", allowed=causal(n, p.device)[1:])
+        recalls.append(float(attention.chance_corrected(recall(a), chance)))
     return recalls[0], recalls[1]

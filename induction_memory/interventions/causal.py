@@ -20,7 +20,7 @@ from induction_memory.interventions.ablations import INTACT, ablate
 from induction_memory.interventions.replacements import Kind
 from induction_memory.interventions.subjects import Steps, chosen_steps
 from induction_memory.probes.emergence import change_point
-from induction_memory.probes.registry import table as probe_table
+from induction_memory.probes.tidy import table as probe_table
 from induction_memory.task.sampler import Batch
 from induction_memory.trajectory.trajectory import Trajectory
 

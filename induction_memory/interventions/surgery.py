@@ -1,40 +1,57 @@
-"""Memory surgery: change single associations of a trained matrix, and measure who is hurt.
+"""Memory surgery: change single associations of a trained matrix, and measure which predictions suffer.
 
-    erase       the pair's score becomes 0                                 (edits.py: the smallest change that does it)
+    erase       the pair's score becomes 0, by the smallest change that does it (memory/edits.py)
     insert      the pair's score becomes `strength`, by default the mean score of the ideal pairs
     swap        two inputs exchange their outputs: a -> b and b -> a get the scores that a -> a and b -> b had
-    project     onto the span of the ideal memory's pairs ("ideal"), or what is left without it ("complement")
+    project     onto the span of the ideal memory's pairs ("ideal"), or without that part ("complement")
     truncate    the largest singular values alone
     transplant  the matrix of another step or run: a model, or (trajectory, step)
 
-The positions that rely on the edited pairs are the target, the others of their sort (in-context, or global for W_F) the
-bystanders; where an edit has no single pairs, there is only "all". `damage` is the accuracy lost, in-context or for W_F
-global. The model has its own weights again afterwards, bit for bit.
+What a memory associates stands in `model/associations.py`. Surgery edits the stored parameter, so "W_K2" is here the
+parameter W_K of layer 2, read with the queries W_Q w_E(k), and not the product of both. Pairs are written `a->b`, input
+then output, in tokens, or for W_K1 in positions counted from 1; one name alone stands for the pair that it is asked
+with. With several heads each has its own matrix. W_K2's keys are read as one layer-1 head writes them: `through`, by
+default the head that carries the previous token (`carrier`). The table names it.
+
+The positions that rely on the edited pairs are the target, the other positions of their kind (in-context, or global for
+W_F) the bystanders. An edit without single pairs has the group "all" alone. `damage` is the accuracy lost, in-context
+or for W_F global. The model has its own weights again afterwards, bit for bit.
+
+    memory   a position relies on a pair if
+    W_K1     its trigger occurs for the second time, and the first output stands at the pair's query position
+    W_K2     its token is the pair's query
+    W_O2     its right output is the pair's input
+    W_F      its token is the pair's input
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Literal
 
 import pandas as pd
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformer_lens import HookedTransformer
 
 from induction_memory.errors import InputError, require
 from induction_memory.figures.tokens import visible
-from induction_memory.interventions import edits
-from induction_memory.interventions.associations import Association, association
 from induction_memory.interventions.outcome import score
 from induction_memory.interventions.subjects import Steps, batch_of, subjects, task_of, with_step
+from induction_memory.memory import edits
+from induction_memory.memory.association import Association
+from induction_memory.model.associations import associate, carrier, parameter_of, written
+from induction_memory.model.memories import UnsupportedError, head_names, weights_of
 from induction_memory.runner.swapped_weights import replaced
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.sampler import Batch
 from induction_memory.trajectory.trajectory import Trajectory
 
 Names = str | Sequence[str]
+Head = int | str
 Projection = Literal["ideal", "complement"]
+EDITS = ("erase", "insert", "swap", "project", "truncate", "transplant")
 
 
 def surgery(
@@ -49,14 +66,15 @@ def surgery(
     truncate: int | None = None,
     transplant: HookedTransformer | tuple[Trajectory, int] | None = None,
     strength: float | None = None,
-    head: int | None = None,
-    through: int = 1,
+    head: Head | None = None,
+    through: Head | None = None,
     step: Steps = None,
     task: BigramTask | None = None,
 ) -> pd.DataFrame:
     """One edit, before and after: rows for the target, the bystanders and all positions (and each step).
 
-    Give exactly one edit. `head` restricts it to one head, counted from 1.
+    Give exactly one edit. `head` restricts it to one head; `through` is the layer-1 head that writes W_K2's keys. Both
+    are names (`L1H3`) or numbers in their layer, from 1. The columns head and through say which were taken.
     """
     task = task_of(source, task)
     rows = batch_of(source, batch, task)
@@ -64,9 +82,11 @@ def surgery(
     wanted |= {"project": project, "truncate": truncate, "transplant": transplant}
     tables = []
     for subject in subjects(source, step):
-        place = association(subject.model, memory, task, through=through)
-        name, W, pairs = edited_matrix(place, strength=strength, **wanted)
-        tables.append(with_step(_measure(subject.model, place, name, _only(place.W, W, head), pairs, rows), subject))
+        before, where = place(subject.model, memory, task, head=head, through=through)
+        name, after, pairs = edited_memory(before, strength=strength, **wanted)
+        label = {"memory": memory, "edit": name} | where
+        changed = _only(before, after, where["head"])
+        tables.append(with_step(_measure(subject.model, changed, label, pairs, rows), subject))
     return pd.concat(tables, ignore_index=True)
 
 
@@ -77,102 +97,146 @@ def edited(
     *,
     memory: str,
     strength: float | None = None,
-    head: int | None = None,
-    through: int = 1,
+    head: Head | None = None,
+    through: Head | None = None,
     **edit: Any,
 ) -> Iterator[HookedTransformer]:
     """`with edited(model, task, memory="W_K2", erase="a"):` the model under an edit, for any other analysis."""
-    place = association(model, memory, task, through=through)
-    _, W, _ = edited_matrix(place, strength=strength, **edit)
-    with replaced(model, _weights(place, _only(place.W, W, head))):
+    before, where = place(model, memory, task, head=head, through=through)
+    _, after, _ = edited_memory(before, strength=strength, **edit)
+    with replaced(model, written(_only(before, after, where["head"]), weights_of(model))):
         yield model
 
 
-def edited_matrix(
-    place: Association, *, strength: float | None = None, **edit: Any
-) -> tuple[str, Float[Tensor, "head d_out d_in"], list[tuple[int, int]]]:
-    """The name of the one edit that is given, the matrix it makes, and the pairs it aims at (none: the whole)."""
+def place(
+    model: HookedTransformer,
+    memory: str,
+    task: BigramTask,
+    *,
+    head: Head | None = None,
+    through: Head | None = None,
+) -> tuple[Association, dict[str, str]]:
+    """The stored memory of a model with two layers, and which heads it is about: head ("all" or one) and through."""
+    require(model.cfg.n_layers == 2, "memory", "a model with two layers", f"one with {model.cfg.n_layers}")
+    layer = 1 if memory == "W_K1" else 2
+    one = None if head is None else _named(head, layer, model.cfg.n_heads, "head")
+    writer = None
+    if memory == "W_K2":
+        writer = carrier(model, task, head=one) if through is None else _named(through, 1, model.cfg.n_heads, "through")
+    try:
+        a = associate(model, memory, task=task, bare=True, through=writer)
+    except UnsupportedError as reason:
+        raise InputError(f"memory: {memory} {reason}") from None
+    only = one or (a.heads[0] if len(a.heads) == 1 else "all")
+    return a, {"head": only, "through": writer or ""}
+
+
+def edited_memory(
+    a: Association, *, strength: float | None = None, **edit: Any
+) -> tuple[str, Association, Int[Tensor, "pair side"] | None]:
+    """The name of the one edit that is given, the memory it makes, and the pairs it aims at (None: all of W)."""
     given = [name for name, value in edit.items() if value is not None and value is not False]
-    known = ("erase", "insert", "swap", "project", "truncate", "transplant")
-    require(len(given) == 1 and given[0] in known, "edit", f"one of {', '.join(known)}", ", ".join(given) or "none")
+    require(len(given) == 1 and given[0] in EDITS, "edit", f"one of {', '.join(EDITS)}", ", ".join(given) or "none")
     name, value = given[0], edit[given[0]]
     if name == "truncate":
-        return f"truncate {value}", edits.truncate(place.W, value), []
+        return f"truncate {value}", replace(a, W=edits.truncate(a.W, value)), None
     if name == "transplant":
-        return name, _transplant(place, value), []
-    ideal = place.rows(place.ideal)
+        return name, replace(a, W=_transplant(a, value)), None
     if name == "project":
         kind = "ideal" if value is True else value
         require(kind in ("ideal", "complement"), "project", "ideal or complement", repr(value))
-        return f"project {kind}", edits.project(place.W, *ideal, complement=kind == "complement"), []
+        return f"project {kind}", edits.project(a, complement=kind == "complement"), None
     names = [value] if isinstance(value, str) else list(value)
     if name == "swap":
-        pairs, scores = _swapped(place, names)
+        pairs, scores = _swapped(a, names)
     else:
-        pairs = [place.parse(text, name) for text in names]
-        ideal_score = edits.pair_scores(place.W, *ideal).mean(-1, keepdim=True)
-        inserted = ideal_score if strength is None else torch.full_like(ideal_score, strength)
-        scores = (inserted if name == "insert" else torch.zeros_like(ideal_score)).expand(-1, len(pairs))
-    return f"{name} {', '.join(map(visible, names))}", edits.set_scores(place.W, *place.rows(pairs), scores), pairs
+        pairs = _tensor([a.number(text, name) for text in names], a)
+        now = edits.strength(a).unsqueeze(-1)
+        inserted = now if strength is None else torch.full_like(now, strength)
+        scores = (inserted if name == "insert" else torch.zeros_like(now)).expand(*now.shape[:-1], len(pairs))
+    return f"{name} {', '.join(map(visible, names))}", edits.set_scores(a, pairs, scores), pairs
 
 
-def _swapped(place: Association, names: Sequence[str]) -> tuple[list[tuple[int, int]], Float[Tensor, "head pair"]]:
+def relying(a: Association, batch: Batch, pairs: Int[Tensor, "pair side"]) -> Bool[Tensor, "batch pos"]:
+    """The positions that rely on these pairs (module docstring)."""
+    inputs, outputs = (pairs[:, side].unique() for side in (0, 1))
+    if a.name == "W_K2":
+        return torch.isin(batch.tokens, outputs) & batch.in_context
+    if a.name == "W_O2":
+        return torch.isin(batch.targets, inputs) & batch.in_context
+    if a.name == "W_F":
+        return torch.isin(batch.tokens, inputs) & batch.global_
+    same = (batch.tokens[:, None, :] == batch.tokens[:, :, None]).tril(-1)
+    first_output = same.int().argmax(-1) + 1
+    return torch.isin(first_output, outputs + 1) & (batch.counts == 2)  # output 0 is the second position
+
+
+def _swapped(a: Association, names: Sequence[str]) -> tuple[Int[Tensor, "pair side"], Float[Tensor, "*head pair"]]:
     """The four pairs of an exchange a <-> b, and their new scores."""
     first, arrow, second = "->".join(names).partition("->")
     require(bool(arrow), "swap", "two names, 'a->b'", repr(names[0]))
-    (a, a_out), (b, b_out) = place.parse(first, "swap"), place.parse(second, "swap")
-    require(a != b, "swap", "two different names", repr(names[0]))
-    pairs = [(a, a_out), (b, b_out), (a, b_out), (b, a_out)]
-    now = edits.pair_scores(place.W, *place.rows(pairs))
-    return pairs, now[:, [2, 3, 0, 1]]
+    (i, i_out), (j, j_out) = a.number(first, "swap"), a.number(second, "swap")
+    require(i != j, "swap", "two different names", repr(names[0]))
+    pairs = _tensor([(i, i_out), (j, j_out), (i, j_out), (j, i_out)], a)
+    return pairs, edits.pair_scores(a, pairs)[..., [2, 3, 0, 1]]
 
 
-def _transplant(place: Association, donor: Any) -> Float[Tensor, "head d_out d_in"]:
+def _tensor(pairs: list[tuple[int, int]], a: Association) -> Int[Tensor, "pair side"]:
+    return torch.tensor(pairs, device=a.W.device)
+
+
+def _transplant(a: Association, donor: Any) -> Float[Tensor, "*head d_out d_in"]:
     if isinstance(donor, tuple):
         donor = donor[0].model(donor[1])
     if not isinstance(donor, HookedTransformer):
         raise InputError(f"transplant: expected a model, or a trajectory and a step, got {type(donor).__name__}")
-    parameters = dict(donor.named_parameters())
-    require(place.parameter in parameters, "transplant", f"a model that has {place.memory}", "one without")
-    W = parameters[place.parameter].detach().mT
-    W = W if W.dim() == 3 else W[None]
-    require(W.shape == place.W.shape, "transplant", f"a matrix of shape {tuple(place.W.shape)}", tuple(W.shape))
+    theirs = weights_of(donor)
+    has = parameter_of(a.name, theirs) in theirs
+    require(has, "transplant", f"a model that has {a.name}", "one without")
+    W = theirs[parameter_of(a.name, theirs)].mT.unsqueeze(0)
+    require(W.shape == a.W.shape, "transplant", f"a matrix of shape {tuple(a.W.shape[1:])}", tuple(W.shape[1:]))
     return W
 
 
-def _only(W: Tensor, new: Tensor, head: int | None) -> Float[Tensor, "head d_out d_in"]:
-    """The edit in one head only."""
-    if head is None:
-        return new
-    require(1 <= head <= len(W), "head", f"1 to {len(W)}", head)
-    chosen = (torch.arange(len(W)) == head - 1)[:, None, None]
-    return torch.where(chosen, new, W)
+def _named(head: Head, layer: int, n_heads: int, field: str) -> str:
+    """The name of a head given by its name or its number in the layer, from 1."""
+    names = head_names((layer,), n_heads)
+    known = head in names or (isinstance(head, int) and 1 <= head <= n_heads)
+    require(known, field, f"a head of layer {layer}: {', '.join(names)} or 1 to {n_heads}", repr(head))
+    return head if isinstance(head, str) else names[head - 1]
 
 
-def _weights(place: Association, W: Float[Tensor, "head d_out d_in"]) -> dict[str, Tensor]:
-    return {place.parameter: W[0].mT if place.memory == "W_F" else W.mT}
+def _only(before: Association, after: Association, head: str) -> Association:
+    """The edit in one head only, unless it is about all."""
+    if head not in before.heads or len(before.heads) == 1:
+        return after
+    which = torch.arange(len(before.heads), device=before.W.device) == before.heads.index(head)
+    return replace(after, W=torch.where(which[:, None, None], after.W, before.W))
 
 
 @torch.no_grad()
 def _measure(
-    model: HookedTransformer, place: Association, edit: str, W: Tensor, pairs: list[tuple[int, int]], batch: Batch
+    model: HookedTransformer,
+    changed: Association,
+    label: dict[str, str],
+    pairs: Int[Tensor, "pair side"] | None,
+    batch: Batch,
 ) -> pd.DataFrame:
     before: Tensor = model(batch.tokens)
-    with replaced(model, _weights(place, W)):
+    with replaced(model, written(changed, weights_of(model))):
         after: Tensor = model(batch.tokens)
-    group_of = batch.global_ if place.memory == "W_F" else batch.in_context
-    everywhere: Bool[Tensor, "batch pos"] = torch.ones_like(batch.in_context)
-    groups = {"all": everywhere}
-    if pairs:
-        target = place.asked(batch, pairs)
-        groups = {"target": target, "bystanders": group_of & ~target, "all": everywhere}
-    accuracy = "global_accuracy" if place.memory == "W_F" else "in_context_accuracy"
+    kind, accuracy = batch.in_context, "in_context_accuracy"
+    if changed.name == "W_F":
+        kind, accuracy = batch.global_, "global_accuracy"
+    groups: dict[str, Bool[Tensor, "batch pos"]] = {"all": torch.ones_like(batch.in_context)}
+    if pairs is not None:
+        target = relying(changed, batch, pairs)
+        groups = {"target": target, "bystanders": kind & ~target} | groups
     rows = []
     for group, where in groups.items():
         was, now = (
             {name: value.item() for name, value in score(logits, before, batch, where).items()}
             for logits in (before, after)
         )
-        label = {"memory": place.memory, "edit": edit, "group": group}
-        rows.append(label | {"before": was[accuracy], "damage": was[accuracy] - now[accuracy]} | now)
+        rows.append(label | {"group": group, "before": was[accuracy], "damage": was[accuracy] - now[accuracy]} | now)
     return pd.DataFrame(rows)

@@ -1,39 +1,27 @@
 """The mathematics of associative memories: torch only, no transformer."""
 
-from induction_memory.memory.associative import (
-    at_target,
-    causal,
-    margin,
-    masked_recall,
-    rank,
-    recall,
-    restricted_recall,
-    scores,
-    signal_to_interference,
-    soft_recall,
-    store,
-)
-from induction_memory.memory.divergence import (
-    kl_from_model,
-    kl_from_model_on_support,
-    kl_to_model,
-    mass_off_support,
-)
+from induction_memory.memory.association import Association, causal, matching, store
+from induction_memory.memory.births import first_lasting
+from induction_memory.memory.divergence import kl
+from induction_memory.memory.edits import alignment, explained, project, set_scores, truncate
+from induction_memory.memory.readings import hits, margin, rank, recall, signal_to_interference, soft_recall
 
 __all__ = [
-    "at_target",
+    "Association",
+    "alignment",
     "causal",
-    "kl_from_model",
-    "kl_from_model_on_support",
-    "kl_to_model",
+    "explained",
+    "first_lasting",
+    "hits",
+    "kl",
     "margin",
-    "masked_recall",
-    "mass_off_support",
+    "matching",
+    "project",
     "rank",
     "recall",
-    "restricted_recall",
-    "scores",
+    "set_scores",
     "signal_to_interference",
     "soft_recall",
     "store",
+    "truncate",
 ]

@@ -54,10 +54,3 @@ def product(factors: Factors) -> Float[Tensor, "*step d_out d_in"]:
     U, V = factors
     d, rank = U.shape[-2:]
     return d / (2 * rank) * U @ V
-
-
-def truncate(W: Float[Tensor, "*step d_out d_in"], rank: int) -> Float[Tensor, "*step d_out d_in"]:
-    """The nearest matrix of the given rank: the best that a head of that dimension could store."""
-    require(1 <= rank <= min(W.shape[-2:]), "rank", f"1 to {min(W.shape[-2:])}", rank)
-    U, S, Vh = torch.linalg.svd(W, full_matrices=False)
-    return (U[..., :rank] * S[..., None, :rank]) @ Vh[..., :rank, :]

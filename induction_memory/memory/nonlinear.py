@@ -15,6 +15,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from induction_memory.errors import require
+from induction_memory.memory.association import matching
+from induction_memory.memory.readings import recall
 
 
 def mlp_memory(
@@ -35,15 +37,14 @@ def mlp_recall(
     bias: float,
 ) -> Float[Tensor, "*step"]:
     """Fraction of inputs for which argmax_j v_j^T F(u_i) is their target; ties count as misses."""
-    s = outputs @ mlp_memory(inputs, inputs, outputs, targets, bias).mT
-    at_target = s.gather(-2, targets.expand(*s.shape[:-2], 1, -1))
-    return ((s >= at_target).sum(-2) == 1).float().mean(-1)
+    out = mlp_memory(inputs, inputs, outputs, targets, bias)
+    return recall(matching(torch.eye(out.shape[-1]).to(out), out, outputs, targets))
 
 
 def set_embeddings(
     embeddings: Float[Tensor, "*step i d_model"], sets: Int[Tensor, "n size"]
 ) -> Float[Tensor, "*step n d_model"]:
-    """u_I for sets of one size, one row a set."""
+    """u_I for sets of one size, one row per set."""
     repeated = sets.sort(-1).values.diff(dim=-1) == 0
     require(
         not repeated.any().item(),

@@ -5,10 +5,10 @@
     W_O2 = sum_k w_U(k) (W_V2 w_E(k))^T                 copy the attended token to the output
     W_F  = sum_{i not in Q} sum_j log pi_b(j|i) w_U(j) w_E(i)^T   global bigrams, fixed triggers taken out
 
-Q is the set of fixed triggers, or the support of pi_q when they are random. Each sum is divided by the mean squared
-norms of its two sets of embeddings, so that a stored pair scores 1 whatever the embeddings' variance, and multiplied
-by its scale: v_j^T W u_i is about the scale where (i, j) is stored, in units of the softmax's logits (the division by
-sqrt(d_head) is undone too).
+The pairs are those of `model/associations.py`: Q is the set of fixed triggers, or the support of pi_q if triggers are
+random. Each sum is divided by the mean squared norms of its two sets of embeddings, so that a stored pair scores 1
+whatever the embeddings' variance, and multiplied by its scale: v_j^T W u_i is about the scale where (i, j) is stored,
+in units of the softmax's logits (the division by sqrt(d_head) is undone too).
 
 log pi_b is not finite where a bigram never occurs, and its mean over j only shifts the logits: the rows are
 log(pi_b + smoothing), centred. The cross-talk of W_F with what W_O2 writes falls slowly with d: docs/construction.md.
@@ -18,19 +18,20 @@ its norm; everything else is as `build` initialises it.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 from transformer_lens import HookedTransformer
 
 from induction_memory.errors import require
+from induction_memory.memory.association import store
+from induction_memory.model.associations import associate, bigram_logits, written
 from induction_memory.model.build import build, remap
 from induction_memory.model.config import ModelConfig
-from induction_memory.model.memories import embedding, set_memory
+from induction_memory.model.memories import weights_of
 from induction_memory.task.bigrams import BigramTask
 
 Memory = Literal["W_K1", "W_K2", "W_O2", "W_F"]
@@ -80,50 +81,31 @@ def construct(
     model = build(config, seed)
     for name in ("blocks.0.attn.W_V", "blocks.0.attn.W_O", "blocks.1.attn.W_V"):
         remap(model, name, seed)
-    p, w_E, w_U = (embedding(model, name) for name in ("p", "w_E", "w_U"))
-    remapped, values = embedding(model, "Phi_1 w_E"), embedding(model, "W_V2 w_E")
-    triggers = trigger_set(task)
     undo_scaling = config.head_dimension**0.5 if config.scale_scores else 1.0
     generator = torch.Generator().manual_seed(seed)
-
-    def store(name: Memory, outputs: Tensor, inputs: Tensor, scale: float) -> None:
+    strengths = {"W_K1": scales.W_K1 * undo_scaling, "W_K2": scales.W_K2 * undo_scaling, "W_O2": scales.W_O2}
+    for name, scale in (strengths | ({"W_F": scales.W_F} if has_feed_forward else {})).items():
+        a = associate(model, name, task=task, bare=True)
+        ideal = bigram_logits(task, scales.smoothing).mT if name == "W_F" else a.ideal
         if name in shuffle:
-            outputs = outputs[_cyclic(len(outputs), generator)]
-        W = outputs.T @ inputs * scale
-        set_memory(model, name, torch.zeros_like(W) if name in leave_out else W)
-
-    store("W_K1", _unit(p)[1:], _unit(p)[:-1], scales.W_K1 * undo_scaling)
-    store("W_K2", _unit(w_E)[triggers], _unit(remapped)[triggers], scales.W_K2 * undo_scaling)
-    store("W_O2", _unit(w_U), _unit(values), scales.W_O2)
-    if has_feed_forward:
-        store("W_F", bigram_logits(task, scales.smoothing) @ _unit(w_U), _unit(w_E), scales.W_F)
+            ideal = _shuffled(ideal, generator)
+        W = torch.zeros_like(a.W) if name in leave_out else scale * store(_unit(a.inputs), _unit(a.outputs), ideal)
+        weights = weights_of(model)
+        with torch.no_grad():
+            for parameter, value in written(replace(a, W=W), weights).items():
+                weights[parameter].copy_(value)
     return model
 
 
-def trigger_set(task: BigramTask) -> Int[Tensor, " triggers"]:
-    """Q: the fixed triggers, or the support of pi_q."""
-    if task.fixed_triggers is not None:
-        return torch.tensor(np.sort(task.fixed_triggers))
-    return torch.tensor(np.flatnonzero(task.trigger_probabilities))
-
-
-def bigram_logits(task: BigramTask, smoothing: float) -> Float[Tensor, "vocab vocab_out"]:
-    """Row i: log(pi_b(.|i) + smoothing), centred; zero for a fixed trigger."""
-    logits = torch.log(torch.tensor(task.bigram) + smoothing)
-    logits = logits - logits.mean(-1, keepdim=True)
-    if task.fixed_triggers is not None:
-        logits[torch.tensor(task.fixed_triggers)] = 0
-    return logits.float()
-
-
-def _unit(rows: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+def _unit(rows: Float[Tensor, "*lead n d"]) -> Float[Tensor, "*lead n d"]:
     """The rows over their mean squared norm: read with the embeddings themselves, a stored pair scores 1."""
     return rows / rows.square().sum(-1).mean()
 
 
-def _cyclic(n: int, generator: torch.Generator) -> Int[Tensor, " n"]:
-    """A permutation with a single cycle: nobody keeps their place (unless there is only one)."""
-    order = torch.randperm(n, generator=generator)
-    permutation = torch.empty_like(order)
-    permutation[order] = order.roll(1)
-    return permutation
+def _shuffled(ideal: Float[Tensor, "j i"], generator: torch.Generator) -> Float[Tensor, "j i"]:
+    """The ideal pairs with the outputs of each stored input given to another, in one random cycle over all of them."""
+    stored = ideal.any(0).nonzero().flatten()
+    order = stored[torch.randperm(len(stored), generator=generator)]
+    shuffled = ideal.clone()
+    shuffled[:, order] = ideal[:, order.roll(1)]
+    return shuffled

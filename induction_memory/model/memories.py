@@ -1,26 +1,30 @@
-"""Weights and embeddings in the paper's orientation: every transpose of the package lives here.
+"""Weights and embeddings in the paper's orientation: every transpose of the package lives in this room.
 
-The paper writes columns, W x; TransformerLens writes rows, x W, and keeps a matrix a head. With rows W_Q, W_K, W_V of
+The paper writes columns, W x; TransformerLens writes rows, x W, with one matrix per head. With rows W_Q, W_K, W_V of
 shape [head, d_model, d_head] and W_O of shape [head, d_head, d_model]:
 
     W_K<l>   = W_Q W_K^T       key-query memory: the score before the softmax is x_q^T W_K<l> x_k (times 1/sqrt(d_head))
     W_V<l>   = W_V^T           [d_head, d_model]
     W_O<l>   = W_O^T           [d_model, d_head]
-    Phi_<l>  = W_O<l> W_V<l>   value-output memory: what attending to x adds to the stream
+    Phi_<l>  = W_O<l> W_V<l>   value-output memory: what attending to x adds to the residual stream
     W_F      = W_F^T           linear feed-forward of the last layer (W_F<l> in the others)
     w_E, p, w_U                rows: embedding of token k, of position t, output embedding of token k
 
-With W_Q = I, W_K<l> is the paper's matrix itself. Layers count from 1, so W_K1 lives in `blocks.0`. A head axis stands
-before the last two only when there is more than one head, and a step axis before everything when the source has one.
+The memory W_K<l> is a product; with W_Q = I it is the paper's matrix itself. The parameter W_K alone is what surgery
+edits (`associate(..., bare=True)`). Layers count from 1, so W_K1 lives in `blocks.0`.
 
 LayerNorm: x -> gamma * (x - mean x) / |x - mean x| * sqrt(d) + beta. With `fold=True` (the default) its linear part,
-centring and gamma, is folded into every matrix that reads a normalised stream, and into w_U for the last LayerNorm;
-the division by the norm cannot be folded (it scales all scores of one reader alike, so no argmax over the outputs of
-one input moves) and beta, which adds a constant a reader, is left out.
+centring and gamma, is folded into every matrix that reads a normalised stream, and into w_U for the last LayerNorm. The
+division by the norm cannot be folded: it scales all scores of one normalised vector. An argmax over the outputs of one
+input does not depend on it, so recall of W_O and Phi is exact. An argmax over keys does depend on it, because every key
+has a norm of its own: `associations.py` offers W_K's recall folded, with the whole norm, and with no norm at all. beta
+adds a constant per reader and is left out.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -30,73 +34,202 @@ from torch import Tensor, nn
 from induction_memory.errors import InputError, require
 
 _MATRIX = re.compile(r"^(?:(W_K|W_V|W_O|Phi_|W_F)(\d+)|(W_F))$")
-_EMBEDDING = re.compile(r"^(?:(Phi_|W_V)(\d+) )?(w_E|p|w_U)$")
+_EMBEDDING = re.compile(r"^((?:(?:Phi_|W_V)\d+ )*)(w_E|p|w_U)$")
+_AXES = {"W_E": 2, "W_pos": 2, "W_U": 2, "W_Q": 3, "W_K": 3, "W_V": 3, "W_O": 3, "W_F": 2, "W_in": 2, "W_out": 2}
+_AXES |= {"w": 1, "b": 1, "b_Q": 2, "b_K": 2, "b_V": 2, "b_O": 1, "b_U": 1, "b_in": 1, "b_out": 1}
+
+
+class UnsupportedError(InputError):
+    """Something was asked of weights that cannot have it; the message is the reason, in one line."""
+
+
+@dataclass(frozen=True)
+class Memories:
+    """The matrices and embeddings of one model or of stacked weights with fixed axes, each computed once.
+
+        memory     [step, head, d_out, d_in]     W_K1, W_O2, Phi_1 ...
+        embedding  [step, head, n, d]            w_E, p, w_U, or remapped: Phi_1 w_E
+
+    A weight that does not move has a step axis of one, and so has everything made of such weights. Embeddings that are
+    not remapped have a head axis of one.
+    """
+
+    weights: Mapping[str, Tensor]
+    """TransformerLens's name -> tensor; a leading step axis on what moves."""
+    kept: dict[Any, Any] = field(default_factory=dict, repr=False, kw_only=True)
+    """What has been computed already, by name."""
+
+    @cached_property
+    def n_layers(self) -> int:
+        return number_of_layers(self.weights)
+
+    @property
+    def n_heads(self) -> int:
+        return self.weights["blocks.0.attn.W_K"].shape[-3]
+
+    @property
+    def d_model(self) -> int:
+        return self.weights["embed.W_E"].shape[-1]
+
+    @property
+    def vocab_size(self) -> int:
+        return self.weights["embed.W_E"].shape[-2]
+
+    def memory(self, name: str, *, fold: bool = True) -> Float[Tensor, "step head d_out d_in"]:
+        """The matrix `name` of each step and head; W_F has one head."""
+
+        def compute() -> Tensor:
+            W = _matrix(self.weights, name, fold)
+            return W if W.dim() == 4 else W[None]
+
+        return self.once(f"{name}, fold {fold}", compute)
+
+    def embedding(self, name: str, *, fold: bool = True) -> Float[Tensor, "step head n d"]:
+        """Rows of `w_E`, `p` or `w_U`; a matrix before it, as in `Phi_1 w_E`, remaps them."""
+
+        def compute() -> Tensor:
+            *remaps, rows_name = name.split(" ")
+            rows = _rows(self.weights, rows_name, fold)
+            rows = rows[None, None] if rows.dim() == 2 else rows[:, None]
+            for remap in reversed(remaps):
+                rows = rows @ self.memory(remap, fold=fold).mT
+            return rows
+
+        return self.once(f"{name}, fold {fold}", compute)
+
+    def parameter(self, name: str) -> Float[Tensor, "step ..."]:
+        """A parameter by TransformerLens's name, always with a step axis."""
+        weight = self.weights[name]
+        return weight if has_step_axis(name, weight) else weight[None]
+
+    def normed(self, norm: str, rows: Float[Tensor, "step *head n d"]) -> Float[Tensor, "step *head n d"]:
+        """The whole LayerNorm `norm` of the model applied to each row; the rows themselves if it has none."""
+        if f"{norm}.w" not in self.weights:
+            return rows
+        gain, bias = (_per_row(self.parameter(f"{norm}.{x}"), rows) for x in "wb")
+        return torch.nn.functional.layer_norm(rows, rows.shape[-1:]) * gain + bias
+
+    def centred(self, norm: str, rows: Float[Tensor, "step *head n d"]) -> Float[Tensor, "step *head n d"]:
+        """The linear part of the LayerNorm `norm` applied to each row: centring and gain."""
+        if f"{norm}.w" not in self.weights:
+            return rows
+        return (rows - rows.mean(-1, keepdim=True)) * _per_row(self.parameter(f"{norm}.w"), rows)
+
+    def once(self, name: Any, compute: Callable[[], Any]) -> Any:
+        """The value kept under this name, computed at the first request."""
+        if name not in self.kept:
+            self.kept[name] = compute()
+        return self.kept[name]
+
+    def require_layers(self, n: int) -> None:
+        if self.n_layers < n:
+            raise UnsupportedError(f"needs {n} layers, the model has {self.n_layers}")
+
+    def require_weights(self, name: str, what: str) -> None:
+        if name not in self.weights:
+            raise UnsupportedError(f"needs {what}, the model has none")
+
+
+def head_name(layer: int, head: int) -> str:
+    """`L2H1`: layers and heads count from 1 in every table."""
+    return f"L{layer}H{head}"
+
+
+def head_names(layers: tuple[int, ...], n_heads: int) -> list[str]:
+    """Names along the head axes of these layers: "" for none, `L2H1` for one, `L1H3>L2H1` for a pair."""
+    names = [""]
+    for layer in layers:
+        names = [f"{n}>{head_name(layer, h)}".lstrip(">") for n in names for h in range(1, n_heads + 1)]
+    return names
 
 
 def memory(source: Any, name: str, *, fold: bool = True) -> Float[Tensor, "*lead d_out d_in"]:
-    """The matrix `name` (`W_K1`, `W_O2`, `Phi_1`, `W_V2`, `W_F` ...) of a model or of a (stacked) state dict."""
-    weights = _weights(source)
-    match = _MATRIX.match(str(name))
-    if match is None:
-        raise InputError(f"memory: expected W_K, W_V, W_O or Phi_ with a layer's number, or W_F, got {name!r}")
-    n_layers = number_of_layers(weights)
-    kind, layer = match[1] or match[3], int(match[2] or n_layers)
-    require(1 <= layer <= n_layers, "memory", f"a layer from 1 to {n_layers}", repr(name))
-    block = f"blocks.{layer - 1}"
-    if kind == "W_F":
-        require(f"{block}.mlp.W_F" in weights, "memory", "a model with a linear feed-forward in that layer", repr(name))
-        return _read_norm(weights, f"{block}.ln2", fold, weights[f"{block}.mlp.W_F"]).mT
-    attention = f"{block}.attn"
-    one_head = weights[f"{attention}.W_K"].shape[-3] == 1
+    """The matrix `name` (`W_K1`, `W_O2`, `Phi_1`, `W_V2`, `W_F` ...) of a model or of a (stacked) state dict.
 
-    def reading(matrix: str) -> Tensor:
-        return _read_norm(weights, f"{block}.ln1", fold, weights[f"{attention}.{matrix}"], heads=True)
-
-    if kind == "W_K":
-        W_Q, W_K = reading("W_Q"), reading("W_K")
-        result = W_K.mT if _is_identity(W_Q) else W_Q @ W_K.mT
-    elif kind == "W_V":
-        result = reading("W_V").mT
-    elif kind == "W_O":
-        result = weights[f"{attention}.W_O"].mT
-    else:
-        result = (reading("W_V") @ weights[f"{attention}.W_O"]).mT
-    return result.squeeze(-3) if one_head else result
+    A head axis stands before the last two only if there is more than one head, and a step axis before everything if the
+    source has one.
+    """
+    W = _matrix(weights_of(source), name, fold)
+    return W.squeeze(-3)
 
 
 def embedding(source: Any, name: str, *, fold: bool = True) -> Float[Tensor, "*lead n d"]:
     """Rows of embeddings: `w_E`, `p`, `w_U`, or one of them remapped, as in `Phi_1 w_E` and `W_V2 w_E`."""
-    weights = _weights(source)
+    weights = weights_of(source)
     match = _EMBEDDING.match(str(name))
     if match is None:
         raise InputError(f"embedding: expected w_E, p or w_U, alone or after Phi_ or W_V with a layer, got {name!r}")
-    if match[3] == "w_E":
-        rows = weights["embed.W_E"]
-    elif match[3] == "p":
-        rows = weights["pos_embed.W_pos"]
-    else:
-        rows = _read_norm(weights, "ln_final", fold, weights["unembed.W_U"]).mT
-    if match[1] is None:
+    rows = _rows(weights, match[2], fold)
+    if not match[1]:
         return rows
-    remap = memory(weights, match[1] + match[2], fold=fold)
-    several_heads = weights[f"blocks.{int(match[2]) - 1}.attn.W_V"].shape[-3] > 1
-    return (rows.unsqueeze(-3) if several_heads else rows) @ remap.mT
+    rows = rows.unsqueeze(-3)
+    for remap in reversed(match[1].split()):
+        rows = rows @ _matrix(weights, remap, fold).mT
+    return rows.squeeze(-3)
 
 
 def number_of_layers(source: Any) -> int:
-    weights = _weights(source)
-    return 1 + max(int(n.split(".")[1]) for n in weights if n.startswith("blocks."))
+    return 1 + max(int(n.split(".")[1]) for n in weights_of(source) if n.startswith("blocks."))
 
 
-def folds_layer_norm(source: Any) -> bool:
-    """Whether the matrices of this source have a LayerNorm's centring and gain folded into them."""
-    return "blocks.0.ln1.w" in _weights(source)
-
-
-def _weights(source: Any) -> Mapping[str, Tensor]:
+def weights_of(source: Any) -> Mapping[str, Tensor]:
+    """The weights of a model, or the mapping itself."""
     if isinstance(source, nn.Module):
         return {name: parameter.detach() for name, parameter in source.named_parameters()}
     return source
+
+
+def has_step_axis(name: str, weight: Tensor) -> bool:
+    """Whether a parameter of this name has one axis more than TransformerLens gives it."""
+    kind = name.rsplit(".", 1)[-1]
+    if kind not in _AXES:
+        raise InputError(f"weights: expected parameters of a TransformerLens model, got {name!r}")
+    return weight.dim() == _AXES[kind] + 1
+
+
+def _per_row(vector: Float[Tensor, "step d"], rows: Tensor) -> Tensor:
+    return vector.reshape(vector.shape[0], *[1] * (rows.dim() - 2), vector.shape[-1])
+
+
+def _place(name: str, n_layers: int) -> tuple[str, int]:
+    """The kind of matrix that a name speaks of, and its layer."""
+    match = _MATRIX.match(str(name))
+    if match is None:
+        raise InputError(f"memory: expected W_K, W_V, W_O or Phi_ with a layer's number, or W_F, got {name!r}")
+    kind, layer = match[1] or match[3], int(match[2] or n_layers)
+    require(1 <= layer <= n_layers, "memory", f"a layer from 1 to {n_layers}", repr(name))
+    return kind, layer
+
+
+def _matrix(weights: Mapping[str, Tensor], name: str, fold: bool) -> Float[Tensor, "*step head d_out d_in"]:
+    """The matrix `name`, always with a head axis (of one for W_F)."""
+    kind, layer = _place(name, number_of_layers(weights))
+    block = f"blocks.{layer - 1}"
+    if kind == "W_F":
+        require(f"{block}.mlp.W_F" in weights, "memory", "a model with a linear feed-forward in that layer", repr(name))
+        return _read_norm(weights, f"{block}.ln2", fold, weights[f"{block}.mlp.W_F"]).mT.unsqueeze(-3)
+
+    def reading(matrix: str) -> Tensor:
+        return _read_norm(weights, f"{block}.ln1", fold, weights[f"{block}.attn.{matrix}"], heads=True)
+
+    if kind == "W_K":
+        W_Q, W_K = reading("W_Q"), reading("W_K")
+        return W_K.mT if _is_identity(W_Q) else W_Q @ W_K.mT
+    if kind == "W_V":
+        return reading("W_V").mT
+    W_O = weights[f"{block}.attn.W_O"]
+    return W_O.mT if kind == "W_O" else (reading("W_V") @ W_O).mT
+
+
+def _rows(weights: Mapping[str, Tensor], name: str, fold: bool) -> Float[Tensor, "*step n d"]:
+    """The rows of `w_E`, `p` or `w_U`."""
+    if name == "w_E":
+        return weights["embed.W_E"]
+    if name == "p":
+        return weights["pos_embed.W_pos"]
+    if name == "w_U":
+        return _read_norm(weights, "ln_final", fold, weights["unembed.W_U"]).mT
+    raise InputError(f"embedding: expected w_E, p or w_U, alone or after Phi_ or W_V with a layer, got {name!r}")
 
 
 def _read_norm(weights: Mapping[str, Tensor], norm: str, fold: bool, W: Tensor, *, heads: bool = False) -> Tensor:
@@ -108,9 +241,11 @@ def _read_norm(weights: Mapping[str, Tensor], norm: str, fold: bool, W: Tensor, 
     return scaled - scaled.mean(-2, keepdim=True)
 
 
-def _is_identity(W_Q: Tensor) -> bool:
-    """Whether W_Q = I at all steps and heads (asked of a W_Q without a step axis only: one that moves is none)."""
-    return W_Q.dim() == 3 and W_Q.shape[-1] == W_Q.shape[-2] and bool((torch.eye(W_Q.shape[-1]) == W_Q).all())
+def _is_identity(W_Q: Float[Tensor, "*step head d d_head"]) -> bool:
+    """Whether W_Q = I at all steps and heads."""
+    if W_Q.shape[-1] != W_Q.shape[-2]:
+        return False
+    return bool((torch.eye(W_Q.shape[-1], dtype=W_Q.dtype, device=W_Q.device) == W_Q).all())
 
 
 def set_memory(model: nn.Module, name: str, W: Float[Tensor, "*head d_out d_in"]) -> None:
@@ -123,7 +258,7 @@ def set_memory(model: nn.Module, name: str, W: Float[Tensor, "*head d_out d_in"]
     match = _MATRIX.match(name)
     if match is None or match[1] == "Phi_":
         raise InputError(f"memory: expected W_K, W_V or W_O with a layer's number, or W_F, to write, got {name!r}")
-    kind, layer = match[1] or match[3], int(match[2] or number_of_layers(model))
+    kind, layer = _place(name, number_of_layers(model))
     block = f"blocks.{layer - 1}"
     target = parameters.get(f"{block}.mlp.W_F" if kind == "W_F" else f"{block}.attn.{kind}")
     if target is None:
@@ -137,7 +272,6 @@ def set_memory(model: nn.Module, name: str, W: Float[Tensor, "*head d_out d_in"]
         if kind == "W_K":
             W_Q = parameters[f"{block}.attn.W_Q"]
             require(W_Q.shape[-1] == W_Q.shape[-2], "memory", "heads as wide as the model to write a W_K", repr(name))
-            identity = torch.equal(W_Q, torch.eye(W_Q.shape[-1]).to(W_Q).expand_as(W_Q))
-            target.copy_(rows.mT if identity else torch.linalg.solve(W_Q, rows).mT)
+            target.copy_(rows.mT if _is_identity(W_Q) else torch.linalg.solve(W_Q, rows).mT)
         else:
             target.copy_(rows.mT)

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from induction_memory.probes.atlas import trends as trends
     from induction_memory.probes.attention import head_scores as head_scores
     from induction_memory.probes.between import recall_between as recall_between
+    from induction_memory.probes.catalogue import names as names
     from induction_memory.probes.emergence import birth_order as birth_order
     from induction_memory.probes.emergence import change_points as change_points
     from induction_memory.probes.emergence import lead_lag as lead_lag
-    from induction_memory.probes.registry import names as names
-    from induction_memory.probes.registry import recall as recall
-    from induction_memory.probes.registry import table as table
-    from induction_memory.probes.registry import wide as wide
+    from induction_memory.probes.tidy import recall as recall
+    from induction_memory.probes.tidy import table as table
+    from induction_memory.probes.tidy import wide as wide
     from induction_memory.probes.weight_size import spectrum as spectrum
 
 _WHERE = {
@@ -31,10 +31,10 @@ _WHERE = {
     "birth_order": "emergence",
     "change_points": "emergence",
     "lead_lag": "emergence",
-    "names": "registry",
-    "recall": "registry",
-    "table": "registry",
-    "wide": "registry",
+    "names": "catalogue",
+    "recall": "tidy",
+    "table": "tidy",
+    "wide": "tidy",
     "spectrum": "weight_size",
 }
 

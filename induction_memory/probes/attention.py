@@ -18,8 +18,8 @@ The conditional probes are plain rates. The standard scores use random sequences
 Names end with the layer, counted from 1; every head has its value.
 """
 
-import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -28,8 +28,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from induction_memory.errors import require
+from induction_memory.model.memories import UnsupportedError, head_name
 from induction_memory.probes.activations import Activations, run_repeated
-from induction_memory.probes.stack import UnsupportedError
+from induction_memory.probes.registry import Probe, split_layer
 
 _PER_LAYER = {
     "previous_token_mass": "mean_t A[t, t-1], corrected for chance 1/(t+1)",
@@ -50,17 +51,11 @@ _PER_LAYER = {
     "repeated_induction": "random sequences said twice, each of n tokens: mean of A[t, t-n+1] over the second half",
 }
 _PAIR = "previous_where_attended"
-PROBES = {f"{name}{layer}": f"layer {layer}: {what}" for name, what in _PER_LAYER.items() for layer in (1, 2)} | {
-    _PAIR: "share of triggers (2nd occurrence on) where layer 1, at the s that layer 2 attends to, attends to s-1"
-}
-PATTERN = re.compile(
-    rf"(?P<probe>{'|'.join(sorted(_PER_LAYER, key=len, reverse=True))})(?P<layer>\d+)|(?P<pair>{_PAIR})"
-)
 
 
 def after_earlier(tokens: Int[Tensor, "batch pos"]) -> Bool[Tensor, "batch query key"]:
     """Keys s <= t whose previous token is the query's: z_{s-1} = z_t."""
-    same = torch.zeros(*tokens.shape, tokens.shape[1], dtype=torch.bool)
+    same = torch.zeros(*tokens.shape, tokens.shape[1], dtype=torch.bool, device=tokens.device)
     same[:, :, 1:] = tokens[:, :, None] == tokens[:, None, :-1]
     return same.tril()
 
@@ -78,7 +73,7 @@ def previous_token(pattern: Float[Tensor, "batch head query key"]) -> Float[Tens
 def previous_token_argmax(attended: Int[Tensor, "batch head query"]) -> Float[Tensor, " head"]:
     """How often the previous position is the most attended, corrected for chance."""
     n = attended.shape[-1]
-    hit = attended[..., 1:] == torch.arange(n - 1)
+    hit = attended[..., 1:] == torch.arange(n - 1, device=attended.device)
     return chance_corrected(hit.double().mean((0, 2)), _chance_of_one_key(n))
 
 
@@ -106,7 +101,7 @@ def entropy(pattern: Float[Tensor, "batch head query key"], *, share: bool = Fal
     """Mean entropy of the attention of t >= 1, in nats or as a share of the greatest, log(t + 1)."""
     nats = torch.special.entr(pattern).sum(-1)[..., 1:].double()
     if share:
-        nats = nats / torch.arange(2, pattern.shape[-1] + 1).log()
+        nats = nats / torch.arange(2, pattern.shape[-1] + 1, device=nats.device).log()
     return nats.mean((0, 2))
 
 
@@ -124,14 +119,14 @@ def _chance_of_one_key(n: int) -> Float[Tensor, ""]:
 
 
 def _chance(sought: Bool[Tensor, "batch query key"], queries: Bool[Tensor, "batch query"]) -> Float[Tensor, ""]:
-    seen = torch.arange(1, sought.shape[-1] + 1, dtype=torch.float64)
+    seen = torch.arange(1, sought.shape[-1] + 1, dtype=torch.float64, device=sought.device)
     return (sought.sum(-1) / seen)[queries].mean()
 
 
 def head_scores(model: nn.Module, *, length: int | None = None) -> pd.DataFrame:
-    """The standard scores of every head of any TransformerLens model: one row a head, layers counted from 1.
+    """The standard scores of every head of any TransformerLens model: head (`L2H1`), previous_token, induction.
 
-    `length` is that of the random sequence that is said twice; half the context when not given.
+    `length` is that of the random sequence that is repeated; half the context if not given.
     """
     cfg: Any = model.cfg
     longest = cfg.n_ctx // 2
@@ -142,7 +137,7 @@ def head_scores(model: nn.Module, *, length: int | None = None) -> pd.DataFrame:
         previous, repeated = _previous_mass(pattern), repeated_induction(pattern)
         for head in range(cfg.n_heads):
             score = {"previous_token": float(previous[head]), "induction": float(repeated[head])}
-            rows.append({"layer": layer, "head": head} | score)
+            rows.append({"head": head_name(layer, head + 1)} | score)
     return pd.DataFrame(rows)
 
 
@@ -151,18 +146,6 @@ def repeated_induction(pattern: Float[Tensor, "batch head query key"]) -> Float[
     n = pattern.shape[-1] // 2
     stripe = pattern.diagonal(1 - n, dim1=-2, dim2=-1)  # entry i is the query n - 1 + i
     return stripe[..., 1:].double().mean((0, 2))
-
-
-def measure(activations: Activations, name: str) -> Float[Tensor, " head"] | Float[Tensor, "head head2"]:
-    """The value of an attention probe for every head (pairs of heads for the one that needs two layers)."""
-    match = PATTERN.fullmatch(name)
-    assert match is not None
-    if match["pair"]:
-        return _previous_where_attended(activations).masked_fill(activations.diverged, torch.nan)
-    value = _MEASURES[match["probe"]](activations, int(match["layer"]))
-    if match["probe"].startswith("repeated_"):
-        return value
-    return value.masked_fill(activations.diverged, torch.nan)
 
 
 def _sought(a: Activations) -> Bool[Tensor, "batch query key"]:
@@ -192,7 +175,7 @@ def _match(a: Activations, layer: int) -> Tensor:
 def _previous_after_trigger(a: Activations, layer: int) -> Tensor:
     after = torch.zeros_like(a.batch.in_context)
     after[:, 1:] = a.batch.counts[:, :-1] >= 1
-    hit = a.attended(layer) == torch.arange(after.shape[1]) - 1
+    hit = a.attended(layer) == torch.arange(after.shape[1], device=after.device) - 1
     return mean_where(hit, after)
 
 
@@ -227,4 +210,33 @@ _MEASURES: dict[str, Callable[[Activations, int], Tensor]] = {
     ),
     "repeated_previous": lambda a, layer: _previous_mass(a.repeated_pattern(layer)),
     "repeated_induction": lambda a, layer: repeated_induction(a.repeated_pattern(layer)),
+}
+
+
+def in_layer(kind: str, layer: int, a: Activations) -> Float[Tensor, " head"]:
+    """A probe of one layer's attention, nan if the model has diverged."""
+    value = _MEASURES[kind](a, layer)
+    return value if kind.startswith("repeated_") else value.masked_fill(a.diverged, torch.nan)
+
+
+def attention_probe(kind: str, layer: int) -> Probe:
+    about = f"layer {layer}: {_PER_LAYER[kind]}"
+    return Probe(f"{kind}{layer}", about, partial(in_layer, kind, layer), "activations", (layer,), "attention")
+
+
+def named(name: str) -> Probe | None:
+    """A probe of a layer that is not listed."""
+    kind, layer = split_layer(name)
+    return attention_probe(kind, layer) if kind in _PER_LAYER and layer else None
+
+
+PROBES = {f"{kind}{layer}": attention_probe(kind, layer) for kind in _PER_LAYER for layer in (1, 2)} | {
+    _PAIR: Probe(
+        _PAIR,
+        "share of triggers (2nd occurrence on) where layer 1, at the s that layer 2 attends to, attends to s-1",
+        lambda a: _previous_where_attended(a).masked_fill(a.diverged, torch.nan),
+        "activations",
+        (1, 2),
+        "attention",
+    )
 }

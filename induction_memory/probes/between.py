@@ -8,18 +8,19 @@ The score of output j for input i is v_j^T W u_i. Matrices and embeddings go by 
 a transpose, or are given as tensors. Biases are not part of a memory and are left out.
 """
 
-import re
 from typing import Any
 
 import pandas as pd
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from induction_memory.errors import require
-from induction_memory.probes.memory_recall import reading
+from induction_memory.memory.association import matching
+from induction_memory.model import axes
+from induction_memory.model.memories import head_names
+from induction_memory.probes import memory_recall
 from induction_memory.probes.source import Steps, read
-from induction_memory.probes.stack import Stack, head_labels
+from induction_memory.probes.stack import Stack
 
 READINGS = {"recall": "", "margin": "_margin", "rank": "_rank", "sir": "_sir"}
 
@@ -33,54 +34,38 @@ def recall_between(
     targets: Int[Tensor, " i"] | None = None,
     steps: Steps = "all",
 ) -> pd.DataFrame:
-    """Recall, mean margin, mean rank and signal to interference: one row a step and head.
+    """Recall, mean margin, mean rank and signal to interference: one row per step and head.
 
-    `targets[i]` is the output that input i should recall, -1 for an input to leave out; input i recalls output i when
-    not given. Heads of two different layers make pairs "h>g": embeddings remapped by head h, matrix of head g.
+    `targets[i]` is the output that input i should recall, -1 for an input to leave out; without `targets`, input i
+    should recall output i. Heads of two different layers make pairs: `L1H3>L2H1`.
     """
     opened = read(source, steps=steps)
-    stack = opened.stack
-    matrix, layer = _matrix(stack, W)
-    (u, u_layer), (v, v_layer) = _rows(stack, inputs), _rows(stack, outputs)
-    if any(rows.shape[1] > 1 and rows_layer != layer for rows, rows_layer in ((u, u_layer), (v, v_layer))):
-        u, v = (rows.unsqueeze(1 if at == layer else 2) for rows, at in ((u, u_layer), (v, v_layer)))
-        matrix = matrix.unsqueeze(1)
+    named = [x for x in (W, inputs, outputs) if isinstance(x, str)]
+    layers = axes.layers_of(*named)
+    matrix, u, v = _matrix(opened.stack, W, layers), *(_rows(opened.stack, x, layers) for x in (inputs, outputs))
     for rows, side, name in ((u, -1, "inputs"), (v, -2, "outputs")):
         size = matrix.shape[side]
         require(rows.shape[-1] == size, name, f"rows of the matrix's dimension {size}", rows.shape[-1])
-    n_inputs, n_outputs = u.shape[-2], v.shape[-2]
-    if targets is None:
-        require(n_inputs == n_outputs, "targets", f"one for each of the {n_inputs} inputs", "none")
-        targets = torch.arange(n_inputs)
-    require(len(targets) == n_inputs, "targets", f"one for each of the {n_inputs} inputs", len(targets))
-    require(int(targets.max()) < n_outputs, "targets", f"below {n_outputs}, the outputs", int(targets.max()))
-    used = (targets >= 0).nonzero().flatten()
-    require(len(used) > 0, "targets", "at least one that is not -1", "none")
-    table = u[..., used, :] @ matrix.mT @ v.mT
-    heads = head_labels(max(table.shape[1:-2]), sum(size > 1 for size in table.shape[1:-2]))
-    table = table.flatten(1, -3)
-    values = {name: reading(kind, table, targets[used]) for name, kind in READINGS.items()}
-    columns = {name: value.expand(len(opened.steps), -1).flatten().numpy() for name, value in values.items()}
+    a = matching(matrix, u, v, targets)
+    heads = head_names(layers, opened.stack.n_heads)
+    columns = {}
+    for name, suffix in READINGS.items():
+        value = memory_recall.READINGS[suffix][0](a).double().reshape(-1, len(heads))
+        columns[name] = value.expand(len(opened.steps), -1).flatten().cpu().numpy()
     index = pd.MultiIndex.from_product([opened.steps, heads], names=["step", "head"])
     return pd.DataFrame(columns, index=index).reset_index()
 
 
-def _matrix(stack: Stack, W: str | Tensor) -> tuple[Float[Tensor, "step head d_out d_in"], int]:
+def _matrix(stack: Stack, W: str | Tensor, layers: tuple[int, ...]) -> Float[Tensor, "step *head d_out d_in"]:
     if isinstance(W, Tensor):
-        return W[None, None], 0
+        return axes.spread(W[None, None], layers)
     require(isinstance(W, str), "W", "a matrix or the name of one", repr(W))
-    matrix = stack.memory(W.removesuffix("^T"))
-    return matrix.mT if W.endswith("^T") else matrix, _layer(W)
+    matrix = axes.matrix(stack, W.removesuffix("^T"), layers)
+    return matrix.mT if W.endswith("^T") else matrix
 
 
-def _rows(stack: Stack, rows: str | Tensor) -> tuple[Float[Tensor, "step head n d"], int]:
+def _rows(stack: Stack, rows: str | Tensor, layers: tuple[int, ...]) -> Float[Tensor, "step *head n d"]:
     if isinstance(rows, Tensor):
-        return rows[None, None], 0
+        return axes.spread(rows[None, None], layers)
     require(isinstance(rows, str), "embeddings", "rows of vectors or their name", repr(rows))
-    return stack.embedding(rows), _layer(rows)
-
-
-def _layer(name: str) -> int:
-    """The layer of the (first) matrix in a name; 0 if there is none."""
-    number = re.search(r"\d+", name)
-    return int(number[0]) if number else 0
+    return axes.rows(stack, rows, layers)

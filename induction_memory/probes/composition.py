@@ -14,17 +14,18 @@ rotations, `_z` is how many spreads the score stands above the baseline.
 Copying: the eigenvalues l of the map from tokens to logits, w_U Phi w_E^T: sum l / sum |l|, which is 1 when every
 token raises its own logit, and near 0 for a random map.
 
-With several heads, compositions are for pairs "h>g": layer-1 head h read by layer-2 head g.
+With several heads, compositions are for pairs `L1H3>L2H1`: layer-1 head 3 read by layer-2 head 1.
 """
 
-import re
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from induction_memory.probes.stack import Stack, where_finite
+from induction_memory.memory.edits import where_finite
+from induction_memory.probes.registry import Probe, split_layer
+from induction_memory.probes.stack import Stack
 
 ROTATIONS = 32  # random rotations behind a baseline
 ROTATION_SEED = 0
@@ -39,12 +40,6 @@ _READINGS = {
     "_spread": ": its standard deviation when Phi_1 is turned at random",
     "_z": ": (score - baseline) / spread",
 }
-PROBES = {
-    f"{letter}_composition{reading}": formula + what
-    for letter, formula in _LETTERS.items()
-    for reading, what in _READINGS.items()
-} | {f"copying{layer}": f"eigenvalues l of W_U Phi_{layer} W_E: sum l / sum |l|" for layer in (1, 2)}
-PATTERN = re.compile(r"(?P<letter>[KQV])_composition(?P<reading>_baseline|_spread|_z)?|copying(?P<layer>\d+)")
 
 
 def composition(A: Float[Tensor, "*#lead m d"], B: Float[Tensor, "*#lead d n"]) -> Float[Tensor, "*lead"]:
@@ -72,7 +67,7 @@ def squared_rotations(d: int) -> Float[Tensor, "rotation d d"]:
 def turned(
     a: Float[Tensor, "*#lead d"], b: Float[Tensor, "*#lead d"], rotations: Float[Tensor, "rotation d d"]
 ) -> Float[Tensor, "*lead rotation"]:
-    """The composition of two matrices with these spectra, one value a rotation between them."""
+    """The composition of two matrices with these spectra, one value per rotation between them."""
     return torch.einsum("...i,rij,...j->...r", a, rotations, b).sqrt()
 
 
@@ -82,13 +77,8 @@ def copying(logits: Float[Tensor, "*lead n n"]) -> Float[Tensor, "*lead"]:
     return values.real.sum(-1) / values.abs().sum(-1)
 
 
-def measure(stack: Stack, name: str) -> Float[Tensor, "step *head"]:
-    """The value of a composition or copying probe at each step of the stack."""
-    match = PATTERN.fullmatch(name)
-    assert match is not None
-    if match["layer"]:
-        return _copying(stack, int(match["layer"]))
-    letter, reading = match["letter"], match["reading"]
+def composed(letter: str, reading: str, stack: Stack) -> Float[Tensor, "step head head2"]:
+    """The composition score of each pair of heads, or its baseline, spread or z."""
     stack.require_layers(2)
     reader = stack.memory("Phi_2" if letter == "V" else "W_K2")
     if letter == "Q":
@@ -111,12 +101,38 @@ def _null(stack: Stack, letter: str) -> Float[Tensor, "step head head2 rotation"
         stack.once(f"squared spectrum of {name}", lambda name=name: squared_spectrum(stack.memory(name), d))
         for name in (reader, "Phi_1")
     )
-    return turned(a.unsqueeze(1), b.unsqueeze(2), squared_rotations(d))
+    return turned(a.unsqueeze(1), b.unsqueeze(2), squared_rotations(d).to(a.device))
 
 
-def _copying(stack: Stack, layer: int) -> Float[Tensor, "step head"]:
+def copied(layer: int, stack: Stack) -> Float[Tensor, "step head"]:
+    """The copying score of each head of a layer."""
     stack.require_layers(layer)
     w_U, Phi, w_E = stack.embedding("w_U"), stack.memory(f"Phi_{layer}"), stack.embedding("w_E")
     if stack.vocab_size <= stack.d_model:
         return copying(w_U @ Phi @ w_E.mT)
     return copying(Phi @ w_E.mT @ w_U)  # the same non-zero eigenvalues, from a smaller matrix
+
+
+def copying_probe(layer: int) -> Probe:
+    about = f"eigenvalues l of W_U Phi_{layer} W_E: sum l / sum |l|"
+    return Probe(f"copying{layer}", about, partial(copied, layer), "weights", (layer,), "composition")
+
+
+def named(name: str) -> Probe | None:
+    """The copying score of a layer that is not listed."""
+    stem, layer = split_layer(name)
+    return copying_probe(layer) if stem == "copying" and layer else None
+
+
+PROBES = {
+    f"{letter}_composition{reading}": Probe(
+        f"{letter}_composition{reading}",
+        formula + what,
+        partial(composed, letter, reading),
+        "weights",
+        (1, 2),
+        "composition",
+    )
+    for letter, formula in _LETTERS.items()
+    for reading, what in _READINGS.items()
+} | {f"copying{layer}": copying_probe(layer) for layer in (1, 2)}

@@ -29,7 +29,7 @@ import pandas as pd
 from induction_memory.model.build import build
 from induction_memory.model.config import ModelConfig
 from induction_memory.model.construct import construct
-from induction_memory.probes import registry
+from induction_memory.probes import catalogue, tidy
 from induction_memory.task.bigrams import BigramTask
 
 D_MODEL, D_MODEL_WITH_W_F, LENGTH = 512, 1024, 128
@@ -129,8 +129,8 @@ def measure_controls(
     """One row a probe, one column a control; nan where the control cannot have the probe."""
     columns = {}
     for name, (model, task) in models(d, d_with_W_F, length).items():
-        columns[name] = registry.table(model, names, task=task).set_index("probe")["value"]
-    return pd.DataFrame(columns).reindex(registry.resolve(names))
+        columns[name] = tidy.table(model, names, task=task).set_index("probe")["value"]
+    return pd.DataFrame(columns).reindex([probe.name for probe in catalogue.resolve(names)])
 
 
 def failures(found: pd.DataFrame, d: int = D_MODEL, length: int = LENGTH) -> list[str]:
@@ -147,10 +147,10 @@ def failures(found: pd.DataFrame, d: int = D_MODEL, length: int = LENGTH) -> lis
 def page(found: pd.DataFrame) -> str:
     """docs/probes.md: what each probe measures, and the table of controls with the known ranges."""
     lines = [INTRODUCTION]
-    for family, module in registry.FAMILIES.items():
+    for family, module in catalogue.FAMILIES.items():
         about = (module.__doc__ or "").split("\n\n")[0].strip()
         lines += [f"\n## {family}\n", about, "", "| probe | what it measures |", "| --- | --- |"]
-        lines += [f"| `{name}` | {_escaped(text)} |" for name, text in module.PROBES.items()]
+        lines += [f"| `{name}` | {_escaped(probe.about)} |" for name, probe in module.PROBES.items()]
     lines += [CONTROLS.format(d=D_MODEL, larger=D_MODEL_WITH_W_F, T=LENGTH)]
     lines += [f"| probe | {' | '.join(found.columns)} |", "| --- |" + " ---: |" * len(found.columns)]
     ranges = expected(D_MODEL, LENGTH)
@@ -163,7 +163,9 @@ def page(found: pd.DataFrame) -> str:
         lines.append(f"| `{probe}` | {' | '.join(map(_cell, values, known))} |")
     wrong = failures(found)
     verdict = "Every value with a known range is inside it." if not wrong else "Outside: " + "; ".join(wrong) + "."
-    others = f"Not of these models, which have no history and no first feed-forward: {', '.join(unmeasured)}."
+    others = (
+        f"Not measured, because these models have no history, first feed-forward or LayerNorm: {', '.join(unmeasured)}."
+    )
     return "\n".join([*lines, "", verdict, "", others, ""])
 
 
@@ -196,10 +198,24 @@ im.probes.table(run, ["W_O2", "attention"], steps=[0, 300])  # tidy: step, probe
 im.probes.table(model, "all", task=task)                   # any model, every probe
 ```
 
-`table` takes probes or families by name, on a trajectory, a model or stacked weights; what a model cannot have is left
-out and `table.attrs["skipped"]` says why. The head is empty where a layer has one; `1` is a head, `0>1` a pair of heads
-in layers 1 and 2. A trajectory's results are kept beside it in `.cache/probes`, keyed by its content, the probe, the
-arguments and the code; the folder may be deleted at any time. Beside the tables:
+`table` takes probes or families by name, on a trajectory, a model or stacked weights. A probe that a model cannot have
+is left out, and `table.attrs["skipped"]` says why. Heads are named as in every table of the package: `L2H1` is layer 2,
+head 1, and `L1H3>L2H1` a pair of heads. The head is empty for a probe that has none. A trajectory's results are kept
+beside it in `.cache/probes`, keyed by its content, the probe, the arguments and the code. The folder may be deleted at
+any time.
+
+A function of your own is a probe too. It receives the weights of some steps and returns one value per step, then per
+head of the layers that it names:
+
+```python
+@im.probe("norm_of_W_O", about="Frobenius norm of layer 2's output matrix", layers=(2,))
+def norm(subject):
+    return torch.linalg.matrix_norm(subject.memory("W_O2"))
+
+im.probes.table(run, ["W_O2", "norm_of_W_O"])
+```
+
+With `of="activations"` it receives one step's logits, attention patterns and batch instead. Beside the tables:
 
 | call | gives |
 | --- | --- |
@@ -213,15 +229,22 @@ arguments and the code; the folder may be deleted at any time. Beside the tables
 | `im.probes.head_scores(model)` | the standard previous-token and induction scores, any TransformerLens model |
 | `im.probes.recall_between(model, W, inputs=u, outputs=v)` | recall between chosen sets, any TransformerLens model |
 
-W_K1 also takes any window of positions, `W_K1[32:96]`, each with `_causal`; the attention and attribution probes take
-any layer's number, and `loss_occurrence<n>` any n."""
+W_K1 also takes any window of positions, `W_K1[32:96]`, each with `_causal`. The attention and attribution probes take
+any layer's number, and `loss_occurrence<n>` any n.
+
+In a model with LayerNorm there are three recalls of W_K1 and W_K2. `W_K2` has the norm's linear part folded into the
+matrix. `W_K2_normed` applies the model's own norms to each embedding, as the model does; the two differ, because recall
+compares keys and every key has a norm of its own. `W_K2_raw` leaves the norms out, as the authors measured it. In a
+model without LayerNorm all three are equal, and only the first is measured. `_reversed` fixes the key and lets queries
+compete, which is the formula as the paper prints it."""
 
 CONTROLS = """
 ## Controls
 
-Models whose circuit is known, and models that have none (d = {d}, T = {T}; with W_F d = {larger}). In bold the values
-that are known beforehand, with their range; the others are there to compare. Shuffled memories store wrong pairs of the
-same vectors, so what does not look at the pairing (norms, ranks of the spectrum) does not change.
+Every probe on models whose circuit is known, and on models that have none (d = {d}, T = {T}; with W_F d = {larger}).
+Values in bold are known beforehand and stand with their range; the others are for comparison. Shuffled memories store
+wrong pairs of the same vectors, so a probe that does not depend on the pairing (norms, ranks of the spectrum) does not
+change.
 """
 
 

@@ -28,10 +28,10 @@ from jaxtyping import Float, Int
 from scipy.stats import binomtest
 
 from induction_memory.errors import require
+from induction_memory.model.memory_names import Spec
 from induction_memory.probes.atlas import recalled
-from induction_memory.probes.memory_recall import PATTERN
-from induction_memory.probes.registry import table
 from induction_memory.probes.source import Steps, read
+from induction_memory.probes.tidy import table
 from induction_memory.task.sampler import sample, step_rng
 
 EXPECTED_ORDER = ("W_O2", "W_K2", "W_K1")  # top-down, Section 5
@@ -108,13 +108,12 @@ def _replicates(
     """head -> (steps, curves [replicate, step]) of a probe, and what the replicates are."""
     if len(runs) > 1:
         return _stack([table(run, [name], steps=steps) for run in runs], name), "seeds"
-    match = PATTERN.fullmatch(name)
-    if match is not None and match["memory"] and not match["reading"]:
+    spec = Spec.parse(name)
+    if spec is not None and spec.memory != "W_F":
         source = read(runs[0], steps=steps)
-        found = recalled(source, name)
-        heads = table(runs[0], [name], steps=steps)["head"].unique()
-        flat = found.double().reshape(len(source.steps), len(heads), -1).numpy()
-        return {head: (source.steps, flat[:, h].T) for h, head in enumerate(heads)}, "associations"
+        found = recalled(source, name).double().cpu().numpy()
+        heads = source.stack.association(name).heads
+        return {head: (source.steps, found[:, h].T) for h, head in enumerate(heads)}, "associations"
     source = read(runs[0], steps=steps)
     task = source.stack.require_task()
     drawn = [sample(task, 16, step_rng(source.eval_seed, 1 + i)) for i in range(batches)]

@@ -16,37 +16,20 @@ and a linear W_F likewise by the part of the stream it reads. A LayerNorm divide
 forward pass and its bias is left out, so that attributions stay linear. With several heads, one value a head.
 """
 
-import re
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from induction_memory.model.memories import UnsupportedError
 from induction_memory.probes.activations import Activations
-from induction_memory.probes.stack import UnsupportedError
+from induction_memory.probes.registry import Probe, split_layer
 
 _W_O2 = {"token": "Phi_2 w_E(z_s)", "position": "Phi_2 p_s", "layer1": "Phi_2 x layer 1's output at s"}
 _W_F = {"token": "W_F w_E(z_t)", "position": "W_F p_t", "layer1": "W_F x layer 1's output", "layer2": "W_F x layer 2's"}
-PROBES = (
-    {
-        "dla_token": "w_E(z_t) -> logit of the target above the average, on triggers",
-        "dla_position": "p_t -> logit of the target above the average, on triggers",
-        "dla_heads1": "layer 1: output of each head -> logit of the target above the average, on triggers",
-        "dla_heads2": "layer 2: output of each head -> logit of the target above the average, on triggers",
-        "dla_feed_forward1": "feed-forward of layer 1 -> logit of the target above the average, on triggers",
-        "dla_feed_forward2": "feed-forward of layer 2 -> logit of the target above the average, on triggers",
-    }
-    | {
-        f"dla_W_O2_{part}": f"sum_s A[t, s] of {what} -> logit of the target, on triggers"
-        for part, what in _W_O2.items()
-    }
-    | {f"dla_W_F_{part}": f"{what} -> logit of the target, on triggers" for part, what in _W_F.items()}
-)
-PATTERN = re.compile(
-    r"dla_(?:(?P<embedding>token|position)|(?P<part>heads|feed_forward)(?P<layer>\d+)"
-    r"|W_O2_(?P<read>token|position|layer1)|W_F_(?P<fed>token|position|layer1|layer2))"
-)
 
 
 def above_average(
@@ -56,25 +39,10 @@ def above_average(
     return (stream * (target - mean)).sum(-1)
 
 
-def measure(a: Activations, name: str) -> Float[Tensor, "*head"]:
-    """Mean over the triggers of a batch of what one part adds to the target's logit."""
-    match = PATTERN.fullmatch(name)
-    assert match is not None
-    if not a.batch.in_context.any():
-        raise UnsupportedError("needs triggers that occur twice, the batch has none")
-    if match["embedding"]:
-        return _mean(a, _stream(a, match["embedding"]))
-    if match["part"] == "heads":
-        return _mean(a, _heads(a, int(match["layer"])))
-    if match["part"] == "feed_forward":
-        return _mean(a, _feed_forward(a, int(match["layer"])))
-    if match["read"]:
-        return _mean(a, _read_by_values(a, match["read"]))
-    return _mean(a, _read_by_feed_forward(a, match["fed"]))
-
-
 def _mean(a: Activations, stream: Float[Tensor, "batch pos *head d"]) -> Float[Tensor, "*head"]:
     """Mean direct effect of these additions to the stream on the triggers, through the last LayerNorm."""
+    if not a.batch.in_context.any():
+        raise UnsupportedError("needs triggers that occur twice, the batch has none")
     triggers = a.batch.in_context
     chosen = stream[triggers]
     if "ln_final.hook_scale" in a.cache:
@@ -139,3 +107,55 @@ def _read_by_feed_forward(a: Activations, part: str) -> Float[Tensor, "batch pos
 def _normalised(a: Activations, stream: Tensor, hook: str) -> Tensor:
     """The stream over its LayerNorm's scale (centring and gain are folded into the matrices)."""
     return stream / a.cache[hook] if hook in a.cache else stream
+
+
+ABOVE = "logit of the target above the average, on triggers"
+
+
+def heads_probe(layer: int) -> Probe:
+    about = f"layer {layer}: output of each head -> {ABOVE}"
+    return _probe(f"dla_heads{layer}", about, lambda a: _heads(a, layer), (layer,))
+
+
+def feed_forward_probe(layer: int) -> Probe:
+    about = f"feed-forward of layer {layer} -> {ABOVE}"
+    return _probe(f"dla_feed_forward{layer}", about, lambda a: _feed_forward(a, layer))
+
+
+def named(name: str) -> Probe | None:
+    """The heads or the feed-forward of a layer that is not listed."""
+    stem, layer = split_layer(name)
+    of_layer = {"dla_heads": heads_probe, "dla_feed_forward": feed_forward_probe}.get(stem)
+    return of_layer(layer) if of_layer is not None and layer else None
+
+
+def _probe(name: str, about: str, stream: Callable[[Activations], Tensor], layers: tuple[int, ...] = ()) -> Probe:
+    return Probe(name, about, lambda a: _mean(a, stream(a)), "activations", layers, "attribution")
+
+
+PROBES = {
+    probe.name: probe
+    for probe in [
+        _probe("dla_token", f"w_E(z_t) -> {ABOVE}", partial(_stream, part="token")),
+        _probe("dla_position", f"p_t -> {ABOVE}", partial(_stream, part="position")),
+        *(heads_probe(layer) for layer in (1, 2)),
+        *(feed_forward_probe(layer) for layer in (1, 2)),
+        *(
+            _probe(
+                f"dla_W_O2_{part}",
+                f"sum_s A[t, s] of {what} -> logit of the target, on triggers",
+                partial(_read_by_values, part=part),
+                (2,),
+            )
+            for part, what in _W_O2.items()
+        ),
+        *(
+            _probe(
+                f"dla_W_F_{part}",
+                f"{what} -> logit of the target, on triggers",
+                partial(_read_by_feed_forward, part=part),
+            )
+            for part, what in _W_F.items()
+        ),
+    ]
+}

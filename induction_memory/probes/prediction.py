@@ -19,15 +19,16 @@ contributions, sums over the kind divided by the number of all positions, so tha
 is the expectation of the excess over the next token, so the two agree up to sampling noise.
 """
 
-import re
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from induction_memory.memory.divergence import relative_entropy
+from induction_memory.model.memories import UnsupportedError
 from induction_memory.probes.activations import Activations
-from induction_memory.probes.memory_recall import kl
-from induction_memory.probes.stack import UnsupportedError
+from induction_memory.probes.registry import Probe, split_layer
 from induction_memory.task.bayes import predict
 from induction_memory.task.sampler import Batch
 
@@ -47,24 +48,7 @@ _REFERENCES = {
     "uniform": "KL(uniform || q)",
     "unigram": "KL(pi_u || q)",
     "bigram": "KL(pi_b(.|z_t) || q)",
-    "bayes": "KL(p_bayes || q)",
 }
-PROBES = (
-    {f"loss{kind}": f"mean of -log q(y) over {what}" for kind, what in _KINDS.items()}
-    | {f"accuracy{kind}": f"share of argmax q = y over {what}" for kind, what in _KINDS.items()}
-    | {f"kl_{name}": f"mean over positions of {formula}" for name, formula in _REFERENCES.items()}
-    | {f"kl_bayes_{kind}": f"contribution of {_KINDS[f'_{kind}']} to kl_bayes" for kind in VISIBLE}
-    | {
-        "bayes_loss": "mean of -log p_bayes(y): the best that can be expected",
-        "excess": "loss - bayes_loss: mean of log p_bayes(y) - log q(y)",
-    }
-    | {f"excess_{kind}": f"contribution of {_KINDS[f'_{kind}']} to excess" for kind in VISIBLE}
-)
-PATTERN = re.compile(
-    rf"(?P<mean>loss|accuracy)(?:_(?P<kind>{'|'.join(LATENT + VISIBLE)}|occurrence\d+))?"
-    rf"|kl_(?P<reference>uniform|unigram|bigram|bayes)|kl_bayes_(?P<kl_part>{'|'.join(VISIBLE)})"
-    rf"|(?P<bayes_loss>bayes_loss)|(?P<excess>excess)(?:_(?P<excess_part>{'|'.join(VISIBLE)}))?"
-)
 
 
 def visible_kind(tokens: Int[Tensor, "batch pos"]) -> Int[Tensor, "batch pos"]:
@@ -72,7 +56,7 @@ def visible_kind(tokens: Int[Tensor, "batch pos"]) -> Int[Tensor, "batch pos"]:
     n = tokens.shape[1]
     if n == 1:
         return torch.zeros_like(tokens)
-    earlier = (tokens[:, :, None] == tokens[:, None, :-1]) & torch.ones(n, n - 1, dtype=torch.bool).tril(-1)
+    earlier = (tokens[:, :, None] == tokens[:, None, :-1]).tril(-1)
     successor = tokens[:, None, 1:].expand_as(earlier)
     least = successor.masked_fill(~earlier, int(tokens.max()) + 1).amin(-1)
     most = successor.masked_fill(~earlier, -1).amax(-1)
@@ -100,35 +84,43 @@ def contribution(values: Float[Tensor, "batch pos"], mask: Bool[Tensor, "batch p
     return (values if mask is None else torch.where(mask, values, 0.0)).mean()
 
 
-def measure(a: Activations, name: str) -> Float[Tensor, ""]:
-    """The value of a prediction probe on the batch."""
-    match = PATTERN.fullmatch(name)
-    assert match is not None
-    if match["mean"]:
-        return _mean(a, match["mean"], match["kind"])
-    if match["reference"] and match["reference"] != "bayes":
-        return kl(_reference(a, match["reference"]), _log_q(a)).mean()
-    if match["reference"] or match["kl_part"]:
-        divergence = a.once("kl to bayes", lambda: kl(_log_bayes(a), _log_q(a)))
-        return contribution(divergence, _visible(a, match["kl_part"]))
-    best = a.of_batch("bayes log p(y)", lambda: target_log_probability(_log_bayes(a), a.batch.targets))
-    if match["bayes_loss"]:
-        return -best.mean()
-    excess = best - target_log_probability(_log_q(a), a.batch.targets)
-    return contribution(excess, _visible(a, match["excess_part"]))
-
-
-def _mean(a: Activations, what: str, kind: str | None) -> Float[Tensor, ""]:
+def mean_over(what: str, kind: str, a: Activations) -> Float[Tensor, ""]:
+    """Mean loss or accuracy over the positions of a kind ("" for all)."""
     if what == "loss":
         values = -target_log_probability(_log_q(a), a.batch.targets)
     else:
         values = (a.logits.argmax(-1) == a.batch.targets).double().masked_fill(a.diverged, torch.nan)
-    if kind is None:
+    if not kind:
         return values.mean()
     mask = a.of_batch(kind, lambda: positions(a.batch, kind))
     if not mask.any():
         raise UnsupportedError(f"needs positions of the kind {kind}, the batch has none")
     return values[mask].mean()
+
+
+def kl_from(reference: str, a: Activations) -> Float[Tensor, ""]:
+    """Mean over positions of KL(reference || q)."""
+    return relative_entropy(_reference(a, reference), _log_q(a)).mean()
+
+
+def kl_from_bayes(kind: str, a: Activations) -> Float[Tensor, ""]:
+    """KL(p_bayes || q), or what the positions of a visible kind contribute to it."""
+    divergence = a.once("kl to bayes", lambda: relative_entropy(_log_bayes(a), _log_q(a)))
+    return contribution(divergence, _visible(a, kind))
+
+
+def bayes_loss(a: Activations) -> Float[Tensor, ""]:
+    return -_bayes_log_probability(a).mean()
+
+
+def excess(kind: str, a: Activations) -> Float[Tensor, ""]:
+    """Loss above the Bayes-optimal one, or what the positions of a visible kind contribute to it."""
+    above = _bayes_log_probability(a) - target_log_probability(_log_q(a), a.batch.targets)
+    return contribution(above, _visible(a, kind))
+
+
+def _bayes_log_probability(a: Activations) -> Float[Tensor, "batch pos"]:
+    return a.of_batch("bayes log p(y)", lambda: target_log_probability(_log_bayes(a), a.batch.targets))
 
 
 def _log_q(a: Activations) -> Float[Tensor, "batch pos vocab"]:
@@ -140,14 +132,47 @@ def _log_bayes(a: Activations) -> Float[Tensor, "batch pos vocab"]:
     return a.of_batch("log p_bayes", lambda: predict(task, a.batch.tokens).probabilities.log())
 
 
-def _visible(a: Activations, kind: str | None) -> Bool[Tensor, "batch pos"] | None:
-    return None if kind is None else a.of_batch(kind, lambda: positions(a.batch, kind))
+def _visible(a: Activations, kind: str) -> Bool[Tensor, "batch pos"] | None:
+    return None if not kind else a.of_batch(kind, lambda: positions(a.batch, kind))
 
 
 def _reference(a: Activations, name: str) -> Float[Tensor, "#batch #pos vocab"]:
-    task = a.stack.require_task()
+    task, device = a.stack.require_task(), a.logits.device
     if name == "uniform":
-        return torch.full((1, 1, task.vocab_size), 1 / task.vocab_size, dtype=torch.float64).log()
+        return torch.full((1, 1, task.vocab_size), 1 / task.vocab_size, dtype=torch.float64, device=device).log()
     if name == "unigram":
-        return torch.tensor(task.unigram).log()[None, None]
-    return torch.tensor(task.bigram)[a.batch.tokens].log()
+        return torch.tensor(task.unigram, device=device).log()[None, None]
+    return torch.tensor(task.bigram, device=device)[a.batch.tokens].log()
+
+
+_MEANS = {"loss": "mean of -log q(y) over {}", "accuracy": "share of argmax q = y over {}"}
+
+
+def mean_probe(what: str, kind: str) -> Probe:
+    about = _MEANS[what].format(_KINDS.get(kind) or f"occurrence {kind.removeprefix('_occurrence')} of triggers")
+    return Probe(f"{what}{kind}", about, partial(mean_over, what, kind[1:]), "activations", (), "prediction")
+
+
+def named(name: str) -> Probe | None:
+    """The loss or accuracy at an occurrence that is not listed: `loss_occurrence12`."""
+    stem, n = split_layer(name)
+    what = stem.removesuffix("_occurrence")
+    return mean_probe(what, f"_occurrence{n}") if what in _MEANS and what != stem and n else None
+
+
+_OTHERS = (
+    {f"kl_{r}": (f"mean over positions of {formula}", partial(kl_from, r)) for r, formula in _REFERENCES.items()}
+    | {
+        "kl_bayes": ("mean over positions of KL(p_bayes || q)", partial(kl_from_bayes, "")),
+        "bayes_loss": ("mean of -log p_bayes(y): the best that can be expected", bayes_loss),
+        "excess": ("loss - bayes_loss: mean of log p_bayes(y) - log q(y)", partial(excess, "")),
+    }
+    | {
+        f"{whole}_{kind}": (f"contribution of {_KINDS[f'_{kind}']} to {whole}", partial(measure, kind))
+        for whole, measure in (("kl_bayes", kl_from_bayes), ("excess", excess))
+        for kind in VISIBLE
+    }
+)
+PROBES = {f"{what}{kind}": mean_probe(what, kind) for what in _MEANS for kind in _KINDS} | {
+    name: Probe(name, about, measure, "activations", (), "prediction") for name, (about, measure) in _OTHERS.items()
+}

@@ -13,6 +13,7 @@ import pandas as pd
 
 from induction_memory.errors import InputError
 from induction_memory.experiment.run_config import RunConfig
+from induction_memory.memory.births import first_lasting
 from induction_memory.reproduction import plan
 
 
@@ -80,9 +81,8 @@ class Record:
     def reaches(self, name: str, level: float) -> float:
         """First stored step from which a recall stays at the level or above; infinite if it does not."""
         recalls = self.recalls(name)
-        low = np.flatnonzero(~(recalls.to_numpy() >= level))
-        first = low[-1] + 1 if len(low) else 0
-        return float(recalls.index[first]) if first < len(recalls) else float("inf")
+        first = first_lasting(recalls.to_numpy() >= level, recalls.index.to_numpy())
+        return float(np.nan_to_num(first, nan=np.inf))
 
 
 class Records(Mapping[str, Record]):

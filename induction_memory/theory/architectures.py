@@ -9,8 +9,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from induction_memory.memory import factorised, gradients, losses, nonlinear
-from induction_memory.memory.associative import recall, scores, store
+from induction_memory.memory.association import matching, store
+from induction_memory.memory.edits import truncate
 from induction_memory.memory.random_embeddings import gaussian_embeddings, random_remapping
+from induction_memory.memory.readings import recall
 from induction_memory.theory.checks import Result, at_least, at_most, column, near, within
 from induction_memory.theory.lemmas import TOLERANCE, autograd
 
@@ -73,7 +75,8 @@ def factorisation(
     for rank in (4, 8, 16, 32, 64, 128, 256):
         factors = factorised.factorised(factorised.random_factors(d, rank, generator), x, y)
         W = factorised.product(factors)
-        table = scores(W, x, y)
+        stored = matching(W, x, y)
+        table = stored.scores
         off = table - torch.diag(table.diagonal())
         records.append(
             {
@@ -81,10 +84,8 @@ def factorisation(
                 "diagonal": table.diagonal().mean().item(),
                 "noise": (off.square().sum() / (n * (n - 1))).sqrt().item(),
                 "predicted noise": noise(n, d, rank),
-                "recall": recall(W, x, y, torch.arange(n)).item(),
-                "recall of the best matrix of that rank": recall(
-                    factorised.truncate(store(x, y, torch.arange(n)), rank), x, y, torch.arange(n)
-                ).item(),
+                "recall": recall(stored).item(),
+                "recall of the best matrix of that rank": recall(matching(truncate(store(x, y), rank), x, y)).item(),
             }
         )
     table = pd.DataFrame(records)
@@ -147,7 +148,7 @@ def mlp_memory(gain: float = 5.0) -> Result:
         u, v = (torch.nn.functional.normalize(gaussian_embeddings(n, d, generator), dim=-1) for _ in range(2))
         pairs = torch.arange(n)
         overlap = (u @ u.mT - torch.eye(n)).amax().item()
-        linear = recall(store(u, v, pairs), u, v, pairs).item()
+        linear = recall(matching(store(u, v), u, v)).item()
         records.append(
             {"n": n, "overlap": overlap, "linear": linear, "mlp": nonlinear.mlp_recall(u, v, pairs, bias).item()}
         )

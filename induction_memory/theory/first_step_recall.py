@@ -17,7 +17,9 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from induction_memory.memory.association import matching
 from induction_memory.memory.random_embeddings import gaussian_embeddings, random_remapping
+from induction_memory.memory.readings import recall
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.sampler import Batch, sample
 from induction_memory.theory.checks import Result, at_least, at_most
@@ -59,9 +61,8 @@ def frequencies(batch: Batch, vocab_size: int) -> Frequencies:
 
 def one_step_recall(contrasts: Float[Tensor, "vocab vocab"], V: Float[Tensor, "vocab d_model"]) -> float:
     """R_1 for the remapped embeddings V = w_E W_V2^T; a label that was never seen is a miss, as is a tie."""
-    table = contrasts @ V @ V.mT  # row k: (W_V2 w_E(k'))^T (mu_k - mu)
-    best = table.diagonal().unsqueeze(-1)
-    return ((table >= best).sum(-1) == 1).double().mean().item()
+    scored = matching(torch.eye(V.shape[-1]).to(V), contrasts @ V, V)  # (W_V2 w_E(k'))^T (mu_k - mu)
+    return recall(scored).item()
 
 
 def one_step(

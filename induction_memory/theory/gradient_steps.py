@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from induction_memory.memory.associative import causal, masked_recall, recall
+from induction_memory.memory.association import Association, causal, matching
+from induction_memory.memory.readings import recall
 from induction_memory.theory import residual
 from induction_memory.theory.circuit import (
     Circuit,
@@ -82,13 +83,13 @@ def accuracy(
 
 def recalls(e: Embeddings, c: Circuit) -> dict[Matrix, float]:
     """Recall of each memory's own pairs; W_K1's over the positions a decoder may see."""
-    N, T, _ = e.shape
-    tokens = torch.arange(N)
-    return {
-        "W_O2": recall(c.W_O2, e.w_E @ e.W_V2.mT, e.w_U, tokens).item(),
-        "W_K2": recall(c.W_K2, e.w_E, e.w_E @ e.Phi_1.mT, tokens).item(),
-        "W_K1": masked_recall(c.W_K1, e.p[1:], e.p, torch.arange(T - 1), causal(T)[:, 1:]).item(),
+    T = len(e.p)
+    memories: dict[Matrix, Association] = {
+        "W_O2": matching(c.W_O2, e.w_E @ e.W_V2.mT, e.w_U),
+        "W_K2": matching(c.W_K2, e.w_E, e.w_E @ e.Phi_1.mT),
+        "W_K1": matching(c.W_K1, e.p[1:], e.p, torch.arange(T - 1), allowed=causal(T)[1:].mT),
     }
+    return {name: recall(memory).item() for name, memory in memories.items()}
 
 
 def contrast(table: Float[Tensor, "*chunk i i"]) -> Float[Tensor, "*chunk"]:

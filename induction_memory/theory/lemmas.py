@@ -8,8 +8,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from induction_memory.memory import gradients, losses
-from induction_memory.memory.associative import recall, scores
+from induction_memory.memory.association import matching
 from induction_memory.memory.random_embeddings import gaussian_embeddings, random_remapping
+from induction_memory.memory.readings import recall
 from induction_memory.theory.checks import Check, Result, at_least, at_most, column, near, slope
 from induction_memory.theory.sequences import enumerate_all
 
@@ -76,7 +77,7 @@ def example(closed_form: Callable[..., Float[Tensor, "d d"]] = example_step) -> 
     errors = []
     for N in (8, 16, 32, 64, 128):
         basis = torch.eye(2 * N, dtype=torch.float64)
-        table = scores(closed_form(basis[:N], basis[N:], 1.0), basis[:N], basis[N:])
+        table = matching(closed_form(basis[:N], basis[N:], 1.0), basis[:N], basis[N:]).scores
         errors.append({"N": N, "error": (table - torch.eye(N) / N).abs().max().item()})
     table = pd.DataFrame(errors)
     rows.append(
@@ -173,7 +174,7 @@ def _example_accuracy(closed_form: Callable[..., Tensor], d: int, generator: tor
     """Share of all (y, t) with N = 64, T = 32 that the one-step classifier gets right."""
     w_E, p, w_U = (gaussian_embeddings(n, d, generator) for n in (64, 32, 64))
     inputs = (w_E.unsqueeze(1) + p).reshape(-1, d)
-    return recall(closed_form(w_E, w_U, 1.0), inputs, w_U, torch.arange(64).repeat_interleave(32)).item()
+    return recall(matching(closed_form(w_E, w_U, 1.0), inputs, w_U, torch.arange(64).repeat_interleave(32))).item()
 
 
 def _two_softmaxes(

@@ -9,8 +9,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from induction_memory.memory.associative import recall, signal_to_interference, store
+from induction_memory.memory.association import matching, store
 from induction_memory.memory.random_embeddings import gaussian_embeddings
+from induction_memory.memory.readings import recall, signal_to_interference
 from induction_memory.theory.checks import Result, at_least, column, near, slope, within
 
 DRAWS = {16: 20_000, 32: 20_000, 64: 8_000, 128: 2_000}
@@ -127,9 +128,9 @@ def capacity(predicted: Callable[[int, int], float] = predicted_recall) -> Resul
 
 def _read(n: int, d: int, generator: torch.Generator) -> tuple[float, float]:
     """Recall and signal-to-interference of one memory of n random pairs."""
-    u, v, pairs = gaussian_embeddings(n, d, generator), gaussian_embeddings(n, d, generator), torch.arange(n)
-    W = store(u, v, pairs)
-    return recall(W, u, v, pairs).item(), signal_to_interference(W, u, v, pairs).item()
+    u, v = gaussian_embeddings(n, d, generator), gaussian_embeddings(n, d, generator)
+    stored = matching(store(u, v), u, v)
+    return recall(stored).item(), signal_to_interference(stored).item()
 
 
 def _remap(x: Float[Tensor, "batch d"], generator: torch.Generator) -> Float[Tensor, "batch d"]:

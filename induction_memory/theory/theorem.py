@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from induction_memory.memory.associative import causal, masked_recall, recall
+from induction_memory.memory.association import causal, matching
+from induction_memory.memory.readings import recall
 from induction_memory.theory import constants
 from induction_memory.theory.checks import Check, Result, at_least, at_most, sampled, within
 from induction_memory.theory.circuit import (
@@ -81,7 +82,7 @@ def theorem_step_1(
         sampled("diagonal of W_O2 in eta/(NT): exact c_0", c_0, *direct),
         within("spurious diagonal through Phi_1 in eta/(NT): tau as printed", constants.tau(T), spurious[0], 0.05),
         sampled("spurious diagonal through Phi_1 in eta/(NT): exact c_1", c_1, *spurious),
-        at_least("recall of W_O2 after its step", 1.0, recall(W_O2, e.w_E @ e.W_V2.mT, e.w_U, torch.arange(N)).item()),
+        at_least("recall of W_O2 after its step", 1.0, recall(matching(W_O2, e.w_E @ e.W_V2.mT, e.w_U)).item()),
         at_most(
             "accuracy after the first step stays near chance",
             0.15,
@@ -115,7 +116,7 @@ def theorem_step_2(
     diagonal = tables.diagonal(dim1=-2, dim2=-1)
     off = (tables.sum((-2, -1)) - diagonal.sum(-1)) / (N * (N - 1))
     noise = (off.mean() / diagonal.mean()).item()
-    recalled = recall(steps.mean(0), e.w_E, e.w_E @ e.Phi_1.mT, torch.arange(N)).item()
+    recalled = recall(matching(steps.mean(0), e.w_E, e.w_E @ e.Phi_1.mT)).item()
     rows += [
         within("signal of W_K2 in alpha eta/(NT): gamma_T as printed", signal(T), measured[0], 0.1),
         sampled("signal of W_K2 in alpha eta/(NT): exact g(N, T)", exact(N, T), *measured),
@@ -154,7 +155,7 @@ def theorem_step_3(
     z_scores = ((previous.mean(0) - truth.diagonal(1)) / error).square().mean().item()
     tie = mean_and_error(own[:, -2] / previous[:, -2])
     deviation = (previous.mean(0) / printed.diagonal(1) - 1).abs().max().item()
-    recalled = masked_recall(exact(N, T), *_basis(T), torch.arange(T - 1), causal(T)[:, 1:]).item()
+    recalled = recall(matching(exact(N, T), *_basis(T), torch.arange(T - 1), allowed=causal(T)[1:].mT)).item()
     rows += [
         at_most(
             "previous-position scores over t against the printed formula: largest relative deviation", 0.1, deviation

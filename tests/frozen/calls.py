@@ -116,7 +116,11 @@ def probes_between(run: Any, steps: list[int]) -> pd.DataFrame:
 
 
 def probes_head_scores(run: Any, steps: list[int]) -> pd.DataFrame:
-    return each(({"step": step}, lambda step=step: im.probes.head_scores(run.model(step))) for step in steps)
+    def scores(step: int) -> pd.DataFrame:
+        table = im.probes.head_scores(run.model(step))
+        return table.assign(layer=table["head"].str.extract(r"L(\d+)H")[0].astype(int))
+
+    return each(({"step": step}, lambda step=step: scores(step)) for step in steps)
 
 
 def ablate(run: Any, steps: list[int]) -> pd.DataFrame:

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from induction_memory.heads.carriers import carriers
-from induction_memory.heads.history import births, changes, decisions, lasting
+from induction_memory.heads.history import births, changes, decisions
 from induction_memory.heads.matching import match, matches
 from induction_memory.heads.predictability import chance_agreement, identifiability
 from induction_memory.heads.resampling import interval, mean_over_pairs, mean_over_runs, pair_matrix, relations
@@ -149,10 +149,6 @@ def test_carriers_are_read_in_the_layer_where_the_route_is_strongest():
 
 
 def test_a_role_is_born_when_it_is_kept_to_the_end():
-    steps = np.array([0, 10, 20, 30])
-    assert lasting(steps, np.array([False, True, False, True])) == 30
-    assert lasting(steps, np.array([True, True, True, True])) == 0
-    assert np.isnan(lasting(steps, np.array([True, True, True, False])))
     careers = {0: [N, N, N, N], 10: [P, N, N, D], 20: [C, N, N, D], 30: [P, N, D, D]}
     roles = pd.concat([cast("a", held, step)[0] for step, held in careers.items()], ignore_index=True)
     born = births(roles)

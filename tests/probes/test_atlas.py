@@ -5,7 +5,6 @@ import torch
 from induction_memory import probes
 from induction_memory.errors import InputError
 from induction_memory.model import memories
-from induction_memory.probes.atlas import birth_steps
 from tests.probe_sources import FIXED, TINY, constructed, untrained
 
 
@@ -19,12 +18,6 @@ def growing(order: list[int]) -> dict[str, torch.Tensor]:
         stored.append(stored[-1] + 30 * torch.outer(w_U[k], values[k]) / (w_U[k].norm() * values[k].norm()) ** 2)
     weights["blocks.1.attn.W_O"] = torch.stack(stored).mT[:, None]
     return weights
-
-
-def test_birth_is_the_first_step_from_which_it_stays():
-    recalled = torch.tensor([[0, 1, 1], [1, 0, 1], [1, 1, 1], [1, 1, 0]], dtype=torch.bool)
-    births = birth_steps(recalled, np.array([0, 5, 10, 20]))
-    np.testing.assert_array_equal(births, [5, 10, np.nan])
 
 
 def test_associations_are_born_in_the_order_they_are_stored():
@@ -58,9 +51,9 @@ def test_the_score_matrix_is_labelled_and_shows_the_diagonal():
 
 def test_heads_are_chosen_by_name():
     model = untrained(d_model=24, length=16, n_heads=2, identity_queries=False)
-    matrix = probes.score_matrix(model, "W_K2", head="1>0")
+    matrix = probes.score_matrix(model, "W_K2", head="L1H2>L2H1")
     w_E, Phi_1 = memories.embedding(model, "w_E"), memories.memory(model, "Phi_1")
     expected = w_E @ memories.memory(model, "W_K2")[0] @ (w_E @ Phi_1[1].T).T
     np.testing.assert_allclose(matrix.to_numpy(), expected.numpy(), rtol=1e-3, atol=1e-4)
-    with pytest.raises(InputError, match="head: expected one of '0>0'"):
+    with pytest.raises(InputError, match="head: expected one of 'L1H1>L2H1'"):
         probes.score_matrix(model, "W_K2")

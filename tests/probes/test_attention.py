@@ -91,12 +91,12 @@ def test_conditional_probes_equal_a_loop_over_positions():
                         for h in range(2):
                             where[h].append(first[b, h, s] == s - 1)
         expected = {
-            ("previous_after_trigger1", f"{g}"): after,
-            ("match2", f"{g}"): match,
-            ("attended_is_target2", f"{g}"): target,
-            ("predicted_is_attended2", f"{g}"): predicted,
-            ("previous_where_attended", f"0>{g}"): where[0],
-            ("previous_where_attended", f"1>{g}"): where[1],
+            ("previous_after_trigger1", f"L1H{g + 1}"): after,
+            ("match2", f"L2H{g + 1}"): match,
+            ("attended_is_target2", f"L2H{g + 1}"): target,
+            ("predicted_is_attended2", f"L2H{g + 1}"): predicted,
+            ("previous_where_attended", f"L1H1>L2H{g + 1}"): where[0],
+            ("previous_where_attended", f"L1H2>L2H{g + 1}"): where[1],
         }
         for key, hits in expected.items():
             assert found[key] == pytest.approx(sum(map(float, hits)) / len(hits)), key

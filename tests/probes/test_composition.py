@@ -18,7 +18,9 @@ def test_scores_are_ratios_of_norms_for_every_pair_of_heads():
         for g in range(2):
             for letter, A in (("K", W_K2[g]), ("Q", W_K2[g].T), ("V", Phi_2[g])):
                 expected = (A @ Phi_1[h]).norm() / (A.norm() * Phi_1[h].norm())
-                assert found[f"{letter}_composition", f"{h}>{g}"] == pytest.approx(expected.item(), rel=1e-4)
+                assert found[f"{letter}_composition", f"L1H{h + 1}>L2H{g + 1}"] == pytest.approx(
+                    expected.item(), rel=1e-4
+                )
 
 
 def test_the_baseline_is_that_of_matrices_turned_at_random():

@@ -72,7 +72,7 @@ def test_stored_pairs_of_the_user_s_own_sets_are_recalled(model):
 
 def test_pairs_of_heads_are_named(model):
     found = probes.recall_between(model, "W_K2^T", inputs="w_E", outputs="Phi_1 w_E")
-    assert found["head"].tolist() == ["0>0", "0>1", "1>0", "1>1"]
+    assert found["head"].tolist() == ["L1H1>L2H1", "L1H1>L2H2", "L1H2>L2H1", "L1H2>L2H2"]
     named = probes.table(model, ["W_K2", "W_K2_margin"]).set_index(["probe", "head"])["value"]
     for _, row in found.iterrows():
         assert row["recall"] == named["W_K2", row["head"]]
@@ -81,7 +81,7 @@ def test_pairs_of_heads_are_named(model):
 
 def test_attention_scores_work_and_are_those_of_the_patterns(model):
     scores = probes.head_scores(model, length=10)
-    assert scores[["layer", "head"]].to_numpy().tolist() == [[1, 0], [1, 1], [2, 0], [2, 1]]
+    assert scores["head"].tolist() == ["L1H1", "L1H2", "L2H1", "L2H2"]
     assert scores[["previous_token", "induction"]].to_numpy().max() < 0.5
     standard = probes.table(model, ["repeated_previous1", "entropy1"])
     assert standard["probe"].tolist() == ["repeated_previous1"] * 2

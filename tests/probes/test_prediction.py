@@ -71,12 +71,11 @@ def test_references_are_at_distance_zero_from_themselves():
     }
     for name, q in references.items():
         at = pretending(q.log(), batch)
-        assert prediction.measure(at, f"kl_{name}").item() == pytest.approx(0, abs=1e-12)
+        assert prediction.PROBES[f"kl_{name}"].measure(at).item() == pytest.approx(0, abs=1e-12)
         for other in set(references) - {name}:
-            assert prediction.measure(at, f"kl_{other}").item() > 0.01
-    assert prediction.measure(pretending(references["uniform"].log(), batch), "loss").item() == pytest.approx(
-        math.log(65)
-    )
+            assert prediction.PROBES[f"kl_{other}"].measure(at).item() > 0.01
+    uniform = pretending(references["uniform"].log(), batch)
+    assert prediction.PROBES["loss"].measure(uniform).item() == pytest.approx(math.log(65))
 
 
 def pretending(log_q, batch):

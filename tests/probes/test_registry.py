@@ -6,11 +6,12 @@ import pandas as pd
 import pytest
 import torch
 
+import induction_memory as im
 from induction_memory import probes
 from induction_memory.errors import InputError
 from induction_memory.model.build import build
 from induction_memory.model.config import ModelConfig
-from induction_memory.probes import cache, registry
+from induction_memory.probes import cache, catalogue, measuring, registry
 from induction_memory.probes.prediction import VISIBLE
 from induction_memory.task.bayes import optimal_scores
 from induction_memory.task.sampler import sample, step_rng
@@ -39,13 +40,13 @@ def run(folder, tmp_path):
 def measured(monkeypatch):
     """The names that are really computed."""
     names = []
-    for family in registry.FAMILIES.values():
+    measure = measuring.value
 
-        def counting(at, name, measure=family.measure):
-            names.append(name)
-            return measure(at, name)
+    def counting(probe, subject):
+        names.append(probe.name)
+        return measure(probe, subject)
 
-        monkeypatch.setattr(family, "measure", counting)
+    monkeypatch.setattr(measuring, "value", counting)
     return names
 
 
@@ -55,8 +56,9 @@ def test_every_probe_has_one_line_with_its_formula_and_one_family():
     for name, explanation in names.items():
         assert "\n" not in explanation
         assert 10 < len(explanation) < 130
-        matching = [family for family, module in registry.FAMILIES.items() if module.PATTERN.fullmatch(name)]
+        matching = [f for f, m in catalogue.FAMILIES.items() if name in m.PROBES or m.named(name)]
         assert len(matching) == 1, name
+        assert catalogue.find(name).family == matching[0]
 
 
 @pytest.mark.slow
@@ -68,7 +70,12 @@ def test_a_trained_run_equals_a_loop_over_its_models(run):
         alone = probes.table(run.model(step), names, task=run.config.task, batch=batch)
         mine = together.loc[together["step"] == step].set_index(["probe", "head"])["value"]
         theirs = alone.set_index(["probe", "head"])["value"]
-        assert set(mine.index) - set(theirs.index) == {(f"distance_{W}", "") for W in ("W_K1", "W_K2", "W_O2", "W_F")}
+        assert set(mine.index) - set(theirs.index) == {
+            ("distance_W_K1", "L1H1"),
+            ("distance_W_K2", "L2H1"),
+            ("distance_W_O2", "L2H1"),
+            ("distance_W_F", ""),
+        }
         recalls = [key for key in theirs.index if key[0] in ("W_K1", "W_K1_first64", "W_K1_causal", "W_K2", "W_O2")]
         assert (mine[recalls] == theirs[recalls]).all()
         np.testing.assert_allclose(mine[theirs.index], theirs, rtol=1e-3, atol=1e-4)
@@ -213,3 +220,72 @@ def test_hooks_are_gone_after_a_probe():
     model = untrained(d_model=24, length=16)
     probes.table(model, ["attention", "attribution"], task=TINY)
     assert not any(hook.fwd_hooks or hook.bwd_hooks for hook in model.hook_dict.values())
+
+
+@pytest.fixture
+def own():
+    """Names that a test registers, taken away afterwards."""
+    yield registry.registered
+    registry.registered.clear()
+
+
+def test_a_plain_function_is_a_probe(run):
+    def norm_by_hand(subject):
+        return subject.weights["blocks.1.attn.W_O"].flatten(1).norm(dim=1)
+
+    found = probes.table(run, ["norm_W_O2", norm_by_hand])
+    assert found["probe"].unique().tolist() == ["norm_W_O2", "norm_by_hand"]
+    ours, theirs = (found.loc[found["probe"] == name, "value"] for name in ("norm_by_hand", "norm_W_O2"))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+
+
+def test_a_registered_probe_is_listed_measured_and_never_cached(run, own, measured):
+    @im.probe("own_norm", about="Frobenius norm of each head's W_O2", layers=(2,))
+    def norm(subject):
+        return torch.linalg.matrix_norm(subject.memory("W_O2"))
+
+    @im.probe("own_entropy", about="mean entropy of layer 1", of="activations", layers=(1,))
+    def entropy(activations):
+        return torch.special.entr(activations.pattern(1)).sum(-1).mean((0, 2))
+
+    assert probes.names()["own_norm"] == "Frobenius norm of each head's W_O2"
+    for _ in range(2):
+        table = probes.table(run, ["own_norm", entropy], steps=[0, 12])
+        assert table["head"].tolist() == ["L2H1"] * 2 + ["L1H1"] * 2
+        assert (table["value"] > 0).all()
+    assert measured.count("own_norm") == 2
+    assert set(probes.table(run, "own", steps=[0])["probe"]) == {"own_norm", "own_entropy"}
+
+
+def test_what_is_wrong_with_a_user_s_probe_is_said_in_one_line(run, own, unchecked):
+    for function, says in (
+        (lambda subject: "no", "<lambda>: expected numbers from the probe"),
+        (lambda subject: torch.zeros(2), "<lambda>: expected a first axis of 7 steps"),
+        (lambda subject: torch.zeros(subject.n_steps, 4), "<lambda>: expected one value per step, got 4"),
+    ):
+        with pytest.raises(InputError) as error:
+            probes.table(run, [function])
+        assert str(error.value).startswith(says)
+        assert "\n" not in str(error.value)
+    for taken in ("W_O2", "entropy7", "recall", "all"):
+        with pytest.raises(InputError, match="probe: expected a name that the package does not use"):
+            im.probe(taken, about="a name that is taken")
+    with pytest.raises(InputError, match="probes: expected names of probes or of families, or functions, got 3"):
+        probes.table(run, [3])
+
+
+def test_tables_of_probes_interventions_and_scores_name_heads_alike():
+    model = untrained(d_model=24, length=16, n_heads=2, identity_queries=False)
+    batch = sample(TINY, 8, step_rng(5, 0))
+    heads = set(im.ablate(model, batch, heads="all", kind="zero")["component"]) - {"none"}
+    assert heads >= {"L1H1", "L1H2", "L2H1", "L2H2"}
+    table = probes.table(model, "all", task=TINY, batch=batch)
+    named = {part for name in table["head"].unique() for part in name.split(">")}
+    assert named == {"", "L1H1", "L1H2", "L2H1", "L2H2"}
+    assert set(probes.head_scores(model)["head"]) == {"L1H1", "L1H2", "L2H1", "L2H2"}
+    between = probes.recall_between(model, "W_O2", inputs="W_V2 w_E", outputs="w_U")
+    assert between["head"].tolist() == ["L2H1", "L2H2"]
+    joined = between.merge(table.loc[table["probe"] == "W_O2"], on="head")
+    assert (joined["recall"] == joined["value"]).all()
+    single = probes.table(untrained(d_model=24, length=16), ["W_K1", "W_K2", "W_F_kl"], task=TINY)
+    assert single["head"].tolist() == ["L1H1", "L1H1>L2H1", ""]

@@ -20,6 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from induction_memory import probes
+from induction_memory.probes.source import read
 from induction_memory.trajectory.trajectory import Trajectory
 
 WINDOW = 64  # positions of W_K1's table
@@ -32,7 +33,7 @@ class Table:
 
     memory: str
     head: str
-    """As in the tables of `probes`; "" if there is one head per layer."""
+    """As in the tables of `probes`: `L1H1`, or `L1H1>L2H1` for a pair; "" for W_F."""
     index: int
     """Its place among the heads (W_K1, W_O2) or among the pairs of heads (W_K2), counted from 0."""
     scores: Float[np.ndarray, "step input output"]
@@ -71,29 +72,10 @@ def tables(run: Trajectory, steps: Sequence[int]) -> tuple[list[Table], dict[str
 
 def score_tables(run: Trajectory, memory: str, steps: Sequence[int]) -> Float[Tensor, "step head input output"]:
     """All scores of a memory at some steps, with one entry on the head axis per head or pair of heads."""
-    W = _memory(run, memory, steps)
-    if memory == "W_K1":
-        p = _embedding(run, "p", steps)[..., :WINDOW, :]
-        return p[..., 1:, :] @ W @ p[..., :-1, :].mT
-    w_E = _embedding(run, "w_E", steps)
-    if memory == "W_K2":
-        keys = _embedding(run, "Phi_1 w_E", steps)
-        pairs = w_E.unsqueeze(2) @ W.unsqueeze(1) @ keys.unsqueeze(2).mT  # [step, layer-1 head, layer-2 head, k, k']
-        return pairs.flatten(1, 2)
-    values = w_E if memory == "W_F" else _embedding(run, "W_V2 w_E", steps)
-    return values @ W.mT @ _embedding(run, "w_U", steps).mT
-
-
-def _memory(run: Trajectory, name: str, steps: Sequence[int]) -> Float[Tensor, "step head d_out d_in"]:
-    W = run.memory(name, steps)
-    return W if W.dim() == 4 else W.unsqueeze(1)
-
-
-def _embedding(run: Trajectory, name: str, steps: Sequence[int]) -> Float[Tensor, "#step #head n d"]:
-    rows = run.embedding(name, steps)
-    per_head = run.model_config.n_heads > 1 and " " in name  # remapped by each head: Phi_1 w_E
-    rows = rows if rows.dim() == 3 + per_head else rows.unsqueeze(0)
-    return rows if per_head else rows.unsqueeze(1)
+    stack = read(run, steps=list(steps)).stack
+    a = stack.association(f"W_K1[0:{WINDOW}]" if memory == "W_K1" else memory)
+    rows = a.scores if a.given == "output" else a.scores.mT
+    return rows.expand(stack.n_steps, *rows.shape[1:]).reshape(stack.n_steps, -1, *rows.shape[-2:])
 
 
 def _chosen(memory: str, values: Float[np.ndarray, " head"], n_heads: int) -> list[int]:

@@ -1,0 +1,75 @@
+"""Recall of an associative memory, and finer readings of the same scores (Section 5, "Memory recall probes").
+
+    R(W, M) = 1/|M| * sum over (i, j) in M of 1{ argmax_j' v_j'^T W u_i = j }
+
+written for a given input; `Association.given` says which side is fixed. An item is recalled if its target scores
+strictly above every rival, so ties are misses and a matrix of zeros recalls nothing. A score that is nan (a run that
+diverged) recalls nothing either.
+
+    margin                   target's score minus that of its best rival: positive where the pair is recalled
+    rank                     place of the target among its candidates, 1 is the best; ties and nan count against it
+    soft_recall              probability of the target under the softmax over the candidates' scores
+    signal_to_interference   mean target score over the root mean square of all rivals' scores
+"""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from induction_memory.memory.association import Association
+
+
+def hits(a: Association) -> Bool[Tensor, "*lead n"]:
+    """Which of the items that are asked are recalled."""
+    return target_scores(a) > best_rival(a)
+
+
+def recall(a: Association) -> Float[Tensor, "*lead"]:
+    """Share of the items that are recalled."""
+    return hits(a).double().mean(-1)
+
+
+def margin(a: Association) -> Float[Tensor, "*lead n"]:
+    """Target's score minus that of its best rival; infinite for an item without rivals."""
+    return target_scores(a) - best_rival(a)
+
+
+def rank(a: Association) -> Int[Tensor, "*lead n"]:
+    """Place of each target among its candidates: 1 is the best, ties (and nan) count against it."""
+    ahead = ~(a.table < target_scores(a).unsqueeze(-1)) & a.rivals
+    return 1 + ahead.sum(-1)
+
+
+def soft_recall(a: Association) -> Float[Tensor, "*lead"]:
+    """Mean probability that the softmax over the candidates' scores gives to the target."""
+    among = a.table if a.allowed is None else a.table.masked_fill(~a.candidates, -torch.inf)
+    return _at(among.softmax(-1), a.targets).double().mean(-1)
+
+
+def signal_to_interference(a: Association) -> Float[Tensor, "*lead"]:
+    """Mean target score over the root mean square of the rivals' scores.
+
+    A memory of n pairs of random embeddings has about 1 / sqrt(2/d + n/d^2); orthonormal ones have no interference
+    (infinite); a matrix of zeros has neither (nan).
+    """
+    rivals = a.rivals
+    interference = a.table.masked_fill(~rivals, 0.0).square().sum((-2, -1)) / rivals.sum()
+    return (target_scores(a).mean(-1) / interference.sqrt()).double()
+
+
+def target_scores(a: Association) -> Float[Tensor, "*lead n"]:
+    """The score of each item with its target."""
+    return _at(a.table, a.targets)
+
+
+def best_rival(a: Association) -> Float[Tensor, "*lead n"]:
+    """The greatest score of each item with a rival; nan where one of the scores is.
+
+    Minus infinity is added to what does not compete: a sum over the table is quicker than any choice in it.
+    """
+    penalty = torch.zeros_like(a.rivals, dtype=a.table.dtype).masked_fill(~a.rivals, -torch.inf)
+    return (a.table + penalty).amax(-1)
+
+
+def _at(table: Float[Tensor, "*lead n candidate"], targets: Int[Tensor, " n"]) -> Float[Tensor, "*lead n"]:
+    return table.gather(-1, targets.unsqueeze(-1).expand(*table.shape[:-2], -1, 1)).squeeze(-1)

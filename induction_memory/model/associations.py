@@ -1,0 +1,230 @@
+"""What each matrix of an induction head associates: the one place that builds an `Association` from weights.
+
+    memory          matrix   inputs u            outputs v        ideal pairs (equation 4)      given
+    W_K1            W_K1     keys p_s            queries p_t      t-1 -> t                      query
+    W_K2            W_K2     keys Phi_1 w_E(k)   queries w_E(k)   k -> k, k a trigger           query
+    W_O2            W_O2     W_V2 w_E(k)         w_U(k)           k -> k                        input
+    W_O2_spurious   W_O2     W_V2 Phi_1 w_E(k)   w_U(k)           k -> k                        input
+    W_F             W_F      w_E(k)              w_U(j)           k -> j, k no fixed trigger    input
+
+A trigger is a token of the support of pi_q: of the set Q if triggers are fixed, any token that can be drawn if they are
+random, and any token at all if the task is not known. Recall of W_K2 asks for every token, also for those that the
+ideal memory does not store. `W_K2_triggers` restricts both sides to Q, as the authors do for fixed triggers. The ideal
+W_F stores k -> j with strength log(pi_b(j|k) + 0.01), centred over j. W_O2_spurious is what the theory expects to be
+stored beside W_O2 (Appendix B). `memory_names.py` lists the variants of each name.
+
+Several heads are never added up: W_K1 and W_O2 have one matrix per head, W_K2 and W_O2_spurious one table per pair
+`L1H3>L2H1`, layer-1 head 3 whose output layer-2 head 1 reads.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from induction_memory.errors import InputError, require
+from induction_memory.memory.association import Association, Side, causal
+from induction_memory.memory.readings import signal_to_interference
+from induction_memory.model import axes
+from induction_memory.model.memories import Memories, UnsupportedError, has_step_axis, head_names, weights_of
+from induction_memory.model.memory_names import Norm, Spec
+from induction_memory.task.bigrams import BigramTask
+
+SMOOTHING = 0.01  # added to pi_b before the logarithm
+
+
+@dataclass(frozen=True)
+class Row:
+    """One memory of the table above."""
+
+    matrix: str
+    inputs: str
+    outputs: str
+    pairs: Literal["previous", "triggers", "same", "bigrams"]
+    given: Side
+
+
+TABLE = {
+    "W_K1": Row("W_K1", "p", "p", "previous", "output"),
+    "W_K2": Row("W_K2", "Phi_1 w_E", "w_E", "triggers", "output"),
+    "W_O2": Row("W_O2", "W_V2 w_E", "w_U", "same", "input"),
+    "W_O2_spurious": Row("W_O2", "W_V2 Phi_1 w_E", "w_U", "same", "input"),
+    "W_F": Row("W_F", "w_E", "w_U", "bigrams", "input"),
+}
+MEMORIES = ("W_K1", "W_K2", "W_O2", "W_F")
+
+
+def associate(
+    source: Any, what: str, *, task: BigramTask | None = None, bare: bool = False, through: str | None = None
+) -> Association:
+    """The memory `what` of a model or of (stacked) weights; its leading axes are step, then the heads.
+
+    `bare=True` keeps the stored parameter as W and moves W_Q and the LayerNorms' linear part into the embeddings, so
+    that an edit can be written back (`written`). W_K2's keys are then those that one layer-1 head writes: `through`, or
+    the one that carries the information (`carrier`).
+    """
+    m = source if isinstance(source, Memories) else Memories(weights_of(source))
+    require(not bare or what in MEMORIES, "memory", f"one of {', '.join(MEMORIES)}", repr(what))
+    spec = Spec.parse(what)
+    if spec is None:
+        raise InputError(f"memory: expected {', '.join(TABLE)} or a variant of one of them, got {what!r}")
+    _require_memory(m, spec)
+    if bare:
+        a = _bare(m, what, task, through)
+    else:
+        key = ("association", spec.memory, spec.norm, task)
+        a = m.once(key, lambda: _whole(m, spec.memory, spec.norm, task))
+    if spec.memory == "W_K1":
+        a = _window(a, spec)
+    if spec.triggers:
+        Q = required(task).fixed_triggers
+        if Q is None:
+            raise UnsupportedError("needs fixed triggers, the task draws them at random")
+        chosen = torch.tensor(Q.copy(), device=a.ideal.device)
+        a = a.at(chosen, chosen)
+    return (a.reversed() if spec.reversed else a).at(name=what)
+
+
+def written(a: Association, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The parameter that holds a bare association's matrix, in TransformerLens's orientation."""
+    name = parameter_of(a.name, weights)
+    W, stored = a.W.mT, weights[name]
+    W = W if has_step_axis(name, stored) else W[0]
+    require(W.shape == stored.shape, a.name, f"a bare association, of shape {tuple(stored.shape)}", tuple(W.shape))
+    return {name: W}
+
+
+def parameter_of(memory: str, weights: Mapping[str, Tensor]) -> str:
+    """TransformerLens's name of the parameter behind a memory."""
+    if memory == "W_F":
+        return f"blocks.{Memories(weights).n_layers - 1}.mlp.W_F"
+    return f"blocks.{int(memory[-1]) - 1}.attn.{memory[:-1]}"
+
+
+def carrier(source: Any, task: BigramTask | None = None, *, head: str | None = None) -> str:
+    """The layer-1 head through which the previous token reaches W_K2's keys.
+
+    The head with the clearest signal: the greatest mean over layer-2 heads, or value for one `head` of them, of the
+    ideal pairs' signal to interference. Recall would mislead: where layer-2 heads share the work, each recalls few
+    tokens, and chance decides which layer-1 head comes out best.
+    """
+    a = associate(source, "W_K2", task=task)
+    clear = signal_to_interference(replace(a, asked=None))[-1].nan_to_num(-torch.inf)  # [earlier, head]
+    earlier, own = head_names((1,), len(clear)), head_names((2,), len(clear))
+    if head is not None:
+        require(head in own, "head", f"one of {', '.join(own)}", repr(head))
+        clear = clear[:, own.index(head)].unsqueeze(-1)
+    return earlier[int(clear.mean(-1).argmax())]
+
+
+def trigger_tokens(task: BigramTask) -> Bool[Tensor, " vocab"]:
+    """The support of pi_q: the fixed triggers, or the tokens that can be drawn as triggers."""
+    return torch.tensor(task.trigger_probabilities > 0)
+
+
+def bigram_logits(task: BigramTask, smoothing: float = SMOOTHING) -> Float[Tensor, "vocab vocab_out"]:
+    """Row i: log(pi_b(.|i) + smoothing), centred; zero for a fixed trigger.
+
+    log pi_b is not finite where a bigram never occurs, and its mean over j only shifts the logits.
+    """
+    logits = torch.log(torch.tensor(task.bigram) + smoothing)
+    logits = logits - logits.mean(-1, keepdim=True)
+    if task.fixed_triggers is not None:
+        logits[torch.tensor(task.fixed_triggers.copy())] = 0
+    return logits.float()
+
+
+def required(task: BigramTask | None) -> BigramTask:
+    """The task, or the reason why something cannot be measured without it."""
+    if task is None:
+        raise UnsupportedError("needs the task (pass task=...), a model alone does not say it")
+    return task
+
+
+def _whole(m: Memories, memory: str, norm: Norm, task: BigramTask | None) -> Association:
+    """A memory with all its inputs and outputs; W_K1 with queries from the second position on."""
+    row, fold = TABLE[memory], norm == "folded"
+    layers = axes.layers_of(row.matrix, row.inputs)
+    W = axes.matrix(m, row.matrix, layers, fold=fold)
+    if norm == "full":
+        reader = f"blocks.{int(memory[-1]) - 1}.ln1"
+        u, v = (m.normed(reader, axes.normed_rows(m, rows, layers)) for rows in (row.inputs, row.outputs))
+    else:
+        u, v = (axes.rows(m, rows, layers, fold=fold) for rows in (row.inputs, row.outputs))
+    return _labelled(m, memory, W, u, v, layers, task)
+
+
+def _bare(m: Memories, memory: str, task: BigramTask | None, through: str | None) -> Association:
+    """The stored parameter as W; W_Q and the LayerNorms' linear part in the embeddings."""
+    row, name = TABLE[memory], parameter_of(memory, m.weights)
+    W, u, v = m.parameter(name).mT, m.embedding(row.inputs), m.embedding(row.outputs)
+    if memory == "W_F":
+        u = m.centred(name.replace("mlp.W_F", "ln2"), u)
+        return _labelled(m, memory, W, u[:, 0], v[:, 0], (), task)
+    if memory == "W_K2":
+        names = head_names((1,), m.n_heads)
+        chosen = carrier(m, task) if through is None else through
+        require(chosen in names, "through", f"a head of layer 1: {', '.join(names)}", repr(through))
+        u = u[:, names.index(chosen)].unsqueeze(1)
+    if memory.startswith("W_K"):
+        norm = name.replace("attn.W_K", "ln1")
+        u, v = m.centred(norm, u), m.centred(norm, v) @ m.parameter(name.replace("W_K", "W_Q"))
+    return _labelled(m, memory, W, u, v, axes.layers_of(row.matrix), task)
+
+
+def _labelled(
+    m: Memories, memory: str, W: Tensor, u: Tensor, v: Tensor, layers: tuple[int, ...], task: BigramTask | None
+) -> Association:
+    """The association with its ideal pairs, its heads and the names of its items."""
+    row = TABLE[memory]
+    input_names = output_names = () if task is None else tuple(task.vocabulary)
+    if row.pairs == "previous":
+        n = u.shape[-2] if task is None else min(u.shape[-2], task.length)
+        u, v = u[..., :n, :], v[..., 1:n, :]
+        input_names, output_names = tuple(range(1, n + 1)), tuple(range(2, n + 1))
+    ideal, asked = _pairs(row, v.shape[-2], u.shape[-2], task)
+    heads = tuple(head_names(layers, m.n_heads))
+    asked = None if asked is None else asked.to(W.device)
+    return Association(memory, W, u, v, ideal.to(W), row.given, asked, None, heads, input_names, output_names)
+
+
+def _pairs(
+    row: Row, n_outputs: int, n_inputs: int, task: BigramTask | None
+) -> tuple[Float[Tensor, "j i"], Bool[Tensor, "j i"] | None]:
+    """The ideal memory's pairs and, where they are others, those that recall asks for."""
+    same = torch.eye(n_outputs, n_inputs)
+    match row.pairs:
+        case "bigrams":
+            return bigram_logits(required(task)).mT, None
+        case "triggers" if task is not None:
+            return same * trigger_tokens(task), same.bool()
+        case _:
+            return same, None  # for "previous", output t - 1 is the query t
+
+
+def _window(a: Association, spec: Spec) -> Association:
+    """W_K1 among the positions of a window; row r of `a` is the query r + 1, column s the key s."""
+    length, start = a.inputs.shape[-2], spec.window[0]
+    stop = length if spec.window[1] is None else min(spec.window[1], length)
+    if stop - start < 2:
+        raise UnsupportedError(f"needs a window of two or more of the {length} positions")
+    _ = a.scores  # computed once for all windows
+    queries = slice(start, stop - 1)
+    if spec.causal:
+        return a.among(causal(length, a.ideal.device)[1:]).at(slice(start, stop), queries)
+    return a.at(slice(start, stop - 1), queries)
+
+
+def _require_memory(m: Memories, spec: Spec) -> None:
+    """Refuse, with the reason, a memory that these weights do not have."""
+    if spec.memory == "W_K1":
+        m.require_weights("pos_embed.W_pos", "learned positions")
+    elif spec.memory == "W_F":
+        m.require_weights(parameter_of("W_F", m.weights), "a linear feed-forward in the last layer")
+    else:
+        m.require_layers(2)
+    if spec.norm != "folded":
+        m.require_weights("blocks.0.ln1.w", "LayerNorms")

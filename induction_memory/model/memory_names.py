@@ -1,0 +1,52 @@
+"""Names of memories and of the ways to read them: `W_K1[0:64]_causal`, `W_K2_triggers`, `W_O2_spurious`.
+
+A name begins with one of the memories of `associations.py` and may go on, in this order:
+
+    W_K1_first64, W_K1[a:b]   positions a to b-1, counted from 0: queries a+1 to b-1, keys a to b-2
+    W_K1_causal               the query chooses among the keys s <= t; without it among all keys but the last
+                              position's, as the authors measured
+    W_K1_normed, W_K2_normed  each embedding through the model's own LayerNorms in full, instead of their linear part
+                              folded into the matrix. Keys have different norms, so the two recalls differ
+    W_K1_raw, W_K2_raw, ...   no LayerNorm at all: the parameters and embeddings as they are. The authors measured this
+    W_K1_reversed, ...        the key is given and queries compete: the recall formula as the paper prints it
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+FIRST = 64  # positions of the paper's smaller window
+Norm = Literal["folded", "full", "none"]
+_NAME = re.compile(
+    r"(?:(?P<first>W_K1)(?P<window>_first64|\[\d+:\d+\])?(?P<causal>_causal)?"
+    r"|(?P<second>W_K2)(?P<triggers>_triggers)?|(?P<other>W_O2(?:_spurious)?|W_F))"
+    r"(?P<norm>_normed|_raw)?(?P<reversed>_reversed)?"
+)
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A memory and how it is read: a name taken apart."""
+
+    memory: str
+    window: tuple[int, int | None] = (0, None)
+    causal: bool = False
+    triggers: bool = False
+    norm: Norm = "folded"
+    reversed: bool = False
+
+    @classmethod
+    def parse(cls, name: str) -> "Spec | None":
+        """The memory that a name speaks of; None for a name that is none."""
+        match = _NAME.fullmatch(name)
+        if match is None:
+            return None
+        window: tuple[int, int | None] = (0, None)
+        if match["window"]:
+            start, stop = (0, FIRST) if match["window"] == "_first64" else map(int, match["window"][1:-1].split(":"))
+            window = (start, stop)
+        norm: Norm = "folded" if match["norm"] is None else "full" if match["norm"] == "_normed" else "none"
+        memory = match["first"] or match["second"] or match["other"]
+        if norm == "full" and not memory.startswith("W_K"):
+            return None
+        return cls(memory, window, bool(match["causal"]), bool(match["triggers"]), norm, bool(match["reversed"]))

@@ -1,0 +1,157 @@
+"""Measure probes of a source: weight probes in one batched pass over steps, activation probes in one forward per step.
+
+Values of the package's own probes on a trajectory are kept beside it (`cache.py`); a user's functions are measured anew
+each time, because a change in their code could not be seen.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from induction_memory.errors import InputError, require
+from induction_memory.model.memories import UnsupportedError, head_names
+from induction_memory.probes import cache, catalogue
+from induction_memory.probes.activations import Activations
+from induction_memory.probes.registry import Probe
+from induction_memory.probes.source import SEQUENCES, Source
+from induction_memory.probes.stack import over_chunks
+from induction_memory.task.bigrams import BigramTask
+from induction_memory.task.sampler import Batch
+
+CHUNK_BYTES = 8 << 20  # score tables held at once
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Curves:
+    """The values of one probe at all steps, one column per head."""
+
+    values: Float[np.ndarray, "step head"]
+    heads: list[str]
+
+
+def measure(
+    source: Source,
+    probes: Sequence[Probe],
+    *,
+    batch: Batch | None = None,
+    task: BigramTask | None = None,
+    cached: bool = True,
+    progress: Progress | None = None,
+) -> tuple[dict[str, Curves], dict[str, str]]:
+    """Curves by name, from the cache or computed, and the reasons of the probes that this source cannot have."""
+    require(batch is None or isinstance(batch, Batch), "batch", "a Batch, as `sample` makes it", repr(batch))
+    keep = _Kept(source, batch, task) if cached and source.trajectory is not None else None
+    found = {} if keep is None else {p.name: kept for p in probes if (kept := keep.load(p)) is not None}
+    missing = [p for p in probes if p.name not in found]
+    new, skipped = _of_weights(source, [p for p in missing if p.of == "weights"])
+    more, reasons = _of_activations(source, [p for p in missing if p.of == "activations"], batch, progress)
+    for probe in missing:
+        if probe.name in new | more:
+            found[probe.name] = (new | more)[probe.name]
+            if keep is not None:
+                keep.save(probe, found[probe.name])
+    skipped |= reasons
+    in_order = {p.name: found[p.name] for p in probes if p.name in found}
+    return in_order, {p.name: skipped[p.name] for p in probes if p.name in skipped}
+
+
+def value(probe: Probe, subject: Any) -> Tensor:
+    """What a probe returns, as a tensor."""
+    result = probe.measure(subject)
+    try:
+        return torch.as_tensor(result)
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError(f"{probe.name}: expected numbers from the probe, got {result!r:.60}") from None
+
+
+def _of_weights(source: Source, probes: Sequence[Probe]) -> tuple[dict[str, Curves], dict[str, str]]:
+    if not probes:
+        return {}, {}
+    stack = source.stack
+    positions = stack.weights["pos_embed.W_pos"].shape[-2] if "pos_embed.W_pos" in stack.weights else 0
+    side = max(stack.vocab_size, positions)
+    chunk = max(1, CHUNK_BYTES // (4 * side * side * stack.n_heads))
+
+    def measured(probe: Probe, part: Any) -> Tensor:
+        found = value(probe, part)
+        steps = found.shape[0] if found.dim() else 0
+        require(steps in (1, part.n_steps), probe.name, f"a first axis of {part.n_steps} steps", tuple(found.shape))
+        return found
+
+    values, skipped = over_chunks(stack, {p.name: lambda part, p=p: measured(p, part) for p in probes}, chunk)
+    return {p.name: _curves(p, values[p.name], stack.n_heads) for p in probes if p.name in values}, skipped
+
+
+def _of_activations(
+    source: Source, probes: Sequence[Probe], batch: Batch | None, progress: Progress | None
+) -> tuple[dict[str, Curves], dict[str, str]]:
+    if not probes:
+        return {}, {}
+    batch = source.batch() if batch is None and source.task is not None else batch
+    skipped: dict[str, str] = {}
+    rows: dict[str, list[Tensor]] = {p.name: [] for p in probes}
+    facts: dict[str, Any] = {}
+    for i, step in enumerate(source.steps):
+        try:
+            model = source.model(int(step))
+        except UnsupportedError as reason:
+            return {}, {p.name: str(reason) for p in probes}
+        at_step = Activations(model, batch, source.stack.at(slice(i, i + 1)), facts)
+        for probe in probes:
+            if probe.name in skipped:
+                continue
+            try:
+                rows[probe.name].append(value(probe, at_step).double())
+            except UnsupportedError as reason:
+                skipped[probe.name] = str(reason)
+        if progress is not None:
+            progress(i + 1, len(source.steps))
+    n_heads = source.stack.n_heads
+    return {p.name: _curves(p, torch.stack(rows[p.name]), n_heads) for p in probes if p.name not in skipped}, skipped
+
+
+def _curves(probe: Probe, values: Float[Tensor, "step *head"], n_heads: int) -> Curves:
+    heads = head_names(probe.layers, n_heads)
+    per_step = values[0].numel() if len(values) else 0
+    expected = f"one value per step{f' and each of {len(heads)} heads' if probe.layers else ''}"
+    require(per_step == len(heads), probe.name, expected, f"{per_step} per step (does it name its `layers`?)")
+    return Curves(values.reshape(len(values), len(heads)).cpu().numpy(), heads)
+
+
+class _Kept:
+    """The cache of one trajectory for one set of arguments."""
+
+    def __init__(self, source: Source, batch: Batch | None, task: BigramTask | None) -> None:
+        assert source.trajectory is not None
+        self.run = source.trajectory
+        data = f"{SEQUENCES} sequences of seed {source.eval_seed}" if batch is None else _digest(batch)
+        of_weights = {"steps": source.steps.tolist(), "task": None if task is None else task.to_dict()}
+        self.arguments = {"weights": of_weights, "activations": of_weights | {"batch": data}}
+
+    def load(self, probe: Probe) -> Curves | None:
+        kept = cache.load(self.run, probe.name, self.arguments[probe.of]) if _cacheable(probe) else None
+        return None if kept is None else Curves(kept.to_numpy(), list(kept.columns))
+
+    def save(self, probe: Probe, curves: Curves) -> None:
+        if _cacheable(probe):
+            frame = pd.DataFrame(curves.values, columns=curves.heads)
+            cache.save(self.run, probe.name, self.arguments[probe.of], frame)
+
+
+def _cacheable(probe: Probe) -> bool:
+    return probe.family in catalogue.FAMILIES
+
+
+def _digest(batch: Batch) -> str:
+    digest = hashlib.sha256()
+    for tensor in (batch.tokens, batch.targets, batch.counts):
+        digest.update(repr(tuple(tensor.shape)).encode() + tensor.contiguous().cpu().numpy().tobytes())
+    return digest.hexdigest()

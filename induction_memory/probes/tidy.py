@@ -1,0 +1,97 @@
+"""Tables of probes.
+
+    table(run)                       the paper's recall probes at every step
+    table(run, ["W_O2", "attention"], steps=[0, 300])     probes, or whole families, at some steps
+    table(run, ["W_O2", my_probe])   a function of one's own beside them (registry.py)
+    table(run, "all")                everything
+
+A table is tidy: step, probe, head, value; one row per observation. `head` is `L1H1` for a head, `L1H3>L2H1` for a pair,
+"" for a probe that has no heads. A probe that the model cannot have is left out, and `table.attrs["skipped"]` says why:
+name -> reason.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from induction_memory.probes.catalogue import Names, resolve
+from induction_memory.probes.measuring import Curves, Progress, measure
+from induction_memory.probes.source import Steps, read
+from induction_memory.task.bigrams import BigramTask
+from induction_memory.task.sampler import Batch
+
+
+def table(
+    source: Any,
+    names: Names = None,
+    *,
+    steps: Steps = "all",
+    batch: Batch | None = None,
+    task: BigramTask | None = None,
+    cached: bool = True,
+    progress: Progress | None = None,
+) -> pd.DataFrame:
+    """Probes of a trajectory, a model or stacked weights: step, probe, head, value.
+
+    `names` are probes, families or functions; None for the paper's recall probes, "all" for every probe. Activation
+    probes run on `batch`, or on one sampled from the task with the run's evaluation seed. A trajectory's results are
+    kept beside it unless `cached` is False. `progress(done, total)` is called after each forward pass.
+    """
+    opened, probes = read(source, steps=steps, task=task), resolve(names)
+    curves, skipped = measure(opened, probes, batch=batch, task=task, cached=cached, progress=progress)
+    values = [curve.values for curve in curves.values()]
+    tidy = pd.DataFrame(
+        {
+            "step": _joined([np.repeat(opened.steps, len(curve.heads)) for curve in curves.values()], int),
+            "probe": np.repeat(list(curves), [v.size for v in values]) if curves else [],
+            "head": [head for curve in curves.values() for head in curve.heads * len(opened.steps)],
+            "value": _joined([v.ravel() for v in values], float),
+        }
+    )
+    return _attributed(tidy, skipped)
+
+
+def wide(tidy: pd.DataFrame) -> pd.DataFrame:
+    """One row per step, one column per probe.
+
+    With several heads one column each, `W_K1[L1H2]`, and their spread: `W_K1_min`, `W_K1_mean`, `W_K1_max`.
+    """
+    columns: dict[str, Any] = {}
+    for probe, rows in tidy.groupby("probe", sort=False):
+        by_head = rows.pivot_table(index="step", columns="head", values="value", sort=False, dropna=False)
+        columns |= _columns(str(probe), Curves(by_head.to_numpy(), list(by_head.columns)))
+    steps = pd.Index(tidy["step"].unique(), name="step")
+    return _attributed(pd.DataFrame(columns, index=steps), tidy.attrs.get("skipped", {}))
+
+
+def recall(
+    source: Any,
+    names: Iterable[str] | None = None,
+    *,
+    steps: Steps = "all",
+    task: BigramTask | None = None,
+    cached: bool = True,
+) -> pd.DataFrame:
+    """The memory recall probes, one row per step and one column per probe (`wide`); the paper's by default."""
+    opened = read(source, steps=steps, task=task)
+    curves, skipped = measure(opened, resolve(names), task=task, cached=cached)
+    columns = {column: values for name, c in curves.items() for column, values in _columns(name, c).items()}
+    return _attributed(pd.DataFrame(columns, index=pd.Index(opened.steps, name="step")), skipped)
+
+
+def _joined(parts: list[np.ndarray], kind: type) -> np.ndarray:
+    return np.concatenate(parts) if parts else np.array([], kind)
+
+
+def _columns(probe: str, curves: Curves) -> dict[str, np.ndarray]:
+    if len(curves.heads) == 1:
+        return {probe: curves.values[:, 0]}
+    heads = {f"{probe}[{head}]": curves.values[:, h] for h, head in enumerate(curves.heads)}
+    return heads | {f"{probe}_{name}": getattr(curves.values, name)(axis=1) for name in ("min", "mean", "max")}
+
+
+def _attributed(table: pd.DataFrame, skipped: dict[str, str]) -> pd.DataFrame:
+    table.attrs["skipped"] = skipped
+    return table
