@@ -23,6 +23,13 @@ def browser():
         yield started
 
 
+def pytest_collection_modifyitems(items):
+    """Tests that start a browser are slow."""
+    for item in items:
+        if "browser" in getattr(item, "fixturenames", ()):
+            item.add_marker("slow")
+
+
 def pytest_terminal_summary(terminalreporter):
     """One loud line at the end where pages were not tested for want of a browser."""
     skipped = [report for report in terminalreporter.stats.get("skipped", []) if MISSING in str(report.longrepr)]

@@ -18,6 +18,8 @@ from induction_memory.reproduction.shipping import TRAJECTORIES
 from induction_memory.trajectory import load
 from induction_memory.trajectory.trajectory import SHIPPED
 
+pytestmark = pytest.mark.slow
+
 ONE_STEP = functools.cache(memories.one_step)
 
 

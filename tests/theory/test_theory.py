@@ -133,6 +133,7 @@ def quick_results():
     return {entry.name: (entry, result) for entry, result in theory.measure(QUICK)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", QUICK)
 def test_each_statement_comes_out_as_expected(name, quick_results):
     entry, result = quick_results[name]
@@ -140,6 +141,7 @@ def test_each_statement_comes_out_as_expected(name, quick_results):
     assert all(table["expected"]), table[~table["expected"]].to_string()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", QUICK)
 def test_each_picture_is_drawn_from_the_tables_alone(name, quick_results):
     figure = draw(name, quick_results[name][1].tables)
@@ -148,6 +150,7 @@ def test_each_picture_is_drawn_from_the_tables_alone(name, quick_results):
         assert all(axes.has_data() for axes in figure.axes)
 
 
+@pytest.mark.slow
 def test_the_page_holds_every_row_and_marks_slips_and_failures(quick_results, tmp_path):
     entry, result = quick_results["random-vectors"]
     text = document.section(entry, result, tmp_path)
@@ -164,6 +167,7 @@ def test_one_step_recall_grows_with_dimension_and_data():
     assert draw("one-step", result.tables) is not None
 
 
+@pytest.mark.slow
 def test_three_steps_in_the_right_order_and_in_no_other_make_an_induction_head():
     result = theorem_model.theorem_order()
     assert len(result.checks) == 12
