@@ -6,21 +6,26 @@ whole and real numbers, true or false, none, one of the named choices, or a list
 
 import json
 import types
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from dataclasses import field as dataclass_field
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from induction_memory.errors import InputError, require
 from induction_memory.experiment.train_config import TrainConfig
 from induction_memory.model.config import ModelConfig
+from induction_memory.task import registry
 from induction_memory.task.bigrams import BigramTask
+from induction_memory.task.protocol import Task, choose
+
+SIZES = {"d_vocab", "d_vocab_out", "n_ctx"}
+"""Fields of the model that follow from the task unless they are set."""
 
 
 @dataclass(frozen=True)
 class RunConfig:
     """What to learn, with what, and how."""
 
-    task: BigramTask = dataclass_field(default_factory=BigramTask)
+    task: Any = dataclass_field(default_factory=BigramTask)
     """The data."""
     model: ModelConfig = dataclass_field(default_factory=ModelConfig)
     """The architecture."""
@@ -28,10 +33,16 @@ class RunConfig:
     """Optimiser, loss, seeds, constraints and checkpoints."""
 
     def __post_init__(self) -> None:
+        require(isinstance(self.task, Task), "task", "a task (induction_memory.task.Task)", repr(self.task))
         allowed = f"at least task.length = {self.task.length}"
         require(self.model.n_ctx >= self.task.length, "model.n_ctx", allowed, self.model.n_ctx)
-        allowed = f"the vocabulary's size {self.task.vocab_size}"
-        require(self.model.d_vocab == self.task.vocab_size, "model.d_vocab", allowed, self.model.d_vocab)
+        allowed = f"the vocabulary's size {self.task.n_inputs}"
+        require(self.model.d_vocab == self.task.n_inputs, "model.d_vocab", allowed, self.model.d_vocab)
+        allowed = f"the number of outputs {self.task.n_outputs}"
+        require(self.model.n_outputs == self.task.n_outputs, "model.d_vocab_out", allowed, self.model.n_outputs)
+        groups = getattr(self.task, "groups", None)
+        losses = ("all", "main", "trigger-output", *(groups or (self.train.loss,)))
+        require(self.train.loss in losses, "train.loss", f"one of {', '.join(losses)}", repr(self.train.loss))
         trained = self.model.trained_names
         for rule in self.train.freezes:
             names = f"names out of the trained {', '.join(trained)}"
@@ -48,13 +59,15 @@ class RunConfig:
         _ = self.evaluation_task  # checked when made
 
     @property
-    def evaluation_task(self) -> BigramTask | None:
+    def evaluation_task(self) -> Any:
         """The task of the out-of-distribution accuracy, or None."""
         second = self.train.out_of_distribution
-        if second is None:
-            return None
-        changes = {"outputs": second} if second in ("uniform", "bigram") else {"output_part": second}
-        return replace(self.task, **changes)
+        return None if second is None else choose(self.task, "variants", second)
+
+    @classmethod
+    def of(cls, task: Any, model: ModelConfig, train: TrainConfig) -> "RunConfig":
+        """An experiment in which the sizes that the model leaves at their defaults are those of the task."""
+        return cls(task, with_sizes(model, task, ModelConfig()), train)
 
     @property
     def moving_names(self) -> tuple[str, ...]:
@@ -81,14 +94,19 @@ class RunConfig:
             part, _, name = path.partition(".")
             require(part in changes, path, "a path that begins with task, model or train", repr(part))
             owner = type(getattr(self, part))
+            require(is_dataclass(owner), path, f"a dataclass, whose fields have paths ({part})", owner.__name__)
             known = [f.name for f in fields(owner)]
             require(name in known, path, f"one of {part}.{{{', '.join(known)}}}", repr(name or path))
             changes[part][name] = parse_value(text.strip(), get_type_hints(owner)[name], f"{part}.{name}")
-        return replace(self, **{part: replace(getattr(self, part), **new) for part, new in changes.items()})
+        parts = {part: getattr(self, part) for part in changes}
+        task, model, train = (replace(parts[part], **new) if new else parts[part] for part, new in changes.items())
+        if not changes["model"].keys() & SIZES and not _fits(model, task):
+            model = with_sizes(model, task, self.model)
+        return RunConfig(task, model, train)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as JSON has them."""
-        parts = {"task": self.task.to_dict(), "model": self.model.to_dict(), "train": self.train.to_dict()}
+        parts = {"task": registry.to_dict(self.task), "model": self.model.to_dict(), "train": self.train.to_dict()}
         return json.loads(json.dumps(parts))
 
     @classmethod
@@ -97,7 +115,7 @@ class RunConfig:
         for name in values:
             require(name in ("task", "model", "train"), name, "one of task, model, train", repr(name))
         return cls(
-            BigramTask.from_dict(values.get("task", {})),
+            registry.from_dict(values.get("task", {})),
             ModelConfig.from_dict(values.get("model", {})),
             TrainConfig.from_dict(values.get("train", {})),
         )
@@ -106,11 +124,23 @@ class RunConfig:
         """Path -> (here, there) of each field in which two configurations differ."""
         mine, theirs = self.to_dict(), other.to_dict()
         return {
-            f"{part}.{name}": (value, theirs[part][name])
+            f"{part}.{name}": (mine[part].get(name), theirs[part].get(name))
             for part in mine
-            for name, value in mine[part].items()
-            if value != theirs[part][name]
+            for name in {**mine[part], **theirs[part]}
+            if mine[part].get(name) != theirs[part].get(name)
         }
+
+
+def with_sizes(model: ModelConfig, task: Any, unset: ModelConfig) -> ModelConfig:
+    """The model with the task's vocabulary, outputs and length, in those fields that are as in `unset`."""
+    outputs = None if task.n_outputs == task.n_inputs else task.n_outputs
+    wanted = {"d_vocab": task.n_inputs, "d_vocab_out": outputs, "n_ctx": task.length}
+    return replace(model, **{name: v for name, v in wanted.items() if getattr(model, name) == getattr(unset, name)})
+
+
+def _fits(model: ModelConfig, task: Any) -> bool:
+    sizes = (model.d_vocab, model.n_outputs) == (task.n_inputs, task.n_outputs)
+    return sizes and model.n_ctx >= task.length
 
 
 def parse_value(text: str, kind: Any, field: str) -> Any:

@@ -17,8 +17,8 @@ from induction_memory.experiment.constraints import Clamp, Freeze, Graft
 from induction_memory.experiment.schedule import CheckpointRule, Decay
 
 Optimizer = Literal["sgd", "adamw"]
-Loss = Literal["all", "trigger-output"]
-OutOfDistribution = Literal["uniform", "bigram", "train", "test"]
+Loss = str
+"""all, or the name of a group of the task's positions; trigger-output, or main, is its main group."""
 Device = Literal["cpu", "cuda"]
 MOST_STEPS = 10_000_000
 MOST_THREADS = 256
@@ -49,7 +49,7 @@ class TrainConfig:
     final_fraction: float = 0.0
     """What is left of the step size at the end of a linear or cosine decay."""
     loss: Loss = "trigger-output"
-    """Train on all tokens, or on the outputs of triggers from their second occurrence on."""
+    """Train on all positions that the task counts, on those of a group, or on its main group (trigger-output)."""
     init_seed: int = 0
     """Seed of the initial weights."""
     data_seed: int = 1
@@ -70,8 +70,8 @@ class TrainConfig:
     """Updates between two savings of the latest state, from which a killed run goes on."""
     full_metrics_every: int = 10
     """Steps between two measurements of the token classes that the loss does not need."""
-    out_of_distribution: OutOfDistribution | None = None
-    """A second task: outputs drawn uniform or bigram, or from the train or test part of the vocabulary."""
+    out_of_distribution: str | None = None
+    """A second task: the name of a variant, such as uniform, bigram, train or test outputs of the bigram task."""
     out_of_distribution_every: int = 10
     """Steps between two measurements on the second task."""
     out_of_distribution_batch: int = 128
@@ -105,9 +105,11 @@ class TrainConfig:
         require(few, "train.threads", f"at most {MOST_THREADS} threads", self.threads)
         for name, kind in _CHOICES.items():
             value, allowed = getattr(self, name), get_args(kind)
-            if name == "out_of_distribution" and value is None:
-                continue
             require(value in allowed, f"train.{name}", " or ".join(allowed), repr(value))
+        require(isinstance(self.loss, str) and self.loss != "", "train.loss", "all or a group's name", repr(self.loss))
+        second = self.out_of_distribution
+        named = second is None or (isinstance(second, str) and second != "")
+        require(named, "train.out_of_distribution", "a variant's name, or none", repr(second))
         kept = self.keep_optimizer
         require(isinstance(kept, bool), "train.keep_optimizer", "true or false", repr(kept))
         require(self.learning_rate > 0, "train.learning_rate", "a number above 0", self.learning_rate)
@@ -192,8 +194,6 @@ _WHOLE_NUMBERS = {
 _CHOICES = {
     "optimizer": Optimizer,
     "schedule": Decay,
-    "loss": Loss,
-    "out_of_distribution": OutOfDistribution,
     "device": Device,
 }
 

@@ -78,6 +78,7 @@ def _skeleton(config: ModelConfig) -> HookedTransformer:
         n_heads=config.n_heads,
         d_mlp=config.mlp_dimension,
         d_vocab=config.d_vocab,
+        d_vocab_out=config.n_outputs,
         act_fn="relu",
         attn_only=config.feed_forward == "none",
         normalization_type="LN" if config.layer_norm else None,

@@ -29,6 +29,8 @@ class ModelConfig:
     """Longest sequence T."""
     d_vocab: int = 65
     """Size N of the vocabulary."""
+    d_vocab_out: int | None = None
+    """Number of outputs; the size of the vocabulary when not given."""
     n_layers: int = 2
     """Number of attention layers."""
     n_heads: int = 1
@@ -66,7 +68,7 @@ class ModelConfig:
                 "a whole number of at least 1",
                 getattr(self, name),
             )
-        for name in ("d_head", "d_mlp"):
+        for name in ("d_vocab_out", "d_head", "d_mlp"):
             value = getattr(self, name)
             require(
                 value is None or _is_positive(value),
@@ -97,6 +99,12 @@ class ModelConfig:
                 self.n_heads,
             )
         require(
+            not self.tied_output or self.n_outputs == self.d_vocab,
+            "model.tied_output",
+            "false, or as many outputs as tokens",
+            f"true with d_vocab_out = {self.d_vocab_out}",
+        )
+        require(
             not self.identity_queries or self.head_dimension == self.d_model,
             "model.identity_queries",
             f"false, or heads as wide as the model (d_head = d_model = {self.d_model})",
@@ -107,12 +115,6 @@ class ModelConfig:
             "model.d_model",
             "an even number for sine and cosine positions",
             self.d_model,
-        )
-        require(
-            not self.parallel_blocks or self.feed_forward_layers == "all",
-            "model.parallel_blocks",
-            "false, or a feed-forward in all layers",
-            f"true with feed_forward_layers = {self.feed_forward_layers}",
         )
         if self.trained is not None:
             listed = isinstance(self.trained, tuple | list)
@@ -143,6 +145,10 @@ class ModelConfig:
     def full(cls, **changes: Any) -> "ModelConfig":
         """The vanilla transformer: queries trained, ReLU feed-forward in every layer, everything learns."""
         return cls(**{"identity_queries": False, "feed_forward": "relu", "feed_forward_layers": "all"} | changes)
+
+    @property
+    def n_outputs(self) -> int:
+        return self.d_vocab_out if self.d_vocab_out is not None else self.d_vocab
 
     @property
     def head_dimension(self) -> int:

@@ -42,6 +42,7 @@ class BigramTask:
 
     name: ClassVar[str] = "bigrams"
     main: ClassVar[str] = "in_context"
+    groups: ClassVar[tuple[str, ...]] = ("in_context", "global", "first_occurrence")
 
     corpus: str | Corpus = "tinyshakespeare"
     """A shipped corpus, the path of a text file (read at once, and kept as its counts), or a Corpus."""
@@ -273,7 +274,7 @@ class BigramTask:
                 made[name] = replace(self, **change)
             except InputError:  # no output is left to some trigger: there is no such variant
                 continue
-        return {name: task for name, task in made.items() if task != self}
+        return made
 
     def corruptions(self) -> "dict[str, Callable[[Batch, np.random.Generator], Pairs]]":
         """`output`, `trigger` and `first` (`corruptions.py`)."""

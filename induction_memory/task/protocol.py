@@ -10,6 +10,7 @@ not offer is left out with a one-line reason:
     sources(batch)    role -> which keys a head in that role would attend to from each query
     associations()    name -> what the matrix of that name would store in a perfect model
     variants()        name -> the same task under another distribution, for evaluation
+    groups            names of the groups of positions of its batches
     corruptions()     name -> function (batch, rng) that gives clean and corrupted sequences for patching
 
 A variant has two Bayes-optimal predictors: that of the task on which the model was trained and its own.

@@ -28,7 +28,8 @@ class Batch(AnyBatch):
     """Sequences of the task: z_1..z_T as inputs, z_2..z_{T+1} as targets, and what is true of each.
 
     Groups: `in_context` (second and later occurrences of a trigger: the target stands in the context), `global` (no
-    trigger: the target is drawn from pi_b) and `first` (a trigger seen for the first time: its output is not known).
+    trigger: the target is drawn from pi_b) and `first_occurrence` (a trigger seen for the first time: its output is not
+    known).
     """
 
     @property
@@ -59,7 +60,7 @@ class Batch(AnyBatch):
     @property
     def first_occurrence(self) -> Bool[Tensor, "batch pos"]:
         """A trigger seen for the first time: its output is not known yet."""
-        return self.groups["first"]
+        return self.groups["first_occurrence"]
 
 
 def with_counts(
@@ -74,7 +75,7 @@ def with_counts(
         tokens,
         targets,
         counted=torch.ones_like(tokens, dtype=torch.bool),
-        groups={"in_context": counts >= 2, "global": counts == 0, "first": counts == 1},
+        groups={"in_context": counts >= 2, "global": counts == 0, "first_occurrence": counts == 1},
         main="in_context",
         latents={"counts": counts, "triggers": triggers, "outputs": outputs},
     )

@@ -1,7 +1,8 @@
 """What one pass over a batch gives: the loss, its gradients, and how each position was predicted.
 
-The loss is the mean of -log softmax(logits)[target] over the trained positions: all of them ("all"), or those of the
-second and later occurrences of a trigger ("trigger-output"). A batch without a trained position has loss 0 and zero
+The loss is the mean of -log softmax(logits)[target] over the trained positions: all that the task counts ("all"), its
+main group ("main", or "trigger-output", the paper's name), or another group. Where targets are soft it is the mean of
+-sum_j y_j log softmax(logits)[j]. A batch without a trained position has loss 0 and zero
 gradients, so that it moves nothing.
 """
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from induction_memory.errors import require
 from induction_memory.experiment.train_config import Loss
-from induction_memory.task.sampler import Batch
+from induction_memory.task.batch import Batch
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Evaluation:
     nll: Float[Tensor, "batch pos"]
     """-log p(target); NaN where not evaluated."""
     correct: Bool[Tensor, "batch pos"]
-    """Whether the likeliest token is the target; False where not evaluated."""
+    """Whether the likeliest output is the target; False where not evaluated, and where targets are soft."""
     evaluated: Bool[Tensor, "batch pos"]
     """Where the two above were computed."""
     gradients: dict[str, Tensor] = field(default_factory=dict)
@@ -34,7 +35,12 @@ class Evaluation:
 
 def trained_positions(batch: Batch, loss: Loss) -> Bool[Tensor, "batch pos"]:
     """The positions whose predictions the loss averages."""
-    return torch.ones_like(batch.tokens, dtype=torch.bool) if loss == "all" else batch.in_context
+    return batch.group(None if loss in ("main", "trigger-output") else loss)
+
+
+def safe_targets(batch: Batch) -> Tensor:
+    """The targets, with an output that exists where the task asks for none."""
+    return batch.targets if batch.soft else torch.where(batch.counted, batch.targets, 0)
 
 
 def mean_loss(nll: Float[Tensor, "batch pos"], trained: Bool[Tensor, "batch pos"]) -> float:

@@ -17,9 +17,15 @@ from torch import Tensor, nn
 from induction_memory.errors import require
 from induction_memory.experiment.train_config import Loss
 from induction_memory.model.config import ModelConfig
-from induction_memory.task.sampler import Batch
+from induction_memory.task.batch import Batch
 from induction_memory.training.clamps import Clamps
-from induction_memory.training.evaluation import Evaluation, mean_loss, output_is_tied, trained_positions
+from induction_memory.training.evaluation import (
+    Evaluation,
+    mean_loss,
+    output_is_tied,
+    safe_targets,
+    trained_positions,
+)
 from induction_memory.training.fast.network import Network
 from induction_memory.training.fast.parallel import one_thread_a_call, run_groups
 from induction_memory.training.fast.queries import Piece, chosen_pieces, whole_pieces
@@ -48,7 +54,7 @@ def evaluate(
     Under "trigger-output" only the trained positions are evaluated, unless `full_metrics` asks for all of them; the
     gradients come from the trained positions alone in either case.
     """
-    reason = supported(model)
+    reason = supported(model) or ("the targets are soft" if batch.soft else None)
     if reason is None:
         settings = gradients, clamps or Clamps(), micro_batch, full_metrics
         with one_thread_a_call() as threads, torch.no_grad():
@@ -104,9 +110,10 @@ def _fast_evaluate(
     require(pos <= longest, "batch", f"at most {longest} tokens a sequence (the model's n_ctx)", pos)
     trained_names = tuple(name for name, p in model.named_parameters() if p.requires_grad and gradients)
     device = parameters["embed.W_E"].device
-    tokens, targets = batch.tokens.to(device), batch.targets.to(device).flatten()
-    trained = trained_positions(batch, loss).to(device)
-    everything = loss == "all" or full_metrics
+    tokens, targets = batch.tokens.to(device), safe_targets(batch).to(device).flatten()
+    trained, counted = trained_positions(batch, loss).to(device), batch.counted.to(device)
+    everything = bool(trained.all()) or (full_metrics and bool(counted.all()))
+    asked = counted if full_metrics else trained
     weights = trained.flatten().float() / max(int(trained.sum()), 1) if gradients else None
     nll = torch.full(trained.shape, torch.nan, device=device)
     correct = torch.zeros_like(trained)
@@ -124,7 +131,7 @@ def _fast_evaluate(
     if everything:
         pieces = whole_pieces(len(batch), size, device)
     else:
-        pieces = chosen_pieces(trained, size, device)
+        pieces = chosen_pieces(asked, size, device)
 
     def work(piece: Piece, buffers: Workspace, sums: Sums) -> None:
         places = piece.places(pos)
@@ -138,7 +145,7 @@ def _fast_evaluate(
     groups = [pieces[i::GROUPS] for i in range(GROUPS)]
     sums = run_groups(work, groups, device, threads if device.type == "cpu" else 1)
     found = network.gradients(sums) if gradients else {}
-    evaluated = torch.ones_like(trained) if everything else trained
+    evaluated = torch.ones_like(trained) if everything else asked
     return Evaluation(mean_loss(nll, trained), nll, correct, evaluated, found)
 
 

@@ -25,11 +25,10 @@ from induction_memory.experiment.constraints import Graft, clamped_kinds, frozen
 from induction_memory.experiment.run_config import RunConfig
 from induction_memory.experiment.schedule import Keeper, learning_rate
 from induction_memory.experiment.train_config import TrainConfig
-from induction_memory.task.bigrams import BigramTask
-from induction_memory.task.sampler import sample, step_rng
+from induction_memory.task.sampler import step_rng
 from induction_memory.training.clamps import Clamps
 from induction_memory.training.forward import evaluate
-from induction_memory.training.metrics import Metrics, in_context_accuracy, measure
+from induction_memory.training.metrics import Metrics, main_accuracy, measure
 from induction_memory.training.optimizer import adamw_update, reset, sgd_update, zero_state
 from induction_memory.training.recalls import recalls
 
@@ -69,7 +68,7 @@ class Snapshot:
 
 
 def train(
-    task: BigramTask,
+    task: Any,
     model: nn.Module,
     config: TrainConfig,
     *,
@@ -123,7 +122,7 @@ def _look(
     config, last = run.train, step == run.train.steps
     kinds = clamped_kinds(config.clamp_rules, step)
     clamps = Clamps("previous-token" in kinds, "induction" in kinds) if kinds else None
-    batch = sample(run.task, config.batch_size, step_rng(config.data_seed, step))
+    batch = run.task.sample(config.batch_size, step_rng(config.data_seed, step))
     evaluation = evaluate(
         model,
         batch,
@@ -175,12 +174,10 @@ def _graft(parameter: Tensor, matrix: Tensor, rule: Graft) -> None:
 
 
 def _second_accuracy(run: RunConfig, model: nn.Module, step: int, clamps: Clamps | None) -> float | None:
-    """In-context accuracy on the second task, on the steps that measure it."""
+    """Accuracy on the main group of the second task, on the steps that measure it."""
     config, second = run.train, run.evaluation_task
     if second is None or (step % config.out_of_distribution_every and step != config.steps):
         return None
-    batch = sample(second, config.out_of_distribution_batch, step_rng(config.eval_seed, step))
-    evaluation = evaluate(
-        model, batch, "trigger-output", gradients=False, clamps=clamps, micro_batch=config.micro_batch
-    )
-    return in_context_accuracy(evaluation, batch)
+    batch = second.sample(config.out_of_distribution_batch, step_rng(config.eval_seed, step))
+    evaluation = evaluate(model, batch, "main", gradients=False, clamps=clamps, micro_batch=config.micro_batch)
+    return main_accuracy(evaluation, batch)

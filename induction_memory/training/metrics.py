@@ -1,24 +1,25 @@
 """What each training step reports, measured on a fresh batch before it is used.
 
-Means of -log p(target), and of 1{the likeliest token is the target}, over the classes of positions:
+Means of -log p(target), and of 1{the likeliest output is the target}, over each group of positions of the task. For
+in-context bigrams these are
 
-    in context         second and later occurrences of a trigger
+    in_context         second and later occurrences of a trigger
     global             no trigger
-    first occurrence   a trigger seen for the first time
+    first_occurrence   a trigger seen for the first time
 
-A class that was not evaluated at this step (see TrainConfig.full_metrics_every), or that has no position in the batch,
-is None. Norms are Frobenius norms; a frozen matrix has no gradient.
+A group that was not evaluated at this step (see TrainConfig.full_metrics_every), or that has no position in the batch,
+is None; so is an accuracy where targets are soft. Norms are Frobenius norms; a frozen matrix has no gradient.
 """
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 from jaxtyping import Bool, Shaped
 from torch import Tensor
 
-from induction_memory.task.sampler import Batch
+from induction_memory.task.batch import Batch
 from induction_memory.training.evaluation import Evaluation
 
 
@@ -30,13 +31,13 @@ class Metrics:
     """Updates done before."""
     loss: float
     """What is minimised."""
-    loss_in_context: float | None
-    loss_global: float | None
-    loss_first_occurrence: float | None
-    accuracy_in_context: float | None
-    accuracy_global: float | None
+    main: str
+    """The group that adaptive checkpoints and the progress line follow."""
+    losses: Mapping[str, float | None]
+    """By group, as the accuracies."""
+    accuracies: Mapping[str, float | None]
     out_of_distribution_accuracy: float | None = None
-    """In-context accuracy on the second task."""
+    """Accuracy on the main group of the second task."""
     weight_norms: Mapping[str, float] = field(default_factory=dict)
     """By the paper's name, as the two below."""
     gradient_norms: Mapping[str, float | None] = field(default_factory=dict)
@@ -45,22 +46,23 @@ class Metrics:
 
     def row(self) -> dict[str, Any]:
         """Flat: column -> number, or None for what was not measured or is not finite."""
-        groups = {"weight_norms": "weight_norm_", "gradient_norms": "gradient_norm_", "recalls": "recall_"}
-        plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in groups}
-        flat = plain | {
-            prefix + name: value for group, prefix in groups.items() for name, value in getattr(self, group).items()
-        }
+        flat: dict[str, float | None] = {"step": self.step, "loss": self.loss}
+        flat |= {f"loss_{group}": value for group, value in self.losses.items()}
+        flat |= {f"accuracy_{group}": value for group, value in self.accuracies.items()}
+        flat["out_of_distribution_accuracy"] = self.out_of_distribution_accuracy
+        named = {"weight_norm": self.weight_norms, "gradient_norm": self.gradient_norms, "recall": self.recalls}
+        flat |= {f"{kind}_{name}": value for kind, values in named.items() for name, value in values.items()}
         return {name: None if value is None or not math.isfinite(value) else value for name, value in flat.items()}
 
     @property
     def watched(self) -> dict[str, float | None]:
         """The values that adaptive checkpoints follow."""
-        return watched_values(self.row())
+        return watched_values(self.row(), self.main)
 
 
-def watched_values(row: Mapping[str, Any]) -> dict[str, float | None]:
-    """The columns of a row that adaptive checkpoints follow."""
-    return {name: row[name] for name in row if name == "accuracy_in_context" or name.startswith("recall_")}
+def watched_values(row: Mapping[str, Any], main: str) -> dict[str, float | None]:
+    """The columns of a row that adaptive checkpoints follow: the accuracy of the main group and the recalls."""
+    return {name: row[name] for name in row if name == f"accuracy_{main}" or name.startswith("recall_")}
 
 
 def measure(
@@ -77,11 +79,9 @@ def measure(
     return Metrics(
         step=step,
         loss=evaluation.loss,
-        loss_in_context=class_mean(evaluation.nll, batch.in_context, evaluation.evaluated),
-        loss_global=class_mean(evaluation.nll, batch.global_, evaluation.evaluated),
-        loss_first_occurrence=class_mean(evaluation.nll, batch.first_occurrence, evaluation.evaluated),
-        accuracy_in_context=in_context_accuracy(evaluation, batch),
-        accuracy_global=class_mean(evaluation.correct, batch.global_, evaluation.evaluated),
+        main=batch.main,
+        losses={name: class_mean(evaluation.nll, mask, evaluation.evaluated) for name, mask in batch.groups.items()},
+        accuracies={name: accuracy(evaluation, batch, name) for name in batch.groups},
         out_of_distribution_accuracy=out_of_distribution,
         weight_norms={name: float(value.norm()) for name, value in weights.items()},
         gradient_norms={name: None if g is None else float(g.norm()) for name, g in gradients.items()},
@@ -89,9 +89,14 @@ def measure(
     )
 
 
-def in_context_accuracy(evaluation: Evaluation, batch: Batch) -> float | None:
-    """How often the likeliest token is the target, from the second occurrence of a trigger on."""
-    return class_mean(evaluation.correct, batch.in_context, evaluation.evaluated)
+def accuracy(evaluation: Evaluation, batch: Batch, group: str) -> float | None:
+    """How often the likeliest output is the target, over a group; None where targets are soft."""
+    return None if batch.soft else class_mean(evaluation.correct, batch.group(group), evaluation.evaluated)
+
+
+def main_accuracy(evaluation: Evaluation, batch: Batch) -> float | None:
+    """The accuracy over the main group: for bigrams from the second occurrence of a trigger on."""
+    return accuracy(evaluation, batch, batch.main)
 
 
 def class_mean(

@@ -7,12 +7,12 @@ Everything goes to standard error: standard output is for results.
 
 import time
 from types import TracebackType
+from typing import Any
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from induction_memory.task.bigrams import BigramTask
 from induction_memory.training.loop import Snapshot
 from induction_memory.training.metrics import Metrics
 from induction_memory.training.recalls import recalls
@@ -24,7 +24,7 @@ RECALL_SECONDS = 2.0  # between two measurements of the recalls
 class Progress:
     """Follows a run from its first step to its last; a context manager, so that the terminal is left tidy."""
 
-    def __init__(self, first: int, last: int, task: BigramTask, *, quiet: bool = False, console: Console | None = None):
+    def __init__(self, first: int, last: int, task: Any, *, quiet: bool = False, console: Console | None = None):
         self._first, self._last, self._task, self._quiet = first, last, task, quiet
         self._console = console or Console(stderr=True, highlight=False)
         self._live = Live(console=self._console, auto_refresh=False, transient=False)
@@ -73,8 +73,9 @@ class Progress:
 def describe(metrics: Metrics, recalled: dict[str, float], first: int, last: int, elapsed: float) -> str:
     """The line of a step, `elapsed` seconds after the step `first`."""
     parts = [f"step {metrics.step}/{last}", f"loss {metrics.loss:.3f}"]
-    if metrics.accuracy_in_context is not None:
-        parts.append(f"in context {metrics.accuracy_in_context:.2f}")
+    accuracy = metrics.accuracies.get(metrics.main)
+    if accuracy is not None:
+        parts.append(f"{metrics.main.replace('_', ' ')} {accuracy:.2f}")
     parts += [f"{name} {value:.2f}" for name, value in recalled.items()]
     done = metrics.step - first
     if done and elapsed > 0:

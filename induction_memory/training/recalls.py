@@ -4,6 +4,8 @@ Where there are several heads, or pairs of heads, the best value counts. `probes
 trajectories.
 """
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -14,10 +16,13 @@ from induction_memory.task.bigrams import BigramTask
 
 
 @torch.no_grad()
-def recalls(model: nn.Module, task: BigramTask) -> dict[str, float]:
-    """Recall of W_K1 and, in a model of two or more layers, of W_K2 and W_O2; nothing for a sequence of one token."""
-    m = Memories(weights_of(model))
-    if task.length < 2:
+def recalls(model: nn.Module, task: Any) -> dict[str, float]:
+    """Recall of W_K1 and, in a model of two or more layers, of W_K2 and W_O2; nothing for a sequence of one token.
+
+    These are memories of the in-context bigram task; for other tasks there is none here.
+    """
+    if task.name != BigramTask.name or task.length < 2:
         return {}
+    m = Memories(weights_of(model))
     names = ["W_K1"] + ["W_K2", "W_O2"] * (m.n_layers > 1)
     return {name: float(recall(associate(m, name, task=task)).max()) for name in names}

@@ -12,12 +12,19 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from induction_memory.experiment.train_config import Loss
-from induction_memory.task.sampler import Batch
+from induction_memory.task.batch import Batch
 from induction_memory.training.clamps import Clamps, clamped_pattern
-from induction_memory.training.evaluation import Evaluation, mean_loss, output_is_tied, trained_positions
+from induction_memory.training.evaluation import (
+    Evaluation,
+    mean_loss,
+    output_is_tied,
+    safe_targets,
+    trained_positions,
+)
 
 
 def plain_evaluate(
@@ -32,9 +39,9 @@ def plain_evaluate(
 ) -> Evaluation:
     """Loss, gradients and predictions by model(tokens) and autograd."""
     device = next(model.parameters()).device
-    tokens, targets = batch.tokens.to(device), batch.targets.to(device)
+    tokens, targets = batch.tokens.to(device), safe_targets(batch).to(device)
     trained = trained_positions(batch, loss).to(device)
-    evaluated = torch.ones_like(trained) if full_metrics else trained
+    evaluated = batch.counted.to(device) if full_metrics else trained
     nll = torch.full(tokens.shape, torch.nan, device=device)
     correct = torch.zeros_like(trained)
     count = int(trained.sum())
@@ -53,10 +60,11 @@ def plain_evaluate(
             rows = slice(start, start + size)
             with torch.set_grad_enabled(gradients), _clamped(model, clamps, tokens[rows]):
                 logits = model(tokens[rows])
-                each = -logits.log_softmax(-1).gather(-1, targets[rows, :, None]).squeeze(-1)
+                each = cross_entropy(logits, targets[rows])
                 objective = each[trained[rows]].sum() / max(count, 1)
             nll[rows] = torch.where(evaluated[rows], each.detach(), torch.nan)
-            correct[rows] = evaluated[rows] & (logits.detach().argmax(-1) == targets[rows])
+            if not batch.soft:
+                correct[rows] = evaluated[rows] & (logits.detach().argmax(-1) == targets[rows])
             if gradients and leaves and bool(trained[rows].any()):
                 found = torch.autograd.grad(objective, list(leaves.values()), allow_unused=True)
                 for name, gradient in zip(leaves, found, strict=True):
@@ -69,6 +77,14 @@ def plain_evaluate(
     finally:
         unembedding.requires_grad_(was_trained)
     return Evaluation(mean_loss(nll, trained), nll, correct, evaluated, total)
+
+
+def cross_entropy(logits: Float[Tensor, "batch pos output"], targets: Tensor) -> Float[Tensor, "batch pos"]:
+    """-log p(target), or its mean under the target's distribution."""
+    log_p = logits.log_softmax(-1)
+    if targets.dim() == 3:
+        return -(targets.to(log_p.dtype) * log_p).sum(-1)
+    return -log_p.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
 
 
 def _clamped(model: Any, clamps: Clamps | None, tokens: Tensor) -> Any:

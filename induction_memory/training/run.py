@@ -174,7 +174,7 @@ def _go_on(out: Path, config: RunConfig, quiet: bool, log: str | None) -> None:
         if config.model.tied_output:
             model.unembed.W_U = nn.Parameter(model.embed.W_E.data.T, requires_grad=False)  # moving made it a copy
     fill(model, with_tied(config.model, point.parameters))
-    begun = Start(point.step, manifest.first_step, point.optimizer, _reference(point.rows))
+    begun = Start(point.step, manifest.first_step, point.optimizer, _reference(point.rows, config.task.main))
     snapshots = train(config.task, model, config.train, start=begun, grafts=point.grafts)
     live = dict(model.named_parameters())
     with (
@@ -231,12 +231,12 @@ def _graft_matrices(config: RunConfig) -> dict[Graft, Tensor]:
     return matrices
 
 
-def _reference(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def _reference(rows: Sequence[Mapping[str, Any]], main: str) -> dict[str, float]:
     """The watched values at the last checkpoints."""
     reference: dict[str, float] = {}
     for row in rows:
         if row["checkpoint"]:
-            reference |= {name: value for name, value in watched_values(row).items() if value is not None}
+            reference |= {name: value for name, value in watched_values(row, main).items() if value is not None}
     return reference
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from induction_memory.errors import InputError
 from induction_memory.experiment.train_config import TrainConfig
 from induction_memory.model.config import ModelConfig
-from induction_memory.task.bigrams import BigramTask
+from induction_memory.task import registry
 from induction_memory.trajectory.durable import make_folder, piece_of, write_durably
 from induction_memory.trajectory.folder import FolderSource, digest
 from induction_memory.trajectory.foreign import PlainSource
@@ -36,7 +36,7 @@ def write_export(source: FolderSource | PlainSource, step: int, state: dict[str,
         "architectures": ["HookedTransformer"],
         "step": step,
         "model": source.model_config.to_dict(),
-        "task": None if source.task is None else source.task.to_dict(),
+        "task": None if source.task is None else registry.to_dict(source.task),
         "train": source.train.to_dict(),
         "sha256": piece.sha256,
     }
@@ -57,7 +57,7 @@ class ExportSource(PlainSource):
         config = _read_config(path / CONFIG)
         self.path, self.parent = path, None
         self.model_config = self._given = ModelConfig.from_dict(config["model"])
-        self.task = None if config["task"] is None else BigramTask.from_dict(config["task"])
+        self.task = None if config["task"] is None else registry.from_dict(config["task"])
         self.train = TrainConfig.from_dict(config["train"])
         self.steps = (config["step"],)
         self.fingerprint = config["seal"]

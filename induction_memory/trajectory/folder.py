@@ -20,7 +20,7 @@ from induction_memory.errors import InputError
 from induction_memory.experiment.run_config import RunConfig
 from induction_memory.experiment.train_config import TrainConfig
 from induction_memory.model.config import ModelConfig
-from induction_memory.task.bigrams import BigramTask
+from induction_memory.task import registry
 from induction_memory.trajectory import rows as row_files
 from induction_memory.trajectory.layout import (
     FROZEN,
@@ -57,7 +57,7 @@ class FolderSource:
         self.manifest = Manifest.read(path)
         parts = self.manifest.config
         self.model_config = ModelConfig.from_dict(parts["model"])
-        self.task = None if parts["task"] is None else BigramTask.from_dict(parts["task"])
+        self.task = None if parts["task"] is None else registry.from_dict(parts["task"])
         self.train = TrainConfig.from_dict(parts["train"])
         self.parent = self.manifest.parent
         self.finished = self.manifest.state == "finished"

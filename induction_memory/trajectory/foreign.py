@@ -19,7 +19,7 @@ from torch import Tensor
 from induction_memory.errors import InputError, require
 from induction_memory.experiment.train_config import TrainConfig
 from induction_memory.model.config import ModelConfig
-from induction_memory.task.bigrams import BigramTask
+from induction_memory.task.protocol import Task
 from induction_memory.trajectory.folder import digest
 from induction_memory.trajectory.sealed import DamagedError
 from induction_memory.trajectory.states import with_tied
@@ -33,7 +33,7 @@ class PlainSource:
 
     parent: dict[str, Any] | None = None
 
-    def __init__(self, path: Path, model: ModelConfig, task: BigramTask | None = None) -> None:
+    def __init__(self, path: Path, model: ModelConfig, task: Task | None = None) -> None:
         self.path, self.task = path, task
         self._given = model
         self.model_config = _all_trained(model)
@@ -106,7 +106,7 @@ def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     by_kind = {
         "W_E": (config.d_vocab, d),
         "W_pos": (config.n_ctx, d),
-        "W_U": (d, config.d_vocab),
+        "W_U": (d, config.n_outputs),
         **dict.fromkeys(("W_Q", "W_K", "W_V"), (heads, d, width)),
         "W_O": (heads, width, d),
         "W_F": (d, d),

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from induction_memory.errors import require
+from induction_memory.task import registry
 from induction_memory.trajectory import manifest as manifests
 from induction_memory.trajectory import rows as row_files
 from induction_memory.trajectory.durable import make_folder, write_durably
@@ -70,7 +71,7 @@ def thin(
 def _config(run: Trajectory) -> dict[str, Any]:
     task = run.source.task
     return {
-        "task": None if task is None else task.to_dict(),
+        "task": None if task is None else registry.to_dict(task),
         "model": run.model_config.to_dict(),
         "train": run.source.train.to_dict(),
     }

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from induction_memory.errors import InputError, require
 from induction_memory.experiment.run_config import RunConfig
 from induction_memory.model.config import ModelConfig
-from induction_memory.task.bigrams import BigramTask
+from induction_memory.task.protocol import Task
 from induction_memory.trajectory import manifest as manifests
 from induction_memory.trajectory.export import ExportSource, is_export, write_export
 from induction_memory.trajectory.folder import FolderSource, closest, expand
@@ -38,14 +38,14 @@ else:
 SHIPPED = Path(__file__).parents[2] / "checkpoints"
 
 
-def load(path: str | Path, *, model: ModelConfig | None = None, task: BigramTask | None = None) -> "Trajectory":
+def load(path: str | Path, *, model: ModelConfig | None = None, task: Task | None = None) -> "Trajectory":
     """The trajectory in a folder, or the shipped one of that name; its numbers stay on the disk until asked for.
 
     A folder of plain state dicts (safetensors, or .pt read with weights only) needs the configuration of their model,
     and may be told their task.
     """
     require(model is None or isinstance(model, ModelConfig), "model", "a ModelConfig", repr(model))
-    require(task is None or isinstance(task, BigramTask), "task", "a BigramTask", repr(task))
+    require(task is None or isinstance(task, Task), "task", "a task", repr(task))
     folder = find(path)
     if (folder / manifests.NAME).exists():
         require(model is None, "model", "none: the trajectory has its own", "a configuration")
@@ -112,7 +112,7 @@ class Trajectory:
         return self.source.model_config
 
     @property
-    def task(self) -> BigramTask:
+    def task(self) -> Any:
         if self.source.task is None:
             raise InputError(f"{self.path}: expected a trajectory with a task, got one imported without")
         return self.source.task

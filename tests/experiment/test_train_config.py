@@ -9,6 +9,8 @@ from induction_memory.experiment.schedule import CheckpointRule, Keeper, learnin
 from induction_memory.experiment.train_config import TrainConfig
 from induction_memory.model.config import ModelConfig
 from induction_memory.task.bigrams import BigramTask
+from induction_memory.task.markov.task import MarkovChains
+from induction_memory.task.recall.task import FactualRecall
 
 
 @pytest.mark.parametrize(
@@ -29,7 +31,7 @@ from induction_memory.task.bigrams import BigramTask
         ("schedule", "step"),
         ("warmup", 2000),
         ("final_fraction", 1.5),
-        ("loss", "trigger"),
+        ("loss", ""),
         ("data_seed", 0),
         ("eval_seed", 1),
         ("init_seed", -1),
@@ -46,7 +48,7 @@ from induction_memory.task.bigrams import BigramTask
         ("checkpoints", "0, 10, 5000"),
         ("keep_optimizer", 1),
         ("resume_every", 0),
-        ("out_of_distribution", "other"),
+        ("out_of_distribution", ""),
         ("micro_batch", 0),
         ("threads", 0),
         ("steps", 10_000_001),
@@ -157,3 +159,38 @@ def test_the_step_size_warms_up_and_decays():
     assert [learning_rate(n, 4, 2.0, "linear") for n in range(4)] == [2.0, 1.5, 1.0, 0.5]
     assert learning_rate(4, 8, 1.0, "cosine", final_fraction=0.5) == pytest.approx(0.75)
     assert learning_rate(6, 8, 1.0, "cosine", warmup=4) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"loss": "trigger"}, "train.loss: expected one of all, main, trigger-output, in_context, global, .*'trigger'"),
+        ({"out_of_distribution": "other"}, "variants: expected one of uniform, bigram, train, test .*, got 'other'"),
+    ],
+)
+def test_groups_and_variants_are_those_of_the_task(changes, message):
+    with pytest.raises(InputError, match=message):
+        RunConfig(train=TrainConfig(**changes))
+
+
+def test_sizes_follow_from_the_task_unless_they_are_set():
+    markov = RunConfig.of(MarkovChains(symbols=4, length=12), ModelConfig(), TrainConfig())
+    assert (markov.model.d_vocab, markov.model.d_vocab_out, markov.model.n_ctx) == (4, None, 12)
+    recall = RunConfig.of(FactualRecall(), ModelConfig(n_ctx=40), TrainConfig())
+    assert (recall.model.d_vocab, recall.model.d_vocab_out, recall.model.n_ctx) == (57, 64, 40)
+    assert markov.with_settings(["task.symbols=5", "task.length=20"]).model == markov.model.replace(d_vocab=5, n_ctx=20)
+    assert markov.with_settings(["task.length=8"]).model.n_ctx == 12  # long enough as it is
+    with pytest.raises(InputError, match=r"model.d_vocab: expected the vocabulary's size 5, got 7"):
+        markov.with_settings(["task.symbols=5", "model.d_vocab=7"])
+    with pytest.raises(InputError, match=r"model.d_vocab_out: expected the number of outputs 64, got 57"):
+        RunConfig(FactualRecall(), ModelConfig(d_vocab=57), TrainConfig())
+
+
+def test_the_task_of_a_configuration_is_its_name_and_settings():
+    run = RunConfig.of(MarkovChains(order=2), ModelConfig(), TrainConfig())
+    assert run.to_dict()["task"]["name"] == "markov"
+    assert RunConfig.from_dict(run.to_dict()) == run
+    assert "name" not in RunConfig().to_dict()["task"]
+    other = RunConfig.of(MarkovChains(order=1), ModelConfig(), TrainConfig())
+    assert run.differences(other) == {"task.order": (2, 1)}
+    assert ("markov", None) in run.differences(RunConfig(model=run.model.replace(d_vocab=65, n_ctx=256))).values()

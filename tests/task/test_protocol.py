@@ -123,7 +123,7 @@ def test_variants_share_the_vocabularies_and_can_be_read_by_the_tasks_own_predic
     if isinstance(task, FactualRecall):
         return  # it has none
     for name, variant in ask(task, "variants").items():
-        assert variant != task
+        assert variant != task or task.name == "bigrams"  # its variants are named by what their outputs are
         assert (variant.n_inputs, variant.n_outputs, variant.length) == (task.n_inputs, task.n_outputs, task.length)
         tokens = variant.sample(4, np.random.default_rng(0)).tokens
         if task.name == "bigrams":

@@ -39,6 +39,8 @@ ARCHITECTURES = {
     "full, parallel": ModelConfig.full(parallel_blocks=True, **SMALL),
     "full, parallel, norm": ModelConfig.full(parallel_blocks=True, layer_norm=True, n_heads=2, **SMALL),
     "full, parallel, linear": ModelConfig.full(parallel_blocks=True, feed_forward="linear", **SMALL),
+    "simplified, feed-forward beside the attention": ModelConfig.simplified(parallel_blocks=True, **SMALL),
+    "full, parallel in the last layer": ModelConfig.full(parallel_blocks=True, feed_forward_layers="last", **SMALL),
     "full, linear in all layers": ModelConfig.full(feed_forward="linear", n_layers=3, **SMALL),
     "full, one layer, no feed-forward": ModelConfig.full(n_layers=1, feed_forward="none", **SMALL),
     "full, tied": ModelConfig.full(tied_output=True, feed_forward="none", **SMALL),

@@ -42,6 +42,7 @@ class CausalGraph:
 
     name: ClassVar[str] = "causal-graph"
     main: ClassVar[str] = "query"
+    groups: ClassVar[tuple[str, ...]] = ("query",)
 
     symbols: int = 8
     """S, the size of the vocabulary."""

@@ -38,6 +38,7 @@ class Copying:
 
     name: ClassVar[str] = "copying"
     main: ClassVar[str] = "query"
+    groups: ClassVar[tuple[str, ...]] = ("query",)
 
     alphabet: int = 32
     """How many tokens there are besides the trigger."""

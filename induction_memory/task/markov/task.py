@@ -41,6 +41,7 @@ class MarkovChains:
 
     name: ClassVar[str] = "markov"
     main: ClassVar[str] = "chain"
+    groups: ClassVar[tuple[str, ...]] = ("chain", "start")
 
     symbols: int = 3
     """S, the size of the vocabulary."""

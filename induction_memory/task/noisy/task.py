@@ -41,6 +41,7 @@ class NoisyTriggers:
 
     name: ClassVar[str] = "noisy-triggers"
     main: ClassVar[str] = "in_context"
+    groups: ClassVar[tuple[str, ...]] = ("in_context", "global", "first")
 
     corpus: str = "tinyshakespeare"
     """A shipped corpus: the tables pi_u and pi_b."""

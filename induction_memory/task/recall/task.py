@@ -38,6 +38,7 @@ class FactualRecall:
 
     name: ClassVar[str] = "factual-recall"
     main: ClassVar[str] = "query"
+    groups: ClassVar[tuple[str, ...]] = ("query",)
 
     subjects: int = 32
     """S."""

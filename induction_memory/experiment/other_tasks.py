@@ -1,0 +1,50 @@
+"""Experiments on the other tasks, each about two minutes of one thread (papers named in the tasks' own modules).
+
+Everything is trained unless a line says otherwise, by AdamW at a constant step size. The models are the smallest that
+come close to the Bayes-optimal loss in that time.
+"""
+
+from typing import Any
+
+from induction_memory.experiment.run_config import RunConfig
+from induction_memory.experiment.train_config import TrainConfig
+from induction_memory.model.config import ModelConfig
+from induction_memory.task.causal.task import CausalGraph
+from induction_memory.task.copying.task import Copying
+from induction_memory.task.markov.task import MarkovChains
+from induction_memory.task.noisy.task import NoisyTriggers
+from induction_memory.task.recall.task import FactualRecall
+
+
+def _full(d_model: int, d_mlp: int, **changes: Any) -> ModelConfig:
+    return ModelConfig.full(**{"d_model": d_model, "d_mlp": d_mlp, **changes})
+
+
+def _adam(steps: int, rate: float, batch: int = 64, **changes: Any) -> TrainConfig:
+    every = max(1, steps // 100)
+    settings: dict[str, Any] = {
+        "steps": steps,
+        "batch_size": batch,
+        "optimizer": "adamw",
+        "learning_rate": rate,
+        "loss": "all",
+        "checkpoints": f"every 1 to 10 then every {every}",
+        "keep_optimizer": False,
+        "full_metrics_every": 20,
+        "resume_every": 200,
+    }
+    return TrainConfig(**(settings | changes))
+
+
+NOISY = RunConfig.of(NoisyTriggers(), _full(64, 128), _adam(5000, 3e-3))
+BESIDE = RunConfig.of(
+    NoisyTriggers(),
+    ModelConfig.simplified(parallel_blocks=True),
+    _adam(1500, 1.0, optimizer="sgd", checkpoints="every 1 to 10 then every 15"),
+)
+MARKOV_1 = RunConfig.of(MarkovChains(), _full(32, 64), _adam(3000, 5e-3))
+MARKOV_2 = RunConfig.of(MarkovChains(order=2, symbols=2), _full(32, 64), _adam(5000, 5e-3))
+CAUSAL = RunConfig.of(CausalGraph(), _full(64, 128), _adam(5000, 2e-3, batch=256))
+FACTS = RunConfig.of(FactualRecall(), _full(64, 128, n_layers=1), _adam(300, 1e-2, batch=256))
+FEW_SPANS = RunConfig.of(Copying(spans=(12,)), _full(64, 128), _adam(1500, 2e-3, batch=128))
+MANY_SPANS = RunConfig.of(Copying(spans=tuple(range(2, 13))), _full(64, 128), _adam(1500, 2e-3, batch=128))
