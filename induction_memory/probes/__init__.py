@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from induction_memory.probes.emergence import birth_order as birth_order
     from induction_memory.probes.emergence import change_points as change_points
     from induction_memory.probes.emergence import lead_lag as lead_lag
+    from induction_memory.probes.predictor_distance import predictor_distances as predictor_distances
+    from induction_memory.probes.predictor_distance import predictor_mixture as predictor_mixture
+    from induction_memory.probes.predictor_distance import predictor_phases as predictor_phases
     from induction_memory.probes.tidy import recall as recall
     from induction_memory.probes.tidy import table as table
     from induction_memory.probes.tidy import wide as wide
@@ -35,6 +38,9 @@ _WHERE = {
     "recall": "tidy",
     "table": "tidy",
     "wide": "tidy",
+    "predictor_distances": "predictor_distance",
+    "predictor_mixture": "predictor_distance",
+    "predictor_phases": "predictor_distance",
     "spectrum": "weight_size",
 }
 

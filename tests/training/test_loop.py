@@ -139,9 +139,9 @@ def test_classes_that_the_loss_does_not_need_are_measured_every_so_often():
         tiny(steps=9, full_metrics_every=4, out_of_distribution="bigram", out_of_distribution_every=3)
     )
     history = [metrics for metrics, _, _ in run(config, model)]
-    assert [m.step for m in history if m.loss_global is not None] == [0, 4, 8, 9]
-    assert [m.step for m in history if m.accuracy_global is not None] == [0, 4, 8, 9]
-    assert all(m.loss_in_context == pytest.approx(m.loss) for m in history)
+    assert [m.step for m in history if m.losses["global"] is not None] == [0, 4, 8, 9]
+    assert [m.step for m in history if m.accuracies["global"] is not None] == [0, 4, 8, 9]
+    assert all(m.losses["in_context"] == pytest.approx(m.loss) for m in history)
     assert [m.step for m in history if m.out_of_distribution_accuracy is not None] == [0, 3, 6, 9]
 
 
