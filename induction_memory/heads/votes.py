@@ -31,6 +31,7 @@ from induction_memory.memory.association import Association, causal, matching
 from induction_memory.memory.readings import recall
 from induction_memory.model.memories import Memories
 from induction_memory.probes import attention
+from induction_memory.task.positions import after_same_context
 
 ROLES = ("previous-token", "current-token", "induction")
 ROUTE_OF = {"previous-token": "k", "current-token": "q", "induction": "out"}
@@ -95,7 +96,7 @@ def weight_recalls(
 
 def attention_scores(v: ValueFunction) -> Float[Tensor, "layer head role"]:
     """Chance-corrected attention of every head for every role."""
-    sought, queries = attention.after_earlier(v.batch.tokens), v.batch.group()
+    sought, queries = after_same_context(v.batch.tokens), v.batch.group()
     rows = []
     for layer in range(1, v.graph.n_layers + 1):
         pattern = v.recording.pattern(layer)

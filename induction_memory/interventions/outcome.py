@@ -1,12 +1,7 @@
 """What a run is worth: losses, accuracies and the distance to the intact run, each with a standard error.
 
-Over the positions M of a batch (in-context: a trigger seen before; global: no trigger) a score y is the ratio
-
-    r = sum over sequences b of s_b / sum over b of n_b,    s_b = sum of y over M in b,  n_b = |M in b|.
-
-Positions of one sequence are not independent, sequences are: the standard error is that of a ratio,
-
-    se^2 = B / (B - 1) * sum_b (s_b - r n_b)^2 / (sum_b n_b)^2.
+Scores are means over the in-context positions (a trigger seen before) or the global ones (no trigger), with the
+standard error of `task/averages.py`.
 
 KL is that of the run's prediction from the intact model's, KL(p_intact || p), over all positions.
 """
@@ -18,23 +13,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from induction_memory.task.averages import masked_mean
 from induction_memory.task.sampler import Batch
 
 SCORES = ("in_context_accuracy", "in_context_loss", "global_accuracy", "global_loss", "kl")
-
-
-def masked_mean(
-    values: Float[Tensor, "*variant batch pos"], mask: Bool[Tensor, "batch pos"]
-) -> tuple[Float[Tensor, "*variant"], Float[Tensor, "*variant"]]:
-    """Mean over the masked positions and its standard error over sequences; NaN where there are too few."""
-    weight = mask.to(values.dtype)
-    sums, counts = (values * weight).sum(-1), weight.sum(-1)
-    mean = sums.sum(-1) / counts.sum()
-    batch = values.shape[-2]
-    spread = (sums - mean.unsqueeze(-1) * counts).square().sum(-1)
-    if batch < 2:
-        return mean, torch.full_like(mean, torch.nan)
-    return mean, (batch / (batch - 1) * spread).sqrt() / counts.sum()
 
 
 @dataclass(frozen=True, eq=False)

@@ -83,7 +83,7 @@ class Association:
             require(not missing, "allowed", "every target among its candidates", f"none for items {missing[:5]}")
         return targets
 
-    @property
+    @cached_property
     def candidates(self) -> Bool[Tensor, "n candidate"]:
         """Which candidates compete for each given item that is asked."""
         if self.allowed is None:
@@ -91,7 +91,7 @@ class Association:
             return torch.ones(shape, dtype=torch.bool, device=self.ideal.device)
         return (self.allowed if self.given == "output" else self.allowed.mT)[self.items]
 
-    @property
+    @cached_property
     def rivals(self) -> Bool[Tensor, "n candidate"]:
         """The candidates without the target."""
         return self.candidates.scatter(-1, self.targets.unsqueeze(-1), False)

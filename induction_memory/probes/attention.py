@@ -31,6 +31,7 @@ from induction_memory.errors import require
 from induction_memory.model.memories import UnsupportedError, head_name
 from induction_memory.probes.activations import Activations, run_repeated
 from induction_memory.probes.registry import Probe, split_layer
+from induction_memory.task.positions import after_same_context
 
 _PER_LAYER = {
     "previous_token_mass": "mean_t A[t, t-1], corrected for chance 1/(t+1)",
@@ -51,13 +52,6 @@ _PER_LAYER = {
     "repeated_induction": "random sequences said twice, each of n tokens: mean of A[t, t-n+1] over the second half",
 }
 _PAIR = "previous_where_attended"
-
-
-def after_earlier(tokens: Int[Tensor, "batch pos"]) -> Bool[Tensor, "batch query key"]:
-    """Keys s <= t whose previous token is the query's: z_{s-1} = z_t."""
-    same = torch.zeros(*tokens.shape, tokens.shape[1], dtype=torch.bool, device=tokens.device)
-    same[:, :, 1:] = tokens[:, :, None] == tokens[:, None, :-1]
-    return same.tril()
 
 
 def chance_corrected(observed: Tensor, chance: Tensor) -> Tensor:
@@ -149,7 +143,7 @@ def repeated_induction(pattern: Float[Tensor, "batch head query key"]) -> Float[
 
 
 def _sought(a: Activations) -> Bool[Tensor, "batch query key"]:
-    return a.of_batch("sought", lambda: after_earlier(a.batch.tokens))
+    return a.of_batch("sought", lambda: after_same_context(a.batch.tokens))
 
 
 def _triggers(a: Activations) -> Bool[Tensor, "batch query"]:

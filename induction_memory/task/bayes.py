@@ -19,10 +19,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from induction_memory.errors import require
+from induction_memory.task.averages import masked_mean
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.protocol import Predictor
 from induction_memory.task.races import member_probability, race
@@ -175,16 +176,8 @@ def optimal_scores(task: BigramTask, batch: Batch) -> OptimalScores:
     loss = -probabilities.gather(-1, batch.targets.unsqueeze(-1)).squeeze(-1).log()
     right = (probabilities.argmax(-1) == batch.targets).to(torch.float64)
     masks = (torch.ones_like(batch.global_), batch.in_context, batch.global_, batch.first_occurrence)
-    return OptimalScores(
-        *(Score(*masked_mean(loss, mask), *masked_mean(right, mask), int(mask.sum())) for mask in masks)
-    )
-
-
-def masked_mean(values: Float[Tensor, "batch pos"], mask: Bool[Tensor, "batch pos"]) -> tuple[float, float]:
-    """Mean over the masked positions, with the standard error of a ratio of sums over independent sequences."""
-    count = mask.sum(1)
-    mean = torch.where(mask, values, 0.0).sum() / count.sum()
-    deviation = torch.where(mask, values - mean, 0.0).sum(1)
-    batch = len(values)
-    error = (deviation.square().sum() * batch / (batch - 1)).sqrt() / count.sum() if batch > 1 else mean * torch.nan
-    return mean.item(), error.item()
+    scores = []
+    for mask in masks:
+        numbers = [x.item() for values in (loss, right) for x in masked_mean(values, mask)]
+        scores.append(Score(*numbers, int(mask.sum())))
+    return OptimalScores(*scores)

@@ -1,7 +1,7 @@
 """The paper's statements, each with a measured verdict: lemmas, the three-step theorem, the appendices.
 
-`run()` measures and returns one table; `names()` lists the checks. `python -m induction_memory.theory --docs docs`
-writes docs/theory.md and its pictures from what it measured.
+`run()` measures and returns one table; `names()` lists the checks. `analyses/theory_page.py` writes docs/theory.md from
+what it measured.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,7 +27,7 @@ def measure(names: Sequence[str] | None = None) -> Iterator[tuple[Entry, "Result
 
 
 def table(entry: Entry, result: "Result") -> "pd.DataFrame":
-    """The rows of one check. `expected` is False for news: a statement that fails, or a known slip that holds."""
+    """The rows of one check. `expected` is False if a statement fails, or a known error in the paper holds."""
     import pandas as pd
 
     rows = []

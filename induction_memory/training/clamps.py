@@ -15,6 +15,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from induction_memory.errors import require
+from induction_memory.memory.association import causal
+from induction_memory.task.positions import after_same_context
 
 
 @dataclass(frozen=True)
@@ -57,11 +59,7 @@ def previous_token_pattern(tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "b
 
 def induction_pattern(tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch query key"]:
     """All attention, evenly, on the positions after earlier occurrences of the token at the query."""
-    pos = tokens.shape[1]
-    past = torch.ones(pos, pos, dtype=torch.bool, device=tokens.device).tril()
-    match = torch.zeros(*tokens.shape, pos, dtype=torch.bool, device=tokens.device)
-    match[:, :, 1:] = tokens[:, :, None] == tokens[:, None, :-1]
-    match &= past
-    match |= past & ~match.any(-1, keepdim=True)
+    match = after_same_context(tokens)
+    match |= causal(tokens.shape[1], tokens.device) & ~match.any(-1, keepdim=True)
     pattern = match.float()
     return pattern / pattern.sum(-1, keepdim=True)

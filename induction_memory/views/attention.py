@@ -22,9 +22,9 @@ from torch import Tensor
 from induction_memory.errors import InputError, require
 from induction_memory.figures.tokens import visible
 from induction_memory.interventions.subjects import Steps, Subject, batch_of, subjects
-from induction_memory.probes.attention import after_earlier
 from induction_memory.runner.components import Graph, head_of
 from induction_memory.task.bigrams import BigramTask
+from induction_memory.task.positions import after_same_context
 from induction_memory.task.sampler import Batch
 from induction_memory.trajectory.trajectory import Trajectory
 from induction_memory.views.attention_page import framed, page
@@ -176,7 +176,7 @@ def attention(
 
 def marks(tokens: Int[Tensor, " pos"], pairs: Mapping[int, int]) -> dict[str, np.ndarray]:
     """Boxes and marked positions of a sequence, given its triggers and their outputs."""
-    boxed = after_earlier(tokens[None])[0]
+    boxed = after_same_context(tokens[None])[0]
     answer = torch.tensor([pairs.get(int(z), -1) for z in tokens])
     is_right = answer[:, None] == tokens[None, :]
     is_trigger = answer >= 0

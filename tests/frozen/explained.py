@@ -22,7 +22,25 @@ class Moved:
     column: str = ".*"
 
 
-EXPLAINED: tuple[Moved, ...] = ()
+EXPLAINED: tuple[Moved, ...] = (
+    Moved("new: recall as the paper prints it", "probes.weights", key=r"probe=W_K\d_reversed\|.*"),
+    Moved("12: recall with LayerNorms in full, and without", "probes.weights", key=r"probe=W_.*_(normed|raw)\|.*"),
+    Moved("8: one ideal W_F, without the fixed triggers", "probes.weights", key=r"probe=explained_W_F\|.*"),
+    Moved("6: the table names the heads", "surgery", column="head|through"),
+    Moved(
+        "6: through the head that carries the previous token",
+        "surgery",
+        run="four-heads",
+        key=r"memory=W_K2\|edit=(?!.*'through').*",
+    ),
+    Moved(
+        "8: W_K2's ideal pairs are the triggers",
+        "surgery",
+        run="fixed-triggers|vanilla-fixed",
+        key=r"memory=W_K2\|edit=.*('insert'|'project').*",
+    ),
+    Moved("8: one ideal W_F", "surgery", key=r"memory=W_F\|edit=.*('insert'|'project').*"),
+)
 
 
 def reasons(differences: pd.DataFrame, explained: Sequence[Moved] = EXPLAINED) -> pd.Series:

@@ -5,7 +5,7 @@ import torch
 from induction_memory import probes
 from induction_memory.errors import InputError
 from induction_memory.interventions.ablations import ablate, component_names
-from induction_memory.interventions.outcome import masked_mean, score
+from induction_memory.interventions.outcome import score
 from induction_memory.interventions.replacements import Replacements, kinds
 from induction_memory.model.build import build
 from induction_memory.model.config import ModelConfig
@@ -13,6 +13,7 @@ from induction_memory.runner.choice import record
 from induction_memory.runner.components import Graph
 from induction_memory.runner.parameters import parameters
 from induction_memory.runner.swapped_weights import mixed, replaced
+from induction_memory.task.averages import masked_mean
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.corruptions import other_outputs
 from induction_memory.task.sampler import sample, step_rng

@@ -4,6 +4,7 @@ import torch
 from induction_memory import probes
 from induction_memory.probes import attention
 from induction_memory.probes.activations import repeated_tokens
+from induction_memory.task.positions import after_same_context
 from induction_memory.task.sampler import make_batch, sample, step_rng
 from tests.probe_sources import FIXED, RANDOM, TINY, constructed, untrained
 
@@ -20,7 +21,7 @@ def uniform_pattern(batch: int, n: int) -> torch.Tensor:
 
 def test_keys_after_earlier_occurrences_are_found_one_by_one():
     tokens = torch.randint(4, (3, 9), generator=torch.Generator().manual_seed(0))
-    sought = attention.after_earlier(tokens)
+    sought = after_same_context(tokens)
     for b in range(3):
         for t in range(9):
             for s in range(9):
@@ -30,7 +31,7 @@ def test_keys_after_earlier_occurrences_are_found_one_by_one():
 
 def test_perfect_heads_score_one_and_uniform_ones_zero():
     tokens = torch.tensor([[0, 1, 2, 0, 1, 2]])
-    sought = attention.after_earlier(tokens)
+    sought = after_same_context(tokens)
     queries = sought.any(-1)
     previous = one_hot_pattern([[0, 0, 1, 2, 3, 4]])
     assert attention.previous_token(previous) == 1
@@ -47,7 +48,7 @@ def test_mass_is_worked_out_by_hand():
     tokens = torch.tensor([[5, 5, 7, 5]])
     pattern = uniform_pattern(1, 4).clone()
     pattern[0, 0, 3] = torch.tensor([0.1, 0.2, 0.3, 0.4])
-    sought = attention.after_earlier(tokens)  # query 3: keys 1 and 2; query 1: key 1
+    sought = after_same_context(tokens)  # query 3: keys 1 and 2; query 1: key 1
     queries = torch.tensor([[False, True, False, True]])
     mass, chance = (0.5 + 0.5) / 2, (1 / 2 + 2 / 4) / 2
     expected = (mass - chance) / (1 - chance)

@@ -3,8 +3,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from analyses import probe_controls as controls
 from induction_memory import probes
-from induction_memory.probes import controls
 
 DOCS = Path(__file__).parents[2] / "docs" / "probes.md"
 SMALL = {"d": 320, "length": 48}

@@ -4,6 +4,7 @@ import pandas as pd
 import pytest
 import torch
 
+from analyses import theory_page
 from induction_memory import theory
 from induction_memory.errors import InputError
 from induction_memory.figures.theory import draw
@@ -12,7 +13,6 @@ from induction_memory.theory import (
     architectures,
     checks,
     constants,
-    document,
     first_step_recall,
     iterates,
     lemmas,
@@ -153,12 +153,12 @@ def test_each_picture_is_drawn_from_the_tables_alone(name, quick_results):
 @pytest.mark.slow
 def test_the_page_holds_every_row_and_marks_slips_and_failures(quick_results, tmp_path):
     entry, result = quick_results["random-vectors"]
-    text = document.section(entry, result, tmp_path)
+    text = theory_page.section(entry, result, tmp_path)
     assert all(check.statement.replace("|", "\\|") in text for check in result.checks)
     assert "*slip*" in text
     bad = checks.Result((checks.at_least("too much", 1.0, 0.5),))
-    assert "**fails**" in document.section(entry, bad, tmp_path)
-    assert "1 came out otherwise" in document.summary([(entry, bad.checks[0])])
+    assert "**fails**" in theory_page.section(entry, bad, tmp_path)
+    assert "1 came out otherwise" in theory_page.summary([(entry, bad.checks[0])])
 
 
 def test_one_step_recall_grows_with_dimension_and_data():

@@ -1,18 +1,22 @@
 """docs/theory.md, written from what was measured: each statement in the paper's order, its text, rows and picture.
 
+python analyses/theory_page.py --docs docs
+
 The text of a section is its check's docstring; every number in a table comes from the run.
 """
 
 import inspect
+import sys
 from pathlib import Path
 
+from induction_memory.errors import run_script
 from induction_memory.theory import measure, save_picture
 from induction_memory.theory.catalogue import Entry
 from induction_memory.theory.checks import Check, Result
 
 OPENING = """# The theory, statement by statement
 
-Written by `python -m induction_memory.theory --docs docs`; do not edit. `induction-memory theory` prints the same rows.
+Written by `python analyses/theory_page.py --docs docs`; do not edit. `induction-memory theory` prints the same rows.
 
 Each section takes one statement of the paper, says what was measured, and gives a verdict for each row: it **holds**
 when the measured value lies within the tolerance of the predicted one. Rows marked *slip* are statements as the paper
@@ -23,7 +27,7 @@ associative memories of `induction_memory/memory` and a two-layer circuit in pla
 
 
 def write(docs: Path) -> bool:
-    """Measure everything, write `theory.md` and its pictures, and say whether all came out as expected."""
+    """Measure everything and write `theory.md` and its pictures; True if every row came out as expected."""
     pieces, everything = [], []
     for entry, result in measure():
         save_picture(entry, result, docs / "theory")
@@ -91,3 +95,16 @@ def _verdict(check: Check) -> str:
     if check.slip:
         return "holds (unexpected)" if check.verdict else "*slip*"
     return "holds" if check.verdict else "**fails**"
+
+
+def main(docs: Path) -> None:
+    """Measure every statement and write the page; exit 1 if a row came out otherwise than expected.
+
+    Args:
+        docs: folder that receives theory.md and theory/*.png.
+    """
+    sys.exit(0 if write(docs) else 1)
+
+
+if __name__ == "__main__":
+    run_script(main, __doc__)

@@ -6,19 +6,18 @@
     shuffled           each of W_K1, W_K2, W_O2 stores the wrong pairs
     untrained          random weights
 
-`expected` holds what must come out: a control, a probe and the range of its known value. Two of them are worked out:
+`expected` holds the known values: a range per control and probe. Two of them are derived here:
 
 - Signal to interference. A memory of n pairs scores 1 where a pair is stored, and elsewhere a noise of variance
   a + b + n a b, with a and b those of the inner products of two of its inputs, two of its outputs. For random vectors
   that is 1/d, and each random map they have passed adds another 1/d: 2/d for W_V2 w_E, 3/d for Phi_1 w_E.
-- The standard induction score. Among n random tokens out of N, said twice, a perfect head shares its attention between
-  all earlier occurrences: at place i of the second half it gives the right one E[1 / (1 + B)], B binomial with
+- The standard induction score. Among n random tokens out of N, repeated once, a perfect head shares its attention
+  between all earlier occurrences: at place i of the second half it gives the right one E[1 / (1 + B)], B binomial with
   n - 1 + i trials of probability 1/N, which is N / m (1 - (1 - 1/N)^m) with m = n + i.
 
-`python -m induction_memory.probes.controls --docs docs/probes.md` writes the page with the probes and this table.
+`python analyses/probe_controls.py --docs docs/probes.md` writes the page with the probes and this table.
 """
 
-import argparse
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from induction_memory.errors import run_script
 from induction_memory.model.build import build
 from induction_memory.model.config import ModelConfig
 from induction_memory.model.construct import construct
@@ -95,13 +95,13 @@ def expected(d: int, length: int) -> dict[str, dict[str, tuple[float, float]]]:
 
 
 def signal_to_interference(d: int, n: int, maps: int) -> float:
-    """Of n stored pairs of random vectors; `maps` is 1, and one more for each random map the inputs have passed."""
+    """Of n stored pairs of random vectors; `maps` is 1 plus the number of random maps the inputs have passed."""
     a, b = maps / d, 1 / d
     return (a + b + n * a * b) ** -0.5
 
 
 def shared_induction(n: int, vocab_size: int) -> float:
-    """The standard induction score of a perfect head on n random tokens said twice."""
+    """The standard induction score of a perfect head on n random tokens that are repeated once."""
     m = n + np.arange(1, n)
     return float(np.mean(vocab_size / m * (1 - (1 - 1 / vocab_size) ** m)))
 
@@ -126,7 +126,7 @@ def models(d: int, d_with_W_F: int, length: int) -> dict[str, tuple[Any, BigramT
 def measure_controls(
     d: int = D_MODEL, d_with_W_F: int = D_MODEL_WITH_W_F, length: int = LENGTH, names: str | Iterable[str] = "all"
 ) -> pd.DataFrame:
-    """One row a probe, one column a control; nan where the control cannot have the probe."""
+    """One row per probe, one column per control; nan where the control cannot have the probe."""
     columns = {}
     for name, (model, task) in models(d, d_with_W_F, length).items():
         columns[name] = tidy.table(model, names, task=task).set_index("probe")["value"]
@@ -134,7 +134,7 @@ def measure_controls(
 
 
 def failures(found: pd.DataFrame, d: int = D_MODEL, length: int = LENGTH) -> list[str]:
-    """What is outside its known range: "control, probe: value not in low to high"."""
+    """Values outside their known range: "control, probe: value not in low to high"."""
     wrong = []
     for control, ranges in expected(d, length).items():
         for probe, (low, high) in ranges.items():
@@ -188,7 +188,7 @@ def _escaped(text: str) -> str:
 
 INTRODUCTION = """# Probes
 
-<!-- Written by `python -m induction_memory.probes.controls --docs docs/probes.md`; edit that instead. -->
+<!-- Written by `python analyses/probe_controls.py --docs docs/probes.md`; edit that instead. -->
 
 ```python
 import induction_memory as im
@@ -248,13 +248,15 @@ change.
 """
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Measure every probe on the controls.")
-    parser.add_argument("--docs", type=Path, help="write the documentation page here instead of printing the table")
-    chosen = parser.parse_args()
+def main(docs: Path | None = None) -> None:
+    """Measure every probe on the controls and print the table.
+
+    Args:
+        docs: write the documentation page here instead.
+    """
     found = measure_controls()
-    if chosen.docs is not None:
-        chosen.docs.write_text(page(found), encoding="utf-8")
+    if docs is not None:
+        docs.write_text(page(found), encoding="utf-8")
     else:
         print(found.round(3).to_string())
     for line in failures(found):
@@ -262,4 +264,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main, __doc__)

@@ -1,0 +1,27 @@
+"""Means over some positions of a batch, with the standard error of a ratio.
+
+Over the positions M of a batch a score y has the mean
+
+    r = sum over sequences b of s_b / sum over b of n_b,    s_b = sum of y over M in b,  n_b = |M in b|.
+
+Positions of one sequence are not independent, sequences are, so the standard error is that of a ratio of sums,
+
+    se^2 = B / (B - 1) * sum_b (s_b - r n_b)^2 / (sum_b n_b)^2.
+"""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+
+def masked_mean(
+    values: Float[Tensor, "*variant batch pos"], mask: Bool[Tensor, "batch pos"]
+) -> tuple[Float[Tensor, "*variant"], Float[Tensor, "*variant"]]:
+    """Mean over the masked positions and its standard error; nan where no position, or a single sequence, is left."""
+    sums, counts = torch.where(mask, values, 0.0).sum(-1), mask.sum(-1).to(values.dtype)
+    mean = sums.sum(-1) / counts.sum()
+    batch = values.shape[-2]
+    if batch < 2:
+        return mean, torch.full_like(mean, torch.nan)
+    spread = (sums - mean.unsqueeze(-1) * counts).square().sum(-1)
+    return mean, (batch / (batch - 1) * spread).sqrt() / counts.sum()
