@@ -8,10 +8,13 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 CORE := $(VENV)/.core
 DEV := $(VENV)/.dev
 
-.PHONY: demo test test-quick test-hard coverage lint bench docs clean
+.PHONY: demo pages test test-quick test-hard coverage lint bench docs clean
 
 demo: $(CORE)
 	$(BIN)/induction-memory demo
+
+pages: $(CORE)
+	$(BIN)/python analyses/pages.py
 
 test: $(DEV)
 	$(BIN)/python -m tests.browser --install || true

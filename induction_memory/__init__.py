@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     from induction_memory.trajectory.trajectory import Trajectory as Trajectory
     from induction_memory.trajectory.trajectory import load as load
     from induction_memory.trajectory.verification import verify as verify
+    from induction_memory.views.report import report as report
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,7 @@
-"""`demo`: train until the induction head is born, probe, ablate and draw.
+"""`demo`: train until the induction head is born, probe, ablate, draw and show.
 
 The preset `demo` is trained from nothing and its trajectory stored. The command prints how loss, accuracy and the three
-memories moved, when each memory was born and what is lost without it, and draws the curves.
+memories moved, when each memory was born and what is lost without it, draws the curves and writes the page.
 """
 
 import shutil
@@ -25,17 +25,18 @@ def demo(out: Path = Path("demo"), quiet: bool = False) -> None:
     """The main job, small: train until the induction head is born, probe, draw.
 
     Args:
-        out: folder for the trajectory and the figure; an earlier demo in it is replaced.
+        out: folder for the trajectory, the figure and the page; an earlier demo in it is replaced.
         quiet: no progress line.
     """
     from induction_memory import probes
     from induction_memory.experiment.presets import preset
     from induction_memory.figures.curves import birth
     from induction_memory.training.run import start
+    from induction_memory.views.report import report
 
     chosen = preset("demo")
-    trajectory_folder, picture = out / "trajectory", out / "curves.png"
-    _clear(out, trajectory_folder, picture)
+    trajectory_folder, picture, page = out / "trajectory", out / "curves.png", out / "page.html"
+    _clear(out, trajectory_folder, picture, page)
     print(f"Training {chosen.about} ...")
     trajectory = start(chosen.run, trajectory_folder, quiet=quiet, command="induction-memory demo")
     metrics = trajectory.metrics
@@ -48,16 +49,18 @@ def demo(out: Path = Path("demo"), quiet: bool = False) -> None:
     print("\nWhat is lost at the last step without each head, and with each memory back at its start:\n")
     show(losses(trajectory))
     birth(metrics, recalls, "birth of an induction head").savefig(picture, dpi=130)
-    print(f"\nfigure      {picture}\ntrajectory  {trajectory_folder}  (open it with induction_memory.load)")
+    report(trajectory, causal_steps=6, title="birth of an induction head").save(page)
+    print(f"\nfigure      {picture}\npage        {page}  (open it in a browser and move the slider)")
+    print(f"trajectory  {trajectory_folder}  (open it with induction_memory.load)")
 
 
-def _clear(out: Path, trajectory_folder: Path, picture: Path) -> None:
+def _clear(out: Path, trajectory_folder: Path, *files: Path) -> None:
     """Remove an earlier demo, and only if nothing else lies beside it."""
     if not out.exists():
         return
     allowed = "a new folder, or an earlier demo's"
     require(out.is_dir(), "--out", allowed, f"the file {str(out)!r}")
-    ours = (trajectory_folder, picture) if not picture.is_dir() else (trajectory_folder,)
+    ours = (trajectory_folder, *(file for file in files if not file.is_dir()))
     others = sorted(path.name for path in out.iterdir() if path not in ours)
     require(not others, "--out", allowed, f"{str(out)!r}, which holds {', '.join(others[:1])}")
     if trajectory_folder.exists():
@@ -65,7 +68,8 @@ def _clear(out: Path, trajectory_folder: Path, picture: Path) -> None:
         trajectory = not inside or inside & {"manifest.json", ".lock"}
         require(bool(trajectory), "--out", allowed, f"{str(trajectory_folder)!r}, which is no trajectory")
         shutil.rmtree(trajectory_folder)
-    picture.unlink(missing_ok=True)
+    for file in files:
+        file.unlink(missing_ok=True)
 
 
 def summary(metrics: "pd.DataFrame", recalls: "pd.DataFrame", rows: int = 9) -> "pd.DataFrame":

@@ -18,7 +18,10 @@ def untrained(monkeypatch):
     return TrainingError
 
 
-@pytest.mark.parametrize("mine", ["thesis.tex", "trajectory/thesis.tex", "curves.png/thesis.tex"])
+MINE = ("thesis.tex", "trajectory/thesis.tex", "curves.png/thesis.tex", "page.html/thesis.tex")
+
+
+@pytest.mark.parametrize("mine", MINE)
 def test_the_demo_deletes_nothing_that_is_not_a_demo_s(tmp_path, untrained, mine):
     file = tmp_path / "out" / mine
     file.parent.mkdir(parents=True)
@@ -34,6 +37,7 @@ def test_the_demo_replaces_an_earlier_one_and_refuses_a_file(tmp_path, untrained
     (tmp_path / "out" / "trajectory").mkdir(parents=True)
     (tmp_path / "out" / "trajectory" / "manifest.json").write_text("{}")
     (tmp_path / "out" / "curves.png").write_bytes(b"")
+    (tmp_path / "out" / "page.html").write_bytes(b"")
     with pytest.raises(untrained):
         demo(tmp_path / "out")
     assert list((tmp_path / "out").iterdir()) == []

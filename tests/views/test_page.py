@@ -125,7 +125,7 @@ def test_hovering_the_map_reads_out_attention(tab, paths, runs):
                               " return [map.left, map.cell]; })()")  # fmt: skip
     tab.mouse.move(box["x"] + left + 3.5 * cell, box["y"] + 9.5 * cell)
     said = tab.inner_text(".attention .readout")
-    shown = [float(n) / 100 for n in re.findall(r"(\d+\.\d) %", said)]
+    shown = [float(n) / 100 for n in re.findall(r"(\d+\.\d)\s%", said)]
     sequence = view_of(tab, "view.sequence.tokens")
     _, cache = runs[0].model(int(runs[0].steps[-1])).run_with_cache(torch.tensor([sequence]))
     row = cache["blocks.1.attn.hook_pattern"][0, 0, 9]

@@ -9,7 +9,7 @@ from induction_memory.errors import InputError
 from induction_memory.views.page.document import document
 from induction_memory.views.page.pack import Pack, Quantised, quantise
 
-OF_SEQUENCES = ("attention", "right", "likely", "probability")
+OF_SEQUENCES = ("attention", "loss", "likely", "probability")
 FEWEST_STEPS = 5
 
 

@@ -54,7 +54,7 @@ def gather(
     measured = causes.causes(run, at, batch)
     arrays: dict[str, np.ndarray | Quantised] = {
         "attention": quantise(found.attention, bits, 0.0, 1.0),
-        "right": quantise(found.right, 16, 0.0, 1.0),
+        "loss": found.loss.astype("<f4"),
         "likely": found.likely.astype("<u2"),
         "probability": quantise(found.probability, 16, 0.0, 1.0),
     }
@@ -136,9 +136,9 @@ def _tolerance(
     attention, right = [], []
     for step in range(len(exact.attention)):
         maps, logits = live.forward(facts, arrays, step, tokens)
-        q = logits.double().softmax(-1).gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+        log_q = logits.double().log_softmax(-1).gather(-1, targets.unsqueeze(-1)).squeeze(-1)
         attention.append(np.abs(sequences.triangle(maps).numpy() - exact.attention[step]))
-        right.append(np.abs(q.numpy() - exact.right[step]))
+        right.append(np.abs(log_q.exp().numpy() - np.exp(-exact.loss[step])))
     return {
         "attention_mean": float(np.mean(attention)),
         "attention_max": float(np.max(attention)),

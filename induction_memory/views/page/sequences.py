@@ -1,7 +1,7 @@
 """Attention and predictions over the sequences that the page shows, at every step.
 
 Attention is kept below the diagonal only: row t of a map holds its keys 0..t, so a map of n tokens is n (n + 1) / 2
-numbers. Of each prediction the page has the probability of the right next token and the five most likely tokens.
+numbers. Of each prediction the page has -log q of the right next token and the five most likely tokens.
 """
 
 from collections.abc import Sequence
@@ -26,8 +26,8 @@ class Shown:
 
     attention: Float[np.ndarray, "step row head entry"]
     """The lower triangle of each map, row after row."""
-    right: Float[np.ndarray, "step row pos"]
-    """Probability of the right next token."""
+    loss: Float[np.ndarray, "step row pos"]
+    """-log q(next token), in nats."""
     likely: Int[np.ndarray, "step row pos five"]
     probability: Float[np.ndarray, "step row pos five"]
 
@@ -63,9 +63,9 @@ def triangle(maps: Float[Tensor, "*lead query key"]) -> Float[Tensor, "*lead ent
 
 
 def _prediction(logits: Float[Tensor, "row pos vocab"], targets: Int[Tensor, "row pos"]) -> tuple[Tensor, ...]:
-    q = logits.double().softmax(-1)
-    top = q.topk(min(LIKELY, q.shape[-1]))
-    return q.gather(-1, targets.unsqueeze(-1)).squeeze(-1), top.indices, top.values
+    log_q = logits.double().log_softmax(-1)
+    top = log_q.topk(min(LIKELY, log_q.shape[-1]))
+    return -log_q.gather(-1, targets.unsqueeze(-1)).squeeze(-1), top.indices, top.values.exp()
 
 
 def facts(batch: Batch, rows: Sequence[int], length: int) -> list[dict[str, Any]]:

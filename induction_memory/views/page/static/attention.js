@@ -32,7 +32,7 @@ export class AttentionPanel {
       onclick: (cell) => page.pin(cell.row),
     });
     this.readout = el("p", { class: "readout" });
-    this.panel.body.append(el("div", { class: "thumbs" }, ...layers.values()), el("div", { class: "focus" }, this.map.node, this.readout));
+    this.panel.body.append(el("div", { class: layers.size === run.meta.heads.length ? "thumbs single" : "thumbs" }, ...layers.values()), el("div", { class: "focus" }, this.map.node, this.readout));
     this.node = this.panel.node;
   }
 

@@ -54,21 +54,22 @@ export class CausesPanel {
 
   draw(chart, at, measure) {
     const grid = lost(this.causes, measure);
-    const whiskers = grid.flatMap((row, s) => row.map((value, i) => (value ?? 0) + (this.causes.error[measure][s][i] ?? 0)));
-    const top = Math.max(1e-6, ...whiskers);
+    const errors = this.causes.error[measure];
+    const ends = grid.flatMap((row, s) => row.flatMap((value, i) => [(value ?? 0) + (errors[s][i] ?? 0), (value ?? 0) - (errors[s][i] ?? 0)]));
+    const [low, top] = [Math.min(0, ...ends), Math.max(1e-6, ...ends)];
     const x0 = LABEL + SPARK + 24;
-    const bar = (value) => Math.max(0, value / top) * (WIDTH - x0 - 62);
+    const x = (value) => x0 + ((value - low) / (top - low)) * (WIDTH - x0 - 62);
+    const height = (value) => 18 - (14 * ((value ?? 0) - low)) / (top - low);
     const rows = this.causes.parts.flatMap((part, i) => {
-      const [y, value] = [i * ROW, grid[at][i]];
-      const error = this.causes.error[measure][at][i] ?? 0;
-      const kind = classOf(part);
+      const [y, value, error, kind] = [i * ROW, grid[at][i] ?? 0, errors[at][i] ?? 0, classOf(part)];
+      const line = grid.map((row, s) => `${s ? "L" : "M"}${this.sparkX(s).toFixed(1)} ${(y + height(row[i])).toFixed(1)}`).join("");
       return [
         svg("text", { x: LABEL - 4, y: y + 16, "text-anchor": "end", class: `part ${kind}` }, part),
-        svg("path", { class: `spark ${kind}`, d: this.spark(grid, i, y, top) }),
-        svg("circle", { class: `spark ${kind}`, r: 2.5, cx: this.sparkX(at), cy: y + 20 - 16 * Math.max(0, (value ?? 0) / top) }),
-        svg("rect", { class: `bar ${kind}`, x: x0, y: y + 5, width: Math.max(1, bar(value ?? 0)), height: 14, rx: 1.5 }),
-        svg("path", { class: "whisker", d: `M${x0 + bar((value ?? 0) - error)} ${y + 12}H${x0 + bar((value ?? 0) + error)}` }),
-        svg("text", { x: x0 + bar((value ?? 0) + error) + 6, y: y + 16, class: "value" }, number(value, 3)),
+        svg("path", { class: `spark ${kind}`, d: line }),
+        svg("circle", { class: `spark ${kind}`, r: 2.5, cx: this.sparkX(at), cy: y + height(value) }),
+        svg("rect", { class: `bar ${kind}`, x: Math.min(x(0), x(value)), y: y + 5, width: Math.max(1, Math.abs(x(value) - x(0))), height: 14, rx: 1.5 }),
+        svg("path", { class: "whisker", d: `M${x(value - error)} ${y + 12}H${x(value + error)}` }),
+        svg("text", { x: Math.max(x(0), x(value + error)) + 6, y: y + 16, class: "value" }, number(grid[at][i], 3)),
       ];
     });
     chart.setAttribute("viewBox", `0 0 ${WIDTH} ${this.causes.parts.length * ROW}`);
@@ -78,10 +79,6 @@ export class CausesPanel {
   sparkX(s) {
     const steps = this.causes.steps;
     return LABEL + 6 + (SPARK * s) / Math.max(1, steps.length - 1);
-  }
-
-  spark(grid, part, y, top) {
-    return grid.map((row, s) => `${s ? "L" : "M"}${this.sparkX(s).toFixed(1)} ${(y + 20 - 16 * Math.max(0, (row[part] ?? 0) / top)).toFixed(1)}`).join("");
   }
 
   drawShares(at) {

@@ -30,7 +30,7 @@ export function number(value, digits = 2) {
 
 /** A share as percent. */
 export function percent(value, digits = 1) {
-  return Number.isNaN(value) || value === null ? "–" : `${(100 * value).toFixed(digits)} %`;
+  return Number.isNaN(value) || value === null ? "–" : `${(100 * value).toFixed(digits)}\u00a0%`;
 }
 
 /** Digits after the point that a number known to within `quantum` deserves, at most three. */

@@ -176,7 +176,7 @@ export class LiveModel {
     return this.arrays[name].data.subarray(from * this.d, (from + count) * this.d);
   }
 
-  /** Attention of every head and the next-token probabilities of a sequence. */
+  /** Attention of every head and log q(next token) at every position of a sequence. */
   forward(step, tokens, { off = [], erased = [] } = {}) {
     const { d, facts } = this;
     const n = tokens.length;
@@ -209,7 +209,7 @@ export class LiveModel {
       }
     });
     const vocabulary = this.sizes.w_U;
-    return { maps, probabilities: softmaxRows(applyMatrix(X, n, this.arrays.w_U.data, vocabulary, d), n, vocabulary) };
+    return { maps, logProbabilities: logSoftmax(applyMatrix(X, n, this.arrays.w_U.data, vocabulary, d), n, vocabulary) };
   }
 }
 
@@ -224,13 +224,15 @@ function mix(A, V, n, d) {
   return out;
 }
 
-function softmaxRows(logits, n, m) {
+/** Rows of logits less the logarithm of the sum of their exponentials. */
+function logSoftmax(logits, n, m) {
   for (let t = 0; t < n; t++) {
     let most = -Infinity;
     for (let j = 0; j < m; j++) most = Math.max(most, logits[t * m + j]);
     let total = 0;
-    for (let j = 0; j < m; j++) total += logits[t * m + j] = Math.exp(logits[t * m + j] - most);
-    for (let j = 0; j < m; j++) logits[t * m + j] /= total;
+    for (let j = 0; j < m; j++) total += Math.exp(logits[t * m + j] - most);
+    const shift = most + Math.log(total);
+    for (let j = 0; j < m; j++) logits[t * m + j] -= shift;
   }
   return logits;
 }

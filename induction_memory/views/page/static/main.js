@@ -90,7 +90,7 @@ class Page {
 
   /** A line between blocks: what comes, and how it is shown. */
   heading(text, choice) {
-    return el("div", { class: "between" }, el("h2", {}, text), choice.node);
+    return el("div", { class: `between ${text.toLowerCase().replaceAll(" ", "-")}-heading` }, el("h2", {}, text), choice.node);
   }
 
   update(changed) {

@@ -67,18 +67,19 @@ export class Run {
     }
     if (view.live) this.compute(view);
     else this.read(view);
-    view.loss = meanLoss(view.right, view.sequence.targets.map((_, t) => t));
-    view.lossInContext = meanLoss(view.right, view.sequence.in_context);
+    view.right = view.losses.map((loss) => Math.exp(-loss));
+    view.loss = meanLoss(view.losses, view.sequence.targets.keys());
+    view.lossInContext = meanLoss(view.losses, view.sequence.in_context);
     [this.key, this.current] = [key, view];
     return view;
   }
 
   read(view) {
-    const { attention, right, likely, probability } = this.arrays;
+    const { attention, loss, likely, probability } = this.arrays;
     const n = view.sequence.tokens.length;
     const maps = {};
     view.map = (head) => (maps[head] ??= square(slice(attention, view.index, view.row, head), n));
-    view.right = slice(right, view.index, view.row);
+    view.losses = slice(loss, view.index, view.row);
     view.likely = (t) =>
       Array.from({ length: likely.shape[3] }, (_, i) => [
         valueAt(likely, view.index, view.row, t, i),
@@ -88,20 +89,19 @@ export class Run {
 
   compute(view) {
     const { tokens, targets } = view.sequence;
-    const { maps, probabilities } = this.model.forward(view.index, tokens, view);
+    const { maps, logProbabilities } = this.model.forward(view.index, tokens, view);
     const m = this.vocabularySize;
+    const lossesOf = (logs) => Float32Array.from(targets, (id, t) => (id < 0 ? NaN : -logs[t * m + id]));
     view.map = (head) => maps[head];
-    view.right = Float32Array.from(targets, (id, t) => (id < 0 ? NaN : probabilities[t * m + id]));
+    view.losses = lossesOf(logProbabilities);
     view.likely = (t) => {
-      const row = Array.from(probabilities.subarray(t * m, (t + 1) * m), (p, id) => [id, p]);
+      const row = Array.from(logProbabilities.subarray(t * m, (t + 1) * m), (log, id) => [id, Math.exp(log)]);
       return row.sort((a, b) => b[1] - a[1]).slice(0, 5);
     };
     if (view.changed) {
       const intact = view.row === undefined ? this.model.forward(view.index, tokens) : null;
-      view.before = intact
-        ? Float32Array.from(targets, (id, t) => (id < 0 ? NaN : intact.probabilities[t * m + id]))
-        : slice(this.arrays.right, view.index, view.row);
-      view.lossBefore = meanLoss(view.before, tokens.map((_, t) => t));
+      const before = intact ? lossesOf(intact.logProbabilities) : slice(this.arrays.loss, view.index, view.row);
+      view.lossBefore = meanLoss(before, targets.keys());
     }
   }
 
@@ -152,12 +152,12 @@ function square(triangle, n) {
   return out;
 }
 
-/** Mean of -log p over some positions, those without a next token left out; nan for none. */
-export function meanLoss(right, positions) {
+/** Mean of the losses at some positions, those without a next token left out; nan for none. */
+export function meanLoss(losses, positions) {
   let [sum, count] = [0, 0];
   for (const t of positions)
-    if (!Number.isNaN(right[t])) {
-      sum -= Math.log(right[t]);
+    if (!Number.isNaN(losses[t])) {
+      sum += losses[t];
       count += 1;
     }
   return count ? sum / count : NaN;
