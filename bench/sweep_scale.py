@@ -1,0 +1,195 @@
+"""How a sweep of 10,000 runs behaves, with stub runs that train nothing: `python -m bench.sweep_scale [RUNS]`.
+
+A stub leaves what a finished run leaves for the sweep to read (its manifest and its metrics, flushed to the disk), so
+that starting the sweep again and making its table are the real thing. Measured are the pool and a Dask cluster with two
+workers on this machine, the latter once in peace and once with a worker killed every few seconds.
+"""
+
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from induction_memory.experiment.run_config import RunConfig
+from induction_memory.sweep import results
+from induction_memory.sweep.job import Engine
+from induction_memory.sweep.launch import COPY, job_of, look
+from induction_memory.sweep.loop import engine, work_off
+from induction_memory.sweep.plan import PlannedRun, read
+from induction_memory.trajectory import durable, rows
+from induction_memory.trajectory.manifest import Manifest, provenance
+
+STEPS = 20
+SECONDS_BETWEEN_KILLS = 20.0
+TINY = """
+[set]
+task.length = 16
+model.n_ctx = 16
+model.d_model = 16
+train.batch_size = 8
+train.steps = {steps}
+"""
+
+
+def stub(config: dict[str, Any], out: str, command: str) -> None:
+    """Leave the manifest and the metrics of a finished run."""
+    folder = Path(out)
+    durable.make_folder(folder)
+    lines = [rows.encode({"step": step, "loss": 1.0 / (step + 1), "checkpoint": True}) for step in range(STEPS + 1)]
+    durable.write_durably(folder / rows.NAME, lines)
+    made = provenance(command, 1)
+    Manifest(state="finished", config=config, rows=len(lines), seconds=0.0, **made).write(folder)
+
+
+def sweep_file(folder: Path, runs: int) -> Path:
+    seeds = -(-runs // 100)
+    text = f'preset = "demo"\nseeds = {list(range(seeds))}\n' + TINY.format(steps=STEPS)
+    rates = [round(0.01 * (i + 1), 2) for i in range(min(runs, 100))]
+    (folder / COPY).write_text(text + f"[grid]\ntrain.learning_rate = {rates}\n")
+    return folder / COPY
+
+
+def work(planned: tuple[PlannedRun, ...], folder: Path, make: Callable[[], Engine]) -> str:
+    """Work off stubs of all runs, starting again where some failed; what it took."""
+    left = [replace(job_of(run, folder), work="bench.sweep_scale:stub") for run in planned]
+    began, again = time.perf_counter(), []
+    while left:
+        ended = work_off(left, make(), quiet=True)
+        left = [job for job in left if ended[job.name].state != "done"]
+        again += [len(left)] if left else []
+    took = time.perf_counter() - began
+    failed = f", started again for {' and '.join(map(str, again))} failed runs" if again else ""
+    return f"{took:.0f} s, {len(planned) / took:.0f} runs/s{failed}"
+
+
+@contextmanager
+def cluster(folder: Path) -> Iterator[tuple[str, int]]:
+    """A scheduler and two workers, each a process: the scheduler's address and process number."""
+    file = folder / "scheduler.json"
+    here = ["--scheduler-file", str(file), "--no-dashboard", "--host", "127.0.0.1"]
+    once = ["--nthreads", "1", "--local-directory", str(folder)]
+    commands = [["scheduler", *here, "--port", "0"], *[["worker", *here, *once] for _ in range(2)]]
+    processes = []
+    for name, *arguments in commands:
+        module = [sys.executable, "-m", f"distributed.cli.dask_{name}", *arguments]
+        processes.append(subprocess.Popen(module, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+        while not file.exists():
+            time.sleep(0.05)
+    try:
+        yield json.loads(file.read_text())["address"], processes[0].pid
+    finally:
+        for process in reversed(processes):
+            process.terminate()
+            process.wait()
+
+
+@contextmanager
+def killer(address: str) -> Iterator[list[int]]:
+    """Kill one worker process every few seconds; the nannies start new ones. The processes that were killed."""
+    from distributed import Client
+
+    killed: list[int] = []
+    over = threading.Event()
+
+    def kill() -> None:
+        chance = random.Random(0)
+        with Client(address, set_as_default=False) as client:
+            while not over.wait(SECONDS_BETWEEN_KILLS):
+                there: Any = client.run(os.getpid, on_error="ignore")
+                if there:
+                    killed.append(chance.choice(sorted(there.values())))
+                    os.kill(killed[-1], signal.SIGKILL)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    try:
+        yield killed
+    finally:
+        over.set()
+        thread.join()
+
+
+def usage(process: int) -> tuple[float, float]:
+    """CPU seconds and largest memory in MB of a process."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    status = dict(line.split(":", 1) for line in Path(f"/proc/{process}/status").read_text().splitlines())
+    ticks = os.sysconf("SC_CLK_TCK")
+    return (int(fields[11]) + int(fields[12])) / ticks, int(status["VmHWM"].split()[0]) / 1e3
+
+
+def operations() -> dict[str, int]:
+    """Disk operations and files of one real run of 600 steps with the usual checkpoints, counted by the writer."""
+    from induction_memory.experiment.presets import preset
+    from induction_memory.training.run import start
+
+    counts: dict[str, int] = {"_write": 0, "_sync": 0, "_rename": 0}
+    originals = {name: getattr(durable, name) for name in counts}
+
+    def counted(name: str) -> Any:
+        def operation(*arguments: Any) -> None:
+            counts[name] += 1
+            originals[name](*arguments)
+
+        return operation
+
+    small = [f"{line.replace(' ', '')}" for line in TINY.format(steps=600).splitlines() if "=" in line]
+    config: RunConfig = preset("demo").run.with_settings([*small, "train.threads=1"])
+    with tempfile.TemporaryDirectory() as folder:
+        for name in counts:
+            setattr(durable, name, counted(name))
+        try:
+            start(config, Path(folder) / "run", quiet=True)
+        finally:
+            for name, original in originals.items():
+                setattr(durable, name, original)
+        files = sum(path.is_file() for path in Path(folder).rglob("*"))
+    return {"writes": counts["_write"], "flushes": counts["_sync"], "renames": counts["_rename"], "files": files}
+
+
+def main(runs: int = 10_000) -> None:
+    def say(what: str, value: str) -> None:
+        print(f"{what:<66} {value}", flush=True)
+
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        began = time.perf_counter()
+        planned = read(sweep_file(folder, runs)).runs
+        say(f"read the file and check {len(planned):,} configurations", f"{time.perf_counter() - began:.1f} s")
+        say("pool, two workers", work(planned, folder, lambda: engine(2)))
+        own = usage(os.getpid())
+        say("    the process that hands them out", f"{own[0]:.0f} s of CPU, {own[1]:.0f} MB at most")
+        began = time.perf_counter()
+        assert set(look(planned, folder).values()) == {"done"}
+        say("start it again: look at every manifest", f"{time.perf_counter() - began:.1f} s")
+        began = time.perf_counter()
+        assert len(results.table(folder)) == len(planned)
+        say("sweep.table", f"{time.perf_counter() - began:.1f} s")
+    for disturbed in (False, True):
+        with tempfile.TemporaryDirectory() as place, cluster(Path(place)) as (address, scheduler):
+            folder = Path(place) / "runs"
+            said = f", one killed every {SECONDS_BETWEEN_KILLS:.0f} s" if disturbed else ""
+            with killer(address) if disturbed else nullcontext([]) as killed:
+                took = work(planned, folder, partial(engine, scheduler=address))
+            say(f"Dask, two workers{said}", took + (f"; {len(killed)} killed" if disturbed else ""))
+            cpu, memory = usage(scheduler)
+            say("    the scheduler", f"{cpu:.0f} s of CPU, {memory:.0f} MB at most")
+    counted = operations()
+    say("disk operations of one real run of 600 steps", ", ".join(f"{n} {name}" for name, n in counted.items()))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+    say("this process, torch included at the end", f"{peak:.0f} MB at most")
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:2]))
