@@ -15,11 +15,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is loaded: the pro
 import shlex
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from multiprocessing import get_context
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
@@ -28,11 +26,15 @@ import tyro
 from induction_memory.errors import InputError, require, run_script
 from induction_memory.experiment.presets import preset, with_seed
 from induction_memory.experiment.run_config import RunConfig
+from induction_memory.sweep.estimate import cost
+from induction_memory.sweep.job import Job, path_of
+from induction_memory.sweep.loop import engine, work_off
 
 PAPER = (
     "In the first layer (top), the previous token mechanism is mostly achieved by one of the four heads, while the "
     "induction behavior at the second layer (bottom) is distributed across the different heads."
 )
+TABLES = "heads"
 MOSTLY_ONE, DISTRIBUTED = 1.5, 2.0  # effective heads: up to the first it is mostly one, from the second on several
 Settings = Annotated[
     tuple[tuple[str, ...], ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="PART.FIELD=VALUE ...")
@@ -49,26 +51,26 @@ def plan(config: RunConfig, seeds: int, siblings: int) -> dict[str, RunConfig]:
     return {name: run.with_settings(["train.threads=1"]) for name, run in runs.items()}
 
 
-def work(name: str, config: RunConfig, out: Path, train: bool, readings: int, sequences: int) -> Path | None:
-    """Train one run, or go on with it, and read its heads; the folder of its tables, None when it is not there."""
+def work(name: str, config: dict[str, Any], out: str, train: bool, readings: int, sequences: int) -> None:
+    """Train one run, or go on with it, and read its heads into tables; nothing where the run is not there."""
     from induction_memory.heads import identify
     from induction_memory.training.run import start
     from induction_memory.trajectory import load
 
-    folder, tables = out / name, out / "heads" / name
+    asked_for = RunConfig.from_dict(config)
+    folder, tables = Path(out) / name, Path(out) / TABLES / name
     if train:
-        start(config, folder, resume=True, quiet=True, command="python analyses/multihead.py")
+        start(asked_for, folder, resume=True, quiet=True, command="python analyses/multihead.py")
     if not folder.exists() or not load(folder).finished:
-        return None
+        return
     run = load(folder)
-    for path, (asked, there) in config.differences(run.config).items():
+    for path, (asked, there) in asked_for.differences(run.config).items():
         raise InputError(f"{folder}: expected {path} = {asked!r}, got {there!r}")
     key = f"{run.fingerprint} {readings} {sequences}"
     if not (tables / "key").exists() or (tables / "key").read_text() != key:
         steps = run.steps[np.unique(np.linspace(0, len(run.steps) - 1, readings).round().astype(int))]
         identify(run, step=[int(step) for step in steps], sequences=sequences).save(tables)
         (tables / "key").write_text(key)
-    return tables
 
 
 def page(found, config: RunConfig, accuracies: Sequence[float], command: str, pictures: str) -> str:
@@ -184,11 +186,10 @@ def draw(found, folder: Path) -> None:
 
 
 def _figure_11() -> str:
-    from induction_memory.reproduction.records import read
-    from induction_memory.reproduction.training import RECORDS
+    from induction_memory.reproduction.record_files import FOLDER, read
     from induction_memory.trajectory.trajectory import SHIPPED
 
-    last = read(SHIPPED / RECORDS / "figure-11-seed-0").last
+    last = read(SHIPPED / FOLDER / "figure-11-seed-0").last
     previous, induction = (last[f"effective_heads_{role}"] for role in ("previous-token", "induction"))
     return f"{previous:.2f} and {induction:.2f}"
 
@@ -255,10 +256,15 @@ def main(
     require(workers >= 1, "workers", "1 or more", workers)
     config = preset(name).run.with_settings([setting for group in set for setting in group])
     runs = plan(config, seeds, siblings)
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        named = [(f"{name}-{end}", run) for end, run in runs.items()]
-        waiting = [pool.submit(work, *item, out, train, readings, sequences) for item in named]
-        tables = [done for future in waiting if (done := future.result()) is not None]
+    named = {f"{name}-{end}": run for end, run in runs.items()}
+    same = {"out": str(out), "train": train, "readings": readings, "sequences": sequences}
+    jobs = [
+        Job(name, path_of(work), {"name": name, "config": run.to_dict()} | same, out / name, run.train.steps, cost(run))
+        for name, run in named.items()
+    ]
+    for name, outcome in work_off(jobs, engine(min(workers, len(jobs)))).items():
+        require(outcome.state == "done", name, "to be trained and read", outcome.error)
+    tables = [out / TABLES / name for name in named if (out / TABLES / name / "key").exists()]
     require(len(tables) >= 2, "out", f"two or more finished runs in {out}", len(tables))
     found = Identification.join([Identification.read(folder) for folder in tables])
     accuracies = [load(out / folder.name).metrics["accuracy_in_context"].to_numpy() for folder in tables]

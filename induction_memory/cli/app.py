@@ -2,6 +2,7 @@
 
 import functools
 import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import NoReturn
@@ -54,8 +55,9 @@ def main() -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    except KeyboardInterrupt:
-        _stop("interrupted", 130)
+    except KeyboardInterrupt as stop:
+        told = f"induction-memory: {stop}" if str(stop) else "interrupted"
+        _stop(told, 128 + getattr(stop, "number", signal.SIGINT))
 
 
 def parse() -> Callable[[], None]:

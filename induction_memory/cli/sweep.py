@@ -29,7 +29,6 @@ def sweep(
         quiet: no live table, no notes.
     """
     from induction_memory.sweep.launch import require_workers, start
-    from induction_memory.sweep.loop import Stopped
 
     if workers is not None and scheduler is not None:
         raise InputError("--workers: expected it or --scheduler, got both")
@@ -37,11 +36,7 @@ def sweep(
     if dry_run:
         _list(file, out, workers)
         return
-    try:
-        ended = start(file, out, workers=workers, scheduler=scheduler, quiet=quiet)
-    except Stopped as stopped:
-        print(f"induction-memory: {stopped}; the same command goes on", file=sys.stderr)
-        sys.exit(128 + stopped.number)
+    ended = start(file, out, workers=workers, scheduler=scheduler, quiet=quiet)
     if not quiet:
         before = f", {len(ended.skipped)} done before" if ended.skipped else ""
         print(f"{len(ended.done)} runs trained{before}, {len(ended.failed)} failed, in {out}")

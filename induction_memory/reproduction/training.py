@@ -5,20 +5,18 @@ does one of fewer steps; a finished one is read; a record is made anew when its 
 """
 
 from collections.abc import Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from multiprocessing import get_context
 from pathlib import Path
-
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from typing import Any
 
 from induction_memory.errors import InputError
 from induction_memory.experiment.run_config import RunConfig
 from induction_memory.reproduction.plan import Job
 from induction_memory.reproduction.record_files import FILES, FOLDER, read, write
 from induction_memory.reproduction.records import Record, Records
-
-SECONDS_BETWEEN_LOOKS = 1.0
+from induction_memory.sweep.estimate import cost
+from induction_memory.sweep.job import Job as SweepJob
+from induction_memory.sweep.job import path_of
+from induction_memory.sweep.loop import engine, work_off
 
 
 def gather(jobs: Sequence[Job], folder: Path, *, workers: int = 2, train: bool = True, quiet: bool = False) -> Records:
@@ -43,39 +41,29 @@ def trajectory(job: Job, folder: Path):
 
 
 def _work(jobs: Sequence[Job], folder: Path, workers: int, quiet: bool) -> dict[str, Record]:
-    console = Console(stderr=True, highlight=False, quiet=quiet)
-    total = sum(cost(job.config) for job in jobs)
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TextColumn("left"))
-    with (
-        Progress(*columns, TimeRemainingColumn(elapsed_when_finished=False), console=console) as progress,
-        ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool,
-    ):
-        bar = progress.add_task(f"0/{len(jobs)} runs", total=total)
-        waiting: dict[Future[None], Job] = {pool.submit(_train_and_record, job, folder): job for job in jobs}
-        try:
-            while waiting:
-                done, _ = wait(waiting, SECONDS_BETWEEN_LOOKS, FIRST_COMPLETED)
-                for future in done:
-                    job = waiting.pop(future)
-                    future.result()
-                    progress.print(f"{job.name} ({len(jobs) - len(waiting)}/{len(jobs)})", markup=False)
-                completed = sum(_share(job, folder) * cost(job.config) for job in jobs)
-                progress.update(bar, completed=completed, description=f"{len(jobs) - len(waiting)}/{len(jobs)} runs")
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    """Train and measure as a sweep: runs that fail are told when the others are done."""
+    ended = work_off([_sweep_job(job, folder) for job in jobs], engine(workers), quiet=quiet)
+    failed = [f"{folder / name}: {outcome.error}" for name, outcome in ended.items() if outcome.state != "done"]
+    if failed:
+        others = f"; {len(failed) - 1} more runs failed" if len(failed) > 1 else ""
+        raise InputError(failed[0] + others)
     return {job.name: read(folder / FOLDER / job.name) for job in jobs}
 
 
-def _train_and_record(job: Job, folder: Path) -> None:
+def _sweep_job(job: Job, folder: Path) -> SweepJob:
+    arguments = {"name": job.name, "config": job.config.to_dict(), "folder": str(folder), "command": job.command}
+    place, steps = folder / job.name, job.config.train.steps
+    return SweepJob(job.name, path_of(train_and_record), arguments, place, steps, cost(job.config))
+
+
+def train_and_record(name: str, config: dict[str, Any], folder: str, command: str) -> None:
+    """Train a run, or go on with it, and write its record."""
     from induction_memory.reproduction.measurement import make_record
     from induction_memory.training.run import start
 
-    try:
-        run = start(job.config, folder / job.name, resume=True, quiet=True, command=job.command)
-    except InputError as mistake:
-        raise InputError(f"{folder / job.name}: {mistake}") from mistake
-    write(make_record(run, job.name), folder / FOLDER / job.name)
+    place = Path(folder)
+    run = start(RunConfig.from_dict(config), place / name, resume=True, quiet=True, command=command)
+    write(make_record(run, name), place / FOLDER / name)
 
 
 def _stored(job: Job, folder: Path) -> Record | None:
@@ -96,17 +84,3 @@ def _is_finished(job: Job, folder: Path) -> bool:
         if path != "train.steps" or asked < there:
             raise InputError(f"{folder / job.name}: expected {path} = {asked!r}, as in {job.preset}, got {there!r}")
     return run.finished and not differences
-
-
-def _share(job: Job, folder: Path) -> float:
-    """How much of a run is done, by the rows of its metrics."""
-    rows = folder / job.name / "metrics.jsonl"
-    return min(1.0, rows.read_bytes().count(b"\n") / (job.config.train.steps + 1)) if rows.exists() else 0.0
-
-
-def cost(config: RunConfig) -> int:
-    """Multiplications of a run, roughly: enough to tell the time that is left."""
-    model, train = config.model, config.train
-    maps = 24 if not model.identity_queries else 4  # d x d products a token and layer, forward and backward
-    tokens = train.steps * train.batch_size * config.task.length
-    return tokens * model.n_layers * model.d_model * (maps * model.d_model + 2 * config.task.length)

@@ -72,9 +72,9 @@ def look(runs: tuple[PlannedRun, ...], folder: Path) -> dict[str, str]:
 
 def job_of(run: PlannedRun, folder: Path) -> Job:
     """The job that trains a planned run."""
-    out = (folder / run.name).absolute()
-    arguments = {"config": run.config.to_dict(), "out": str(out), "command": run.command}
-    return Job(run.name, jobs.path_of(jobs.train), arguments, out, run.config.train.steps, cost(run.config))
+    out, config = (folder / run.name).absolute(), run.config
+    arguments = {"config": config.to_dict(), "out": str(out), "command": run.command}
+    return Job(run.name, jobs.path_of(jobs.train), arguments, out, config.train.steps, cost(config))
 
 
 def _state(run: PlannedRun, folder: Path) -> str:
@@ -89,7 +89,9 @@ def _state(run: PlannedRun, folder: Path) -> str:
         manifest = Manifest.read(folder)
     except DamagedError:
         return "begun"  # its own job will say what is wrong with it
-    differences = run.config.differences(RunConfig.from_dict(manifest.config))
+    config = run.config
+    same = config.to_dict() == manifest.config
+    differences = {} if same else config.differences(RunConfig.from_dict(manifest.config))
     for path, (asked, there) in differences.items():
         if path != "train.steps" or asked < there:
             raise InputError(f"{folder}: expected {path} = {asked!r}, as in the sweep's file, got {there!r}")

@@ -34,7 +34,8 @@ class Stopped(KeyboardInterrupt):
         self.done, self.jobs = 0, 0
 
     def __str__(self) -> str:
-        return f"stopped by {signal.Signals(self.number).name} after {self.done} of {self.jobs} runs"
+        name = signal.Signals(self.number).name
+        return f"stopped by {name} after {self.done} of {self.jobs} runs; the same command goes on"
 
 
 def engine(workers: int = 2, scheduler: str | None = None) -> Engine:

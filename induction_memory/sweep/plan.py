@@ -53,8 +53,9 @@ class PlannedRun:
     settings: tuple[str, ...]
     """What differs from the preset, as after `--set`."""
 
-    @cached_property
+    @property
     def config(self) -> RunConfig:
+        """Made anew each time: it holds the task's tables, which thousands of runs should not keep."""
         return with_seed(find_preset(self.preset).run, self.seed).with_settings(self.settings)
 
     @property

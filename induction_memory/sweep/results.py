@@ -33,31 +33,32 @@ def table(folder: str | Path) -> pd.DataFrame:
     """
     place = Path(folder)
     require(place.is_dir(), "folder", "the folder of a sweep", repr(str(folder)))
-    planned = {run.name: run.config for run in plan.read(place / COPY).runs} if (place / COPY).exists() else {}
+    planned = {run.name: run for run in plan.read(place / COPY).runs} if (place / COPY).exists() else {}
     errors = _errors(place / FAILURES)
     there = {path.parent.name for path in place.glob(f"*/{manifests.NAME}")}
     names = [*planned, *sorted(there - planned.keys())]
     require(bool(names), "folder", "the folder of a sweep, or of runs", repr(str(folder)))
-    rows, configs = [], []
+    rows, settings = [], []
     for name in names:
-        row, config = _row(place / name, name in there, errors.get(name), planned.get(name))
+        row, config = _row(place / name, name in there, errors.get(name))
+        if config is None and name in planned:
+            config = planned[name].config
         rows.append({"run": name} | row)
-        configs.append(config)
-    return _with_settings(rows, configs)
+        settings.append({} if config is None else _flat(config))
+    return _with_settings(rows, settings)
 
 
-def _row(
-    place: Path, there: bool, error: str | None, planned: RunConfig | None
-) -> tuple[dict[str, Any], RunConfig | None]:
+def _row(place: Path, there: bool, error: str | None) -> tuple[dict[str, Any], RunConfig | None]:
+    """State and results of a run, and its configuration if it can be read."""
     row: dict[str, Any] = {"state": "failed" if error else "missing", "error": error or ""}
     if not there:
-        return row, planned
+        return row, None
     try:
         manifest = Manifest.read(place)
         config = RunConfig.from_dict(manifest.config)
         lines = row_files.read(place / row_files.NAME, manifest.first_step, manifest.rows)
     except InputError as mistake:  # damage, or no run of this package
-        return {"state": "failed", "error": str(mistake)}, planned
+        return {"state": "failed", "error": str(mistake)}, None
     if manifest.state == "finished":
         row = {"state": "finished", "error": ""}
     elif not error:
@@ -83,9 +84,8 @@ def _errors(path: Path) -> dict[str, str]:
         raise InputError(f"{path}: expected the errors of a sweep as JSON, got {error}") from error
 
 
-def _with_settings(rows: list[dict[str, Any]], configs: list[RunConfig | None]) -> pd.DataFrame:
+def _with_settings(rows: list[dict[str, Any]], flat: list[dict[str, Any]]) -> pd.DataFrame:
     """The table, with a column for each setting in which two runs differ."""
-    flat = [{} if config is None else _flat(config) for config in configs]
     if all("seed" in values for values in flat if values):
         flat = [{name: value for name, value in values.items() if name not in _SEEDS} for values in flat]
     paths = dict.fromkeys(path for values in flat for path in values)

@@ -17,6 +17,7 @@ from induction_memory.reproduction import record_files as store
 from induction_memory.reproduction.measurement import make_record
 from induction_memory.reproduction.page import page
 from induction_memory.reproduction.records import MissingRunError, Records
+from induction_memory.sweep.estimate import cost
 from induction_memory.task.sampler import sample, step_rng
 from induction_memory.training.run import start
 from induction_memory.trajectory import load, thin, verify
@@ -183,7 +184,7 @@ def test_without_training_only_what_is_there_is_read(small, tmp_path):
 def test_cost_grows_with_the_work():
     small_run, large_run = plan.jobs([4], "quick")[0].config, plan.jobs([4], "paper")[0].config
     full = plan.jobs([2], "paper")[0].config
-    assert training.cost(small_run) * 16 < training.cost(large_run) < training.cost(full)
+    assert cost(small_run) * 16 < cost(large_run) < cost(full)
 
 
 def test_figures_and_page_from_small_runs(trained, small, tmp_path):

@@ -1,11 +1,12 @@
 """A sweep's file gives the runs that a reader can list by hand, and nothing in it is passed over."""
 
 import shlex
+from pathlib import Path
 
 import pytest
 
 from induction_memory.errors import InputError
-from induction_memory.experiment.presets import preset, with_seed
+from induction_memory.experiment.presets import PRESETS, preset, with_seed
 from induction_memory.sweep.plan import LONGEST_NAME, read
 
 
@@ -83,6 +84,13 @@ def test_the_command_of_a_run_trains_the_same_configuration(file):
     settings = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
     seed = int(words[words.index("--seed") + 1])
     assert with_seed(preset("demo").run, seed).with_settings(settings) == run.config
+
+
+def test_the_shipped_sweep_of_figure_8_holds_all_its_presets():
+    found = [run.config for run in read(Path(__file__).parents[2] / "analyses" / "figure_8.toml").runs]
+    named = [entry.run for name, entry in PRESETS.items() if name.startswith("figure-8-")]
+    assert len(named) >= 25
+    assert all(run.with_settings(["train.threads=1"]) in found for run in named)
 
 
 @pytest.mark.parametrize(
