@@ -3,8 +3,9 @@
 A Dask task does not train in the worker's own thread: it hands the job to a child process, as the pool does. So a run
 has the main thread and the one thread of a numerical library that it has in a serial run, however many threads the
 worker has, and it can be stopped: when the client is gone, when the scheduler is gone, or when the worker closes, the
-task sees it within a second, kills the child, and the folder's lock is free. A worker that is killed takes its child
-along; Dask then gives the job to another worker (three times, by its own setting `allowed-failures`).
+task sees it within a second, kills the child, and the folder's lock is free. A worker that closes, as at the end of its
+lifetime, gives its job back to the scheduler. One that is killed takes its child along; Dask then gives the job to
+another worker (three times, by its own setting `allowed-failures`).
 """
 
 import contextlib
@@ -60,7 +61,7 @@ class Cluster:
         message = {"name": job.name, "work": job.work, "arguments": dict(job.arguments), "folder": str(job.folder)}
         future = self._client.submit(run_in_child, message, key, key=key, pure=False, retries=0)
         self._futures[job.name], self._names[key] = future, job.name
-        future.add_done_callback(lambda future, name=job.name: self._note(name, future))
+        future.add_done_callback(lambda future: self._note(job.name, future))
 
     def next(self, timeout: float) -> tuple[str, Outcome] | None:
         try:
@@ -87,15 +88,27 @@ class Cluster:
         self._quiet.close()
 
     def _note(self, name: str, future: Any) -> None:
+        """Called by Dask when a future ends. Its result may be lost again, with its worker: then Dask has it redone."""
         if self._closing.is_set():
             return
-        if future.status == "finished":
-            outcome = Outcome(**future.result())
-        elif future.status == "error":
-            outcome = _told(future.exception())
+        try:
+            outcome = self._outcome(future)
+        except Exception as error:  # whatever happens, the job has to end
+            outcome = _told(error)
+        if outcome is None:
+            future.add_done_callback(lambda future: self._note(name, future))
         else:
-            outcome = Outcome("stopped", f"the scheduler at {self._address} is gone")
-        self._ended.put((name, outcome))
+            self._ended.put((name, outcome))
+
+    def _outcome(self, future: Any) -> Outcome | None:
+        if future.status == "error":
+            return _told(future.exception())
+        if future.status == "finished":
+            with contextlib.suppress(TimeoutError):
+                return Outcome(**future.result(timeout=SECONDS_TO_CONNECT))
+        if future.status == "cancelled":
+            return Outcome("stopped", f"the scheduler at {self._address} is gone")
+        return None
 
 
 def _told(error: BaseException) -> Outcome:
@@ -107,25 +120,30 @@ def _told(error: BaseException) -> Outcome:
 
 
 def run_in_child(message: dict[str, Any], key: str) -> dict[str, Any]:
-    """The Dask task: have a job done by a child of this worker."""
-    from distributed import get_worker
+    """The Dask task: have a job done by a child of this worker; a worker that closes gives it to another."""
+    from distributed import Reschedule, get_worker
 
     worker: Any = get_worker()
     job = Job(message["name"], message["work"], message["arguments"], Path(message["folder"]))
 
-    def unwanted() -> bool:
+    def is_closing() -> bool:
+        return worker.status.name not in ("running", "paused")
+
+    def is_unwanted() -> bool:
         task = worker.state.tasks.get(key)
-        return worker.status.name not in ("running", "paused") or task is None or task.state == "cancelled"
+        return is_closing() or task is None or task.state == "cancelled"
 
     try:
         child = _children.get_nowait()
     except queue.Empty:
         child = Child()
-    outcome = child.run(job, unwanted)
+    outcome = child.run(job, is_unwanted)
     if outcome.state in ("died", "stopped"):
         child.kill()
     else:
         _children.put(child)
+    if outcome.state == "stopped" and is_closing():
+        raise Reschedule
     return outcome.to_dict()
 
 

@@ -46,6 +46,13 @@ def hold(folder: str, seconds: float) -> None:
         time.sleep(seconds)
 
 
+def hold_at_first(folder: str) -> None:
+    """Take forever, but only the first time."""
+    note(folder)
+    if len(calls(Path(folder))) == 1:
+        time.sleep(600)
+
+
 def threads(folder: str) -> None:
     """Note how many threads the numerical libraries are allowed."""
     Path(folder).mkdir(parents=True, exist_ok=True)

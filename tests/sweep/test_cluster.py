@@ -11,6 +11,7 @@ import pytest
 
 from induction_memory.errors import InputError
 from induction_memory.sweep.cluster import Cluster
+from induction_memory.sweep.job import Outcome
 from induction_memory.sweep.launch import start
 from induction_memory.sweep.loop import work_off
 from induction_memory.sweep.plan import read
@@ -46,6 +47,14 @@ class Machines:
         with Client(self.address, set_as_default=False) as client:
             client.wait_for_workers(2)
             return list(client.run(os.getpid).values())
+
+    def retire_the_busy_worker(self) -> None:
+        """Close a worker as the end of its lifetime does."""
+        from distributed import Client
+
+        with Client(self.address, set_as_default=False) as client:
+            busy = [worker for worker, keys in client.processing().items() if keys]
+            client.retire_workers(busy, close_workers=True)
 
     def close(self) -> None:
         for process in (*self.workers, self.scheduler):
@@ -93,6 +102,14 @@ def test_jobs_end_as_in_a_pool_and_a_lost_scheduler_is_told_in_one_line(machines
     }
     assert {one.name: len(calls(one.folder)) for one in jobs} == {one.name: 1 for one in jobs} | {"killed": 2}
 
+    moved = Cluster(machines.address)
+    moved.submit(job("moved", tmp_path, stubs.hold_at_first))
+    wait_for(lambda: len(calls(tmp_path / "moved")) == 1)
+    machines.retire_the_busy_worker()
+    assert moved.next(60.0) == ("moved", Outcome("done"))
+    assert len(calls(tmp_path / "moved")) == 2
+    moved.close()
+
     stopped = Cluster(machines.address)  # closing it, as Ctrl-C does, stops the run and frees its folder
     stopped.submit(job("held", tmp_path, stubs.hold, seconds=600.0))
     wait_for(lambda: (tmp_path / "held" / ".lock").exists())
@@ -116,3 +133,47 @@ def test_a_wrong_address_is_refused_at_once(tmp_path):
     for address in ("nonsense://", "127.0.0.1:x"):
         with pytest.raises(InputError, match="--scheduler: expected the address of a Dask scheduler, got"):
             start(write(tmp_path), tmp_path / "out", scheduler=address)
+
+
+def recipe() -> str:
+    """The script for Slurm in docs/sweeps.md."""
+    text = (Path(__file__).parents[2] / "docs" / "sweeps.md").read_text()
+    (script,) = [part.partition("```")[0] for part in text.split("```python\n") if "SLURMCluster" in part]
+    return script
+
+
+def test_the_recipe_for_slurm_looks_for_sbatch_first(tmp_path):
+    answer = subprocess.run(
+        [sys.executable, "-c", recipe()], env={"PATH": str(tmp_path)}, capture_output=True, text=True
+    )
+    assert (answer.returncode, answer.stdout) == (1, "")
+    assert answer.stderr == "slurm: expected a machine with sbatch, got none\n"
+
+
+@pytest.mark.hard
+def test_the_recipe_for_slurm_starts_workers_that_work(tmp_path):
+    """With a stand-in for Slurm that runs each job here, at once."""
+    for name, text in {
+        "sbatch": 'bash "$1" >/dev/null 2>&1 &\necho Submitted batch job $!',
+        "scancel": "kill $1",
+    }.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    process = subprocess.Popen(
+        [sys.executable, "-c", recipe().replace("jobs=40", "jobs=1")],
+        env=os.environ | {"PATH": path, "PYTHONPATH": str(Path(__file__).parents[2])},
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    try:
+        address = process.stdout.readline().strip()
+        ended = work_off([job(name, tmp_path / "out") for name in "abc"], Cluster(address), quiet=True)
+        assert {outcome.state for outcome in ended.values()} == {"done"}
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.communicate()
