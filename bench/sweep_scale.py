@@ -1,8 +1,8 @@
-"""How a sweep of 10,000 runs behaves, with stub runs that train nothing: `python -m bench.sweep_scale [RUNS]`.
+"""How a sweep of 10,000 runs behaves, with stubs that train nothing: `python -m bench.sweep_scale [RUNS [SECONDS]]`.
 
 A stub leaves what a finished run leaves for the sweep to read (its manifest and its metrics, flushed to the disk), so
 that starting the sweep again and making its table are the real thing. Measured are the pool and a Dask cluster with two
-workers on this machine, the latter once in peace and once with a worker killed every few seconds.
+workers on this machine, the latter once in peace and once with a worker killed every SECONDS (20).
 """
 
 import json
@@ -32,7 +32,6 @@ from induction_memory.trajectory import durable, rows
 from induction_memory.trajectory.manifest import Manifest, provenance
 
 STEPS = 20
-SECONDS_BETWEEN_KILLS = 20.0
 TINY = """
 [set]
 task.length = 16
@@ -96,7 +95,7 @@ def cluster(folder: Path) -> Iterator[tuple[str, int]]:
 
 
 @contextmanager
-def killer(address: str) -> Iterator[list[int]]:
+def killer(address: str, pause: float) -> Iterator[list[int]]:
     """Kill one worker process every few seconds; the nannies start new ones. The processes that were killed."""
     from distributed import Client
 
@@ -106,7 +105,7 @@ def killer(address: str) -> Iterator[list[int]]:
     def kill() -> None:
         chance = random.Random(0)
         with Client(address, set_as_default=False) as client:
-            while not over.wait(SECONDS_BETWEEN_KILLS):
+            while not over.wait(pause):
                 there: Any = client.run(os.getpid, on_error="ignore")
                 if there:
                     killed.append(chance.choice(sorted(there.values())))
@@ -158,7 +157,7 @@ def operations() -> dict[str, int]:
     return {"writes": counts["_write"], "flushes": counts["_sync"], "renames": counts["_rename"], "files": files}
 
 
-def main(runs: int = 10_000) -> None:
+def main(runs: int = 10_000, pause: int = 20) -> None:
     def say(what: str, value: str) -> None:
         print(f"{what:<66} {value}", flush=True)
 
@@ -179,8 +178,8 @@ def main(runs: int = 10_000) -> None:
     for disturbed in (False, True):
         with tempfile.TemporaryDirectory() as place, cluster(Path(place)) as (address, scheduler):
             folder = Path(place) / "runs"
-            said = f", one killed every {SECONDS_BETWEEN_KILLS:.0f} s" if disturbed else ""
-            with killer(address) if disturbed else nullcontext([]) as killed:
+            said = f", one killed every {pause} s" if disturbed else ""
+            with killer(address, pause) if disturbed else nullcontext([]) as killed:
                 took = work(planned, folder, partial(engine, scheduler=address))
             say(f"Dask, two workers{said}", took + (f"; {len(killed)} killed" if disturbed else ""))
             cpu, memory = usage(scheduler)
@@ -192,4 +191,4 @@ def main(runs: int = 10_000) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:2]))
+    main(*map(int, sys.argv[1:3]))

@@ -106,7 +106,7 @@ def test_jobs_end_as_in_a_pool_and_a_lost_scheduler_is_told_in_one_line(machines
     moved.submit(job("moved", tmp_path, stubs.hold_at_first))
     wait_for(lambda: len(calls(tmp_path / "moved")) == 1)
     machines.retire_the_busy_worker()
-    assert moved.next(60.0) == ("moved", Outcome("done"))
+    assert moved.next(600.0) == ("moved", Outcome("done"))
     assert len(calls(tmp_path / "moved")) == 2
     moved.close()
 

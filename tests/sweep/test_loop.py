@@ -32,7 +32,7 @@ def is_free(folder: Path) -> bool:
         return False
 
 
-def wait_for(condition, seconds: float = 60) -> None:
+def wait_for(condition, seconds: float = 600) -> None:
     """Far longer than it takes, so that a hang ends; nothing depends on the time."""
     end = time.monotonic() + seconds
     while not condition():
