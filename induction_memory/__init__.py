@@ -30,6 +30,7 @@ _NAMES = {
     "revisions": "trajectory.revisions",
     "preset": "experiment.presets",
     "ablate": "interventions.ablations",
+    "ablation": "interventions.replacements",
     "patch": "interventions.activation_patching",
     "surgery": "interventions.surgery",
     "attention": "views.attention",
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from induction_memory.experiment.train_config import TrainConfig as TrainConfig
     from induction_memory.interventions.ablations import ablate as ablate
     from induction_memory.interventions.activation_patching import patch as patch
+    from induction_memory.interventions.replacements import ablation as ablation
     from induction_memory.interventions.surgery import surgery as surgery
     from induction_memory.model.build import build as build
     from induction_memory.model.config import ModelConfig as ModelConfig

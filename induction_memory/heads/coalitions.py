@@ -38,7 +38,7 @@ def coalition_sums(
     runner = recording.runner
     with torch.no_grad():
         if isinstance(runner, FastRunner):
-            with runner.network() as network:
+            with runner.network(recording) as network:
                 tree = _Tree(recording, network, absent, coalitions, questions, result)
                 tree.descend(1, None, torch.arange(len(coalitions)))
         else:

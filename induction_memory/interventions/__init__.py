@@ -1,4 +1,4 @@
-"""Interventions: ablations, patching, circuits and memory surgery on any HookedTransformer, always undone.
+"""Interventions: ablations, patching, circuits and memory surgery on any TransformerLens model, always undone.
 
 Names are resolved when first used.
 """
@@ -14,9 +14,11 @@ if TYPE_CHECKING:
     from induction_memory.interventions.attribution_patching import attribute as attribute
     from induction_memory.interventions.causal import births as births
     from induction_memory.interventions.causal import causal_trajectory as causal_trajectory
+    from induction_memory.interventions.causal import mediation as mediation
     from induction_memory.interventions.circuits import discover as discover
     from induction_memory.interventions.effects import contrast as contrast
     from induction_memory.interventions.replacements import Replacements as Replacements
+    from induction_memory.interventions.replacements import ablation as ablation
     from induction_memory.interventions.surgery import edited as edited
 
 _WHERE = {
@@ -25,10 +27,12 @@ _WHERE = {
     "attribute": "attribution_patching",
     "births": "causal",
     "causal_trajectory": "causal",
+    "mediation": "causal",
     "discover": "circuits",
     "contrast": "effects",
     "patch": "activation_patching",
     "Replacements": "replacements",
+    "ablation": "replacements",
     "edited": "surgery",
 }
 

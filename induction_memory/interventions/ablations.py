@@ -1,67 +1,60 @@
-"""Ablations: take a part of the model away, in every sense of the word, and see what it was for.
+"""Ablations: take a part of the model away, in several ways, and measure what is lost.
 
 A part is a head, a layer's heads, a feed-forward, an embedding, one of the paper's matrices, or one term of what an
 input reads (`pos->L2.k`: the positional part of the induction head's keys). The names are in components.py, the kinds
-of ablation in replacements.py, the scores in scores.py. The row of the component "none" is the intact model.
+of ablation in replacements.py, the scores in outcome.py. The row of the component "none" is the intact model.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import pandas as pd
 import torch
-from transformer_lens import HookedTransformer
+from torch import Tensor, nn
 
 from induction_memory.errors import require
 from induction_memory.interventions.outcome import Scorer
 from induction_memory.interventions.replacements import Kind, Replacements, name_of
-from induction_memory.interventions.subjects import (
-    SEQUENCES,
-    SEQUENCES_A_STEP,
-    Steps,
-    Subject,
-    batch_of,
-    several,
-    subjects,
-    with_step,
-)
-from induction_memory.runner.choice import record
 from induction_memory.runner.components import Graph
+from induction_memory.runner.recording import Runner, Via
+from induction_memory.subject import Sequences, Steps, subject
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.sampler import Batch
 
 INTACT = "none"
-GROUPS = ("heads", "layers", "feed_forward", "embeddings", "matrices", "parts", "edges")
+GROUPS = ("heads", "layers", "feed_forward", "embeddings", "matrices", "parts", "edges", "paths")
 
 
 def ablate(
     source: Any,
-    batch: Batch | None = None,
+    batch: Sequences = None,
     *,
     heads: Literal["all"] | Sequence[Any] | None = None,
     components: str | Sequence[str] | None = None,
     kind: Kind | Sequence[Kind] = "all",
     step: Steps = None,
     task: BigramTask | None = None,
-    initial: HookedTransformer | None = None,
+    initial: Mapping[str, Tensor] | nn.Module | None = None,
+    via: Via | None = None,
     seed: int = 0,
     progress: Callable[[int], object] | None = None,
 ) -> pd.DataFrame:
-    """One row a component and kind of ablation (and step): in-context and global scores, KL, and standard errors.
+    """One row per component and kind of ablation (and step): in-context and global scores, KL, and standard errors.
 
-    `source` is a model (then give the batch) or a trajectory. `heads` are "all" or some, as "L2H1" or (2, 1);
-    `components` are names, or groups of them (heads, layers, feed_forward, embeddings, matrices, parts, edges, all).
-    When neither is given: everything but single edges between heads, and at several steps heads, feed-forwards,
-    embeddings and matrices. `step` is a stored step, several, or "all"; `progress` is called after each with the
-    number done. Without a batch 64 sequences are drawn, or 16 for several steps.
+    `source` is a trajectory, its folder or name, or a model (then give the batch). `heads` are "all" or some, as "L2H1"
+    or (2, 1). `components` are names, or groups of them: heads, layers, feed_forward, embeddings, matrices, parts,
+    edges, paths, all. By default they are the first six groups, and at several steps the first five. `kind` is a name
+    (replacements.py), a function, several of these, or "all". `step` is a stored step, several, or "all", and
+    `progress` is called after each with the number done. Without a batch 64 sequences are drawn, or 16 for several
+    steps. `via="hooks"` runs one hooked forward per row.
     """
-    many = several(source, step)
-    if many and heads is None and components is None:
+    chosen = subject(source, step=step, batch=batch, task=task, initial=initial, via=via)
+    if len(chosen.steps) > 1 and heads is None and components is None:
         components = GROUPS[:5]
-    rows = batch_of(source, batch, task, SEQUENCES_A_STEP if many else SEQUENCES)
     tables = []
-    for subject in subjects(source, step, initial):
-        tables.append(with_step(_ablate_one(subject, rows, heads, components, kind, seed), subject))
+    for one, runner in chosen.each():
+        table = _ablate_one(runner, chosen.batch, heads, components, kind, chosen.initial, seed)
+        tables.append(chosen.labelled(table, one))
         if progress is not None:
             progress(len(tables))
     return pd.concat(tables, ignore_index=True)
@@ -93,10 +86,11 @@ def _group(graph: Graph, name: str) -> Iterable[str]:
         "matrices": graph.matrices,
         "parts": graph.parts,
         "edges": graph.edges,
+        "paths": graph.paths,
     }
     if name != "all":
         return groups[name]
-    return [component for group in GROUPS[:-1] for component in groups[group]]
+    return [component for group in GROUPS[:6] for component in groups[group]]
 
 
 def _listed(names: Any) -> Sequence[Any]:
@@ -105,10 +99,16 @@ def _listed(names: Any) -> Sequence[Any]:
 
 @torch.no_grad()
 def _ablate_one(
-    subject: Subject, batch: Batch, heads: Any, components: Any, kind: Kind | Sequence[Kind], seed: int
+    runner: Runner,
+    batch: Batch,
+    heads: Any,
+    components: Any,
+    kind: Kind | Sequence[Kind],
+    initial: Mapping[str, Tensor] | nn.Module | None,
+    seed: int,
 ) -> pd.DataFrame:
-    recording = record(subject.model, batch.tokens)
-    replacements = Replacements(recording, batch, subject.initial, seed)
+    recording = runner.record(batch.tokens)
+    replacements = Replacements(recording, batch, initial, seed)
     names = component_names(recording.graph, heads, components)
     kinds: Sequence[Kind] = replacements.kinds if kind == "all" else _listed(kind)
     for one in kinds:

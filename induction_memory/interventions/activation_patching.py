@@ -24,13 +24,13 @@ from induction_memory.errors import require
 from induction_memory.interventions.ablations import component_names
 from induction_memory.interventions.effects import Contrast, Direction, contrast, effects
 from induction_memory.interventions.path_patching import patch_paths
-from induction_memory.interventions.subjects import Steps, batch_of, subjects, with_step
 from induction_memory.runner.components import ARROW
+from induction_memory.runner.recording import Via
 from induction_memory.runner.variants import Patch
+from induction_memory.subject import SEQUENCES, Sequences, Steps, subject
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.corruptions import Corruption, Query, corrupt
 from induction_memory.task.pairs import Pairs
-from induction_memory.task.sampler import Batch
 
 Positions = Literal["roles", "each", "all"] | Sequence[int]
 PatchKind = Literal["activation", "path"]
@@ -38,7 +38,7 @@ PatchKind = Literal["activation", "path"]
 
 def patch(
     source: Any,
-    batch: Batch | None = None,
+    batch: Sequences = None,
     *,
     kind: PatchKind = "activation",
     corruption: Corruption = "trigger",
@@ -48,23 +48,26 @@ def patch(
     positions: Positions = "roles",
     step: Steps = None,
     task: BigramTask | None = None,
+    via: Via | None = None,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """Activation patching (one row a component and position) or path patching (one row an edge), and step.
+    """Activation patching (one row per component and position) or path patching (one row per edge), for each step.
 
-    `components` are names of sites, groups of them as in `ablate`, or for paths the edges; all when not given.
+    `components` are names of sites, groups of them as in `ablate`, or for paths the edges; all when not given. Source,
+    batch, step and `via` are those of `ablate`.
     """
     require(kind in get_args(PatchKind), "kind", "activation or path", repr(kind))
-    pairs = corrupt(batch_of(source, batch, task), corruption, np.random.default_rng(seed), query=query)
+    chosen = subject(source, step=step, batch=batch, task=task, sequences=SEQUENCES, via=via)
+    pairs = corrupt(chosen.batch, corruption, np.random.default_rng(seed), query=query)
     tables = []
-    for subject in subjects(source, step):
-        runs = contrast(subject.model, pairs, direction)
+    for one, runner in chosen.each():
+        runs = contrast(runner, pairs, direction)
         if kind == "path":
             edges = None if components is None else component_names(runs.start.graph, None, components)
             table = patch_paths(runs, edges)
         else:
             table = patch_activations(runs, components, positions)
-        tables.append(with_step(table, subject))
+        tables.append(chosen.labelled(table, one))
     return pd.concat(tables, ignore_index=True)
 
 

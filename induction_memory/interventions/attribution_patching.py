@@ -27,9 +27,9 @@ def attribute(contrast: Contrast, *, points: int = 16) -> pd.DataFrame:
     require(points >= 1, "points", "at least 1", points)
     exact = patch_paths(contrast)
     table = pd.DataFrame({"source": exact["source"], "target": exact["target"], "exact": exact["effect"]})
-    table["gradient"] = gradient(contrast, 0.0).numpy()
+    table["gradient"] = gradient(contrast, 0.0).cpu().numpy()
     alphas = (torch.arange(points) + 0.5) / points
-    table["integrated"] = torch.stack([gradient(contrast, alpha.item()) for alpha in alphas]).mean(0).numpy()
+    table["integrated"] = torch.stack([gradient(contrast, alpha.item()) for alpha in alphas]).mean(0).cpu().numpy()
     return table
 
 
@@ -46,7 +46,7 @@ def agreement(table: pd.DataFrame) -> pd.DataFrame:
 def gradient(contrast: Contrast, alpha: float) -> Float[Tensor, " edge"]:
     """The effect of each edge by the derivative at a = alpha 1, in the order of the graph's edges."""
     edges = contrast.start.graph.edges
-    amounts = torch.full((len(edges),), alpha, requires_grad=True)
+    amounts = torch.full((len(edges),), alpha, device=contrast.start.tokens.device, requires_grad=True)
     patches = [Patch(edge, contrast.end.at(edge.split(ARROW)[0]), amount=amounts[i]) for i, edge in enumerate(edges)]
     answer = contrast.pairs.right
     with torch.enable_grad():

@@ -1,9 +1,12 @@
-"""The causal trajectory: when does a part become necessary, and when does it only look right?
+"""The causal trajectory: when a part becomes necessary, when it only looks right, and by which paths it acts.
 
 At every stored step and for every part,
 
     necessity   in-context accuracy of the intact model minus that without the part (ablations.py)
     recall      the part's recall probe (Section 5): does its matrix store the right pairs?
+
+A part can also be a path of a head: the direct one (`L1H1->direct`), or through the queries, keys or values of one
+later head (`L1H1->L2H1.k`). `mediation` sets the paths of each head against its whole effect.
 
 A part can look right long before anything depends on it (W_O2 is learned first and is of little use alone), and be
 necessary before it looks right. `births` compares the two by the steps at which each curve changes level.
@@ -14,40 +17,43 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from torch import nn
 
 from induction_memory.errors import InputError
 from induction_memory.interventions.ablations import INTACT, ablate
 from induction_memory.interventions.replacements import Kind
-from induction_memory.interventions.subjects import Steps, chosen_steps
 from induction_memory.probes.emergence import change_point
 from induction_memory.probes.tidy import table as probe_table
-from induction_memory.task.sampler import Batch
-from induction_memory.trajectory.trajectory import Trajectory
+from induction_memory.runner.components import ARROW
+from induction_memory.runner.recording import Via
+from induction_memory.subject import Sequences, Steps, subject
 
 MEMORIES = ("W_K1", "W_K2", "W_O2")
 
 
 def causal_trajectory(
     run: Any,
-    batch: Batch | None = None,
+    batch: Sequences = None,
     *,
-    components: str | Sequence[str] = ("heads", *MEMORIES),
+    components: str | Sequence[str] = ("heads", *MEMORIES, "paths"),
     kind: Kind | Sequence[Kind] = "mean",
     step: Steps = "all",
+    via: Via | None = None,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """One row a step, part and kind: necessity, accuracy with and without it, and recall where it has a probe.
+    """One row per step, part and kind: necessity, accuracy with and without it, and recall where it has a probe.
 
     With several heads, the recall is that of the best.
     """
-    if not isinstance(run, Trajectory):
+    chosen = subject(run, step=None if isinstance(run, nn.Module) else step)
+    if chosen.run is None:
         raise InputError(f"run: expected a trajectory, got {type(run).__name__}")
-    steps = chosen_steps(run, step)
-    ablated = ablate(run, batch, components=components, kind=kind, step=steps, seed=seed)
+    steps = chosen.steps.tolist()
+    ablated = ablate(chosen.run, batch, components=components, kind=kind, step=steps, via=via, seed=seed)
     intact = {row["step"]: row["in_context_accuracy"] for row in ablated.to_dict("records") if _is_intact(row)}
     recalls: dict[tuple[int, str], float] = {}
     names = [name for name in MEMORIES if name in set(ablated["component"])]
-    for row in probe_table(run, names, steps=steps).to_dict("records") if names else []:
+    for row in probe_table(chosen.run, names, steps=steps).to_dict("records") if names else []:
         key = (row["step"], row["probe"])
         recalls[key] = max(recalls.get(key, 0.0), row["value"])
     return pd.DataFrame(
@@ -70,8 +76,26 @@ def _is_intact(row: dict[Any, Any]) -> bool:
     return row["component"] == INTACT
 
 
+def mediation(table: pd.DataFrame) -> pd.DataFrame:
+    """One row per step, kind, head and path of a causal trajectory: the effect, in accuracy.
+
+    The path is "total", "direct", an input of a later head (`L2H1.k`), or "rest", which is the total without the
+    others: what passes by earlier feed-forwards, and what the paths do only together.
+    """
+    rows = []
+    for step, kind in dict.fromkeys(zip(table["step"], table["kind"], strict=True)):
+        part = table[(table["step"] == step) & (table["kind"] == kind)]
+        effects = dict(zip(part["component"], part["necessity"], strict=True))
+        heads = dict.fromkeys(name.split(ARROW)[0] for name in effects if ARROW in name)
+        for head in (head for head in heads if head in effects):
+            paths = {name.split(ARROW)[1]: effect for name, effect in effects.items() if name.startswith(head + ARROW)}
+            whole = {"total": effects[head], **paths, "rest": effects[head] - sum(paths.values())}
+            rows += [(step, kind, head, path, effect) for path, effect in whole.items()]
+    return pd.DataFrame(rows, columns=["step", "kind", "source", "path", "effect"])
+
+
 def births(table: pd.DataFrame) -> pd.DataFrame:
-    """One row a part and kind: the step at which it looks right, that at which it becomes necessary, and the delay."""
+    """One row per part and kind: the step at which it looks right, that at which it is necessary, and the delay."""
     rows = []
     for component, kind in dict.fromkeys(zip(table["component"], table["kind"], strict=True)):
         part = table[(table["component"] == component) & (table["kind"] == kind)]

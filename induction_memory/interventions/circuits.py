@@ -26,11 +26,10 @@ from torch import Tensor
 
 from induction_memory.errors import require
 from induction_memory.interventions.replacements import Kind, Replacements
-from induction_memory.interventions.subjects import Steps, batch_of, subjects
-from induction_memory.runner.choice import record
 from induction_memory.runner.components import Graph
-from induction_memory.runner.recording import Recording
+from induction_memory.runner.recording import Recording, Runner, Via
 from induction_memory.runner.variants import Patch
+from induction_memory.subject import Sequences, Steps, subject
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.sampler import Batch
 
@@ -95,13 +94,13 @@ class _Bench:
     def measure(self, variants: Sequence[Sequence[Patch]]) -> tuple[np.ndarray, np.ndarray]:
         M, accuracy = np.empty(len(variants)), np.empty(len(variants))
         for indices, logits in self.recording.run(variants, queries=self.queries):
-            M[indices], accuracy[indices] = (values.numpy() for values in self.performance(logits))
+            M[indices], accuracy[indices] = (values.cpu().numpy() for values in self.performance(logits))
         return M, accuracy
 
 
 def discover(
     source: Any,
-    batch: Batch | None = None,
+    batch: Sequences = None,
     *,
     kind: Kind = "mean",
     rankings: Sequence[Ranking] = get_args(Ranking),
@@ -111,6 +110,7 @@ def discover(
     sizes: Sequence[int] | None = None,
     step: Steps = None,
     task: BigramTask | None = None,
+    via: Via | None = None,
     seed: int = 0,
 ) -> Discovery:
     """Rank the edges of a model (or of one step of a trajectory), find its circuit, and score circuits of every size.
@@ -122,9 +122,8 @@ def discover(
     require(len(rankings) > 0, "rankings", "at least one", "none")
     for name in rankings:
         require(name in get_args(Ranking), "rankings", f"names out of {', '.join(get_args(Ranking))}", repr(name))
-    chosen = list(subjects(source, step))
-    require(len(chosen) == 1, "step", "one step", len(chosen))
-    bench = _bench(chosen[0].model, batch_of(source, batch, task), kind, chosen[0].initial, seed)
+    chosen = subject(source, step=step, batch=batch, task=task, via=via)
+    bench = _bench(chosen.only(), chosen.batch, kind, chosen.initial, seed)
     edges = bench.graph.edges
     (whole, nothing), _ = bench.measure([[], bench.without(edges)])
     span = whole - nothing
@@ -145,9 +144,9 @@ def discover(
     return Discovery(by_first, _curve(bench, orders, every, (whole, nothing)), circuit)
 
 
-def _bench(model: Any, batch: Batch, kind: Kind, initial: Any, seed: int) -> _Bench:
+def _bench(runner: Runner, batch: Batch, kind: Kind, initial: Any, seed: int) -> _Bench:
     require(bool(batch.in_context.any()), "batch", "at least one in-context position", "none")
-    recording = record(model, batch.tokens)
+    recording = runner.record(batch.tokens)
     replacements = Replacements(recording, batch, initial, seed)
     values = {writer: replacements.value(writer, kind) for writer in recording.graph.writers}
     most = int(batch.in_context.sum(1).max())
@@ -165,12 +164,12 @@ def _effects(bench: _Bench, ranking: str, points: int) -> np.ndarray:
     alphas = [0.0] if ranking == "gradient" else [(i + 0.5) / points for i in range(points)]
     slopes = []
     for alpha in alphas:
-        amounts = torch.full((len(edges),), alpha, requires_grad=True)
+        amounts = torch.full((len(edges),), alpha, device=bench.queries.device, requires_grad=True)
         variant = [patch for i, edge in enumerate(edges) for patch in bench.without([edge], amounts[i])]
         with torch.enable_grad():
             M, _ = bench.performance(bench.recording.patched_logits([variant], queries=bench.queries))
             slopes.append(torch.autograd.grad(M.sum(), amounts)[0])
-    return -torch.stack(slopes).mean(0).numpy()
+    return -torch.stack(slopes).mean(0).cpu().numpy()
 
 
 def _curve(

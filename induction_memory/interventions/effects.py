@@ -15,12 +15,11 @@ from typing import Literal, get_args
 import pandas as pd
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
-from transformer_lens import HookedTransformer
+from torch import Tensor, nn
 
 from induction_memory.errors import require
 from induction_memory.runner.choice import record
-from induction_memory.runner.recording import Recording
+from induction_memory.runner.recording import Recording, Runner
 from induction_memory.runner.variants import Variant
 from induction_memory.task.pairs import Pairs
 
@@ -40,7 +39,7 @@ class Contrast:
         return self.pairs.query.unsqueeze(1)
 
 
-def contrast(model: HookedTransformer, pairs: Pairs, direction: Direction = "corrupt") -> Contrast:
+def contrast(model: nn.Module | Runner, pairs: Pairs, direction: Direction = "corrupt") -> Contrast:
     """Record both runs. `corrupt` puts corrupted activations into the clean run, `restore` the other way round."""
     require(direction in get_args(Direction), "direction", "corrupt or restore", repr(direction))
     clean, corrupted = record(model, pairs.clean.tokens), record(model, pairs.corrupted.tokens)

@@ -30,7 +30,7 @@ class Scorer:
     """The only positions to score; all when not given."""
 
     def __call__(self, logits: Float[Tensor, "*variant batch pos vocab"]) -> dict[str, Float[Tensor, "*variant"]]:
-        """Every score and its standard error (`kl`, `kl_se` ...), one value a variant."""
+        """Every score and its standard error (`kl`, `kl_se` ...), one value per variant."""
         log_p, targets = logits.log_softmax(-1), self.batch.targets.expand(logits.shape[:-1])
         loss = -log_p.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
         correct = (logits.max(-1).indices == targets).to(logits.dtype)

@@ -8,6 +8,7 @@ of a known type, with no method replaced on it and no hook.
 
 from collections.abc import Callable
 from dataclasses import MISSING, fields
+from functools import cache
 from typing import Any
 
 import torch
@@ -111,7 +112,8 @@ _HOOKS = (
 )
 
 
-def _known_types() -> set[type]:
+@cache
+def _known_types() -> frozenset[type]:
     from transformer_lens import HookedTransformer
     from transformer_lens.components.attention import Attention
     from transformer_lens.components.embed import Embed
@@ -136,4 +138,4 @@ def _known_types() -> set[type]:
     norms = {LayerNorm, LayerNormPre, RMSNorm, RMSNormPre}
     parts = {Embed, PosEmbed, Unembed, TransformerBlock}
     attention = {Attention, GroupedQueryAttention}
-    return {*ours, *plain, *norms, *parts, *attention, MLP, GatedMLP, MoE, MoEGatedMLP}
+    return frozenset({*ours, *plain, *norms, *parts, *attention, MLP, GatedMLP, MoE, MoEGatedMLP})

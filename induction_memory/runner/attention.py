@@ -5,6 +5,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+BLOCK = 64  # queries whose attention is computed at once on a CPU; faster there than the fused kernel
+
 
 def attend(
     q: Float[Tensor, "variant batch m head d_head"],
@@ -15,13 +17,33 @@ def attend(
 ) -> Float[Tensor, "variant batch m head d_head"]:
     """Causal attention, softmax(q k^T / scale) v, where the q are those of all positions or of `queries`."""
     variants, batch, pos = k.shape[:3]
-    mask = None
+    q, k, v = (t.flatten(0, 1).transpose(1, 2) for t in (q, k, v))
     if queries is not None:
         seen = torch.arange(pos, device=k.device) <= queries[..., None]
         mask = seen.expand(variants, -1, -1, -1).flatten(0, 1).unsqueeze(1)
-    q, k, v = (t.flatten(0, 1).transpose(1, 2) for t in (q, k, v))
-    z = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=1 / scale)
+        z = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=1 / scale)
+    elif k.device.type == "cpu" and pos > BLOCK:
+        z = _causal(q, k, v, scale)
+    else:
+        z = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1 / scale)
     return z.transpose(1, 2).unflatten(0, (variants, batch))
+
+
+def _causal(
+    q: Float[Tensor, "batch head pos d_head"],
+    k: Float[Tensor, "batch head pos d_head"],
+    v: Float[Tensor, "batch head pos d_head"],
+    scale: float,
+) -> Float[Tensor, "batch head pos d_head"]:
+    """Causal attention by blocks of queries, each with the keys that it can see: the later half costs nothing."""
+    later = torch.full((BLOCK, BLOCK), -torch.inf, dtype=q.dtype, device=q.device).triu(1)
+    parts, q = [], q / scale
+    for start in range(0, q.shape[2], BLOCK):
+        end = min(start + BLOCK, q.shape[2])
+        scores = q[:, :, start:end] @ k[:, :, :end].mT
+        scores[..., start:].add_(later[: end - start, : end - start])
+        parts.append(scores.softmax(-1) @ v[:, :, :end])
+    return torch.cat(parts, dim=2)
 
 
 def pattern(
@@ -33,9 +55,16 @@ def pattern(
     return scores.masked_fill(later, -torch.inf).softmax(-1)
 
 
-def running_mean(v: Float[Tensor, "*lead pos d_head"]) -> Float[Tensor, "*lead pos d_head"]:
-    """What a head makes of its values when all its keys are the same: the mean of those so far."""
-    return v.cumsum(-2) / torch.arange(1, v.shape[-2] + 1, device=v.device).unsqueeze(-1)
+def running_mean(
+    v: Float[Tensor, "*lead pos d_head"], weights: Float[Tensor, "*lead pos"] | None = None
+) -> Float[Tensor, "*lead pos d_head"]:
+    """What a head makes of its values when its scores do not depend on the query: the mean of the values so far.
+
+    Weighted by exp(score), or not at all where all keys are the same.
+    """
+    if weights is None:
+        return v.cumsum(-2) / torch.arange(1, v.shape[-2] + 1, device=v.device).unsqueeze(-1)
+    return (v * weights.unsqueeze(-1)).cumsum(-2) / weights.cumsum(-1).unsqueeze(-1)
 
 
 def take(x: Float[Tensor, "*lead pos d"] | Bool[Tensor, "*lead pos d"], positions: Int[Tensor, "..."]) -> Tensor:

@@ -13,8 +13,9 @@ paper. What can be patched is a *site*, written as a string:
     L1H1->L2H1.k       one edge
 
 Names that stand for several sites: a layer's heads (`L2`, `L2.k`, `L1->L2.k`), all three inputs of a head
-(`L1H1->L2H1`), the whole stream that a layer and all after it read (`stream2`), and the paper's matrices (`W_K2` is
-what it computes, the keys of layer 2; `W_O2` the heads' output).
+(`L1H1->L2H1`), the direct path of a head, which no later head reads (`L1H1->direct`: the output and the last layer's
+feed-forward), the whole stream that a layer and all after it read (`stream2`), and the paper's matrices (`W_K2` is what
+it computes, the keys of layer 2; `W_O2` the heads' output).
 """
 
 import re
@@ -26,6 +27,7 @@ from induction_memory.errors import InputError, require
 from induction_memory.model.config import ModelConfig
 
 ARROW = "->"
+DIRECT = "direct"
 _HEAD = re.compile(r"^L(\d+)(?:H(\d+))?$")
 _STREAM = re.compile(r"^stream(\d+)$")
 _MATRIX = re.compile(r"^W_([QKVOF]|in|out)(\d*)$")
@@ -136,6 +138,15 @@ class Graph:
         names = [f"{source}{ARROW}{target}" for target in targets for source in sources]
         return tuple(name for name in names if self._edges(name))
 
+    @cached_property
+    def paths(self) -> tuple[str, ...]:
+        """How the effect of each head can travel: the direct path, and the queries, keys and values of later heads."""
+        names = []
+        for head in (head for head in self.heads if head not in self.normed):
+            readers = [name for name in self.inputs if "." in name and head in self.writers_before(name)]
+            names += [f"{head}{ARROW}{DIRECT}", *(f"{head}{ARROW}{name}" for name in readers)]
+        return tuple(names)
+
     def heads_of(self, layer: int) -> tuple[str, ...]:
         return tuple(f"L{layer}H{head}" for head in range(1, self.n_heads + 1))
 
@@ -218,6 +229,8 @@ class Graph:
     def _inputs(self, name: str) -> tuple[str, ...]:
         if name in self.inputs:
             return (name,)
+        if name == DIRECT:
+            return tuple(i for i in (f"FF{self.n_layers}", "out") if i in self.inputs)
         base, _, letter = name.partition(".")
         return tuple(f"{head}.{one}" for head in self._heads(base) for one in (letter or "qkv") if one in "qkv")
 

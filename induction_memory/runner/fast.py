@@ -15,19 +15,19 @@ It differentiates in the `amount` of a patch.
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from induction_memory.errors import require
 from induction_memory.model.config import ModelConfig
 from induction_memory.runner import attention, forward
 from induction_memory.runner.components import ARROW, Graph, head_of
 from induction_memory.runner.group import Group
 from induction_memory.runner.network import Layer, Network
 from induction_memory.runner.parameters import parameters
-from induction_memory.runner.recording import Recording, Via
+from induction_memory.runner.recording import Recording, Via, require_length
 from induction_memory.runner.swapped_weights import replaced
 from induction_memory.runner.variants import Patch, Variant
 
@@ -35,6 +35,7 @@ TOKENS_AT_ONCE = 4096  # of all variants in one pass: enough to fill the multipl
 
 
 Networks = Callable[[Mapping[str, Tensor]], AbstractContextManager[Network]]
+"""Weights that stand in for others -> the network with them, valid inside the block."""
 
 
 class FastRunner:
@@ -43,11 +44,15 @@ class FastRunner:
     via: Via = "fast"
 
     def __init__(
-        self, networks: Networks, weights: Mapping[str, Tensor], swapped: Mapping[str, Tensor] | None = None
+        self,
+        graph: Graph,
+        n_ctx: int,
+        networks: Networks,
+        weights: Mapping[str, Tensor],
+        swapped: Mapping[str, Tensor] | None = None,
     ) -> None:
+        self.graph, self.n_ctx = graph, n_ctx
         self._networks, self._weights, self._swapped = networks, weights, swapped or {}
-        with networks({}) as network:
-            self.graph: Graph = network.graph
 
     @classmethod
     def of_model(cls, model: nn.Module) -> "FastRunner":
@@ -58,32 +63,29 @@ class FastRunner:
             with replaced(model, swapped):
                 yield Network.of_model(model)
 
-        return cls(networks, parameters(model))
+        cfg: Any = model.cfg
+        return cls(Graph.of(model), cfg.n_ctx, networks, parameters(model))
 
     @classmethod
     def of_weights(cls, weights: Mapping[str, Tensor], config: ModelConfig) -> "FastRunner":
         """Runs the model that a configuration describes, without TransformerLens."""
-        own = Network.of_weights(weights, config)
 
         @contextmanager
         def networks(swapped: Mapping[str, Tensor]) -> Iterator[Network]:
-            yield Network.of_weights({**weights, **swapped}, config) if swapped else own
+            yield Network.of_weights({**weights, **swapped}, config)
 
-        return cls(networks, weights)
-
-    def network(self) -> AbstractContextManager[Network]:
-        """`with runner.network() as network:` what the shortcut computes with."""
-        return self._networks(self._swapped)
+        return cls(Graph.of_config(config), config.n_ctx, networks, weights)
 
     @property
     def weights(self) -> Mapping[str, Tensor]:
         return {**self._weights, **self._swapped} if self._swapped else self._weights
 
     def record(self, tokens: Int[Tensor, "batch pos"], weights: Mapping[str, Tensor] | None = None) -> Recording:
-        runner = FastRunner(self._networks, self._weights, {**self._swapped, **weights}) if weights else self
-        with torch.no_grad(), runner.network() as network:
-            longest = f"sequences of 1 to {network.n_ctx} tokens (the model's n_ctx)"
-            require(1 <= tokens.shape[1] <= network.n_ctx, "tokens", longest, tokens.shape[1])
+        runner = self
+        if weights:
+            runner = FastRunner(self.graph, self.n_ctx, self._networks, self._weights, {**self._swapped, **weights})
+        require_length(tokens, self.n_ctx)
+        with torch.no_grad(), self._networks(runner._swapped) as network:
             kept = {"hook_embed": network.embed(tokens)}
             x = kept["hook_embed"]
             if network.positions is not None:
@@ -91,7 +93,7 @@ class FastRunner:
                 x = x + kept["hook_pos_embed"]
             for layer, block in enumerate(network.layers):
                 x = _layer(block, x, f"blocks.{layer}.", kept, network.graph.parallel)
-            return Recording(runner, tokens, kept, network.unembed(x), [block.W_O for block in network.layers])
+            return Recording(runner, tokens, kept, network.unembed(x), [block.W_O for block in network.layers], network)
 
     def run(
         self, recording: Recording, variants: Sequence[Variant], queries: Int[Tensor, "batch m"] | None
@@ -104,13 +106,22 @@ class FastRunner:
         for _, indices in sorted(depth.items()):
             for start in range(0, len(indices), at_once):
                 chosen = indices[start : start + at_once]
-                with self.network() as network:
-                    group = Group(network, recording, [variants[i] for i in chosen], queries)
-                    logits = forward.logits(group)
+                with self.network(recording) as network:
+                    logits = forward.logits(Group(network, recording, [variants[i] for i in chosen], queries))
                 yield chosen, logits
 
+    @contextmanager
+    def network(self, recording: Recording) -> Iterator[Network]:
+        """`with runner.network(recording) as network:` what the recorded run was computed with."""
+        assert recording.network is not None
+        if not self._swapped:
+            yield recording.network
+            return
+        with self._networks(self._swapped) as network:
+            yield network
+
     def pattern(self, recording: Recording, layer: int) -> Float[Tensor, "batch head query key"]:
-        with torch.no_grad(), self.network() as network:
+        with torch.no_grad(), self.network(recording) as network:
             q, k = (network[layer].rotated(recording.layer(layer, f"attn.hook_{one}")[None])[0] for one in "qk")
             return attention.pattern(q, k, network[layer].scale)
 

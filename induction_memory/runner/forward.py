@@ -17,6 +17,8 @@ from torch import Tensor
 from induction_memory.runner.attention import attend, running_mean, take
 from induction_memory.runner.group import Group
 
+WIDEST = 40.0  # range of scores whose exponentials can be added up in float32 without loss
+
 
 def logits(group: Group) -> Float[Tensor, "variant batch m vocab"]:
     """The logits of every variant of a group."""
@@ -26,6 +28,9 @@ def logits(group: Group) -> Float[Tensor, "variant batch m vocab"]:
     for layer in range(1, graph.n_layers + 1):
         before = group.x
         _attention(group, layer)
+        if layer == graph.n_layers and group.x is not None and _is_linear(group):
+            assert group.network.tail is not None
+            return group.network.tail(group.x)
         if layer in graph.feed_forwards:
             _feed_forward(group, layer, before)
     changes = group.changes("out")
@@ -35,6 +40,12 @@ def logits(group: Group) -> Float[Tensor, "variant batch m vocab"]:
     if changes:
         stream = torch.stack([stream[i] + changes.get(i, 0.0) for i in range(len(group.variants))])
     return group.network.unembed(stream)
+
+
+def _is_linear(group: Group) -> bool:
+    """Whether everything after the last layer's heads is one linear map, and nothing there is patched."""
+    last = f"FF{group.recording.graph.n_layers}"
+    return group.network.tail is not None and not (group.nodes[last] or group.edges[last] or group.edges["out"])
 
 
 def _embedding(group: Group, name: str) -> None:
@@ -58,15 +69,16 @@ def _attention(group: Group, layer: int) -> None:
     if not reads and not any(group.nodes[head] for head in heads):
         return
     W_O = group.network[layer].W_O
-    x = group.intact(recording.layer(layer, "hook_resid_pre") + recording.layer(layer, "hook_attn_out")).clone()
+    x = list(_after_heads(group, layer))
     for h, head in enumerate(heads):
         patched = {i for i, _ in group.nodes[head]} | {i for i, one in reads if one == h}
         if not patched:
             continue
-        recorded = group.pick(recording.layer(layer, "attn.hook_z")[..., h, :])
         if head not in group.sources and not group.nodes[head]:
+            recorded = group.pick(recording.layer(layer, "attn.hook_z")[..., h, :])
             for i in sorted(patched):
-                x[i] += (z[i, h] - recorded) @ W_O[h]
+                change = (z[i, h] - recorded).flatten(0, 1)
+                x[i] = torch.addmm(x[i].flatten(0, 1), change, W_O[h]).view_as(x[i])
             continue
         before = group.intact(recording.at(head))
         own = before.clone()
@@ -75,25 +87,30 @@ def _attention(group: Group, layer: int) -> None:
                 own[i] = z[i, h] @ W_O[h]
         group.written[head] = group.replaced(head, own)
         for i in sorted(patched):
-            x[i] += group.written[head][i] - before[i]
+            x[i] = x[i] + (group.written[head][i] - before[i])
     group.rows = None if reads else group.patched_rows(heads)
-    group.x = x
+    group.x = torch.stack(x) if len(x) > 1 else x[0].unsqueeze(0)
 
 
 def _some_heads(group: Group, layer: int, pairs: Sequence[tuple[int, int]]) -> dict[tuple[int, int], Tensor]:
     """z of single heads, (variant, head) -> [batch, m, d_head], from the recorded stream.
 
-    Values that are all the same make z the same whatever is attended to. Keys that are make it their mean.
+    Values that are all the same make z the same whatever is attended to. Keys that are make it their mean, queries a
+    mean with the same weights for every query.
     """
     weights = group.network[layer]
     reads = {pair: [_head_reads(group, layer, letter, *pair) for letter in "qkv"] for pair in pairs}
     group.narrow(layer)
     z: dict[tuple[int, int], Tensor] = {}
-    for (i, h), (_, _, v) in reads.items():
+    for (i, h), (q, k, v) in reads.items():
         if group.constant(f"L{layer}H{h + 1}.v", i):
             z[i, h] = group.pick(v)
         elif group.constant(f"L{layer}H{h + 1}.k", i) and weights.rotary is None:
             z[i, h] = group.pick(running_mean(v))
+        elif group.constant(f"L{layer}H{h + 1}.q", i) and weights.rotary is None:
+            scores = (k @ q[:, 0, :, None]).squeeze(-1) / weights.scale
+            if float(scores.max() - scores.min()) < WIDEST:
+                z[i, h] = group.pick(running_mean(v, (scores - scores.max()).exp()))
     left = [pair for pair in pairs if pair not in z]
     if left:
         q, k, v = (torch.stack(one).unsqueeze(-2) for one in zip(*(reads[pair] for pair in left), strict=True))
@@ -214,5 +231,4 @@ def _read(group: Group, layer: int) -> Tensor:
 
 
 def _after_heads(group: Group, layer: int) -> Tensor:
-    pre, out = (group.recording.layer(layer, hook) for hook in ("hook_resid_pre", "hook_attn_out"))
-    return group.intact(pre + out)
+    return group.intact(group.recording.after_heads(layer))

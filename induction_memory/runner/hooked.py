@@ -24,7 +24,7 @@ from induction_memory.errors import InputError, require
 from induction_memory.runner.attention import take
 from induction_memory.runner.components import ARROW, Graph, head_of
 from induction_memory.runner.parameters import parameters
-from induction_memory.runner.recording import Recording, Via
+from induction_memory.runner.recording import Recording, Via, require_length
 from induction_memory.runner.swapped_weights import replaced
 from induction_memory.runner.variants import Patch, Variant
 
@@ -52,13 +52,16 @@ class HookedRunner:
             self._W_O = tuple(block.attn.W_O.detach() for block in self.model.blocks)
 
     @property
+    def n_ctx(self) -> int:
+        return self.model.cfg.n_ctx
+
+    @property
     def weights(self) -> Mapping[str, Tensor]:
         return parameters(self.model) | dict(self._swapped)
 
     def record(self, tokens: Int[Tensor, "batch pos"], weights: Mapping[str, Tensor] | None = None) -> Recording:
         runner = HookedRunner(self.model, {**self._swapped, **weights}) if weights else self
-        longest = f"sequences of 1 to {self.model.cfg.n_ctx} tokens (the model's n_ctx)"
-        require(1 <= tokens.shape[1] <= self.model.cfg.n_ctx, "tokens", longest, tokens.shape[1])
+        require_length(tokens, self.n_ctx)
         kept: dict[str, Tensor] = {}
         names = ["hook_embed", "hook_pos_embed"] if self.graph.positions else ["hook_embed"]
         for layer in range(1, self.graph.n_layers + 1):

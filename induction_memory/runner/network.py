@@ -24,6 +24,7 @@ from induction_memory.model.config import ModelConfig
 from induction_memory.runner.components import Graph
 
 Map = Callable[[Tensor], Tensor]
+ROWS_AT_ONCE = 1024  # of a feed-forward's hidden layer
 _EPS = 1e-5  # TransformerLens's default, which `build` keeps
 
 
@@ -91,13 +92,14 @@ class Network:
     """A transformer as the functions that the shortcut needs."""
 
     graph: Graph
-    n_ctx: int
     layers: tuple[Layer, ...]
     embed: Callable[[Int[Tensor, "batch pos"]], Tensor]
     positions: Callable[[Int[Tensor, "batch pos"]], Tensor] | None
     """The positional embeddings that are added to the stream."""
     unembed: Map
     """Logits of the last stream."""
+    tail: Map | None = None
+    """Logits of the stream after the last layer's heads, in one multiplication, where all that follows is linear."""
 
     def __getitem__(self, layer: int) -> Layer:
         """A layer counted from 1."""
@@ -112,28 +114,42 @@ class Network:
         W_E, W_U = weights["embed.W_E"], weights["unembed.W_U"]
         W_pos, b_U = weights["pos_embed.W_pos"], _bias(weights, "unembed.b_U", W_U, (W_U.shape[-1],))
         norm = _layer_norm(weights, "ln_final", config)
+        W_F = weights.get(f"blocks.{config.n_layers - 1}.mlp.W_F")
+        linear = not config.layer_norm and not config.parallel_blocks and config.feed_forward in ("none", "linear")
         return cls(
             graph=Graph.of_config(config),
-            n_ctx=config.n_ctx,
             layers=tuple(_of_weights(weights, config, layer) for layer in range(1, config.n_layers + 1)),
             embed=lambda tokens: W_E[tokens],
             positions=lambda tokens: W_pos[: tokens.shape[1]].expand(*tokens.shape, -1),
             unembed=lambda x: F.linear(norm(x), W_U.T, b_U),
+            tail=_linear_tail(W_F, W_U, b_U) if linear else None,
         )
 
     @classmethod
     def of_model(cls, model: Any) -> "Network":
         """The network of a HookedTransformer, with the weights that it has now."""
+        from induction_memory.model.build import LinearFeedForward
+
         graph, W_U, b_U = Graph.of(model), model.unembed.W_U.detach(), model.unembed.b_U.detach()
         norm = _same if model.cfg.normalization_type is None else _any_axes(model.ln_final)
+        last = getattr(model.blocks[-1], "mlp", None)
+        W_F = last.W_F.detach() if isinstance(last, LinearFeedForward) else None
+        linear = W_F is not None or graph.n_layers not in graph.feed_forwards
+        linear = linear and not graph.parallel and model.cfg.normalization_type is None
         return cls(
             graph=graph,
-            n_ctx=model.cfg.n_ctx,
             layers=tuple(_of_block(block, layer in graph.feed_forwards) for layer, block in enumerate(model.blocks, 1)),
             embed=model.embed,
             positions=model.pos_embed if graph.positions else None,
             unembed=lambda x: F.linear(norm(x), W_U.T, b_U),
+            tail=_linear_tail(W_F, W_U, b_U) if linear else None,
         )
+
+
+def _linear_tail(W_F: Tensor | None, W_U: Float[Tensor, "d vocab"], b_U: Float[Tensor, " vocab"]) -> Map:
+    """x -> (x + x W_F) W_U + b_U."""
+    W = (W_U if W_F is None else W_U + W_F @ W_U).T
+    return lambda x: F.linear(x, W, b_U)
 
 
 def _of_weights(weights: Mapping[str, Tensor], config: ModelConfig, layer: int) -> Layer:
@@ -160,7 +176,19 @@ def _feed_forward(weights: Mapping[str, Tensor], block: str, config: ModelConfig
     W_in, W_out = weights[f"{block}.mlp.W_in"], weights[f"{block}.mlp.W_out"]
     b_in = _bias(weights, f"{block}.mlp.b_in", W_in, (W_in.shape[-1],))
     b_out = _bias(weights, f"{block}.mlp.b_out", W_out, (W_out.shape[-1],))
-    return lambda x: F.linear(F.relu(F.linear(norm(x), W_in.T, b_in)), W_out.T, b_out)
+    return lambda x: _relu_layer(norm(x), W_in, b_in, W_out, b_out)
+
+
+def _relu_layer(
+    x: Float[Tensor, "*lead d"],
+    W_in: Float[Tensor, "d d_mlp"],
+    b_in: Float[Tensor, " d_mlp"],
+    W_out: Float[Tensor, "d_mlp d"],
+    b_out: Float[Tensor, " d"],
+) -> Float[Tensor, "*lead d"]:
+    """relu(x W_in + b_in) W_out + b_out, a few rows at a time: the hidden layer stays in the cache."""
+    rows = x.reshape(-1, x.shape[-1]).split(ROWS_AT_ONCE)
+    return torch.cat([torch.addmm(b_out, torch.addmm(b_in, part, W_in).relu_(), W_out) for part in rows]).view_as(x)
 
 
 def _layer_norm(weights: Mapping[str, Tensor], name: str, config: ModelConfig) -> Map:
@@ -173,7 +201,8 @@ def _layer_norm(weights: Mapping[str, Tensor], name: str, config: ModelConfig) -
 def _of_block(block: Any, feed_forward: bool) -> Layer:
     attn = block.attn
     names = [f"{kind}_{letter}" for kind in "Wb" for letter in "QKVO"]
-    mlp, ln1, ln2 = (_any_axes(getattr(block, name, None)) for name in ("mlp", "ln1", "ln2"))
+    ln1, ln2 = (_any_axes(getattr(block, name, None)) for name in ("ln1", "ln2"))
+    mlp = _feed_forward_of(block.mlp) if feed_forward else _same
     return Layer(
         {name: getattr(attn, name).detach() for name in names},
         scale=float(attn.attn_scale),
@@ -181,6 +210,16 @@ def _of_block(block: Any, feed_forward: bool) -> Layer:
         feed_forward=(lambda x: mlp(ln2(x))) if feed_forward else None,
         rotary=attn.apply_rotary if attn.cfg.positional_embedding_type == "rotary" else None,
     )
+
+
+def _feed_forward_of(mlp: Any) -> Map:
+    """The module itself, or its own formula where it is a plain ReLU layer."""
+    from transformer_lens.components.mlps.mlp import MLP
+
+    if type(mlp) is not MLP or mlp.act_fn is not F.relu:
+        return _any_axes(mlp)
+    weights = [weight.detach() for weight in (mlp.W_in, mlp.b_in, mlp.W_out, mlp.b_out)]
+    return lambda x: _relu_layer(x, *weights)
 
 
 def _any_axes(module: Any) -> Map:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from induction_memory.errors import require
 from induction_memory.runner.components import Graph, head_of
+from induction_memory.runner.network import Network
 from induction_memory.runner.variants import Variant
 
 Via = Literal["hooks", "fast"]
@@ -30,6 +31,11 @@ class Runner(Protocol):
     @property
     def graph(self) -> Graph:
         """What the model is made of."""
+        ...
+
+    @property
+    def n_ctx(self) -> int:
+        """The longest sequence."""
         ...
 
     @property
@@ -63,6 +69,8 @@ class Recording:
     logits: Float[Tensor, "batch pos vocab"]
     W_O: Sequence[Float[Tensor, "head d_head d_model"]] = ()
     """Output matrices of each layer, where the heads' outputs are computed when asked for."""
+    network: Network | None = field(default=None, repr=False)
+    """What the shortcut computes with."""
     _kept: dict[str, Tensor] = field(default_factory=dict, repr=False)
 
     @property
@@ -87,6 +95,13 @@ class Recording:
         if site not in self._kept:
             self._kept[site] = self.layer(layer, "attn.hook_z")[..., head - 1, :] @ self.W_O[layer - 1][head - 1]
         return self._kept[site]
+
+    def after_heads(self, layer: int) -> Float[Tensor, "batch pos d_model"]:
+        """The stream with what a layer's heads wrote, without its feed-forward."""
+        name = f"after heads {layer}"
+        if name not in self._kept:
+            self._kept[name] = self.layer(layer, "hook_resid_pre") + self.layer(layer, "hook_attn_out")
+        return self._kept[name]
 
     def pattern(self, layer: int) -> Float[Tensor, "batch head query key"]:
         """The attention of a layer, counted from 1."""
@@ -114,3 +129,9 @@ class Recording:
         for indices, group in self.run(variants, queries=queries):
             parts |= dict(zip(indices, group, strict=True))
         return torch.stack([parts[i] for i in range(len(variants))])
+
+
+def require_length(tokens: Int[Tensor, "batch pos"], n_ctx: int, field: str = "tokens") -> None:
+    """Refuse sequences that a model cannot read."""
+    length = tokens.shape[1]
+    require(1 <= length <= n_ctx, field, f"1 to {n_ctx} tokens (the model's n_ctx)", length)

@@ -21,12 +21,12 @@ from torch import Tensor
 
 from induction_memory.errors import InputError, require
 from induction_memory.figures.tokens import visible
-from induction_memory.interventions.subjects import Steps, Subject, batch_of, subjects
-from induction_memory.runner.components import Graph, head_of
+from induction_memory.runner.components import head_of
+from induction_memory.runner.recording import Runner, require_length
+from induction_memory.subject import SEQUENCES, Sequences, Steps, subject
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.positions import after_same_context
 from induction_memory.task.sampler import Batch
-from induction_memory.trajectory.trajectory import Trajectory
 from induction_memory.views.attention_page import framed, page
 from induction_memory.views.light_maps import picture as light_picture
 
@@ -130,7 +130,7 @@ def attention(
     step: Steps = None,
     *,
     text: str | None = None,
-    batch: Batch | None = None,
+    batch: Sequences = None,
     row: int | None = None,
     length: int | None = None,
     heads: Sequence[Any] | None = None,
@@ -145,21 +145,21 @@ def attention(
     sources = list(source) if isinstance(source, list | tuple) else [source]
     require(len(sources) > 0, "source", "a model or a trajectory", "none")
     require(text is None or batch is None, "text", "a text or a batch, not both", "both")
-    task = task or next((s.task for s in sources if isinstance(s, Trajectory)), None)
+    read = [subject(one, step=step, batch=batch, task=task, sequences=SEQUENCES) for one in sources]
+    task = task or next((one.known_task for one in read if one.known_task is not None), None)
     require(length is None or length >= 1, "length", "1 or more tokens", length)
     cut = SHOWN if length is None and text is None and batch is None else length
     if text is None:
-        tokens, pairs = _of_batch(batch_of(sources[0], batch, task), row, cut)
+        tokens, pairs = _of_batch(read[0].batch, row, cut)
     else:
         tokens, pairs = _of_text(text, task, triggers)
     tokens = tokens[:cut]
     labels, columns, patterns, names = [], [], [], ()
-    for one in sources:
-        for subject in subjects(one, step):
-            graph = Graph.of(subject.model)
-            names = graph.heads if heads is None else tuple(graph.head(head) for head in heads)
-            patterns.append(_patterns(subject, tokens, names))
-            columns.append((_name(one), subject.step))
+    for one in read:
+        for number, runner in one.each():
+            names = runner.graph.heads if heads is None else tuple(map(runner.graph.head, heads))
+            patterns.append(_patterns(runner, tokens, names))
+            columns.append((one.name, number if one.run is not None else None))
             require(len(columns) <= MOST, "step", f"at most {MOST} maps side by side", "more")
             labels.append(names)
     require(len(set(labels)) == 1, "source", "models with the same heads", "different ones")
@@ -214,17 +214,10 @@ def _of_text(
     return tokens, found
 
 
-@torch.no_grad()
-def _patterns(subject: Subject, tokens: Int[Tensor, " pos"], names: Sequence[str]) -> Float[np.ndarray, "head q k"]:
-    most = subject.model.cfg.n_ctx
-    require(len(tokens) <= most, "text", f"at most {most} tokens (the model's n_ctx)", len(tokens))
-    _, cache = subject.model.run_with_cache(tokens[None], names_filter=lambda name: name.endswith("hook_pattern"))
-    by_head = [(layer - 1, head - 1) for layer, head in map(head_of, names)]
-    return np.stack([cache[f"blocks.{layer}.attn.hook_pattern"][0, head].numpy() for layer, head in by_head])
-
-
-def _name(source: Any) -> str:
-    return source.name if isinstance(source, Trajectory) else "model"
+def _patterns(runner: Runner, tokens: Int[Tensor, " pos"], names: Sequence[str]) -> Float[np.ndarray, "head q k"]:
+    require_length(tokens[None], runner.n_ctx, "text")
+    recording = runner.record(tokens[None])
+    return np.stack([recording.pattern(layer)[0, head - 1].cpu().numpy() for layer, head in map(head_of, names)])
 
 
 def _title(columns: Sequence[tuple[str, int | None]]) -> str:

@@ -25,6 +25,7 @@ RUNS = (
 )
 WHOLE = "-"  # stands in for the run where a call is about all runs together
 MEMORIES = ("W_K1", "W_K2", "W_O2")
+PARTS = ("heads", *MEMORIES)
 FEW = 8  # sequences of a batch
 EDITS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("W_K1", {"erase": "5"}),
@@ -175,12 +176,14 @@ def surgery(run: Any, steps: list[int]) -> pd.DataFrame:
 
 
 def causal(run: Any, steps: list[int]) -> pd.DataFrame:
-    return im.interventions.causal_trajectory(run, sequences(run), step=steps)
+    return im.interventions.causal_trajectory(run, sequences(run), components=PARTS, step=steps)
 
 
 def causal_births(run: Any, steps: list[int]) -> pd.DataFrame:
     several = [int(step) for step in run.steps][:: max(1, len(run.steps) // 8)]
-    return im.interventions.births(im.interventions.causal_trajectory(run, sequences(run, 4), step=several))
+    return im.interventions.births(
+        im.interventions.causal_trajectory(run, sequences(run, 4), components=PARTS, step=several)
+    )
 
 
 _IDENTIFIED: dict[str, Any] = {}

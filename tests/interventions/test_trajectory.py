@@ -11,11 +11,13 @@ from induction_memory.experiment.run_config import RunConfig
 from induction_memory.experiment.train_config import TrainConfig
 from induction_memory.interventions.ablations import ablate
 from induction_memory.interventions.activation_patching import patch
-from induction_memory.interventions.causal import births, causal_trajectory
+from induction_memory.interventions.causal import births, causal_trajectory, mediation
 from induction_memory.interventions.circuits import discover
-from induction_memory.interventions.subjects import batch_of
 from induction_memory.interventions.surgery import surgery
 from induction_memory.model.config import ModelConfig
+from induction_memory.runner.components import Graph
+from induction_memory.runner.variants import Patch
+from induction_memory.subject import subject
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.training.run import start
 from induction_memory.views.attention import attention
@@ -33,7 +35,7 @@ def run(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def batch(run):
-    return batch_of(run, None, sequences=8)
+    return subject(run, sequences=8).batch
 
 
 def test_all_steps_stand_in_one_table_as_if_each_had_been_asked_alone(run, batch):
@@ -65,11 +67,34 @@ def test_patching_surgery_circuits_and_attention_take_steps_too(run, batch):
 
 def test_the_causal_trajectory_joins_necessity_and_recall(run, batch):
     table = causal_trajectory(run, batch, kind=["zero", "mean"])
-    assert set(table["component"]) == {"L1H1", "L2H1", "W_K1", "W_K2", "W_O2"}
-    assert len(table) == 4 * 5 * 2
+    paths = {"L1H1->direct", "L1H1->L2H1.q", "L1H1->L2H1.k", "L1H1->L2H1.v", "L2H1->direct"}
+    assert set(table["component"]) == {"L1H1", "L2H1", "W_K1", "W_K2", "W_O2", *paths}
+    assert len(table) == 4 * 10 * 2
     np.testing.assert_allclose(table["necessity"], table["intact"] - table["without"])
     assert table[table["component"] == "W_O2"]["recall"].notna().all()
     assert table[table["component"] == "L1H1"]["recall"].isna().all()
+
+
+def test_mediation_sets_the_paths_of_a_head_against_its_whole_effect(run, batch):
+    table = causal_trajectory(run, batch, kind="mean")
+    paths = mediation(table)
+    assert len(paths) == 4 * (2 + 4 + 2 + 1)
+    last = paths[paths["step"] == 3].set_index(["source", "path"])["effect"]
+    graph = Graph.of_config(run.model_config)
+    assert graph.resolve("L1H1->direct") == ("L1H1->FF2", "L1H1->out")
+    recording = subject(run).runner().record(batch.tokens)
+    mean = recording.at("L1H1").mean((0, 1), keepdim=True)
+
+    def accuracy(sites):
+        (logits,) = recording.patched_logits([[Patch(site, mean) for site in sites]])
+        return (logits.argmax(-1) == batch.targets)[batch.in_context].float().mean().item()
+
+    assert last["L1H1", "total"] == pytest.approx(accuracy([]) - accuracy(["L1H1"]), abs=1e-6)
+    assert last["L1H1", "L2H1.k"] == pytest.approx(accuracy([]) - accuracy(["L1H1->L2H1.k"]), abs=1e-6)
+    assert last["L1H1", "direct"] == pytest.approx(accuracy([]) - accuracy(["L1H1->FF2", "L1H1->out"]), abs=1e-6)
+    parts = sum(last["L1H1", path] for path in ("direct", "L2H1.q", "L2H1.k", "L2H1.v", "rest"))
+    assert parts == pytest.approx(last["L1H1", "total"], abs=1e-6)
+    assert last["L2H1", "rest"] == pytest.approx(0, abs=1e-6)
 
 
 def test_a_part_is_born_when_its_curve_changes_level():

@@ -191,7 +191,7 @@ def test_a_text_takes_the_fixed_triggers_that_keep_one_successor():
     ("arguments", "says"),
     [
         ({"text": "a#"}, "text: expected tokens of the vocabulary"),
-        ({"text": "a" * 17}, "text: expected at most 16 tokens"),
+        ({"text": "a" * 17}, "text: expected 1 to 16 tokens"),
         ({"text": ""}, "text: expected at least one character"),
         ({"text": "ab", "heads": ["L3H1"]}, "heads: expected heads out of L1H1, L2H1, got 'L3H1'"),
         ({"text": "ab", "heads": [(2, 2)]}, "heads: expected heads out of L1H1, L2H1"),
