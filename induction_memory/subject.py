@@ -22,8 +22,9 @@ from induction_memory.errors import InputError, require
 from induction_memory.experiment.train_config import TrainConfig
 from induction_memory.runner.choice import runner
 from induction_memory.runner.recording import Runner, Via
-from induction_memory.task.bigrams import BigramTask
-from induction_memory.task.sampler import Batch, sample, step_rng, with_counts
+from induction_memory.task.batch import Batch
+from induction_memory.task.protocol import Task
+from induction_memory.task.sampler import step_rng, with_counts
 from induction_memory.trajectory.trajectory import Trajectory, load
 
 Source = Trajectory | nn.Module | str | Path
@@ -41,7 +42,7 @@ class Subject:
     """The training steps; the single step 0 for a model."""
     run: Trajectory | None
     model: nn.Module | None
-    known_task: BigramTask | None
+    known_task: Any
     given: Sequences
     drawn: int
     """How many sequences are drawn when none are given."""
@@ -49,14 +50,14 @@ class Subject:
     via: Via | None = None
 
     @property
-    def task(self) -> BigramTask:
+    def task(self) -> Any:
         """The task; an error where nothing says which."""
         if self.known_task is None:
             raise InputError("task: expected the task of the sequences (a model alone does not know it), got none")
         return self.known_task
 
     @cached_property
-    def batch(self) -> Batch:
+    def batch(self) -> Any:
         """The sequences: those given, or drawn from the task with the run's evaluation seed."""
         if isinstance(self.given, Batch):
             return self.given
@@ -65,7 +66,7 @@ class Subject:
         if self.known_task is None:
             raise InputError("batch: expected sequences of the task (a model alone does not know it), got none")
         seed = TrainConfig.eval_seed if self.run is None else _eval_seed(self.run)
-        return sample(self.known_task, self.drawn, step_rng(seed, 0))
+        return self.known_task.sample(self.drawn, step_rng(seed, 0))
 
     @cached_property
     def initial(self) -> Mapping[str, Tensor] | nn.Module | None:
@@ -104,7 +105,7 @@ def subject(
     *,
     step: Steps = None,
     batch: Sequences = None,
-    task: BigramTask | None = None,
+    task: Any = None,
     sequences: int | None = None,
     initial: Mapping[str, Tensor] | nn.Module | None = None,
     via: Via | None = None,
@@ -115,7 +116,7 @@ def subject(
     tokens. Without them `sequences` are drawn from the run's task, or from `task`: 64, or 16 for several steps.
     `initial` are weights before training, for a model that does not keep them. `via` is "hooks" or "fast".
     """
-    require(task is None or isinstance(task, BigramTask), "task", "a BigramTask", repr(task))
+    require(task is None or isinstance(task, Task), "task", "a task", repr(task))
     opened = load(source) if isinstance(source, str | Path) else source
     if isinstance(opened, Trajectory):
         steps = chosen_steps(opened, step)
@@ -151,7 +152,7 @@ def batch_of_tokens(tokens: Int[Tensor, "batch pos"]) -> Batch:
     return with_counts(inputs, targets, 2 * seen.long(), none, none)
 
 
-def _task_of(run: Trajectory) -> BigramTask | None:
+def _task_of(run: Trajectory) -> Any:
     """The task of a run; None for one that was imported without."""
     try:
         return run.task
