@@ -3,8 +3,8 @@
     python -m tests.frozen.compare [--only CALL ...] [--runs RUN ...] [--rows N]
 
 Measures again with the present code, and prints rows that are missing, rows that are new, and values that moved,
-grouped by call, run and the beginning of the key, each with its count and largest difference. Exits 1 if any moved
-that explained.py does not explain.
+grouped by call, run and the beginning of the key, each with its count and largest difference. Exits 1 if any is missing
+or moved that explained.py does not explain: a row that is new is told, and is no fault.
 A number moved if it is further away than RELATIVE times its size plus ABSOLUTE, a word if it differs at all.
 
 Heads: the frozen tables of probes count heads from 0 (`1`, `0>1`), the present ones say `L1H2`, `L1H1>L2H2`.
@@ -75,23 +75,25 @@ def differences(frozen: pd.DataFrame, present: pd.DataFrame) -> pd.DataFrame:
 
 def summary(moved: pd.DataFrame) -> pd.DataFrame:
     """One row per call, run, beginning of the key and column: how many, the largest difference, and an example."""
-    moved = moved.assign(begins=moved["key"].str.split("|").str[0])
-    groups = moved.groupby(["call", "run", "what", "begins", "column"], sort=False)
-    largest = moved.loc[groups["distance"].transform(lambda d: d.fillna(-1) == d.fillna(-1).max())]
-    first = largest.groupby(["call", "run", "what", "begins", "column"], sort=False).first()
-    return pd.DataFrame(
-        {
-            "count": groups.size(),
-            "largest": first["distance"],
-            "example": [f"step {step} {key}" for step, key in zip(first["step"], first["key"], strict=True)],
-            "was": [_shown(*cell) for cell in zip(first["value"], first["text"], strict=True)],
-            "now": [_shown(*cell) for cell in zip(first["value_now"], first["text_now"], strict=True)],
-        },
-    ).reset_index()
+    moved = moved.assign(begins=moved["key"].str.split("|").str[0], size=moved["distance"].fillna(np.inf))
+    rows = []
+    for names, group in moved.groupby(["call", "run", "what", "begins", "column"], sort=False):
+        largest = group.loc[group["size"].idxmax()]
+        was = _shown(largest["value"], largest["text"])
+        now = _shown(largest["value_now"], largest["text_now"])
+        rows.append((*names, len(group), largest["distance"], f"step {largest['step']} {largest['key']}", was, now))
+    columns = ["call", "run", "what", "begins", "column", "count", "largest", "example", "was", "now"]
+    return pd.DataFrame(rows, columns=columns)
 
 
 def _shown(value: float, text: object) -> str:
     return text if isinstance(text, str) and text else f"{value:.7g}"
+
+
+def sorted_out(moved: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+    """The differences that are explained, other rows that are new, and those that are faults."""
+    known, new = moved["why"] != "", moved["what"] == "new"
+    return moved[known], moved[~known & new], moved[~known & ~new]
 
 
 def compare(only: Sequence[str] = (), runs: Sequence[str] = RUNS) -> tuple[pd.DataFrame, dict[str, str], int]:
@@ -121,7 +123,9 @@ def main() -> None:
     moved, failed, compared = compare(given.only, given.runs)
     for name, error in failed.items():
         print(f"FAILED {name}: {error}")
-    known, moved = moved[moved["why"] != ""], moved[moved["why"] == ""]
+    known, new, moved = sorted_out(moved)
+    for call, count in new["call"].value_counts().items():
+        print(f"{count} values are new in {call}")
     for why, count in known["why"].value_counts().items():
         print(f"{count} values moved: {why}")
     if len(moved):

@@ -40,6 +40,14 @@ EXPLAINED: tuple[Moved, ...] = (
         key=r"memory=W_K2\|edit=.*('insert'|'project').*",
     ),
     Moved("8: one ideal W_F", "surgery", key=r"memory=W_F\|edit=.*('insert'|'project').*"),
+    Moved("7: an unmeasured vote is unknown", r"identify\.votes", "four-heads", r"head=.*\|vote=causes\|.*", "score"),
+    Moved("7: an unmeasured vote is unknown", r"identify\.pairs", "four-heads", column="relation"),
+    Moved(
+        "7: an unmeasured vote is unknown",
+        r"identify\.roles",
+        run="four-heads",
+        column="causes|confidence|distractor|role",
+    ),
 )
 
 
