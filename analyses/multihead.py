@@ -60,7 +60,7 @@ def work(name: str, config: dict[str, Any], out: str, train: bool, readings: int
     asked_for = RunConfig.from_dict(config)
     folder, tables = Path(out) / name, Path(out) / TABLES / name
     if train:
-        start(asked_for, folder, resume=True, quiet=True, command="python analyses/multihead.py")
+        start(asked_for, folder, resume="or start", quiet=True, command="python analyses/multihead.py")
     if not folder.exists() or not load(folder).finished:
         return
     run = load(folder)
@@ -187,7 +187,7 @@ def draw(found, folder: Path) -> None:
 
 def _figure_11() -> str:
     from induction_memory.reproduction.record_files import FOLDER, read
-    from induction_memory.trajectory.trajectory import SHIPPED
+    from induction_memory.trajectory.search import SHIPPED
 
     last = read(SHIPPED / FOLDER / "figure-11-seed-0").last
     previous, induction = (last[f"effective_heads_{role}"] for role in ("previous-token", "induction"))

@@ -26,8 +26,9 @@ from induction_memory.model.memories import embedding, memory
 from induction_memory.probes import recall
 from induction_memory.task import BigramTask
 from induction_memory.trajectory.manifest import Manifest
+from induction_memory.trajectory.resuming import ResumePoint
 from induction_memory.trajectory.trajectory import load
-from induction_memory.trajectory.writer import Origin, ResumePoint, Writer, begin
+from induction_memory.trajectory.writer import Origin, Writer, begin
 
 STEPS = 200
 
@@ -39,7 +40,7 @@ def write_synthetic(folder: Path) -> None:
     model = build(config.model)
     parameters = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     state = {"momentum": torch.zeros(1)}
-    begin(folder, config, Origin(parameters, state, {}), None, None)
+    begin(folder, config, Origin(parameters, state, {}, parameters), None, None)
     writer = Writer(folder, Manifest.read(folder), config, ResumePoint(0, parameters, state, {}, [], 0, ()))
     generator = torch.Generator().manual_seed(0)
     for step in range(STEPS):

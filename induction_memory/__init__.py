@@ -4,13 +4,12 @@ A toolkit on TransformerLens for the paper "Birth of a Transformer: A Memory Vie
 is found on first use, so that importing the package costs nothing.
 """
 
-import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from induction_memory.lazy import quiet_import
 
-warnings.filterwarnings("ignore", message="IProgress not found")  # TransformerLens's progress bars, in a notebook
+__version__ = "0.1.0"
 
 _NAMES = {
     "BigramTask": "task.bigrams",
@@ -29,6 +28,8 @@ _NAMES = {
     "verify": "trajectory.verification",
     "revisions": "trajectory.revisions",
     "preset": "experiment.presets",
+    "train": "training.run",
+    "branch": "training.branching",
     "ablate": "interventions.ablations",
     "ablation": "interventions.replacements",
     "patch": "interventions.activation_patching",
@@ -36,7 +37,11 @@ _NAMES = {
     "attention": "views.attention",
     "report": "views.report",
     "probe": "probes.registry",
+    "Error": "errors",
     "InputError": "errors",
+    "DamagedError": "errors",
+    "StorageError": "errors",
+    "DivergedError": "errors",
 }
 _MODULES = (
     "task",
@@ -55,7 +60,11 @@ _MODULES = (
 __all__ = [*_NAMES, *_MODULES]  # pyright: ignore[reportUnsupportedDunderAll]
 
 if TYPE_CHECKING:
+    from induction_memory.errors import DamagedError as DamagedError
+    from induction_memory.errors import DivergedError as DivergedError
+    from induction_memory.errors import Error as Error
     from induction_memory.errors import InputError as InputError
+    from induction_memory.errors import StorageError as StorageError
     from induction_memory.experiment.presets import preset as preset
     from induction_memory.experiment.run_config import RunConfig as RunConfig
     from induction_memory.experiment.train_config import TrainConfig as TrainConfig
@@ -72,6 +81,8 @@ if TYPE_CHECKING:
     from induction_memory.task.corpus import Corpus as Corpus
     from induction_memory.task.sampler import sample as sample
     from induction_memory.task.sampler import step_rng as step_rng
+    from induction_memory.training.branching import branch as branch
+    from induction_memory.training.run import train as train
     from induction_memory.trajectory.revisions import revisions as revisions
     from induction_memory.trajectory.thinning import thin as thin
     from induction_memory.trajectory.trajectory import Trajectory as Trajectory
@@ -81,10 +92,11 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    if name in _NAMES:
-        return getattr(import_module(f"induction_memory.{_NAMES[name]}"), name)
-    if name in _MODULES:
-        return import_module(f"induction_memory.{name}")
+    with quiet_import():
+        if name in _NAMES:
+            return getattr(import_module(f"induction_memory.{_NAMES[name]}"), name)
+        if name in _MODULES:
+            return import_module(f"induction_memory.{name}")
     raise AttributeError(f"module 'induction_memory' has no attribute {name!r}")
 
 

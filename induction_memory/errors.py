@@ -1,7 +1,11 @@
-"""The one error a caller's mistake raises.
+"""What can go wrong, as types. Every message is one line.
 
-The command line and the scripts of analyses/ print it as a single line and exit with code 2; in Python it is a
-ValueError.
+    InputError     the caller's mistake; a ValueError                exit code 2
+    DamagedError   a file does not hold what was written to it       exit code 1
+    StorageError   the disk refused to read or to write              exit code 1
+    DivergedError  the loss of a run is no longer finite             exit code 1
+
+The command line and the scripts of analyses/ print the line and end with the exit code.
 """
 
 import sys
@@ -9,8 +13,39 @@ from collections.abc import Callable
 from pathlib import Path
 
 
-class InputError(ValueError):
+class Error(Exception):
+    """The base of this package's errors: one printable line."""
+
+    exit_code = 1
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message))
+
+
+class InputError(Error, ValueError):
     """`field: expected ..., got ...`, for something the caller can put right."""
+
+    exit_code = 2
+
+
+class DamagedError(Error):
+    """A file does not hold what was written to it."""
+
+    def __init__(self, path: Path, what: str) -> None:
+        super().__init__(f"{path}: expected what was written, got {what}")
+        self.path = path
+        self.what = what
+
+    def __reduce__(self) -> tuple[type, tuple[Path, str]]:
+        return type(self), (self.path, self.what)  # so that it survives the way back from a worker process
+
+
+class StorageError(Error):
+    """The disk would not give what had to be read, or take what had to be written."""
+
+
+class DivergedError(Error):
+    """Training left the numbers that a float can hold."""
 
 
 def require(condition: bool, field: str, expected: str, got: object) -> None:
@@ -19,12 +54,17 @@ def require(condition: bool, field: str, expected: str, got: object) -> None:
         raise InputError(f"{field}: expected {expected}, got {got}")
 
 
+def printable(text: str) -> str:
+    """The text with control characters written as escapes: a file's name cannot move the cursor of a terminal."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def run_script(main: Callable[..., None], about: str | None) -> None:
-    """Call `main` with the command line's arguments; a mistake is one line on standard error and exit code 2."""
+    """Call `main` with the command line's arguments; an error is one line on standard error and its exit code."""
     import tyro
 
     try:
         tyro.cli(main, description=about)
-    except InputError as mistake:
-        print(f"{Path(sys.argv[0]).stem}: {mistake}", file=sys.stderr)
-        sys.exit(2)
+    except Error as error:
+        print(f"{Path(sys.argv[0]).stem}: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)

@@ -1,7 +1,10 @@
+from collections import Counter
+
 import jaxtyping
 import pytest
 from hypothesis import settings
 
+from tests import knocks as knock_counts
 from tests.browser import MISSING, launched
 
 settings.register_profile("untimed", deadline=None)  # the machine may be busy: no test asserts a time
@@ -14,6 +17,14 @@ def unchecked():
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture
+def knocks(record_property):
+    """Counts what a test did, for the line at the end (tests/knocks.py)."""
+    counts = Counter()
+    yield counts
+    record_property(knock_counts.PROPERTY, dict(counts))
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +42,10 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_terminal_summary(terminalreporter):
-    """One loud line at the end where pages were not tested for want of a browser."""
+    """The counts of the tests of reliability, and one loud line where pages were not tested for want of a browser."""
+    counts = knock_counts.total(terminalreporter.stats.get("passed", []))
+    if counts:
+        terminalreporter.write_line(knock_counts.line(counts))
     skipped = [report for report in terminalreporter.stats.get("skipped", []) if MISSING in str(report.longrepr)]
     if skipped:
         terminalreporter.write_line(f"{len(skipped)} TESTS OF PAGES DID NOT RUN: {MISSING}", red=True, bold=True)

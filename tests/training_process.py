@@ -70,7 +70,7 @@ def main() -> None:
         if child == 0:
             status = 1
             try:
-                run.start(config_of(int(steps)), Path(folder), resume=True, quiet=True)
+                run.start(config_of(int(steps)), Path(folder), resume="or start", quiet=True)
                 status = 0
             except BaseException:
                 traceback.print_exc()

@@ -25,7 +25,7 @@ from induction_memory.cli.theory import theory
 from induction_memory.cli.train import train
 from induction_memory.cli.usage import usage_errors
 from induction_memory.cli.verify import verify
-from induction_memory.errors import InputError
+from induction_memory.errors import Error
 
 COMMANDS = (
     demo,
@@ -47,11 +47,11 @@ COMMANDS = (
 
 
 def main() -> None:
-    """Run the command line; a mistake is one line on standard error and exit code 2."""
+    """Run the command line; an error is one line on standard error and its exit code, 2 for the user's mistake."""
     try:
         parse()()
-    except InputError as mistake:
-        _stop(f"induction-memory: {mistake}", 2)
+    except Error as error:
+        _stop(f"induction-memory: {error}", error.exit_code)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

@@ -30,7 +30,7 @@ def branch(
         resume: go on with the branch in that folder, to more steps if they are set.
         quiet: no progress.
     """
-    from induction_memory.training.run import branch as start
+    from induction_memory.training.branching import branch as start
 
     result = start(
         load(run),

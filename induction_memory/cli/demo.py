@@ -4,7 +4,6 @@ The preset `demo` is trained from nothing and its trajectory stored. The command
 memories moved, when each memory was born and what is lost without it, draws the curves and writes the page.
 """
 
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,15 +27,34 @@ def demo(out: Path = Path("demo"), quiet: bool = False) -> None:
         out: folder for the trajectory, the figure and the page; an earlier demo in it is replaced.
         quiet: no progress line.
     """
+    from induction_memory.trajectory.lock import locked
+    from induction_memory.trajectory.ownership import strangers
+
+    trajectory, files = out / "trajectory", (out / "curves.png", out / "page.html")
+    ours = {trajectory} if trajectory.is_dir() else set()
+    ours |= {path for path in (*files, out / ".lock") if path.is_file()}
+    allowed = "a new folder, or an earlier demo's"
+    require(not out.exists() or out.is_dir(), "--out", allowed, f"the file {str(out)!r}")
+    others = sorted(path.name for path in out.iterdir() if path not in ours) if out.exists() else []
+    others += [path.name for path in strangers(trajectory)] if trajectory.is_dir() else []
+    require(not others, "--out", allowed, f"{str(out)!r}, which holds {', '.join(others[:1])}")
+    with locked(out):  # to the end, so that a second demo in the same folder is refused
+        _run(trajectory, *files, quiet)
+
+
+def _run(trajectory_folder: Path, picture: Path, page: Path, quiet: bool) -> None:
     from induction_memory import probes
     from induction_memory.experiment.presets import preset
     from induction_memory.figures.curves import birth
     from induction_memory.training.run import start
+    from induction_memory.trajectory.ownership import remove
     from induction_memory.views.report import report
 
+    if trajectory_folder.exists():
+        remove(trajectory_folder)
+    for file in (picture, page):
+        file.unlink(missing_ok=True)
     chosen = preset("demo")
-    trajectory_folder, picture, page = out / "trajectory", out / "curves.png", out / "page.html"
-    _clear(out, trajectory_folder, picture, page)
     print(f"Training {chosen.about} ...")
     trajectory = start(chosen.run, trajectory_folder, quiet=quiet, command="induction-memory demo")
     metrics = trajectory.metrics
@@ -52,24 +70,6 @@ def demo(out: Path = Path("demo"), quiet: bool = False) -> None:
     report(trajectory, causal_steps=6, title="birth of an induction head").save(page)
     print(f"\nfigure      {picture}\npage        {page}  (open it in a browser and move the slider)")
     print(f"trajectory  {trajectory_folder}  (open it with induction_memory.load)")
-
-
-def _clear(out: Path, trajectory_folder: Path, *files: Path) -> None:
-    """Remove an earlier demo, and only if nothing else lies beside it."""
-    if not out.exists():
-        return
-    allowed = "a new folder, or an earlier demo's"
-    require(out.is_dir(), "--out", allowed, f"the file {str(out)!r}")
-    ours = (trajectory_folder, *(file for file in files if not file.is_dir()))
-    others = sorted(path.name for path in out.iterdir() if path not in ours)
-    require(not others, "--out", allowed, f"{str(out)!r}, which holds {', '.join(others[:1])}")
-    if trajectory_folder.exists():
-        inside = {path.name for path in trajectory_folder.iterdir()} if trajectory_folder.is_dir() else {"a file"}
-        trajectory = not inside or inside & {"manifest.json", ".lock"}
-        require(bool(trajectory), "--out", allowed, f"{str(trajectory_folder)!r}, which is no trajectory")
-        shutil.rmtree(trajectory_folder)
-    for file in files:
-        file.unlink(missing_ok=True)
 
 
 def summary(metrics: "pd.DataFrame", recalls: "pd.DataFrame", rows: int = 9) -> "pd.DataFrame":

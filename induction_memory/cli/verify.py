@@ -11,7 +11,7 @@ def verify(run: Run, /) -> None:
     Args:
         run: trajectory's folder, or the name of a shipped one.
     """
-    from induction_memory.trajectory.trajectory import find
+    from induction_memory.trajectory.search import find
     from induction_memory.trajectory.verification import verify as check
 
     damaged = check(find(run))

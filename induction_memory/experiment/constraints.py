@@ -9,7 +9,7 @@ update n. A freeze over [start, stop) leaves out the updates start, ..., stop - 
     "W_K1: 100..200" frozen in between
 
 A frozen parameter gets no gradient, no weight decay and no momentum. Its optimiser state is dropped when the freeze
-begins, so that it thaws as if it had never moved (momentum zero).
+begins, so that it thaws with momentum zero.
 
 A clamp replaces an attention pattern from a step on, and not the weights: "previous-token" or "induction@100".
 
@@ -37,7 +37,7 @@ class Freeze:
     @classmethod
     def parse(cls, text: str, field: str = "train.freeze") -> "Freeze":
         """Read "NAME", "NAME: ..STOP", "NAME: START.." or "NAME: START..STOP"."""
-        match = re.fullmatch(r"\s*(\w+)\s*(?::\s*(\d*)\s*\.\.\s*(\d*)\s*)?", text)
+        match = re.fullmatch(r"\s*(\w+)\s*(?::\s*(\d{0,15})\s*\.\.\s*(\d{0,15})\s*)?", text)
         if match is None:
             raise InputError(f"{field}: expected NAME, NAME: ..300, NAME: 300.. or NAME: 100..200, got {text!r}")
         name, start, stop = match.groups()
@@ -66,7 +66,7 @@ class Clamp:
     @classmethod
     def parse(cls, text: str, field: str = "train.clamps") -> "Clamp":
         """Read "previous-token", "induction" or either with "@STEP"."""
-        match = re.fullmatch(r"\s*([\w-]+)\s*(?:@\s*(\d+)\s*)?", text)
+        match = re.fullmatch(r"\s*([\w-]+)\s*(?:@\s*(\d{1,15})\s*)?", text)
         if match is None or match[1] not in CLAMPS:
             raise InputError(f"{field}: expected previous-token or induction, perhaps with @STEP, got {text!r}")
         return cls(match[1], int(match[2] or 0))
@@ -87,7 +87,7 @@ class Graft:
     @classmethod
     def parse(cls, text: str, field: str = "train.grafts", default_start: int = 0) -> "Graft":
         """Read "NAME=RUN@STEP" or "NAME=RUN@STEP from START"."""
-        match = re.fullmatch(r"\s*(\w+)\s*=\s*(.+)@(\d+)\s*(?:\s+from(?:\s+step)?\s+(\d+)\s*)?", text)
+        match = re.fullmatch(r"\s*(\w+)\s*=\s*(.+)@(\d{1,15})\s*(?:\s+from(?:\s+step)?\s+(\d{1,15})\s*)?", text)
         if match is None:
             raise InputError(f"{field}: expected NAME=RUN@STEP, perhaps with from STEP, got {text!r}")
         start = default_start if match[4] is None else int(match[4])

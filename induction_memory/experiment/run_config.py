@@ -85,7 +85,13 @@ class RunConfig:
         return replace(self, **changes)
 
     def with_settings(self, settings: "list[str] | tuple[str, ...]") -> "RunConfig":
-        """A copy with fields changed by path: `config.with_settings(["task.k=3", "train.learning_rate=0.5"])`."""
+        """A copy with fields changed by path: `config.with_settings(["task.k=3", "train.learning_rate=0.5"])`.
+
+        The sizes of the model that no longer fit follow the task, unless they are set themselves.
+
+        >>> RunConfig().with_settings(["task.length=512"]).model.n_ctx
+        512
+        """
         changes: dict[str, dict[str, Any]] = {"task": {}, "model": {}, "train": {}}
         for setting in settings:
             path, equals, text = setting.partition("=")
@@ -151,7 +157,7 @@ def parse_value(text: str, kind: Any, field: str) -> Any:
             return _parse_one(text, candidate)
         except ValueError:
             continue
-    raise InputError(f"{field}: expected {' or '.join(_describe(k) for k in kinds)}, got {text!r}")
+    raise InputError(f"{field}: expected {' or '.join(_describe(k) for k in kinds)}, got {text[:80]!r}")
 
 
 def _preference(kind: Any) -> int:
@@ -181,18 +187,30 @@ def _parse_one(text: str, kind: Any) -> Any:
 def _parse_tuple(text: str, inner: tuple[Any, ...]) -> tuple[Any, ...]:
     item = inner[0]
     if text.startswith("["):
-        values = json.loads(text)
+        try:
+            values = json.loads(text)
+        except RecursionError:
+            raise ValueError(text) from None
         if get_origin(item) is tuple:
-            return tuple(tuple(_item(v, get_args(item)[0]) for v in row) for row in values)
+            return tuple(tuple(_item(v, get_args(item)[0]) for v in _listed(row)) for row in values)
         return tuple(_item(value, item) for value in values)
     if get_origin(item) is tuple:
         raise ValueError(text)
     return tuple(_parse_one(part.strip(), item) for part in text.split(",")) if text else ()
 
 
+def _listed(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError(value)
+    return value
+
+
 def _item(value: Any, kind: Any) -> Any:
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise ValueError(value) from None
     if isinstance(value, kind):
         return value
     raise ValueError(value)

@@ -24,14 +24,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from induction_memory.errors import InputError
+from induction_memory.errors import InputError, require
 
 Decay = Literal["constant", "linear", "cosine"]
 
+_N = r"\d{1,15}"
 _PART = re.compile(
-    r"(?:every\s+(?P<every>step|\d+)(?:\s+steps?)?|log\s+(?P<log>\d+))(?:\s+to\s+(?P<to>\d+))?"
-    r"|adaptive\s+(?P<adaptive>\d+)(?:\s+by\s+(?P<by>\d*\.?\d+))?"
-    r"|(?P<list>\d+(?:\s*,\s*\d+)*)"
+    rf"(?:every\s+(?P<every>step|{_N})(?:\s+steps?)?|log\s+(?P<log>{_N}))(?:\s+to\s+(?P<to>{_N}))?"
+    rf"|adaptive\s+(?P<adaptive>{_N})(?:\s+by\s+(?P<by>\d{{0,15}}\.?\d{{1,15}}))?"
+    rf"|(?P<list>{_N}(?:\s*,\s*{_N})*)",
+    re.ASCII,
 )
 
 
@@ -68,7 +70,7 @@ class CheckpointRule:
             if match is None:
                 raise InputError(
                     f"{name}: expected parts such as 'every 1 to 20', 'every 10', 'log 40', '0, 5, 10', "
-                    f"'adaptive 25 by 0.02', joined by 'then', got {part!r}"
+                    f"'adaptive 25 by 0.02', joined by 'then', got {part[:80]!r}"
                 )
             open_ended = match["list"] is None and match["to"] is None
             if open_ended and number < len(parts) - 1:
@@ -90,7 +92,11 @@ class CheckpointRule:
                     raise InputError(f"{name}: expected a spacing of at least 1, got {part!r}")
                 kept.update(range(-(-start // every) * every, stop + 1, every))
             else:
-                kept.update(_log_spaced(max(1, start), stop, int(match["log"])))
+                count = int(match["log"])
+                require(
+                    count <= max(1, steps), name, f"at most {max(1, steps)} steps, as many as there are", repr(part)
+                )
+                kept.update(_log_spaced(max(1, start), stop, count))
             if match["adaptive"]:
                 adaptive_from, threshold = start, float(match["by"] or threshold)
             start = stop

@@ -3,7 +3,7 @@
 Defaults are the paper's: SGD with momentum 0.9 and weight decay 1e-4 on fresh batches of 512 sequences. The rules under
 `freeze`, `clamps` and `grafts` are explained in `constraints.py`, those under `checkpoints` in `schedule.py`.
 
-Three seeds, three streams: the initial weights, the training batches (one stream a step, so that step n sees the same
+Three seeds, three streams: the initial weights, the training batches (one stream per step, so that step n sees the same
 batch whatever came before) and the evaluation batches. They must differ, so that no stream is another's copy.
 """
 
@@ -22,6 +22,10 @@ Loss = str
 Device = Literal["cpu", "cuda"]
 MOST_STEPS = 10_000_000
 MOST_THREADS = 256
+MOST = 2**53
+"""No whole number is larger."""
+MOST_REAL = 1e38
+"""No real number is larger: weights and gradients are 32-bit floats."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,7 @@ class TrainConfig:
     steps: int = 1000
     """Number of updates; the final weights are those of step `steps`."""
     batch_size: int = 512
-    """Fresh sequences an update."""
+    """Fresh sequences per update."""
     optimizer: Optimizer = "sgd"
     """sgd (momentum, weight decay added to the gradient) or adamw (decoupled weight decay)."""
     learning_rate: float = 0.2
@@ -88,39 +92,46 @@ class TrainConfig:
             value = getattr(self, name)
             require(isinstance(value, tuple | list), f"train.{name}", "a list", repr(value))
             object.__setattr__(self, name, tuple(value))
-        for name in ("learning_rate", "momentum", "weight_decay", "final_fraction"):
-            object.__setattr__(self, name, _real(getattr(self, name), f"train.{name}"))
-        require(len(self.betas) == 2, "train.betas", "two numbers", self.betas)
-        object.__setattr__(self, "betas", tuple(_real(beta, "train.betas") for beta in self.betas))
-        for name, least in _WHOLE_NUMBERS.items():
-            value = getattr(self, name)
-            allowed = f"a whole number of at least {least}"
-            require(_is_whole(value) and value >= least, f"train.{name}", allowed, repr(value))
-        require(self.steps <= MOST_STEPS, "train.steps", f"at most {MOST_STEPS:,}", self.steps)
-        for name in ("micro_batch", "threads"):
-            value = getattr(self, name)
-            allowed = "a whole number of at least 1, or none"
-            require(value is None or (_is_whole(value) and value >= 1), f"train.{name}", allowed, repr(value))
-        few = self.threads is None or self.threads <= MOST_THREADS
-        require(few, "train.threads", f"at most {MOST_THREADS} threads", self.threads)
+        self._check_whole_numbers()
+        self._check_reals()
         for name, kind in _CHOICES.items():
             value, allowed = getattr(self, name), get_args(kind)
-            require(value in allowed, f"train.{name}", " or ".join(allowed), repr(value))
+            known = isinstance(value, str) and value in allowed
+            require(known, f"train.{name}", " or ".join(allowed), repr(value))
         require(isinstance(self.loss, str) and self.loss != "", "train.loss", "all or a group's name", repr(self.loss))
         second = self.out_of_distribution
         named = second is None or (isinstance(second, str) and second != "")
         require(named, "train.out_of_distribution", "a variant's name, or none", repr(second))
         kept = self.keep_optimizer
         require(isinstance(kept, bool), "train.keep_optimizer", "true or false", repr(kept))
+        self._check_seeds()
+        self._check_rules()
+
+    def _check_whole_numbers(self) -> None:
+        for name, least in _WHOLE_NUMBERS.items():
+            value = getattr(self, name)
+            allowed = f"a whole number of at least {least}"
+            require(_is_whole(value) and value >= least, f"train.{name}", allowed, repr(value))
+            require(value <= MOST, f"train.{name}", f"at most {MOST:,}", repr(value)[:80])
+        require(self.steps <= MOST_STEPS, "train.steps", f"at most {MOST_STEPS:,}", self.steps)
+        require(self.warmup <= self.steps, "train.warmup", f"at most steps = {self.steps}", self.warmup)
+        for name, most in (("micro_batch", MOST), ("threads", MOST_THREADS)):
+            value = getattr(self, name)
+            allowed = "a whole number of at least 1, or none"
+            require(value is None or (_is_whole(value) and value >= 1), f"train.{name}", allowed, repr(value))
+            require(value is None or value <= most, f"train.{name}", f"at most {most:,}", repr(value)[:80])
+
+    def _check_reals(self) -> None:
+        for name in ("learning_rate", "momentum", "weight_decay", "final_fraction"):
+            object.__setattr__(self, name, _real(getattr(self, name), f"train.{name}"))
+        require(len(self.betas) == 2, "train.betas", "two numbers", self.betas)
+        object.__setattr__(self, "betas", tuple(_real(beta, "train.betas") for beta in self.betas))
         require(self.learning_rate > 0, "train.learning_rate", "a number above 0", self.learning_rate)
         require(0 <= self.momentum < 1, "train.momentum", "0 or more, below 1", self.momentum)
         require(all(0 <= beta < 1 for beta in self.betas), "train.betas", "0 or more, below 1", self.betas)
         require(self.weight_decay >= 0, "train.weight_decay", "a number of at least 0", self.weight_decay)
         within = 0 <= self.final_fraction <= 1
         require(within, "train.final_fraction", "a number from 0 to 1", self.final_fraction)
-        require(self.warmup <= self.steps, "train.warmup", f"at most steps = {self.steps}", self.warmup)
-        self._check_seeds()
-        self._check_rules()
 
     def _check_seeds(self) -> None:
         seeds = {name: getattr(self, name) for name in ("init_seed", "data_seed", "eval_seed")}
@@ -203,6 +214,8 @@ def _is_whole(value: Any) -> bool:
 
 
 def _real(value: Any, field: str) -> float:
-    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    require(good, field, "a finite number", repr(value))
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    finite = number and (isinstance(value, int) or math.isfinite(value))
+    require(finite, field, "a finite number", repr(value)[:80])
+    require(abs(value) <= MOST_REAL, field, f"a number up to {MOST_REAL:g}, as a 32-bit float holds", repr(value)[:80])
     return float(value)

@@ -38,11 +38,13 @@ def subjects(source: Any, step: Steps = None, initial: HookedTransformer | None 
     """
     if isinstance(source, Trajectory):
         chosen = chosen_steps(source, step)
-        model, first = build(source.model_config), build(source.model_config)
-        fill(first, source.state(int(source.steps[0])))
+        model, weights = build(source.model_config), source.initial()
+        if initial is None and weights is not None:
+            initial = build(source.model_config)
+            fill(initial, weights)
         for one in chosen:
             fill(model, source.state(one))
-            yield Subject(model, one, initial or first)
+            yield Subject(model, one, initial)
         return
     require(hasattr(source, "run_with_hooks"), "model", "a HookedTransformer", type(source).__name__)
     require(step is None, "step", "none: this is a model, not a trajectory", step)
@@ -55,7 +57,7 @@ def chosen_steps(run: Trajectory, step: Steps) -> list[int]:
     if isinstance(step, str) or step is None:
         require(step in (None, "last", "all"), "step", "a stored step, a list of them, 'last' or 'all'", repr(step))
         return [int(s) for s in (run.steps if step == "all" else run.steps[-1:])]
-    wanted = [int(one) for one in np.atleast_1d(np.asarray(step))]
+    wanted = np.atleast_1d(np.asarray(step)).tolist()
     require(len(wanted) > 0, "step", "at least one", "none")
     return [run.resolve(one) for one in wanted]
 

@@ -1,31 +1,26 @@
 """ModelConfig -> HookedTransformer: the only place that makes one.
 
 Row vectors, as in TransformerLens: the block computes x + attention(x), then x + x W_F (linear) or
-x + relu(x W_in) W_out. Initialisation (the paper's experiments; variances in FACTS of the released code):
-
-    W_E, W_pos    N(0, 1) entries, or N(0, 1/d)
-    other maps    uniform in [-1/sqrt(fan_in), 1/sqrt(fan_in)], no bias
-    W_Q           the identity where the configuration says so
-
-Each parameter is drawn from a stream of its own, keyed by seed and name: two models that differ in one part share all
-the others.
+x + relu(x W_in) W_out. The initial weights are those of `initial.py`.
 """
 
 import math
 import warnings
-import zlib
 from contextlib import contextmanager
-from typing import Any
+from typing import assert_never
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from transformer_lens import HookedTransformer, HookedTransformerConfig
-from transformer_lens.hook_points import HookPoint
 
 from induction_memory.errors import require
+from induction_memory.lazy import quiet_import
 from induction_memory.model.config import ModelConfig
+from induction_memory.model.initial import generator, initial_weight
+
+with quiet_import():
+    from transformer_lens import HookedTransformer, HookedTransformerConfig
+    from transformer_lens.hook_points import HookPoint
 
 
 class LinearFeedForward(nn.Module):
@@ -55,10 +50,10 @@ def build(config: ModelConfig, seed: int = 0) -> HookedTransformer:
     included. `model.model_config` is the configuration it was made from.
     """
     require(seed >= 0, "seed", "a whole number of at least 0", seed)
-    model = _skeleton(config)
+    model = skeleton(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.copy_(_initial(name, tuple(parameter.shape), config, seed))
+            parameter.copy_(initial_weight(name, tuple(parameter.shape), config, seed))
     if config.tied_output:
         model.unembed.W_U = nn.Parameter(model.embed.W_E.data.T)  # a view: the two stay one
     trainable = tuple(config.parameters[name] for name in config.trained_names)
@@ -69,7 +64,8 @@ def build(config: ModelConfig, seed: int = 0) -> HookedTransformer:
     return model.eval()
 
 
-def _skeleton(config: ModelConfig) -> HookedTransformer:
+def skeleton(config: ModelConfig) -> HookedTransformer:
+    """The model of a configuration, its weights not filled in."""
     settings = HookedTransformerConfig(
         n_layers=config.n_layers,
         d_model=config.d_model,
@@ -93,11 +89,16 @@ def _skeleton(config: ModelConfig) -> HookedTransformer:
         model = HookedTransformer(settings)
     if config.feed_forward != "none":
         for layer, block in enumerate(model.blocks, start=1):
-            if not config.has_feed_forward(layer):
-                block.mlp = NoFeedForward()  # pyright: ignore[reportAttributeAccessIssue]
-                block.ln2 = nn.Identity()
-            elif config.feed_forward == "linear":
-                block.mlp = LinearFeedForward(config.d_model)  # pyright: ignore[reportAttributeAccessIssue]
+            match config.feed_forward_of(layer):
+                case "none":
+                    block.mlp = NoFeedForward()  # pyright: ignore[reportAttributeAccessIssue]
+                    block.ln2 = nn.Identity()
+                case "linear":
+                    block.mlp = LinearFeedForward(config.d_model)  # pyright: ignore[reportAttributeAccessIssue]
+                case "relu":
+                    pass  # TransformerLens's own
+                case unknown:
+                    assert_never(unknown)
         model.setup()  # names the hooks of the blocks that were changed
     return model
 
@@ -110,43 +111,9 @@ def _expected_deprecation():
         yield
 
 
-def _initial(name: str, shape: tuple[int, ...], config: ModelConfig, seed: int) -> Tensor:
-    kind = name.rsplit(".", 1)[-1]
-    if kind == "w":  # LayerNorm's gain
-        return torch.ones(shape)
-    if kind == "b" or kind.startswith("b_"):
-        return torch.zeros(shape)
-    if kind == "W_Q" and config.identity_queries:
-        return torch.eye(config.d_model).expand(shape)
-    if kind == "W_pos" and config.positions == "sinusoidal":
-        return _sinusoidal(config)
-    generator = _generator(seed, name)
-    if kind in ("W_E", "W_pos"):
-        return torch.randn(shape, generator=generator) * _embedding_scale(config)
-    fan_in = config.n_heads * config.head_dimension if kind == "W_O" else shape[-2]
-    return (2 * torch.rand(shape, generator=generator) - 1) / math.sqrt(fan_in)
-
-
 def remap(model: HookedTransformer, name: str, seed: int) -> None:
     """Draw a parameter again as Gaussian with variance 1/fan_in: a random map that keeps norms (Section 4.1)."""
     parameter = dict(model.named_parameters())[name]
     fan_in = model.cfg.n_heads * model.cfg.d_head if name.endswith("W_O") else parameter.shape[-2]
     with torch.no_grad():
-        parameter.copy_(torch.randn(parameter.shape, generator=_generator(seed, f"{name} remap")) / math.sqrt(fan_in))
-
-
-def _embedding_scale(config: ModelConfig) -> float:
-    return 1.0 if config.embedding_variance == "one" else config.d_model**-0.5
-
-
-def _sinusoidal(config: ModelConfig) -> Float[Tensor, "pos d_model"]:
-    """sin and cos of t / 10000^(2i/d), interleaved, scaled so that the norm is that of the random embeddings."""
-    position = torch.arange(config.n_ctx, dtype=torch.float64)[:, None]
-    rate = 10000 ** (-torch.arange(0, config.d_model, 2, dtype=torch.float64) / config.d_model)
-    waves = torch.stack([torch.sin(position * rate), torch.cos(position * rate)], dim=-1).flatten(1)
-    return (waves * math.sqrt(2) * _embedding_scale(config)).float()
-
-
-def _generator(seed: int, name: str) -> torch.Generator:
-    entropy: Any = np.random.SeedSequence([seed, zlib.crc32(name.encode())]).generate_state(1, np.uint64)[0]
-    return torch.Generator().manual_seed(int(entropy) >> 1)
+        parameter.copy_(torch.randn(parameter.shape, generator=generator(seed, f"{name} remap")) / math.sqrt(fan_in))

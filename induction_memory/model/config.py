@@ -9,14 +9,22 @@ Parameters go by the paper's names with the layer's number last, counted from 1:
 
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Any, Literal, assert_never, get_args
 
-from induction_memory.errors import InputError, require
+from induction_memory.errors import require
 
 FeedForward = Literal["none", "linear", "relu"]
 FeedForwardLayers = Literal["last", "all"]
 EmbeddingVariance = Literal["one", "1/d"]
 Positions = Literal["random", "sinusoidal"]
+LARGEST = 1_000_000
+"""No size of a model is larger."""
+_CHOICES = {
+    "feed_forward": FeedForward,
+    "feed_forward_layers": FeedForwardLayers,
+    "embedding_variance": EmbeddingVariance,
+    "positions": Positions,
+}
 
 
 @dataclass(frozen=True)
@@ -62,42 +70,30 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         for name in ("d_model", "n_ctx", "d_vocab", "n_layers", "n_heads"):
-            require(
-                _is_positive(getattr(self, name)),
-                f"model.{name}",
-                "a whole number of at least 1",
-                getattr(self, name),
-            )
+            value = getattr(self, name)
+            require(_is_positive(value), f"model.{name}", "a whole number of at least 1", repr(value))
         for name in ("d_vocab_out", "d_head", "d_mlp"):
+            value, allowed = getattr(self, name), "a whole number of at least 1, or none"
+            require(value is None or _is_positive(value), f"model.{name}", allowed, repr(value))
+        for name in ("d_model", "n_ctx", "d_vocab", "n_layers", "n_heads", "d_vocab_out", "d_head", "d_mlp"):
             value = getattr(self, name)
-            require(
-                value is None or _is_positive(value),
-                f"model.{name}",
-                "a whole number of at least 1, or none",
-                value,
-            )
-        for name, kind in (
-            ("feed_forward", FeedForward),
-            ("feed_forward_layers", FeedForwardLayers),
-            ("embedding_variance", EmbeddingVariance),
-            ("positions", Positions),
-        ):
+            require(value is None or value <= LARGEST, f"model.{name}", f"at most {LARGEST:,}", repr(value)[:80])
+        for name, kind in _CHOICES.items():
             value = getattr(self, name)
-            require(value in get_args(kind), f"model.{name}", " or ".join(get_args(kind)), repr(value))
+            known = isinstance(value, str) and value in get_args(kind)
+            require(known, f"model.{name}", " or ".join(get_args(kind)), repr(value))
         for name in ("layer_norm", "parallel_blocks", "identity_queries", "scale_scores", "tied_output"):
-            require(
-                isinstance(getattr(self, name), bool),
-                f"model.{name}",
-                "true or false",
-                repr(getattr(self, name)),
-            )
+            value = getattr(self, name)
+            require(isinstance(value, bool), f"model.{name}", "true or false", repr(value))
+        self._check_shape()
+        if self.trained is not None:
+            self._check_trained(self.trained)
+
+    def _check_shape(self) -> None:
+        """Sizes and options that do not go together."""
         if self.d_head is None:
-            require(
-                self.d_model % self.n_heads == 0,
-                "model.n_heads",
-                f"a divisor of d_model = {self.d_model}, or a d_head",
-                self.n_heads,
-            )
+            allowed = f"a divisor of d_model = {self.d_model}, or a d_head"
+            require(self.d_model % self.n_heads == 0, "model.n_heads", allowed, self.n_heads)
         require(
             not self.tied_output or self.n_outputs == self.d_vocab,
             "model.tied_output",
@@ -110,31 +106,21 @@ class ModelConfig:
             f"false, or heads as wide as the model (d_head = d_model = {self.d_model})",
             f"true with d_head = {self.head_dimension}",
         )
-        require(
-            self.positions == "random" or self.d_model % 2 == 0,
-            "model.d_model",
-            "an even number for sine and cosine positions",
-            self.d_model,
-        )
-        if self.trained is not None:
-            listed = isinstance(self.trained, tuple | list)
-            require(listed, "model.trained", "a list of names, or none", repr(self.trained))
-            object.__setattr__(self, "trained", tuple(self.trained))
-            known = self.parameters
-            for name in self.trained:
-                require(name in known, "model.trained", f"names out of {', '.join(known)}", repr(name))
-            require(
-                not (self.tied_output and "W_U" in self.trained),
-                "model.trained",
-                "W_E instead of W_U when the output is tied",
-                "'W_U'",
-            )
-            require(
-                not (self.identity_queries and any(n.startswith("W_Q") for n in self.trained)),
-                "model.trained",
-                "no W_Q when identity_queries is true",
-                ", ".join(self.trained),
-            )
+        even = self.positions == "random" or self.d_model % 2 == 0
+        require(even, "model.d_model", "an even number for sine and cosine positions", self.d_model)
+
+    def _check_trained(self, trained: tuple[str, ...]) -> None:
+        listed = isinstance(trained, tuple | list)
+        require(listed, "model.trained", "a list of names, or none", repr(trained))
+        object.__setattr__(self, "trained", tuple(trained))
+        known = self.parameters
+        for name in trained:
+            allowed = f"names out of {', '.join(known)}"
+            require(isinstance(name, str) and name in known, "model.trained", allowed, repr(name))
+        tied = self.tied_output and "W_U" in trained
+        require(not tied, "model.trained", "W_E instead of W_U when the output is tied", "'W_U'")
+        queries = self.identity_queries and any(name.startswith("W_Q") for name in trained)
+        require(not queries, "model.trained", "no W_Q when identity_queries is true", ", ".join(trained))
 
     @classmethod
     def simplified(cls, **changes: Any) -> "ModelConfig":
@@ -158,9 +144,13 @@ class ModelConfig:
     def mlp_dimension(self) -> int:
         return self.d_mlp if self.d_mlp is not None else 4 * self.d_model
 
+    def feed_forward_of(self, layer: int) -> FeedForward:
+        """The feed-forward of a layer, counted from 1."""
+        return self.feed_forward if self.feed_forward_layers == "all" or layer == self.n_layers else "none"
+
     def has_feed_forward(self, layer: int) -> bool:
         """Whether this layer, counted from 1, has a feed-forward with weights."""
-        return self.feed_forward != "none" and (self.feed_forward_layers == "all" or layer == self.n_layers)
+        return self.feed_forward_of(layer) != "none"
 
     @cached_property
     def parameters(self) -> dict[str, str]:
@@ -171,12 +161,15 @@ class ModelConfig:
             names |= {f"{matrix}{layer}": f"{block}.attn.{matrix}" for matrix in ("W_Q", "W_K", "W_V", "W_O")}
             if self.layer_norm:
                 names |= {f"gamma_attn{layer}": f"{block}.ln1.w", f"beta_attn{layer}": f"{block}.ln1.b"}
-            if not self.has_feed_forward(layer):
-                continue
-            if self.feed_forward == "linear":
-                names["W_F" if layer == self.n_layers else f"W_F{layer}"] = f"{block}.mlp.W_F"
-            else:
-                names |= {f"{matrix}{layer}": f"{block}.mlp.{matrix}" for matrix in ("W_in", "W_out")}
+            match self.feed_forward_of(layer):
+                case "none":
+                    continue
+                case "linear":
+                    names["W_F" if layer == self.n_layers else f"W_F{layer}"] = f"{block}.mlp.W_F"
+                case "relu":
+                    names |= {f"{matrix}{layer}": f"{block}.mlp.{matrix}" for matrix in ("W_in", "W_out")}
+                case unknown:
+                    assert_never(unknown)
             if self.layer_norm:
                 names |= {f"gamma_ff{layer}": f"{block}.ln2.w", f"beta_ff{layer}": f"{block}.ln2.b"}
         if self.layer_norm:
@@ -197,15 +190,32 @@ class ModelConfig:
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of every weight by its name in the HookedTransformer: all of them but biases and a tied W_U."""
+        d, heads, width = self.d_model, self.n_heads, self.head_dimension
+        by_kind = {
+            "W_E": (self.d_vocab, d),
+            "W_pos": (self.n_ctx, d),
+            "W_U": (d, self.n_outputs),
+            **dict.fromkeys(("W_Q", "W_K", "W_V"), (heads, d, width)),
+            "W_O": (heads, width, d),
+            "W_F": (d, d),
+            "W_in": (d, self.mlp_dimension),
+            "W_out": (self.mlp_dimension, d),
+            **dict.fromkeys(("w", "b"), (d,)),
+        }
+        names = [name for paper, name in self.parameters.items() if not (self.tied_output and paper == "W_U")]
+        return {name: by_kind[name.rsplit(".", 1)[-1]] for name in names}
+
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "ModelConfig":
-        known = {f.name for f in fields(cls)}
+        """The inverse of `to_dict`; keys that are not fields are refused."""
+        known = [f.name for f in fields(cls)]
         for name in values:
-            if name not in known:
-                raise InputError(f"model.{name}: expected one of {', '.join(sorted(known))}, got {name!r}")
-        trained: Any = values.get("trained")
-        settings: dict[str, Any] = values | {"trained": trained if trained is None else tuple(trained)}
-        return cls(**settings)
+            require(name in known, f"model.{name}", f"one of {', '.join(known)}", repr(name))
+        given: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in values.items()}
+        return cls(**given)
 
     def replace(self, **changes: Any) -> "ModelConfig":
         return replace(self, **changes)

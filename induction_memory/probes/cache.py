@@ -2,23 +2,29 @@
 
 A result is keyed by everything it depends on: the trajectory's content, the probe's name, its arguments, and the code
 of the package that computes it. When any of them changes the key does, and the result is computed again; what is old
-is never read. A folder that cannot be written costs nothing but the time.
+is never read. In a read-only folder, results are computed anew each time.
+
+A file is the SHA-256 of its key and its content, a line end, and the table as Parquet: a damaged file, or one under
+another's name, counts as not there.
 """
 
 import contextlib
 import hashlib
+import io
 import json
 import os
-import tempfile
+import time
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from induction_memory.trajectory.durable import READABLE
+from induction_memory.trajectory.layout import part_path
+from induction_memory.trajectory.ownership import CACHE
 from induction_memory.trajectory.trajectory import Trajectory
 
-FOLDER = Path(".cache") / "probes"
 _CODE = ("probes", "memory", "model", "task")  # what a probe's value may depend on
 
 
@@ -30,7 +36,7 @@ def key(run: Trajectory, probe: str, arguments: dict[str, Any]) -> str:
 
 @cache
 def code_fingerprint() -> str:
-    """SHA-256 of the code behind the probes: finer than a version, which stands still while one works on it."""
+    """SHA-256 of the source behind the probes, because the version does not change during development."""
     package = Path(__file__).parents[1]
     digest = hashlib.sha256()
     for folder in _CODE:
@@ -41,30 +47,48 @@ def code_fingerprint() -> str:
 
 def load(run: Trajectory, probe: str, arguments: dict[str, Any]) -> pd.DataFrame | None:
     """The result kept for exactly this question, or None."""
-    path = _path(run, probe, arguments)
-    if not path.is_file():
-        return None
+    name = key(run, probe, arguments)
+    path = _path(run, name)
     try:
-        return pd.read_parquet(path)
-    except (OSError, ValueError):  # unreadable or cut short: as if it were not there
+        content = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
+        seal, payload = content[:64], content[65:]
+        if seal != _seal(name, payload):  # damaged, cut short or another question's: as if it were not there
+            return None
+        return pd.read_parquet(io.BytesIO(payload))
+    except (OSError, ValueError):
         return None
 
 
 def save(run: Trajectory, probe: str, arguments: dict[str, Any], result: pd.DataFrame) -> None:
-    """Keep a result; quietly not, where the folder is read-only."""
-    path = _path(run, probe, arguments)
-    temporary = None
+    """Keep a result; quietly not, if the folder is read-only or the disk is full."""
+    name = key(run, probe, arguments)
+    path = _path(run, name)
+    part = part_path(path)
+    buffer = io.BytesIO()
+    result.to_parquet(buffer, index=False)
+    payload = buffer.getvalue()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".part")
-        os.close(handle)
-        result.to_parquet(temporary, index=False)
-        os.replace(temporary, path)
+        part.write_bytes(_seal(name, payload) + b"\n" + payload)
+        part.chmod(READABLE)  # whatever the umask: a group shares its runs
+        os.replace(part, path)
+        _remove_old_parts(path.parent)
     except OSError:
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
+        with contextlib.suppress(OSError):
+            part.unlink()
 
 
-def _path(run: Trajectory, probe: str, arguments: dict[str, Any]) -> Path:
-    return run.path / FOLDER / f"{key(run, probe, arguments)}.parquet"
+def _seal(name: str, payload: bytes) -> bytes:
+    """SHA-256 of a key and of what is kept under it."""
+    return hashlib.sha256(name.encode() + payload).hexdigest().encode()
+
+
+def _remove_old_parts(folder: Path) -> None:
+    """Remove what writers that were killed more than an hour ago have left."""
+    for part in folder.glob("*.part"):
+        if time.time() - part.stat().st_mtime > 3600:
+            part.unlink(missing_ok=True)
+
+
+def _path(run: Trajectory, name: str) -> Path:
+    return run.path / CACHE / f"{name}.result"

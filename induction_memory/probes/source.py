@@ -7,7 +7,6 @@ mapping      TransformerLens's parameter name -> tensor with a leading step axis
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -114,12 +113,8 @@ def _read_trajectory(run: Trajectory, steps: Steps, task: BigramTask | None) -> 
     run.require_steps()
     rows = chosen_steps(run.steps, steps)
     chosen = run.steps[rows]
-    every, first = Stacks(run, None if len(rows) == len(run.steps) else chosen.tolist()), int(run.steps[0])
-    at_first = cache(lambda: run.state(first))
-    names = tuple(every)
-    stack = Stack(
-        Lazy(names, every.__getitem__), len(rows), task or _task_of(run), Lazy(names, lambda name: at_first()[name])
-    )
+    every = Stacks(run, None if len(rows) == len(run.steps) else chosen.tolist())
+    stack = Stack(Lazy(tuple(every), every.__getitem__), len(rows), task or _task_of(run), run.initial())
     return Source(chosen, stack, lambda step: run.model(int(step)), _eval_seed_of(run), run)
 
 

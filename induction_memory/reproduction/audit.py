@@ -22,7 +22,8 @@ from induction_memory.reproduction.measurement import make_record
 from induction_memory.reproduction.plan import FIGURES, Job, jobs
 from induction_memory.reproduction.records import Record, Records
 from induction_memory.reproduction.shipping import TRAJECTORIES
-from induction_memory.trajectory.trajectory import SHIPPED, load
+from induction_memory.trajectory.search import SHIPPED
+from induction_memory.trajectory.trajectory import load
 
 AGREE = 1e-5
 """Largest difference between a record and its trajectory that rounding explains: records have seven digits."""

@@ -19,7 +19,8 @@ from induction_memory.reproduction.plan import Job, Scale, describe, jobs
 from induction_memory.reproduction.records import MissingRunError, Records
 from induction_memory.reproduction.shipping import TRAJECTORIES
 from induction_memory.reproduction.training import gather
-from induction_memory.trajectory.trajectory import SHIPPED, Trajectory, load
+from induction_memory.trajectory.search import SHIPPED
+from induction_memory.trajectory.trajectory import Trajectory, load
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,8 +18,9 @@ from induction_memory.reproduction.measurement import provenance
 from induction_memory.reproduction.plan import FIGURES, jobs
 from induction_memory.reproduction.records import Record
 from induction_memory.reproduction.training import gather
+from induction_memory.trajectory.search import SHIPPED
 from induction_memory.trajectory.thinning import thin
-from induction_memory.trajectory.trajectory import SHIPPED, load
+from induction_memory.trajectory.trajectory import load
 
 PATIENCE = 0.5  # weight of the whole of training's time against a recall that goes from 0 to 1
 

@@ -62,7 +62,7 @@ def train_and_record(name: str, config: dict[str, Any], folder: str, command: st
     from induction_memory.training.run import start
 
     place = Path(folder)
-    run = start(RunConfig.from_dict(config), place / name, resume=True, quiet=True, command=command)
+    run = start(RunConfig.from_dict(config), place / name, resume="or start", quiet=True, command=command)
     write(make_record(run, name), place / FOLDER / name)
 
 

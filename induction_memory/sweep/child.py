@@ -21,7 +21,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from induction_memory.errors import InputError
+from induction_memory.errors import Error, InputError
 from induction_memory.sweep.job import Job, Outcome, function_at
 
 SECONDS_BETWEEN_QUESTIONS = 0.2
@@ -106,6 +106,8 @@ def _attempt(work: str, arguments: dict) -> Outcome:
         return Outcome("busy", str(error))
     except InputError as error:
         return Outcome("mistake", str(error))
+    except Error as error:
+        return Outcome("failed", str(error))
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
         told = " ".join(str(error).split())

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from induction_memory.errors import InputError, require
+from induction_memory.errors import DamagedError, InputError, require
 from induction_memory.sweep import job as jobs
 from induction_memory.sweep import plan
 from induction_memory.sweep.estimate import cost
@@ -79,11 +79,10 @@ def job_of(run: PlannedRun, folder: Path) -> Job:
 
 def _state(run: PlannedRun, folder: Path) -> str:
     from induction_memory.experiment.run_config import RunConfig
-    from induction_memory.trajectory import manifest as manifests
+    from induction_memory.trajectory.layout import MANIFEST
     from induction_memory.trajectory.manifest import Manifest
-    from induction_memory.trajectory.sealed import DamagedError
 
-    if not (folder / manifests.NAME).exists():
+    if not (folder / MANIFEST).exists():
         return "new"
     try:
         manifest = Manifest.read(folder)

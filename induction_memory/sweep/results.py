@@ -6,12 +6,12 @@ from typing import Any
 
 import pandas as pd
 
-from induction_memory.errors import InputError, require
+from induction_memory.errors import Error, InputError, require
 from induction_memory.experiment.run_config import RunConfig
 from induction_memory.sweep import plan
 from induction_memory.sweep.launch import COPY, FAILURES
-from induction_memory.trajectory import manifest as manifests
 from induction_memory.trajectory import rows as row_files
+from induction_memory.trajectory.layout import MANIFEST
 from induction_memory.trajectory.manifest import Manifest
 
 _NO_METRICS = ("step", "checkpoint")
@@ -35,7 +35,7 @@ def table(folder: str | Path) -> pd.DataFrame:
     require(place.is_dir(), "folder", "the folder of a sweep", repr(str(folder)))
     planned = {run.name: run for run in plan.read(place / COPY).runs} if (place / COPY).exists() else {}
     errors = _errors(place / FAILURES)
-    there = {path.parent.name for path in place.glob(f"*/{manifests.NAME}")}
+    there = {path.parent.name for path in place.glob(f"*/{MANIFEST}")}
     names = [*planned, *sorted(there - planned.keys())]
     require(bool(names), "folder", "the folder of a sweep, or of runs", repr(str(folder)))
     rows, settings = [], []
@@ -56,8 +56,8 @@ def _row(place: Path, there: bool, error: str | None) -> tuple[dict[str, Any], R
     try:
         manifest = Manifest.read(place)
         config = RunConfig.from_dict(manifest.config)
-        lines = row_files.read(place / row_files.NAME, manifest.first_step, manifest.rows)
-    except InputError as mistake:  # damage, or no run of this package
+        lines = row_files.of(place, manifest)
+    except Error as mistake:  # damage, or no run of this package
         return {"state": "failed", "error": str(mistake)}, None
     if manifest.state == "finished":
         row = {"state": "finished", "error": ""}

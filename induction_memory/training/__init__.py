@@ -8,16 +8,18 @@ from typing import TYPE_CHECKING
 from induction_memory.lazy import lazily
 
 if TYPE_CHECKING:
+    from induction_memory.training.branching import branch as branch
     from induction_memory.training.loop import Snapshot as Snapshot
-    from induction_memory.training.loop import train as train
-    from induction_memory.training.run import branch as branch
+    from induction_memory.training.run import resume as resume
     from induction_memory.training.run import start as start
+    from induction_memory.training.run import train as train
 
 _WHERE = {
     "Snapshot": "loop",
-    "train": "loop",
+    "branch": "branching",
+    "resume": "run",
     "start": "run",
-    "branch": "run",
+    "train": "run",
 }
 
 __getattr__, __dir__ = lazily(__name__, _WHERE)

@@ -1,11 +1,12 @@
 """What one pass over a batch gives: the loss, its gradients, and how each position was predicted.
 
 The loss is the mean of -log softmax(logits)[target] over the trained positions: all that the task counts ("all"), its
-main group ("main", or "trigger-output", the paper's name), or another group. Where targets are soft it is the mean of
--sum_j y_j log softmax(logits)[j]. A batch without a trained position has loss 0 and zero
-gradients, so that it moves nothing.
+main group ("main", or "trigger-output", the paper's name), or another group. With soft targets it is the mean of
+-sum_j y_j log softmax(logits)[j]. A batch without a trained position has no loss (nan) and zero gradients, so that it
+moves nothing.
 """
 
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -22,7 +23,7 @@ class Evaluation:
     """Loss, gradients and predictions of one batch."""
 
     loss: float
-    """Mean over the trained positions; 0 when there is none."""
+    """Mean over the trained positions; nan if there is none."""
     nll: Float[Tensor, "batch pos"]
     """-log p(target); NaN where not evaluated."""
     correct: Bool[Tensor, "batch pos"]
@@ -44,9 +45,9 @@ def safe_targets(batch: Batch) -> Tensor:
 
 
 def mean_loss(nll: Float[Tensor, "batch pos"], trained: Bool[Tensor, "batch pos"]) -> float:
-    """Mean over the trained positions, summed in double precision; 0 when there is none."""
+    """Mean over the trained positions, summed in double precision; nan if there is none."""
     chosen = nll[trained]
-    return float(chosen.double().mean()) if chosen.numel() else 0.0
+    return float(chosen.double().mean()) if chosen.numel() else math.nan
 
 
 def output_is_tied(model: nn.Module) -> bool:

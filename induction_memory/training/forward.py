@@ -1,8 +1,8 @@
 """One pass over a batch, as training needs it: the loss, its gradients, and how each position was predicted.
 
-`evaluate` is the entry. The models of `model/build.py` take the fast path: hand-written forward and backward
-(`network.py`) on the model's own parameters, in micro-batches that stay in cache, spread over threads. Any other model
-takes the plain path (`plain.py`), and a warning in the log says so once for each reason.
+`evaluate` is the entry. Models that are as `model/build.py` made them take the fast path: hand-written forward and
+backward (`fast/network.py`) on the model's own parameters, in micro-batches that stay in cache, spread over threads.
+Any other model takes the reference path (`reference.py`), and a warning in the log says so once for each reason.
 
 Sums are kept by groups of micro-batches that do not depend on the number of threads, and are added in a fixed order:
 the same batch gives the same bits every time.
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from induction_memory.errors import require
 from induction_memory.experiment.train_config import Loss
-from induction_memory.model.config import ModelConfig
+from induction_memory.model.as_built import departure
 from induction_memory.task.batch import Batch
 from induction_memory.training.clamps import Clamps
 from induction_memory.training.evaluation import (
@@ -28,7 +28,7 @@ from induction_memory.training.evaluation import (
 )
 from induction_memory.training.fast.network import Network
 from induction_memory.training.fast.parallel import one_thread_a_call, run_groups
-from induction_memory.training.fast.queries import Piece, chosen_pieces, whole_pieces
+from induction_memory.training.fast.queries import MicroBatch, chosen_batches, whole_batches
 from induction_memory.training.fast.sums import Sums
 from induction_memory.training.fast.workspace import Workspace
 from induction_memory.training.reference import plain_evaluate
@@ -75,9 +75,10 @@ def evaluate(
 
 def supported(model: nn.Module) -> str | None:
     """Why the fast path does not take this model; None when it does."""
-    config = getattr(model, "model_config", None)
-    if not isinstance(config, ModelConfig):
-        return "the model was not made by induction_memory.model.build"
+    reason = departure(model)
+    if reason is not None:
+        return reason
+    config: Any = model.model_config
     if config.d_vocab < 2:
         return "the vocabulary has one token only"
     known = frozenset(config.parameters.values())
@@ -87,12 +88,7 @@ def supported(model: nn.Module) -> str | None:
         if name not in known and (parameter.requires_grad or bool(parameter.any())):
             return f"{name} is a bias that is trained or not zero"
     missing = known - {name for name, _ in model.named_parameters()}
-    if missing:
-        return f"the model has no {min(missing)}"
-    for name, module in model.named_modules():
-        if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
-            return f"{name or 'the model'} has hooks"
-    return None
+    return f"the model has no {min(missing)}" if missing else None
 
 
 def _fast_evaluate(
@@ -129,11 +125,11 @@ def _fast_evaluate(
     )
     size = micro_batch or _micro_batch(tokens)
     if everything:
-        pieces = whole_pieces(len(batch), size, device)
+        pieces = whole_batches(len(batch), size, device)
     else:
-        pieces = chosen_pieces(asked, size, device)
+        pieces = chosen_batches(asked, size, device)
 
-    def work(piece: Piece, buffers: Workspace, sums: Sums) -> None:
+    def work(piece: MicroBatch, buffers: Workspace, sums: Sums) -> None:
         places = piece.places(pos)
         weight = None if weights is None else weights[places]
         if weight is not None and piece.real is not None:

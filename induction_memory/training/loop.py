@@ -20,13 +20,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from induction_memory.errors import require
+from induction_memory.errors import DivergedError, require
 from induction_memory.experiment.constraints import Graft, clamped_kinds, frozen_names
 from induction_memory.experiment.run_config import RunConfig
 from induction_memory.experiment.schedule import Keeper, learning_rate
 from induction_memory.experiment.train_config import TrainConfig
 from induction_memory.task.sampler import step_rng
 from induction_memory.training.clamps import Clamps
+from induction_memory.training.evaluation import trained_positions
 from induction_memory.training.forward import evaluate
 from induction_memory.training.metrics import Metrics, main_accuracy, measure
 from induction_memory.training.optimizer import adamw_update, reset, sgd_update, zero_state
@@ -132,8 +133,9 @@ def _look(
         micro_batch=config.micro_batch,
         full_metrics=step % config.full_metrics_every == 0 or last,
     )
-    finite = math.isfinite(evaluation.loss)
-    require(finite, "train.learning_rate", "one at which the loss stays finite", f"{evaluation.loss} at step {step}")
+    asked = bool(trained_positions(batch, config.loss).any())
+    if asked and not math.isfinite(evaluation.loss):
+        raise DivergedError(f"the loss is {evaluation.loss} at step {step}; train.learning_rate may be too large")
     metrics = measure(
         step,
         evaluation,

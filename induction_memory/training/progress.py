@@ -1,10 +1,12 @@
 """What a person sees of a run: a live line on a terminal, plain lines elsewhere, or nothing.
 
-    step 300/1000  loss 1.234  in context 0.91  W_K1 0.98  W_K2 1.00  W_O2 1.00  2.9 steps/s  4:02 left
+    step 300/1000 loss 1.234 acc 0.91 W_K1 0.98 W_K2 1.00 W_O2 1.00 2.9/s 4:02 left
 
+All values of a line are those of the step it names; acc is the accuracy on the task's main group. A line has at most 80 columns.
 Everything goes to standard error: standard output is for results.
 """
 
+import math
 import time
 from types import TracebackType
 from typing import Any
@@ -18,7 +20,8 @@ from induction_memory.training.metrics import Metrics
 from induction_memory.training.recalls import recalls
 
 PLAIN_LINES = 20  # a whole run's, where there is no terminal
-RECALL_SECONDS = 2.0  # between two measurements of the recalls
+LIVE_SECONDS = 0.5  # between two lines on a terminal
+COLUMNS = 80
 
 
 class Progress:
@@ -29,8 +32,7 @@ class Progress:
         self._console = console or Console(stderr=True, highlight=False)
         self._live = Live(console=self._console, auto_refresh=False, transient=False)
         self._started = time.perf_counter()
-        self._measured = -RECALL_SECONDS
-        self._recalls: dict[str, float] = {}
+        self._shown = -LIVE_SECONDS
 
     @property
     def _is_live(self) -> bool:
@@ -56,14 +58,14 @@ class Progress:
         """Show a step."""
         if self._quiet:
             return
+        elapsed, last = time.perf_counter() - self._started, snapshot.step == self._last
         every = max(1, (self._last - self._first) // PLAIN_LINES)
-        shown = (snapshot.step - self._first) % every == 0 or snapshot.step == self._last
-        if not self._is_live and not shown:
+        due = elapsed - self._shown >= LIVE_SECONDS if self._is_live else (snapshot.step - self._first) % every == 0
+        if not due and not last:
             return
-        elapsed = time.perf_counter() - self._started
-        if not self._is_live or elapsed - self._measured >= RECALL_SECONDS or snapshot.step == self._last:
-            self._measured, self._recalls = elapsed, recalls(snapshot.model, self._task)
-        line = describe(snapshot.metrics, self._recalls, self._first, self._last, elapsed)
+        self._shown = elapsed
+        recalled = recalls(snapshot.model, self._task)
+        line = describe(snapshot.metrics, recalled, self._first, self._last, elapsed)
         if self._is_live:
             self._live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
         else:
@@ -71,14 +73,18 @@ class Progress:
 
 
 def describe(metrics: Metrics, recalled: dict[str, float], first: int, last: int, elapsed: float) -> str:
-    """The line of a step, `elapsed` seconds after the step `first`."""
-    parts = [f"step {metrics.step}/{last}", f"loss {metrics.loss:.3f}"]
+    """The line of a step, `elapsed` seconds after the step `first`; what does not fit is left out."""
+    parts = [f"step {metrics.step}/{last}"]
+    if math.isfinite(metrics.loss):
+        parts.append(f"loss {metrics.loss:.3f}")
     accuracy = metrics.accuracies.get(metrics.main)
     if accuracy is not None:
-        parts.append(f"{metrics.main.replace('_', ' ')} {accuracy:.2f}")
+        parts.append(f"acc {accuracy:.2f}")
     parts += [f"{name} {value:.2f}" for name, value in recalled.items()]
     done = metrics.step - first
     if done and elapsed > 0:
         left = round((last - metrics.step) * elapsed / done)
-        parts += [f"{done / elapsed:.3g} steps/s", f"{left // 60}:{left % 60:02d} left"]
-    return "  ".join(parts)
+        parts += [f"{done / elapsed:.3g}/s", f"{left // 60}:{left % 60:02d} left"]
+    while len(" ".join(parts)) > COLUMNS:
+        del parts[-2]
+    return " ".join(parts)

@@ -1,47 +1,69 @@
-"""Whole runs: train into a folder, go on after a kill or to more steps, branch off a stored step.
+"""Whole runs: train into a folder, go on after a kill or to more steps.
 
 A folder is prepared, locked and then always read back before training goes on, so that a new run, a resumed one and a
 branch take the same path: the bits on the disk are all that a run depends on.
 """
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from induction_memory.errors import InputError, require
-from induction_memory.experiment.constraints import Clamp, Freeze, Graft
+from induction_memory.errors import DivergedError, InputError, require
 from induction_memory.experiment.run_config import RunConfig
-from induction_memory.training.loop import Start, train
+from induction_memory.experiment.train_config import TrainConfig
+from induction_memory.model.config import ModelConfig
+from induction_memory.task.protocol import Task
+from induction_memory.training import interruption, loop, preflight
 from induction_memory.training.metrics import watched_values
 from induction_memory.training.optimizer import zero_state
 from induction_memory.training.progress import Progress
 from induction_memory.training.tracking import open_tracker, require_tracker
-from induction_memory.trajectory import manifest as manifests
+from induction_memory.trajectory.layout import MANIFEST
+from induction_memory.trajectory.lengthening import lengthen, why_not_longer
 from induction_memory.trajectory.lock import locked
 from induction_memory.trajectory.manifest import Manifest
+from induction_memory.trajectory.ownership import may_begin, tidy
+from induction_memory.trajectory.resuming import ResumePoint, resume_point
 from induction_memory.trajectory.states import fill, with_tied
 from induction_memory.trajectory.trajectory import Trajectory, load
-from induction_memory.trajectory.writer import (
-    Origin,
-    Writer,
-    begin,
-    is_empty,
-    lengthen,
-    resume_point,
-    tidy,
-    why_not_longer,
-)
+from induction_memory.trajectory.writer import Origin, Writer, begin
+
+Resume = bool | Literal["or start"]
+"""False: the folder must be new. True: it must hold a run. "or start": go on if it does, begin if it does not."""
+
+
+def train(
+    task: Task,
+    model: ModelConfig,
+    *,
+    out: str | Path,
+    steps: int = TrainConfig.steps,
+    resume: Resume = False,
+    quiet: bool = False,
+    log: str | None = None,
+    **settings: Any,
+) -> Trajectory:
+    """Train a model on a task into the folder `out`; `settings` are the other fields of `TrainConfig`.
+
+    Sizes that the model leaves at their defaults are those of the task.
+    """
+    known = set(TrainConfig.__dataclass_fields__)
+    for name in settings:
+        require(name in known, name, f"one of {', '.join(sorted(known))}", repr(settings[name]))
+    config = RunConfig.of(task, model, TrainConfig(steps=steps, **settings))
+    return start(config, out, resume=resume, quiet=quiet, log=log)
 
 
 def start(
     config: RunConfig,
     out: str | Path,
     *,
-    resume: bool = False,
+    resume: Resume = False,
     quiet: bool = False,
     log: str | None = None,
     command: str | None = None,
@@ -50,106 +72,40 @@ def start(
 
     `log` is "tensorboard", "wandb" or None; `command` is noted in the manifest.
     """
-    return _run(config, Path(out), lambda: _new(config), 0, resume=resume, quiet=quiet, log=log, command=command)
+    return run_from(lambda: _new(config), 0, config, out, resume=resume, quiet=quiet, log=log, command=command)
 
 
 def resume(out: str | Path, *, quiet: bool = False, log: str | None = None) -> Trajectory:
     """Go on with whatever unfinished run, or branch, is in the folder."""
     config = load(out).config
-    return _run(config, Path(out), lambda: _new(config), None, resume=True, quiet=quiet, log=log, command=None)
+    return run_from(lambda: _new(config), None, config, out, resume=True, quiet=quiet, log=log, command=None)
 
 
-def branch(
-    run: Trajectory,
-    at: int,
-    out: str | Path,
-    *,
-    freeze: Sequence[str] = (),
-    clamps: Sequence[str] = (),
-    grafts: Sequence[str] = (),
-    steps: int | None = None,
-    settings: Sequence[str] = (),
-    resume: bool = False,
-    quiet: bool = False,
-    log: str | None = None,
-    command: str | None = None,
-) -> Trajectory:
-    """Train on from a stored step of a run, with the batches that run would have seen, under other rules.
-
-    The rules are added to the run's own and hold from the branch's step on unless they say otherwise: `freeze=["W_K1"]`
-    freezes from `at`. `steps` is the number of the last step (the run's own when not given); `settings` change any
-    other field by its path. The optimiser goes on from its stored state; where none was kept, from zero.
-    """
-    at = run.resolve(at)
-    config = branch_config(run.config, at, freeze=freeze, clamps=clamps, grafts=grafts, steps=steps, settings=settings)
-    return _run(
-        config, Path(out), lambda: _off(run, at, config), at, resume=resume, quiet=quiet, log=log, command=command
-    )
-
-
-def branch_config(
-    config: RunConfig,
-    at: int,
-    *,
-    freeze: Sequence[str] = (),
-    clamps: Sequence[str] = (),
-    grafts: Sequence[str] = (),
-    steps: int | None = None,
-    settings: Sequence[str] = (),
-) -> RunConfig:
-    """The configuration of a branch: the run's, with rules from step `at` on."""
-    train = config.train
-    frozen = [str(Freeze(rule.name, at, None) if ":" not in text else rule) for text, rule in _read(Freeze, freeze)]
-    clamped = [str(Clamp(rule.kind, at) if "@" not in text else rule) for text, rule in _read(Clamp, clamps)]
-    grafted = [str(Graft.parse(text, default_start=at)) for text in grafts]
-    early = [rule for rule in map(Graft.parse, grafted) if rule.start < at]
-    require(not early, "train.grafts", f"grafts from step {at} (the branch's first) on", ", ".join(map(str, early)))
-    changed = config.replace(
-        train=train.replace(
-            freeze=(*train.freeze, *frozen),
-            clamps=(*train.clamps, *clamped),
-            grafts=(*(str(rule) for rule in train.graft_rules if rule.start > at), *grafted),
-            steps=train.steps if steps is None else steps,
-        )
-    ).with_settings(list(settings))
-    require(changed.train.steps >= at, "train.steps", f"at least {at} (the branch's first step)", changed.train.steps)
-    same = changed.model.replace(trained=None) == config.model.replace(trained=None)
-    require(same, "model", "the run's own architecture", "another")
-    return changed
-
-
-def _read(kind: Any, texts: Sequence[str]) -> list[tuple[str, Any]]:
-    return [(text, kind.parse(text)) for text in texts]
-
-
-def _run(
-    config: RunConfig,
-    out: Path,
+def run_from(
     origin: Callable[[], Origin],
     first_step: int | None,
+    config: RunConfig,
+    out: str | Path,
     *,
-    resume: bool,
+    resume: Resume,
     quiet: bool,
     log: str | None,
     command: str | None,
 ) -> Trajectory:
+    """Train from an origin at `first_step` (None: whichever the folder has) into a new folder, or go on there."""
+    require(isinstance(out, str | Path) and str(out) != "", "out", "a folder", repr(out))
+    out = Path(out)
+    longest = max(len(os.fsencode(part)) for part in out.absolute().parts)
+    require(longest <= 255, "out", "names of at most 255 bytes", f"one of {longest}")
     require_tracker(log)
-    _require_device(config.train.device)
-    require(bool(config.model.trained_names), "model.trained", "at least one name to train", "none")
-    exists = (out / manifests.NAME).exists()
-    if exists:
-        _require_same(out, config, resume, first_step)
-    elif inside := next((folder for folder in out.absolute().parents if (folder / manifests.NAME).exists()), None):
-        raise InputError(
-            f"out: expected a folder outside of other runs, got {str(out)!r} inside the run {inside.name!r}"
-        )
-    elif not is_empty(out):
-        raise InputError(f"out: expected a new or an empty folder, got {str(out)!r}")
+    preflight.check(config)
+    exists = _require_place(out, config, resume, first_step)
     prepared = None if exists else origin()
-    with locked(out):
-        manifest = Manifest.read(out) if (out / manifests.NAME).exists() else None
+    with interruption.terminable(), locked(out):
+        manifest = Manifest.read(out) if (out / MANIFEST).exists() else None
         with _threads(config.train.threads if manifest is None else manifest.threads):
             if manifest is None:
+                _require_place(out, config, resume, first_step)
                 begin(out, config, prepared or origin(), command, torch.get_num_threads())
             else:
                 _require_same(out, config, resume, first_step)  # once more: another process may have been here since
@@ -161,22 +117,16 @@ def _run(
 
 def _go_on(out: Path, config: RunConfig, quiet: bool, log: str | None) -> None:
     """Train the prepared run in the locked folder to its end."""
-    from induction_memory.model.build import build
-
     manifest = Manifest.read(out)
     if manifest.state == "finished":
         tidy(out)
         return
     point = resume_point(out, manifest, config)
-    model = build(config.model)
-    if config.train.device != "cpu":
-        model.to(config.train.device, print_details=False)
-        if config.model.tied_output:
-            model.unembed.W_U = nn.Parameter(model.embed.W_E.data.T, requires_grad=False)  # moving made it a copy
-    fill(model, with_tied(config.model, point.parameters))
-    begun = Start(point.step, manifest.first_step, point.optimizer, _reference(point.rows, config.task.main))
-    snapshots = train(config.task, model, config.train, start=begun, grafts=point.grafts)
-    live = dict(model.named_parameters())
+    model = _model(config, point)
+    reference = _reference(point.rows, config.task.main)
+    begun = loop.Start(point.step, manifest.first_step, point.optimizer, reference)
+    snapshots = loop.train(config.task, model, config.train, start=begun, grafts=point.grafts)
+    live, step = dict(model.named_parameters()), point.step
     with (
         Progress(point.step, config.train.steps, config.task, quiet=quiet) as progress,
         closing(Writer(out, manifest, config, point)) as writer,
@@ -184,12 +134,30 @@ def _go_on(out: Path, config: RunConfig, quiet: bool, log: str | None) -> None:
     ):
         for note in point.notes:
             progress.note(f"{note}; computed again")
-        for snapshot in snapshots:
-            row = snapshot.metrics.row()
-            writer.record(snapshot.step, row, snapshot.checkpoint, live, snapshot.optimizer)
-            tracker.send(snapshot.step, row)
-            progress.update(snapshot)
-        writer.finish()
+        try:
+            for snapshot in snapshots:
+                row, step = snapshot.metrics.row(), snapshot.step
+                writer.record(step, row, snapshot.checkpoint, live, snapshot.optimizer)
+                tracker.send(step, row)
+                progress.update(snapshot)
+            writer.finish()
+        except KeyboardInterrupt as stop:
+            raise interruption.Stopped(out, step, interruption.number(stop)) from None
+        except DivergedError as error:
+            raise DivergedError(f"{out}: {error}; what was kept before is intact") from None
+
+
+def _model(config: RunConfig, point: ResumePoint) -> nn.Module:
+    """The model that training goes on with, on its device."""
+    from induction_memory.model.build import build
+
+    model = build(config.model)
+    if config.train.device != "cpu":
+        model.to(config.train.device, print_details=False)
+        if config.model.tied_output:
+            model.unembed.W_U = nn.Parameter(model.embed.W_E.data.T, requires_grad=False)  # moving made it a copy
+    fill(model, with_tied(config.model, point.parameters))
+    return model
 
 
 def _new(config: RunConfig) -> Origin:
@@ -198,37 +166,16 @@ def _new(config: RunConfig) -> Origin:
 
     model = build(config.model, config.train.init_seed)
     parameters = {name: value.detach() for name, value in model.named_parameters()}
-    return Origin(parameters, _zero(config, parameters), _graft_matrices(config))
+    grafts = preflight.graft_matrices(config)
+    grafted = {config.model.parameters[rule.name]: matrix for rule, matrix in grafts.items() if rule.start == 0}
+    initial = with_tied(config.model, parameters | grafted)
+    return Origin(parameters, zero_optimizer(config, parameters), grafts, initial)
 
 
-def _off(run: Trajectory, at: int, config: RunConfig) -> Origin:
-    """A branch from a stored step."""
-    parameters = run.state(at)
-    optimizer = _zero(config, parameters)
-    stored = run.source.optimizer(at) if config.train.optimizer == run.config.train.optimizer else None
-    optimizer |= {name: value for name, value in (stored or {}).items() if name in optimizer}
-    parent = {
-        "name": run.name,
-        "fingerprint": run.fingerprint,
-        "step": at,
-        "optimizer": "stored" if stored else "zero",
-    }
-    return Origin(parameters, optimizer, _graft_matrices(config), at, parent)
-
-
-def _zero(config: RunConfig, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def zero_optimizer(config: RunConfig, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The optimiser's state before the first update."""
     names = [config.model.parameters[name] for name in config.model.trained_names]
     return zero_state(config.train.optimizer, {name: parameters[name] for name in names})
-
-
-def _graft_matrices(config: RunConfig) -> dict[Graft, Tensor]:
-    matrices = {}
-    for rule in config.train.graft_rules:
-        run = load(rule.run)
-        known = run.model_config.parameters
-        require(rule.name in known, "train.grafts", f"a matrix that {rule.run} has", repr(rule.name))
-        matrices[rule] = run.stack(rule.name, [rule.step])[0].clone()
-    return matrices
 
 
 def _reference(rows: Sequence[Mapping[str, Any]], main: str) -> dict[str, float]:
@@ -240,9 +187,28 @@ def _reference(rows: Sequence[Mapping[str, Any]], main: str) -> dict[str, float]
     return reference
 
 
-def _require_same(out: Path, config: RunConfig, resume: bool, first_step: int | None) -> None:
+def _require_place(out: Path, config: RunConfig, resume: Resume, first_step: int | None) -> bool:
+    """Whether a run is in the folder, to go on with; an InputError if neither that nor a beginning is possible."""
+    try:
+        if (out / MANIFEST).exists():
+            _require_same(out, config, resume, first_step)
+            return True
+        free = may_begin(out)
+    except OSError as error:
+        raise InputError(f"out: expected a folder, got {str(out)[:200]!r}: {error.strerror}") from None
+    inside = next((folder for folder in out.absolute().parents if (folder / MANIFEST).exists()), None)
+    if inside is not None:
+        raise InputError(
+            f"out: expected a folder outside of other runs, got {str(out)!r} inside the run {inside.name!r}"
+        )
+    require(free, "out", "a new or an empty folder", repr(str(out)))
+    require(resume is not True, "out", "the folder of a run to resume", f"{str(out)!r}, in which none has begun")
+    return False
+
+
+def _require_same(out: Path, config: RunConfig, resume: Resume, first_step: int | None) -> None:
     """Refuse another configuration or beginning than that of the run in `out`, unless it only adds steps at the end."""
-    if not resume:
+    if resume is False:
         raise InputError(f"out: expected a new or an empty folder (or --resume to go on), got a run in {str(out)!r}")
     manifest = Manifest.read(out)
     begun = "a branch" if manifest.parent else "a run"
@@ -256,12 +222,12 @@ def _require_same(out: Path, config: RunConfig, resume: bool, first_step: int | 
         del differences["train.steps"]
         for reason in why_not_longer(out, manifest, config):
             raise InputError(f"train.steps: expected {kept}, as in the run to resume, got {asked}: {reason}")
-    for path, (asked, kept) in differences.items():
-        raise InputError(f"{path}: expected {kept!r}, as in the run to resume, got {asked!r}")
-
-
-def _require_device(device: str) -> None:
-    require(device == "cpu" or torch.cuda.is_available(), "train.device", "cpu: no CUDA device is there", repr(device))
+    if differences:
+        lines = [
+            f"{path}: expected {there!r}, as in the run to resume, got {here!r}"
+            for path, (here, there) in differences.items()
+        ]
+        raise InputError("; ".join(lines))
 
 
 @contextmanager

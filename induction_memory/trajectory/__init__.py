@@ -5,16 +5,12 @@ from typing import TYPE_CHECKING
 from induction_memory.lazy import lazily
 
 if TYPE_CHECKING:
-    from induction_memory.trajectory.durable import StorageError as StorageError
-    from induction_memory.trajectory.sealed import DamagedError as DamagedError
     from induction_memory.trajectory.thinning import thin as thin
     from induction_memory.trajectory.trajectory import Trajectory as Trajectory
     from induction_memory.trajectory.trajectory import load as load
     from induction_memory.trajectory.verification import verify as verify
 
 _WHERE = {
-    "DamagedError": "sealed",
-    "StorageError": "durable",
     "Trajectory": "trajectory",
     "load": "trajectory",
     "thin": "thinning",

@@ -1,24 +1,24 @@
-"""From one file a step to one stacked file: each parameter [step, ...], one step of it a contiguous block.
+"""From one file per step to one stacked file: each parameter [step, ...], one step of it a contiguous block.
 
 One matrix over all steps is then a single read, and one step of it another, smaller one. Only one block is in memory at
-a time. Each block is checked when it is read, so that damage is found here and not carried over.
+a time. Each block is checked when it is read, and each file for its run and its step, so that damage is found here and
+not carried over.
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 from torch import Tensor
 
-from induction_memory.trajectory import rows as row_files
 from induction_memory.trajectory.durable import Piece, piece_of
-from induction_memory.trajectory.layout import OPTIMIZER, OPTIMIZER_PREFIX, TRAINED, step_path
+from induction_memory.trajectory.layout import METRICS, OPTIMIZER, OPTIMIZER_PREFIX, TRAINED, step_path
 from induction_memory.trajectory.sealed import SealedFile, write_stack
 
 
-def compact(folder: Path, steps: Sequence[int]) -> dict[str, Piece]:
+def compact(folder: Path, steps: Sequence[int], run: str | None) -> dict[str, Piece]:
     """Write the stacked files of a run from the files of its steps; the pieces they make, with the metrics."""
-    opened = lru_cache(maxsize=None)(lambda step: SealedFile.open(step_path(folder, step)))
+    opened = cache(lambda step: SealedFile.open_step(step_path(folder, step), run, step))
     with_optimizer = [s for s in steps if any(n.startswith(OPTIMIZER_PREFIX) for n in opened(s).entries)]
 
     def stack(target: str, prefix: str, chosen: Sequence[int]) -> Piece:
@@ -32,5 +32,5 @@ def compact(folder: Path, steps: Sequence[int]) -> dict[str, Piece]:
     return {
         TRAINED: stack(TRAINED, "", steps),
         OPTIMIZER: stack(OPTIMIZER, OPTIMIZER_PREFIX, with_optimizer),
-        row_files.NAME: piece_of(folder / row_files.NAME),
+        METRICS: piece_of(folder / METRICS),
     }

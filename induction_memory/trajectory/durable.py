@@ -1,46 +1,51 @@
-"""Writing that survives a power cut, a kill and a full disk.
+"""Reading and writing files that a kill, a power cut or a full disk may interrupt.
 
 A file is written beside its place, flushed to the disk, renamed, and the rename is flushed with its folder: at every
 moment the name stands for the whole old content or for the whole new one. Whatever is flushed first is on the disk
 first, so a file may refer to what was written before it.
 
-Every write of the package's disk format goes through `_write`, `_sync` and `_rename`.
+Every write of the package's disk format goes through `_write`, `_sync` and `_rename`. Only regular files are read,
+never a device or a pipe, which may never end. Nothing is written through a link.
 """
 
+import errno
 import hashlib
 import os
+import stat
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from io import BufferedReader
 from pathlib import Path
 
-from induction_memory.errors import InputError
+from induction_memory.errors import DamagedError, StorageError
+from induction_memory.trajectory.layout import part_path, parts
 
 READABLE = 0o644
 Bytes = bytes | memoryview
 
 
-class StorageError(InputError):
-    """The disk would not take what had to be written."""
-
-
 @dataclass(frozen=True)
 class Piece:
-    """What a file must be: its content's SHA-256 and its size in bytes."""
+    """What a file must be."""
 
     sha256: str
+    """Of its content."""
     size: int
+    """In bytes."""
+    seal: str | None = None
+    """Of a sealed file (sealed.py): the seal of its header, which is quicker to check. None in format version 1."""
 
-    def to_dict(self) -> dict[str, str | int]:
+    def to_dict(self) -> dict[str, str | int | None]:
         return asdict(self)
 
 
 def write_durably(path: Path, chunks: Iterable[Bytes]) -> Piece:
     """Make `path` hold the chunks, all of them or none, and say what was written."""
-    part = path.with_name(f".{path.name}.part")
+    part = part_path(path)
     digest, size = hashlib.sha256(), 0
     try:
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, READABLE)
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, READABLE)
         try:
             os.fchmod(descriptor, READABLE)  # whatever the umask: a group shares its runs
             for chunk in chunks:
@@ -59,10 +64,36 @@ def write_durably(path: Path, chunks: Iterable[Bytes]) -> Piece:
     return Piece(digest.hexdigest(), size)
 
 
+def open_regular(path: Path) -> BufferedReader:
+    """Open a file for reading; a DamagedError if there is none, or something else in its place."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise DamagedError(path, "no such file") from error
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise DamagedError(path, "a link that leads nowhere") from error
+        raise StorageError(f"{path}: expected to read it, got {error.strerror or error}") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise DamagedError(path, "no regular file")
+    return os.fdopen(descriptor, "rb")
+
+
+def check_piece(path: Path, piece: Piece) -> None:
+    """Raise a DamagedError unless the whole content of a file is that of the piece."""
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size != piece.size:
+            raise DamagedError(path, f"{size} bytes instead of {piece.size}")
+        if hashlib.file_digest(file, "sha256").hexdigest() != piece.sha256:
+            raise DamagedError(path, "a content that differs from its SHA-256")
+
+
 def piece_of(path: Path) -> Piece:
     """What a file is now."""
-    with path.open("rb") as file:
-        return Piece(hashlib.file_digest(file, "sha256").hexdigest(), path.stat().st_size)
+    with open_regular(path) as file:
+        return Piece(hashlib.file_digest(file, "sha256").hexdigest(), os.fstat(file.fileno()).st_size)
 
 
 def make_folder(path: Path) -> None:
@@ -84,9 +115,9 @@ def sync_folder(path: Path) -> None:
 
 
 def remove_parts(folder: Path) -> None:
-    """Remove what interrupted writes left behind."""
-    for part in folder.glob(".*.part"):
-        part.unlink()
+    """Remove what interrupted writes of this format left behind."""
+    for part in parts(folder):
+        part.unlink(missing_ok=True)
 
 
 class Appender:
@@ -96,7 +127,8 @@ class Appender:
         """Open the file and cut it to its first `keep` bytes."""
         self.path = path
         try:
-            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, READABLE)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+            self._descriptor = os.open(path, flags, READABLE)
             os.fchmod(self._descriptor, READABLE)
             os.ftruncate(self._descriptor, keep)
             _sync(self._descriptor)
@@ -135,5 +167,6 @@ def _rename(source: Path, target: Path) -> None:
 
 
 def explain(path: Path, error: OSError) -> str:
-    """One line for what the disk refused."""
-    return f"{path}: expected to write it, got {error.strerror or error}; what was kept before is intact"
+    """One line for a write that the disk refused."""
+    kept = "what was kept before is intact" if path.parent.exists() else f"the folder {path.parent} is gone"
+    return f"{path}: expected to write it, got {error.strerror or error}; {kept}"

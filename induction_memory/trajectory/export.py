@@ -1,8 +1,8 @@
 """One step as a folder in the manner of Hugging Face: config.json and model.safetensors, and the way back.
 
 model.safetensors has every parameter by its name in the HookedTransformer. config.json has the configuration of model,
-task and training, the step, the SHA-256 of the weights, and as `seal` the SHA-256 of all that. `load` reads such a
-folder as a trajectory of one step.
+task and training, the step, the SHA-256 of the weights and of those before training (null if unknown), and as `seal`
+the SHA-256 of all that. `load` reads such a folder as a trajectory of one step.
 """
 
 import json
@@ -12,20 +12,22 @@ from typing import Any
 from safetensors.torch import save
 from torch import Tensor
 
-from induction_memory.errors import InputError
+from induction_memory.errors import DamagedError, InputError
 from induction_memory.experiment.train_config import TrainConfig
 from induction_memory.model.config import ModelConfig
 from induction_memory.task import registry
-from induction_memory.trajectory.durable import make_folder, piece_of, write_durably
-from induction_memory.trajectory.folder import FolderSource, digest
+from induction_memory.trajectory.durable import make_folder, open_regular, piece_of, write_durably
+from induction_memory.trajectory.folder import FolderSource
 from induction_memory.trajectory.foreign import PlainSource
-from induction_memory.trajectory.sealed import DamagedError
+from induction_memory.trajectory.manifest import digest
 from induction_memory.trajectory.states import stored_names
 
-CONFIG, WEIGHTS, MODEL_TYPE, VERSION = "config.json", "model.safetensors", "induction_memory", 1
+CONFIG, WEIGHTS, MODEL_TYPE, VERSION = "config.json", "model.safetensors", "induction_memory", 2
 
 
-def write_export(source: FolderSource | PlainSource, step: int, state: dict[str, Tensor], folder: Path) -> None:
+def write_export(
+    source: FolderSource | PlainSource, step: int, state: dict[str, Tensor], initial: str | None, folder: Path
+) -> None:
     """Write the state of a step; config.json comes last, and with it the folder is whole."""
     weights = {name: state[name].contiguous() for name in stored_names(source.model_config, state)}
     make_folder(folder)
@@ -39,6 +41,7 @@ def write_export(source: FolderSource | PlainSource, step: int, state: dict[str,
         "task": None if source.task is None else registry.to_dict(source.task),
         "train": source.train.to_dict(),
         "sha256": piece.sha256,
+        "initial": initial,
     }
     config = json.loads(json.dumps(config))
     text = json.dumps(config | {"seal": digest(config)}, indent=1)
@@ -56,14 +59,15 @@ class ExportSource(PlainSource):
     def __init__(self, path: Path) -> None:
         config = _read_config(path / CONFIG)
         self.path, self.parent = path, None
-        self.model_config = self._given = ModelConfig.from_dict(config["model"])
-        self.task = None if config["task"] is None else registry.from_dict(config["task"])
-        self.train = TrainConfig.from_dict(config["train"])
-        self.steps = (config["step"],)
-        self.fingerprint = config["seal"]
-        self._files = {config["step"]: path / WEIGHTS}
-        self._last = None
-        self._sha256 = config["sha256"]
+        try:
+            self.model_config = self._given = ModelConfig.from_dict(config["model"])
+            self.task = None if config["task"] is None else registry.from_dict(config["task"])
+            self.train = TrainConfig.from_dict(config["train"])
+            self.initial_checksum = config.get("initial")
+            self._sha256, self.fingerprint, step = config["sha256"], config["seal"], int(config["step"])
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+            raise DamagedError(path / CONFIG, f"a configuration that cannot be ({error})") from error
+        self.steps, self._files, self._last = (step,), {step: path / WEIGHTS}, None
 
     def _state(self, step: int) -> dict[str, Tensor]:
         if self._last is None and piece_of(self.path / WEIGHTS).sha256 != self._sha256:
@@ -73,9 +77,10 @@ class ExportSource(PlainSource):
 
 def _read_config(path: Path) -> dict[str, Any]:
     try:
-        config = json.loads(path.read_bytes().decode())
+        with open_regular(path) as file:
+            config = json.loads(file.read().decode())
         ours, version = config["model_type"] == MODEL_TYPE, config["version"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DamagedError(path, "no configuration of this package") from error
     if ours and isinstance(version, int) and version > VERSION:
         raise InputError(f"{path}: expected version {VERSION} or older, got {version}: a newer package wrote it")

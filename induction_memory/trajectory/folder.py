@@ -1,11 +1,10 @@
 """Where a trajectory's numbers come from: a folder of this package's format, finished or still growing.
 
-A source knows the steps, reads one parameter at one step or over many, and checks what it reads. `plain.py` has the one
-for what others saved, with the same attributes.
+A source knows the steps, reads one parameter at one step or over many, and checks what it reads: every file against the
+manifest, every step file against its step and its run. `foreign.py` has the source for what others saved, with the same
+attributes.
 """
 
-import hashlib
-import json
 from collections.abc import Callable, Sequence
 from functools import cached_property, wraps
 from pathlib import Path
@@ -16,35 +15,34 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
-from induction_memory.errors import InputError
+from induction_memory.errors import DamagedError, InputError
 from induction_memory.experiment.run_config import RunConfig
-from induction_memory.experiment.train_config import TrainConfig
-from induction_memory.model.config import ModelConfig
-from induction_memory.task import registry
 from induction_memory.trajectory import rows as row_files
 from induction_memory.trajectory.layout import (
     FROZEN,
+    METRICS,
     OPTIMIZER,
     OPTIMIZER_PREFIX,
     TRAINED,
     step_path,
     stored_steps,
 )
-from induction_memory.trajectory.manifest import Manifest
-from induction_memory.trajectory.sealed import DamagedError, SealedFile
+from induction_memory.trajectory.manifest import Manifest, digest
+from induction_memory.trajectory.sealed import SealedFile
 from induction_memory.trajectory.states import W_E, W_U, stored_names
 
 
-def _of_the_run_that_was_opened(read: Callable[..., Any]) -> Callable[..., Any]:
-    """Where a file is not what it was because the run has been given more steps, say that instead of damage."""
+def _of_the_run_as_it_is(read: Callable[..., Any]) -> Callable[..., Any]:
+    """Read once more if a file was not there or not the same because the run has finished meanwhile."""
 
     @wraps(read)
     def careful(self: "FolderSource", *arguments: Any) -> Any:
         try:
             return read(self, *arguments)
         except DamagedError:
-            self._require_unchanged()
-            raise
+            if not self._has_moved_on():
+                raise
+            return read(self, *arguments)
 
     return careful
 
@@ -55,25 +53,55 @@ class FolderSource:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.manifest = Manifest.read(path)
-        parts = self.manifest.config
-        self.model_config = ModelConfig.from_dict(parts["model"])
-        self.task = None if parts["task"] is None else registry.from_dict(parts["task"])
-        self.train = TrainConfig.from_dict(parts["train"])
+        self.task, self.model_config, self.train = self.manifest.parts(path)
         self.parent = self.manifest.parent
-        self.finished = self.manifest.state == "finished"
+        self.initial_checksum = self.manifest.initial
+
+    @property
+    def identity(self) -> str | None:
+        return self.manifest.identity
+
+    @property
+    def key(self) -> int:
+        return self.manifest.key
+
+    @property
+    def finished(self) -> bool:
+        return self.manifest.state == "finished"
+
+    @property
+    def trained_from_seed(self) -> bool:
+        """Whether the run began with the weights of its configuration and seed, without a graft at its first step."""
+        trained_here = not self.finished or METRICS in self.manifest.pieces
+        grafted = any(rule.start == 0 for rule in self.train.graft_rules)
+        return trained_here and self.parent is None and self.manifest.first_step == 0 and not grafted
 
     @cached_property
     def _frozen(self) -> SealedFile:
-        return SealedFile.open(self.path / FROZEN)
+        return self._piece(FROZEN)
 
     @cached_property
     def _trained(self) -> SealedFile:
-        self._require_unchanged()
-        return SealedFile.open(self.path / TRAINED)
+        return self._piece(TRAINED)
 
     @cached_property
+    def _optimizer(self) -> SealedFile | None:
+        return self._piece(OPTIMIZER) if OPTIMIZER in self.manifest.pieces else None
+
+    @property
     def steps(self) -> tuple[int, ...]:
-        return self._trained.steps if self.finished else tuple(stored_steps(self.path))
+        return self._steps()
+
+    @_of_the_run_as_it_is
+    def _steps(self) -> tuple[int, ...]:
+        if "steps" not in self._kept:
+            self._kept["steps"] = self._trained.steps if self.finished else tuple(stored_steps(self.path))
+        return self._kept["steps"]
+
+    @cached_property
+    def _kept(self) -> dict[str, Any]:
+        """What was read of the run in its present state."""
+        return {}
 
     @cached_property
     def frozen(self) -> tuple[str, ...]:
@@ -82,36 +110,45 @@ class FolderSource:
 
     @cached_property
     def moving(self) -> tuple[str, ...]:
-        names = tuple(self._trained.entries) if self.finished else self._growing
+        if self.finished:
+            names = tuple(self._trained.entries)
+        else:
+            assert self.task is not None, "a run that trains has a task"
+            config = RunConfig(self.task, self.model_config, self.train)
+            names = stored_names(self.model_config, config.moving_parameters)
         return names + ((W_U,) if self.model_config.tied_output and W_E in names else ())
 
-    @property
-    def _growing(self) -> tuple[str, ...]:
-        assert self.task is not None, "a run that trains has a task"
-        config = RunConfig(self.task, self.model_config, self.train)
-        return stored_names(self.model_config, config.moving_parameters)
-
     @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of every stored parameter."""
+        frozen = {name: entry.shape for name, entry in self._frozen.entries.items()}
+        return frozen | {
+            name: self.model_config.shapes[name] for name in self.moving if name in self.model_config.shapes
+        }
+
+    @property
     def fingerprint(self) -> str:
         pieces = {name: piece.sha256 for name, piece in self.manifest.pieces.items()}
-        lines = self.path / row_files.NAME
-        growing = [] if self.finished else [self.steps, lines.stat().st_size if lines.exists() else 0]
+        if "size" not in self._kept:
+            lines = self.path / METRICS
+            self._kept["size"] = lines.stat().st_size if lines.exists() else 0
+        growing = [] if self.finished else [self.steps, self._kept["size"]]
         return digest([self.manifest.config, self.manifest.first_step, pieces, growing])
 
-    @_of_the_run_that_was_opened
+    @_of_the_run_as_it_is
     def rows(self) -> list[dict[str, Any]]:
-        return row_files.read(self.path / row_files.NAME, self.manifest.first_step, self.manifest.rows)
+        return row_files.of(self.path, self.manifest)
 
     def read_frozen(self, name: str) -> Tensor:
         return self._frozen.read(W_E).mT if self._is_tied(name) else self._frozen.read(name)
 
-    @_of_the_run_that_was_opened
+    @_of_the_run_as_it_is
     def read_step(self, name: str, step: int) -> Tensor:
         if self._is_tied(name):
             return self.read_step(W_E, step).mT
-        return self._one(step).read(name) if self._is_growing(step) else self._trained.read_step(name, step)
+        return self._trained.read_step(name, step) if self.finished else self._one(step).read(name)
 
-    @_of_the_run_that_was_opened
+    @_of_the_run_as_it_is
     def read_stack(self, name: str, steps: Sequence[int]) -> Tensor:
         if self._is_tied(name):
             return self.read_stack(W_E, steps).mT
@@ -119,33 +156,34 @@ class FolderSource:
             return self._trained.read(name)
         return torch.stack([self.read_step(name, step) for step in steps])
 
-    @_of_the_run_that_was_opened
+    @_of_the_run_as_it_is
     def optimizer(self, step: int) -> dict[str, Tensor] | None:
-        if self._is_growing(step):
+        if not self.finished:
             file = self._one(step)
             names = [n for n in file.entries if n.startswith(OPTIMIZER_PREFIX)]
             return {n.removeprefix(OPTIMIZER_PREFIX): file.read(n) for n in names} or None
-        if OPTIMIZER not in self.manifest.pieces:
+        file = self._optimizer
+        if file is None or step not in file.steps:
             return None
-        file = SealedFile.open(self.path / OPTIMIZER)
-        return {name: file.read_step(name, step) for name in file.entries} if step in file.steps else None
+        return {name: file.read_step(name, step) for name in file.entries}
 
-    def _require_unchanged(self) -> None:
-        if self.finished and Manifest.read(self.path) != self.manifest:
+    def _has_moved_on(self) -> bool:
+        """Whether the run has changed its state since it was opened; a finished one that changed is refused."""
+        now = Manifest.read(self.path)
+        if now == self.manifest:
+            return False
+        if self.finished:
             raise InputError(f"{self.path}: expected the run as it was opened, got more steps: load it again")
+        self.manifest = now
+        for name in ("_kept", "_trained", "_optimizer"):
+            self.__dict__.pop(name, None)
+        return True
 
-    def _is_growing(self, step: int) -> bool:
-        """Whether a step is a file of its own; a run may have finished since it was opened."""
-        if not self.finished and not step_path(self.path, step).exists():
-            self.manifest = Manifest.read(self.path)
-            self.finished = self.manifest.state == "finished"
-            if self.finished:
-                for name in ("steps", "fingerprint"):
-                    self.__dict__.pop(name, None)
-        return not self.finished
+    def _piece(self, name: str) -> SealedFile:
+        return SealedFile.open_piece(self.path / name, self.manifest.pieces.get(name))
 
     def _one(self, step: int) -> SealedFile:
-        return SealedFile.open(step_path(self.path, step))
+        return SealedFile.open_step(step_path(self.path, step), self.manifest.identity, step)
 
     def _is_tied(self, name: str) -> bool:
         return self.model_config.tied_output and name == W_U
@@ -160,8 +198,3 @@ def closest(steps: Sequence[int], step: int) -> int:
 def expand(value: Shaped[Tensor, "*rest"], count: int) -> Shaped[Tensor, "step *rest"]:
     """The same tensor at every step, without a copy."""
     return value.expand(count, *value.shape)
-
-
-def digest(content: Any) -> str:
-    """SHA-256 of plain values."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Trajectories that others saved: a folder of plain state dicts of a HookedTransformer, a file a step.
+"""Trajectories that others saved: a folder of plain state dicts of a HookedTransformer, one file per step.
 
 Files end in .safetensors, .pt or .pth; the last number in a file's name is its step (`model-300.pt`). Pickled files are
 read with weights only: nothing in them is executed. Parameters go by HookedTransformer's names; buffers such as masks
@@ -16,12 +16,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from induction_memory.errors import InputError, require
+from induction_memory.errors import DamagedError, InputError, require
 from induction_memory.experiment.train_config import TrainConfig
 from induction_memory.model.config import ModelConfig
 from induction_memory.task.protocol import Task
-from induction_memory.trajectory.folder import digest
-from induction_memory.trajectory.sealed import DamagedError
+from induction_memory.trajectory.manifest import digest
 from induction_memory.trajectory.states import with_tied
 
 _BUFFERS = ("mask", "IGNORE", "rotary_sin", "rotary_cos")
@@ -32,6 +31,11 @@ class PlainSource:
     """A folder of state dicts, each read whole when one of its parameters is asked for; the last one read is kept."""
 
     parent: dict[str, Any] | None = None
+    identity: str | None = None
+    key = 0
+    initial_checksum: str | None = None
+    trained_from_seed = False
+    """Nothing says how the weights began: the seed in `train` is a default."""
 
     def __init__(self, path: Path, model: ModelConfig, task: Task | None = None) -> None:
         self.path, self.task = path, task
@@ -49,6 +53,11 @@ class PlainSource:
     @cached_property
     def moving(self) -> tuple[str, ...]:
         return tuple(self._state(self.steps[0]))
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of every stored parameter."""
+        return {name: tuple(value.shape) for name, value in self._state(self.steps[0]).items()}
 
     @cached_property
     def fingerprint(self) -> str:
@@ -93,29 +102,11 @@ def read_state(path: Path, config: ModelConfig) -> dict[str, Tensor]:
     named = isinstance(values, dict) and all(isinstance(v, Tensor) for v in values.values())
     require(named, str(path), "a state dict, parameter name -> tensor", type(values).__name__)
     state = {n: v.float() for n, v in values.items() if not n.endswith(_BUFFERS) and v.is_floating_point()}
-    for name, shape in shapes(config).items():
+    for name, shape in config.shapes.items():
         require(name in state, str(path), f"the parameter {name}", "none")
         found = tuple(state[name].shape)
         require(found == shape, str(path), f"{name} of shape {shape} (the model's configuration)", found)
     return state
-
-
-def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """The shape of every weight that must be there: all but biases and a tied W_U."""
-    d, heads, width = config.d_model, config.n_heads, config.head_dimension
-    by_kind = {
-        "W_E": (config.d_vocab, d),
-        "W_pos": (config.n_ctx, d),
-        "W_U": (d, config.n_outputs),
-        **dict.fromkeys(("W_Q", "W_K", "W_V"), (heads, d, width)),
-        "W_O": (heads, width, d),
-        "W_F": (d, d),
-        "W_in": (d, config.mlp_dimension),
-        "W_out": (config.mlp_dimension, d),
-        **dict.fromkeys(("w", "b"), (d,)),
-    }
-    names = [name for paper, name in config.parameters.items() if not (config.tied_output and paper == "W_U")]
-    return {name: by_kind[name.rsplit(".", 1)[-1]] for name in names}
 
 
 def _numbered(path: Path) -> dict[int, Path]:
@@ -124,7 +115,7 @@ def _numbered(path: Path) -> dict[int, Path]:
         numbers = re.findall(r"\d+", file.stem)
         require(bool(numbers), str(file), "a name with the step's number in it", file.name)
         step = int(numbers[-1])
-        require(step not in files, str(file), f"one file a step, but step {step} is also", files.get(step))
+        require(step not in files, str(file), f"one file per step, but step {step} is also", files.get(step))
         files[step] = file
     require(bool(files), str(path), f"state dicts in files that end in {', '.join(_ENDINGS)}", "none")
     return files

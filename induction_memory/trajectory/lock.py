@@ -1,4 +1,4 @@
-"""One trainer a folder.
+"""One writer per folder.
 
 The lock is the kernel's (flock on the file `.lock`), held while the process lives: a killed process leaves none behind,
 whatever the file says. The text in the file only names the holder.
@@ -6,16 +6,18 @@ whatever the file says. The text in the file only names the holder.
 
 import fcntl
 import os
+import re
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
-from induction_memory.errors import InputError
-from induction_memory.trajectory.durable import READABLE, StorageError, explain, make_folder
+from induction_memory.errors import InputError, StorageError
+from induction_memory.trajectory.durable import READABLE, explain, make_folder
+from induction_memory.trajectory.layout import LOCK
 
-NAME = ".lock"
+_HOLDER = re.compile(rb"process \d+ on .* since [-0-9:+ ]+")
 
 
 class BusyError(InputError):
@@ -24,9 +26,11 @@ class BusyError(InputError):
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the folder, made if need be; an InputError names who holds it already."""
+    """Hold the folder, made if need be; a BusyError names who holds it already."""
     make_folder(folder)
-    path = folder / NAME
+    path = folder / LOCK
+    if (path.exists() or path.is_symlink()) and not is_ours(path):
+        raise InputError(f"{folder}: expected no {LOCK} but one of this package, got another's")
     descriptor = _acquire(path)
     try:
         since = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
@@ -36,14 +40,23 @@ def locked(folder: Path) -> Iterator[None]:
             os.pwrite(descriptor, holder.encode(), 0)
         yield
     finally:
-        path.unlink(missing_ok=True)
+        with suppress(OSError):  # the folder may be gone, or read-only by now
+            path.unlink(missing_ok=True)
         os.close(descriptor)
+
+
+def is_ours(path: Path) -> bool:
+    """Whether a lock file was written here: empty, or with the name of a holder."""
+    if path.is_symlink() or not path.is_file() or path.stat().st_size > 1000:
+        return False
+    text = path.read_bytes()
+    return not text or _HOLDER.fullmatch(text) is not None
 
 
 def _acquire(path: Path) -> int:
     while True:
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, READABLE)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, READABLE)
         except OSError as error:
             raise StorageError(explain(path, error)) from error
         try:

@@ -4,12 +4,14 @@ A file is ordinary safetensors: 8 bytes with the header's length, a JSON header,
 
     steps       the steps it stands for, as a JSON list; a stacked file's tensors have them as their first axis
     stacked     "true" or "false"
-    checksums   JSON: tensor name -> CRC-32 of each of its blocks, eight hexadecimal digits a block; a block is one step
-                of a stacked tensor, or a whole tensor
+    checksums   JSON: tensor name -> CRC-32 of each of its blocks, eight hexadecimal digits per block; a block is one
+                step of a stacked tensor, or a whole tensor
+    run         the identity of the run whose step this is; only in the files of single steps
     seal        SHA-256 of the header without this entry, written as JSON with sorted keys and no spaces
 
-Reading checks the seal once a file and the checksum of each block read, so that one matrix over all steps, or one step,
-is verified without touching the rest. A CRC-32 catches every single flipped bit, and bursts of up to 32.
+Opening checks the seal, and that the file is the one that was asked for: the piece in the manifest, or a step of the
+run. Reading checks each block that is read, so that one matrix over all steps, or one step, is verified without
+touching the rest. A CRC-32 catches every single flipped bit, and bursts of up to 32.
 """
 
 import hashlib
@@ -17,7 +19,7 @@ import json
 import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,21 +28,12 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
-from induction_memory.errors import InputError
-from induction_memory.trajectory.durable import Bytes, Piece, write_durably
+from induction_memory.errors import DamagedError
+from induction_memory.trajectory.durable import Bytes, Piece, check_piece, open_regular, write_durably
 
 _NAMES = {"F32": np.float32, "F64": np.float64, "F16": np.float16, "I64": np.int64}
 _CODES = {torch.from_numpy(np.empty(0, kind)).dtype: code for code, kind in _NAMES.items()}
 _LARGEST_HEADER = 100_000_000
-
-
-class DamagedError(InputError):
-    """A file of a trajectory does not hold what was written to it."""
-
-    def __init__(self, path: Path, what: str) -> None:
-        super().__init__(f"{path}: expected what was written, got {what}")
-        self.path = path
-        self.what = what
 
 
 @dataclass(frozen=True)
@@ -57,14 +50,16 @@ class Entry:
         return math.prod(self.shape) * np.dtype(_NAMES[self.dtype]).itemsize
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], steps: Sequence[int] = ()) -> Piece:
-    """Write whole tensors, a block each."""
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor], steps: Sequence[int] = (), run: str | None = None
+) -> Piece:
+    """Write whole tensors, one block each; `run` is the identity of the run whose step this is."""
     blocks = {name: as_bytes(tensor) for name, tensor in tensors.items()}
     entries = [
         Entry(name, _CODES[tensor.dtype], tuple(tensor.shape), (zlib.crc32(blocks[name]),))
         for name, tensor in tensors.items()
     ]
-    return _write(path, entries, steps, False, (blocks[entry.name] for entry in entries))
+    return _write(path, entries, steps, False, (blocks[entry.name] for entry in entries), run)
 
 
 def write_stack(
@@ -85,7 +80,7 @@ def write_stack(
         for name, entry in first.items()
     ]
     blocks = (as_bytes(read(entry.name, step)) for entry in entries for step in steps)
-    return _write(path, entries, steps, True, blocks)
+    return _write(path, entries, steps, True, blocks, None)
 
 
 def describe(name: str, tensor: Shaped[Tensor, "..."]) -> Entry:
@@ -98,7 +93,14 @@ def as_bytes(tensor: Shaped[Tensor, "..."]) -> memoryview:
     return tensor.detach().cpu().contiguous().reshape(-1).numpy().view(np.uint8).data
 
 
-def _write(path: Path, entries: list[Entry], steps: Sequence[int], stacked: bool, blocks: Iterable[Bytes]) -> Piece:
+def _write(
+    path: Path,
+    entries: list[Entry],
+    steps: Sequence[int],
+    stacked: bool,
+    blocks: Iterable[Bytes],
+    run: str | None,
+) -> Piece:
     checksums = {entry.name: "".join(f"{crc:08x}" for crc in entry.checksums) for entry in entries}
     metadata = {
         "format": "induction_memory",
@@ -106,6 +108,8 @@ def _write(path: Path, entries: list[Entry], steps: Sequence[int], stacked: bool
         "stacked": "true" if stacked else "false",
         "checksums": json.dumps(checksums),
     }
+    if run is not None:
+        metadata["run"] = run
     header: dict[str, Any] = {"__metadata__": metadata}
     offset = 0
     for entry in entries:
@@ -123,7 +127,7 @@ def _write(path: Path, entries: list[Entry], steps: Sequence[int], stacked: bool
         yield len(text).to_bytes(8, "little") + text
         yield from blocks
 
-    return write_durably(path, chunks())
+    return replace(write_durably(path, chunks()), seal=metadata["seal"])
 
 
 def _seal(header: dict[str, Any]) -> str:
@@ -141,62 +145,100 @@ class SealedFile:
     stacked: bool
     entries: dict[str, Entry]
     starts: dict[str, int]
+    run: str | None
+    seal: str
 
     @classmethod
     def open(cls, path: Path) -> "SealedFile":
         """Read and check the header."""
-        try:
-            with path.open("rb") as file:
-                size = file.seek(0, 2)
-                file.seek(0)
-                length = int.from_bytes(file.read(8), "little")
-                if not 2 <= length <= min(size - 8, _LARGEST_HEADER):
-                    raise DamagedError(path, f"a header of {length} bytes in a file of {size}")
-                text = file.read(length)
-        except FileNotFoundError as error:
-            raise DamagedError(path, "no such file") from error
+        with open_regular(path) as file:
+            size = file.seek(0, 2)
+            file.seek(0)
+            length = int.from_bytes(file.read(8), "little")
+            if not 2 <= length <= min(size - 8, _LARGEST_HEADER):
+                raise DamagedError(path, f"a header of {length} bytes in a file of {size}")
+            text = file.read(length)
         try:
             header = json.loads(text.decode())
             sealed = header["__metadata__"]["seal"] == _seal(header)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DamagedError(path, "a header that cannot be read") from error
         if not sealed:
             raise DamagedError(path, "a header that differs from its seal")
-        metadata = header.pop("__metadata__")
-        checksums = json.loads(metadata["checksums"])
-        entries = {
-            name: Entry(name, entry["dtype"], tuple(entry["shape"]), _split(checksums[name]))
-            for name, entry in header.items()
-        }
-        starts = {name: 8 + length + entry["data_offsets"][0] for name, entry in header.items()}
-        expected = 8 + length + sum(entry.size for entry in entries.values())
+        try:
+            found = cls._of(path, header, 8 + length)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise DamagedError(path, "a header that does not describe tensors") from error
+        expected = 8 + length + sum(entry.size for entry in found.entries.values())
         if size != expected:
             raise DamagedError(path, f"{size} bytes instead of {expected}")
-        return cls(path, tuple(json.loads(metadata["steps"])), metadata["stacked"] == "true", entries, starts)
+        return found
+
+    @classmethod
+    def open_piece(cls, path: Path, piece: Piece | None) -> "SealedFile":
+        """Open a file that the manifest lists: it must be that very file."""
+        if piece is None:
+            raise DamagedError(path, "a manifest that does not list it")
+        if piece.seal is None:  # format version 1: the whole content is compared
+            check_piece(path, piece)
+        found = cls.open(path)
+        if piece.seal is not None and found.seal != piece.seal:
+            raise DamagedError(path, "another file than the manifest lists")
+        return found
+
+    @classmethod
+    def open_step(cls, path: Path, run: str | None, step: int | None = None) -> "SealedFile":
+        """Open the state of one step; it must be of that run (None: begun in format version 1) and of that step."""
+        found = cls.open(path)
+        if len(found.steps) != 1 or (step is not None and found.steps[0] != step):
+            raise DamagedError(path, f"the state of {' and '.join(map(str, found.steps)) or 'no'} step")
+        if found.run != run:
+            raise DamagedError(path, "the state of another run")
+        return found
+
+    @classmethod
+    def _of(cls, path: Path, header: dict[str, Any], begin: int) -> "SealedFile":
+        """The file that a header describes; raises ValueError, KeyError or TypeError if it describes none."""
+        metadata = header.pop("__metadata__")
+        checksums, steps = json.loads(metadata["checksums"]), json.loads(metadata["steps"])
+        stacked = metadata["stacked"] == "true"
+        entries, starts, offset = {}, {}, 0
+        for name, entry in header.items():
+            found = Entry(name, entry["dtype"], tuple(entry["shape"]), _split(checksums[name]))
+            blocks = len(steps) if stacked else 1
+            shaped = all(isinstance(n, int) and n >= 0 for n in found.shape) and len(found.checksums) == blocks
+            placed = entry["data_offsets"] == [offset, offset + found.size]
+            if not shaped or not placed or (stacked and found.shape[0] != len(steps)):
+                raise ValueError(name)
+            entries[name], starts[name] = found, begin + offset
+            offset += found.size
+        if not all(isinstance(step, int) and step >= 0 for step in steps) or sorted(set(steps)) != steps:
+            raise ValueError(steps)
+        return cls(path, tuple(steps), stacked, entries, starts, metadata.get("run"), metadata["seal"])
 
     def read(self, name: str) -> Tensor:
         """A whole tensor, every block checked."""
-        return self._read(name, 0, len(self.entries[name].checksums), self.entries[name].shape)
+        return self._read(name, 0, len(self._entry(name).checksums), self._entry(name).shape)
 
     def read_step(self, name: str, step: int) -> Tensor:
         """One step of a stacked tensor."""
         assert self.stacked
         index = self.steps.index(step)
-        return self._read(name, index, index + 1, self.entries[name].shape[1:])
+        return self._read(name, index, index + 1, self._entry(name).shape[1:])
+
+    def _entry(self, name: str) -> Entry:
+        if name not in self.entries:
+            raise DamagedError(self.path, f"a file without {name}")
+        return self.entries[name]
 
     def _read(self, name: str, first: int, last: int, shape: tuple[int, ...]) -> Tensor:
-        entry = self.entries[name]
+        entry = self._entry(name)
         block = entry.size // max(1, len(entry.checksums))
         data = np.empty((last - first) * block, dtype=np.uint8)
         view = data.data
-        try:
-            with self.path.open("rb", buffering=0) as file:
-                file.seek(self.starts[name] + first * block)
-                done = 0
-                while done < len(view) and (count := file.readinto(view[done:])):
-                    done += count
-        except FileNotFoundError as error:
-            raise DamagedError(self.path, "no such file") from error
+        with open_regular(self.path) as file:
+            file.seek(self.starts[name] + first * block)
+            done = file.readinto(view)
         if done < len(view):
             raise DamagedError(self.path, f"a file that ends within {name}")
         for i in range(first, last):
@@ -205,16 +247,14 @@ class SealedFile:
                 raise DamagedError(self.path, f"flipped bits in {name}{where}")
         return torch.from_numpy(data.view(_NAMES[entry.dtype]).reshape(shape))
 
-
-def damage_of(path: Path) -> str | None:
-    """What is wrong with a sealed file, in one line that names it; None when every block is what was written."""
-    try:
-        file = SealedFile.open(path)
-        for name in file.entries:
-            file.read(name)
-    except DamagedError as error:
-        return str(error)
-    return None
+    def damage(self) -> DamagedError | None:
+        """What is wrong with the blocks; None when each is what was written."""
+        try:
+            for name in self.entries:
+                self.read(name)
+        except DamagedError as error:
+            return error
+        return None
 
 
 def _split(digits: str) -> tuple[int, ...]:

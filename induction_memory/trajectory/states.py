@@ -1,15 +1,17 @@
 """Between a model and the named tensors of a stored step.
 
-A stored step has every parameter of the HookedTransformer by its own name, but for one: with a tied output, W_U = W_E^T
+A stored step has every parameter of the HookedTransformer by its own name, except one: with a tied output, W_U = W_E^T
 is the same numbers again and is made from W_E.
 """
 
+import hashlib
 from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from induction_memory.model.config import ModelConfig
+from induction_memory.trajectory.sealed import as_bytes
 
 W_E, W_U = "embed.W_E", "unembed.W_U"
 
@@ -20,7 +22,7 @@ def stored_names(config: ModelConfig, names: Iterable[str]) -> tuple[str, ...]:
 
 
 def with_tied(config: ModelConfig, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The state with W_U, where it is tied."""
+    """The state with W_U, if it is tied."""
     return dict(state) | ({W_U: state[W_E].mT} if config.tied_output else {})
 
 
@@ -30,3 +32,12 @@ def fill(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     for name, parameter in model.named_parameters():
         if name in state:
             parameter.copy_(state[name])
+
+
+def checksum(config: ModelConfig, state: Mapping[str, Tensor]) -> str:
+    """SHA-256 of the names and bytes of a state's stored parameters."""
+    digest = hashlib.sha256()
+    for name in sorted(stored_names(config, state)):
+        digest.update(name.encode() + b"\0")
+        digest.update(as_bytes(state[name]))
+    return digest.hexdigest()

@@ -1,6 +1,6 @@
 """A smaller trajectory out of a larger one: chosen steps, the metrics whole, no optimiser state.
 
-Also the way of a folder of plain state dicts into this package's format: thinned to all of its steps.
+Also turns a folder of plain state dicts into this package's format: thinned to all of its steps.
 """
 
 from collections.abc import Sequence
@@ -13,12 +13,14 @@ from induction_memory.errors import require
 from induction_memory.task import registry
 from induction_memory.trajectory import manifest as manifests
 from induction_memory.trajectory import rows as row_files
-from induction_memory.trajectory.durable import make_folder, write_durably
+from induction_memory.trajectory.durable import remove_parts, write_durably
 from induction_memory.trajectory.folder import FolderSource
-from induction_memory.trajectory.layout import FROZEN, OPTIMIZER, TRAINED
+from induction_memory.trajectory.layout import FROZEN, METRICS, OPTIMIZER, TRAINED
+from induction_memory.trajectory.lock import locked
 from induction_memory.trajectory.manifest import Manifest
+from induction_memory.trajectory.ownership import may_begin
 from induction_memory.trajectory.sealed import describe, write_stack, write_tensors
-from induction_memory.trajectory.states import stored_names
+from induction_memory.trajectory.states import checksum, stored_names
 from induction_memory.trajectory.trajectory import Trajectory, load
 
 
@@ -30,42 +32,52 @@ def thin(
     keep_optimizer: bool = False,
     command: str | None = None,
 ) -> Trajectory:
-    """Write the chosen steps of a run (all of them when not given) as a finished trajectory to the folder `out`."""
+    """Write the chosen steps of a run (all of them when not given) as a finished trajectory to the folder `out`.
+
+    If it is killed on its way, it can be called again: `out` counts as empty until it is whole.
+    """
     folder, source = Path(out), run.source
-    require(not folder.exists() or not any(folder.iterdir()), "out", "a new or an empty folder", repr(str(folder)))
-    chosen = sorted({run.resolve(int(step)) for step in (run.steps if steps is None else steps)})
-    require(bool(chosen), "steps", "at least one step", "none")
-    rows = source.rows()
-    frozen = stored_names(run.model_config, source.frozen)
-    moving = stored_names(run.model_config, source.moving)
-    first = {name: describe(name, source.read_step(name, chosen[0])) for name in moving}
+    require(may_begin(folder), "out", "a new or an empty folder", repr(str(folder)))
+    chosen = sorted(set(run.resolve_all(steps)))
+    states = {step: state for step in chosen if keep_optimizer and (state := source.optimizer(step)) is not None}
+    require(bool(states) or not keep_optimizer, "keep_optimizer", "steps whose optimiser state is stored", "none")
+    initial = run.initial()
+    with locked(folder):
+        require(may_begin(folder), "out", "a new or an empty folder", repr(str(folder)))
+        pieces, rows = _write_weights(source, folder, chosen), source.rows()
+        if states:
+            names = {name: describe(name, value) for name, value in states[max(states)].items()}
 
-    make_folder(folder)
-    pieces = {
-        FROZEN: write_tensors(folder / FROZEN, {name: source.read_frozen(name) for name in frozen}),
-        TRAINED: write_stack(folder / TRAINED, chosen, first, source.read_step),
-    }
-    if keep_optimizer:
-        states = {step: state for step in chosen if (state := source.optimizer(step)) is not None}
-        require(bool(states), "keep_optimizer", "steps whose optimiser state is stored", "none")
-        names = {name: describe(name, value) for name, value in states[max(states)].items()}
+            def read(name: str, step: int) -> Tensor:
+                return states[step][name]
 
-        def read(name: str, step: int) -> Tensor:
-            return states[step][name]
-
-        pieces[OPTIMIZER] = write_stack(folder / OPTIMIZER, list(states), names, read)
-    if rows:
-        pieces[row_files.NAME] = write_durably(folder / row_files.NAME, (row_files.encode(row) for row in rows))
-    Manifest(
-        state="finished",
-        config=_config(run),
-        first_step=rows[0]["step"] if rows else chosen[0],
-        parent=run.parent,
-        rows=len(rows),
-        pieces=pieces,
-        **_provenance(run, command),
-    ).write(folder)
+            pieces[OPTIMIZER] = write_stack(folder / OPTIMIZER, list(states), names, read)
+        if rows:
+            lines = (row_files.encode(row, source.key) for row in rows)
+            pieces[METRICS] = write_durably(folder / METRICS, lines)
+        Manifest(
+            state="finished",
+            config=_config(run),
+            first_step=rows[0]["step"] if rows else chosen[0],
+            parent=run.parent,
+            rows=len(rows),
+            pieces=pieces,
+            identity=source.identity,
+            initial=None if initial is None else checksum(run.model_config, initial),
+            **_provenance(run, command),
+        ).write(folder)
+        remove_parts(folder)
     return load(folder)
+
+
+def _write_weights(source: Any, folder: Path, steps: Sequence[int]) -> dict[str, Any]:
+    """The files of what never changes and of what does."""
+    frozen, moving = (stored_names(source.model_config, names) for names in (source.frozen, source.moving))
+    first = {name: describe(name, source.read_step(name, steps[0])) for name in moving}
+    return {
+        FROZEN: write_tensors(folder / FROZEN, {name: source.read_frozen(name) for name in frozen}),
+        TRAINED: write_stack(folder / TRAINED, steps, first, source.read_step),
+    }
 
 
 def _config(run: Trajectory) -> dict[str, Any]:

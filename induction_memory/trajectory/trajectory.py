@@ -2,7 +2,7 @@
 
 run = load("checkpoints/induction-alone")
 run.steps, run.config, run.metrics     numpy steps, frozen configuration, DataFrame
-run.model(300)                         a HookedTransformer
+run.model(300)                         a HookedTransformer; the last step without a number
 run.memory("W_O2")                     [step, d, d] in the paper's orientation
 for step, state in run: ...            one step in memory at a time
 """
@@ -13,7 +13,7 @@ from functools import cached_property
 from numbers import Real
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -24,18 +24,18 @@ from induction_memory.errors import InputError, require
 from induction_memory.experiment.run_config import RunConfig
 from induction_memory.model.config import ModelConfig
 from induction_memory.task.protocol import Task
-from induction_memory.trajectory import manifest as manifests
 from induction_memory.trajectory.export import ExportSource, is_export, write_export
 from induction_memory.trajectory.folder import FolderSource, closest, expand
 from induction_memory.trajectory.foreign import PlainSource
-from induction_memory.trajectory.states import fill
+from induction_memory.trajectory.layout import MANIFEST
+from induction_memory.trajectory.rebuilding import initial_weights
+from induction_memory.trajectory.search import find
+from induction_memory.trajectory.states import checksum, fill
 
 if TYPE_CHECKING:
     from induction_memory.model.build import HookedTransformer
 else:
     HookedTransformer = nn.Module  # reading weights does not wait for TransformerLens
-
-SHIPPED = Path(__file__).parents[2] / "checkpoints"
 
 
 def load(path: str | Path, *, model: ModelConfig | None = None, task: Task | None = None) -> "Trajectory":
@@ -47,25 +47,14 @@ def load(path: str | Path, *, model: ModelConfig | None = None, task: Task | Non
     require(model is None or isinstance(model, ModelConfig), "model", "a ModelConfig", repr(model))
     require(task is None or isinstance(task, Task), "task", "a task", repr(task))
     folder = find(path)
-    if (folder / manifests.NAME).exists():
+    if (folder / MANIFEST).exists():
         require(model is None, "model", "none: the trajectory has its own", "a configuration")
         return Trajectory(FolderSource(folder))
     if is_export(folder):
         return Trajectory(ExportSource(folder))
     if model is None:
-        raise InputError(f"{folder}: expected a trajectory (a folder with {manifests.NAME}), got none there")
+        raise InputError(f"{folder}: expected a trajectory (a folder with {MANIFEST}), got none there")
     return Trajectory(PlainSource(folder, model, task))
-
-
-def find(path: str | Path) -> Path:
-    """The folder that a path or a shipped trajectory's name stands for."""
-    require(isinstance(path, str | PathLike), "run", "the folder or the name of a trajectory", repr(path))
-    for folder in (Path(path), SHIPPED / path):
-        if folder.is_dir():
-            return folder
-    shipped = sorted(p.parent.name for p in SHIPPED.glob(f"*/{manifests.NAME}"))
-    known = f" or one of {', '.join(shipped)}" if shipped else ""
-    raise InputError(f"run: expected the folder of a trajectory{known}, got {str(path)!r}")
 
 
 class Trajectory:
@@ -73,7 +62,7 @@ class Trajectory:
 
     def __init__(self, source: FolderSource | PlainSource) -> None:
         self.source = source
-        """What it is read from; the way to what has no name here."""
+        """The storage backend, for what this class does not expose."""
 
     def __repr__(self) -> str:
         steps = self.source.steps
@@ -124,7 +113,7 @@ class Trajectory:
 
     @cached_property
     def metrics(self) -> pd.DataFrame:
-        """One row a training step; NaN where something was not measured."""
+        """One row per training step; NaN where something was not measured."""
         table = pd.DataFrame(self.source.rows())
         numbers = [name for name in table if name not in ("step", "checkpoint")]
         return table.astype(dict.fromkeys(numbers, "float64"))
@@ -135,11 +124,25 @@ class Trajectory:
         frozen = {name: self.source.read_frozen(name) for name in self.source.frozen}
         return frozen | {name: self.source.read_step(name, step) for name in self.source.moving}
 
-    def model(self, step: int, nearest: bool = False) -> HookedTransformer:
-        """The model at one step; `nearest` takes the stored step that is closest."""
+    def initial(self) -> dict[str, Tensor] | None:
+        """Every parameter before any training, or None if that is not known.
+
+        It is the stored step 0, or is computed again from the configuration and the seed and compared with the checksum
+        in the manifest. A branch has its parent's. Of an imported run, and of a run that began with a graft and does
+        not store step 0, it is not known.
+        """
+        return self._initial
+
+    @cached_property
+    def _initial(self) -> dict[str, Tensor] | None:
+        return initial_weights(self.source)
+
+    def model(self, step: int | Literal["last"] = "last", nearest: bool = False) -> HookedTransformer:
+        """The model at one step, the last one by default; `nearest` takes the stored step that is closest."""
         from induction_memory.model.build import build
 
-        state = self.state(step, nearest)
+        self.require_steps()
+        state = self.state(int(self.steps[-1]) if isinstance(step, str) and step == "last" else step, nearest)
         model = build(self.model_config)
         fill(model, state)
         return model
@@ -194,16 +197,15 @@ class Trajectory:
             raise InputError(f"{self.path}: expected the optimiser's state of step {step}, got none: it was not kept")
         return state
 
-    def has_optimizer_state(self, step: int) -> bool:
-        return self.source.optimizer(self.resolve(step)) is not None
-
     def export(self, step: int, out: str | Path, nearest: bool = False) -> Path:
         """Write one step as config.json and model.safetensors into the new folder `out`, and return it."""
         require(isinstance(out, str | PathLike), "out", "a new or an empty folder", repr(out))
         folder, step = Path(out), self.resolve(step, nearest)
         empty = not folder.exists() or not any(folder.iterdir())
         require(empty, "out", "a new or an empty folder", repr(str(folder)))
-        write_export(self.source, step, self.state(step), folder)
+        initial = self.initial()
+        known = None if initial is None else checksum(self.model_config, initial)
+        write_export(self.source, step, self.state(step), known, folder)
         return folder
 
     def require_steps(self) -> None:
@@ -214,7 +216,7 @@ class Trajectory:
     def resolve(self, step: int, nearest: bool = False) -> int:
         """`step` if it is stored (or the stored one closest to it); else an error that says what is."""
         self.require_steps()
-        number = isinstance(step, Real) and not isinstance(step, bool) and math.isfinite(step)
+        number = isinstance(step, Real) and not isinstance(step, bool) and math.isfinite(step) and step == int(step)
         require(number, "step", "a whole number", repr(step))
         stored = self.source.steps
         if step in stored:

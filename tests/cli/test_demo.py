@@ -2,6 +2,9 @@ import pytest
 
 from induction_memory.cli.demo import demo
 from induction_memory.errors import InputError
+from induction_memory.trajectory.lock import locked
+from induction_memory.trajectory.manifest import Manifest
+from tests.tiny_runs import tiny
 
 
 @pytest.fixture
@@ -35,7 +38,7 @@ def test_the_demo_deletes_nothing_that_is_not_a_demo_s(tmp_path, untrained, mine
 
 def test_the_demo_replaces_an_earlier_one_and_refuses_a_file(tmp_path, untrained):
     (tmp_path / "out" / "trajectory").mkdir(parents=True)
-    (tmp_path / "out" / "trajectory" / "manifest.json").write_text("{}")
+    Manifest(state="training", config=tiny().to_dict()).write(tmp_path / "out" / "trajectory")
     (tmp_path / "out" / "curves.png").write_bytes(b"")
     (tmp_path / "out" / "page.html").write_bytes(b"")
     with pytest.raises(untrained):
@@ -44,3 +47,13 @@ def test_the_demo_replaces_an_earlier_one_and_refuses_a_file(tmp_path, untrained
     (tmp_path / "file").write_text("mine")
     with pytest.raises(InputError, match="got the file"):
         demo(tmp_path / "file")
+
+
+def test_a_second_demo_in_the_folder_of_a_running_one_is_refused_and_takes_nothing_away(tmp_path, untrained):
+    trajectory = tmp_path / "out" / "trajectory"
+    trajectory.mkdir(parents=True)
+    Manifest(state="training", config=tiny().to_dict()).write(trajectory)
+    for held in (tmp_path / "out", trajectory):
+        with locked(held), pytest.raises(InputError, match="expected a folder no other process trains in"):
+            demo(tmp_path / "out")
+        assert (trajectory / "manifest.json").exists()

@@ -47,6 +47,14 @@ EXPLAINED: tuple[Moved, ...] = (
         r"identify\.roles",
         run="four-heads",
         column="causes|confidence|distractor|role",
+    Moved(
+        "3: initial weights from the seed, not the first stored step",
+        "ablate.*",
+        run="vanilla-.*",
+        key=".*kind=initial.*",
+    ),
+    Moved(
+        "3: initial weights from the seed, not the first stored step", "probes.*", run="vanilla-.*", key=".*distance_.*"
     ),
 )
 

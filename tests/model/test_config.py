@@ -29,7 +29,7 @@ def test_a_wrong_setting_is_refused_in_one_line(changes, message, unchecked):
 
 
 def test_unknown_keys_are_refused():
-    with pytest.raises(InputError, match=r"model\.depth: expected one of d_head"):
+    with pytest.raises(InputError, match=r"model\.depth: expected one of d_model"):
         ModelConfig.from_dict({"depth": 3})
 
 

@@ -191,7 +191,7 @@ def test_other_arguments_are_another_result(run, measured):
 def test_a_changed_trajectory_is_measured_again(run, folder, tmp_path, measured):
     before = probes.recall(run, ["norm_W_O2"])
     other = start(tiny(data_seed=77), tmp_path / "other", quiet=True)
-    shutil.copytree(run.path / cache.FOLDER, other.path / cache.FOLDER)
+    shutil.copytree(run.path / cache.CACHE, other.path / cache.CACHE)
     measured.clear()
     after = probes.recall(load(other.path), ["norm_W_O2"])
     assert measured
@@ -209,7 +209,7 @@ def test_a_folder_that_cannot_be_written_is_no_harm(run, monkeypatch):
 
 def test_a_broken_entry_is_computed_again(run, measured):
     first = probes.table(run, ["W_K1"])
-    for path in (run.path / cache.FOLDER).iterdir():
+    for path in (run.path / cache.CACHE).iterdir():
         path.write_bytes(path.read_bytes()[:100])
     measured.clear()
     pd.testing.assert_frame_equal(probes.table(run, ["W_K1"]), first)

@@ -16,7 +16,7 @@ from induction_memory.reproduction.claims import memories
 from induction_memory.reproduction.measurement import make_record
 from induction_memory.reproduction.shipping import TRAJECTORIES
 from induction_memory.trajectory import load
-from induction_memory.trajectory.trajectory import SHIPPED
+from induction_memory.trajectory.search import SHIPPED
 
 pytestmark = pytest.mark.slow
 

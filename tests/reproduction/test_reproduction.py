@@ -21,7 +21,7 @@ from induction_memory.sweep.estimate import cost
 from induction_memory.task.sampler import sample, step_rng
 from induction_memory.training.run import start
 from induction_memory.trajectory import load, thin, verify
-from induction_memory.trajectory.trajectory import SHIPPED
+from induction_memory.trajectory.search import SHIPPED
 
 pytestmark = pytest.mark.slow
 

@@ -22,7 +22,7 @@ from induction_memory.training.fast.attention import (
 )
 from induction_memory.training.fast.attention_scores import ProductScores, ScoreTables, TableScores
 from induction_memory.training.fast.lookup import Table, add_by_row, look_up
-from induction_memory.training.fast.queries import Queries, chosen_pieces, whole_pieces
+from induction_memory.training.fast.queries import Queries, chosen_batches, whole_batches
 from induction_memory.training.fast.readout import cross_entropy
 from induction_memory.training.fast.sums import Sums
 from induction_memory.training.fast.workspace import Workspace
@@ -50,7 +50,7 @@ def chosen_queries() -> tuple[Queries, list[list[int]]]:
     chosen[0, ::3] = True
     chosen[1, 5:] = True
     chosen[2, [0, 40, 41]] = True
-    (piece,) = chosen_pieces(chosen, BATCH, CPU)
+    (piece,) = chosen_batches(chosen, BATCH, CPU)
     mask = causal_mask(POS, CPU)
     everywhere = Queries(causal_blocks(mask), None, None)
     assert piece.positions is not None
@@ -173,7 +173,7 @@ def test_pieces_hold_every_chosen_position_once_and_mark_repetitions():
     chosen[3] = False
     found = torch.zeros_like(chosen, dtype=torch.int64)
     sizes = []
-    for piece in chosen_pieces(chosen, 4, CPU):
+    for piece in chosen_batches(chosen, 4, CPU):
         assert piece.positions is not None
         assert piece.real is not None
         sizes.append(piece.positions.shape[1])
@@ -182,8 +182,8 @@ def test_pieces_hold_every_chosen_position_once_and_mark_repetitions():
             assert (positions[~real] == positions[real][-1]).all()
     assert (found == chosen).all()
     assert sizes == sorted(sizes)
-    assert [len(piece.sequences) for piece in whole_pieces(11, 4, CPU)] == [4, 4, 3]
-    assert chosen_pieces(torch.zeros(2, 3, dtype=torch.bool), 4, CPU) == []
+    assert [len(piece.sequences) for piece in whole_batches(11, 4, CPU)] == [4, 4, 3]
+    assert chosen_batches(torch.zeros(2, 3, dtype=torch.bool), 4, CPU) == []
 
 
 def test_cross_entropy_in_bits_and_its_gradient():

@@ -9,7 +9,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from induction_memory.errors import InputError
+from induction_memory.errors import DivergedError, InputError
 from induction_memory.model.build import build
 from induction_memory.model.config import ModelConfig
 from induction_memory.model.construct import construct
@@ -17,9 +17,9 @@ from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.sampler import sample, step_rng
 from induction_memory.training import tracking
 from induction_memory.training.loop import Start, train
-from induction_memory.training.metrics import class_mean
+from induction_memory.training.metrics import Metrics, class_mean
 from induction_memory.training.optimizer import adamw_update, sgd_update
-from induction_memory.training.progress import Progress
+from induction_memory.training.progress import Progress, describe
 from induction_memory.training.recalls import recalls
 from induction_memory.training.reference import plain_evaluate
 from induction_memory.training.run import start
@@ -171,7 +171,7 @@ def test_checkpoints_are_marked_as_the_rule_says():
 
 def test_a_run_that_diverges_says_at_which_step():
     config, model = fresh(tiny(learning_rate=1e20))
-    with pytest.raises(InputError, match=r"^train\.learning_rate: expected one at which .* at step \d+$"):
+    with pytest.raises(DivergedError, match=r"^the loss is \w+ at step \d+; train\.learning_rate"):
         run(config, model)
     assert all(model.get_parameter(name).requires_grad for name in model.trainable)
 
@@ -200,13 +200,21 @@ def test_progress_is_a_live_line_or_plain_lines_or_nothing(terminal, quiet):
         assert shown == ""
         return
     assert "noted" in shown
-    assert "step 40/40  loss" in shown
+    assert "step 40/40 loss" in shown
     assert "W_K1 0." in shown
-    assert "steps/s" in shown
+    assert "/s" in shown
     if not terminal:
         lines = shown.splitlines()
         assert len(lines) == 22
-        assert all("\x1b" not in line for line in lines)
+        assert all("\x1b" not in line and len(line) <= 80 for line in lines)
+
+
+def test_a_line_of_progress_has_80_columns_at_most():
+    metrics = Metrics(123_456, 12.3456, None, None, None, 0.987, None)
+    line = describe(metrics, {"W_K1": 0.5, "W_K2": 1.0, "W_O2": 0.25}, 0, 1_000_000, 98_765.0)
+    assert line.startswith("step 123456/1000000 loss 12.346 acc 0.99 W_K1 0.50 W_K2 1.00")
+    assert line.endswith(" left")
+    assert len(line) <= 80
 
 
 def test_tensorboard_gets_the_numbers_and_other_trackers_are_refused(tmp_path):

@@ -13,14 +13,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from induction_memory.errors import InputError
+from induction_memory.errors import DamagedError, InputError, StorageError
 from induction_memory.experiment.constraints import Graft
 from induction_memory.model.config import ModelConfig
-from induction_memory.training.run import branch, resume, start
-from induction_memory.trajectory import DamagedError, StorageError, durable, load, thin, verify
+from induction_memory.training.branching import branch
+from induction_memory.training.run import resume, start
+from induction_memory.trajectory import durable, load, thin, verify
+from induction_memory.trajectory.lengthening import lengthen
 from induction_memory.trajectory.lock import locked
 from induction_memory.trajectory.manifest import Manifest
-from induction_memory.trajectory.writer import Origin, Writer, begin, lengthen, resume_point, tidy
+from induction_memory.trajectory.ownership import tidy
+from induction_memory.trajectory.resuming import resume_point
+from induction_memory.trajectory.writer import Origin, Writer, begin
 from tests.tiny_runs import tiny
 from tests.training_process import Trainer, config_of
 
@@ -119,7 +123,7 @@ def write_run(folder: Path) -> None:
     if not (folder / "manifest.json").exists():
         frozen = {"embed.W_E": torch.ones(65, 16)}
         grafts = {Graft.parse("W_V2=x@1 from 2"): torch.zeros(SHAPE)}
-        origin = Origin(frozen | made_up("weights", 0), made_up("optimizer", 0), grafts)
+        origin = Origin(frozen | made_up("weights", 0), made_up("optimizer", 0), grafts, None)
         begin(folder, CONFIG, origin, "made up", 1)
     manifest = Manifest.read(folder)
     if manifest.state == "finished":
@@ -332,20 +336,20 @@ def test_a_killed_branch_resumes_without_its_parent_or_what_it_grafted(tmp_path,
 
 def test_a_damaged_latest_state_is_passed_over_and_said(tmp_path, monkeypatch, capsys):
     config = tiny(keep_optimizer=False, resume_every=1)
-    expected = content(start(config, tmp_path / "whole", quiet=True).path)
+    start(config, tmp_path / "whole", quiet=True)
     stopped(config, tmp_path / "run", monkeypatch, 9)
     latest = tmp_path / "run" / "latest.safetensors"
     flipped = bytearray(latest.read_bytes())
     flipped[-5] ^= 1
     latest.write_bytes(flipped)
-    with pytest.raises(InputError, match=r"expected a state to resume from, got .*latest\.safetensors"):
+    with pytest.raises(DamagedError, match=r"got no state to resume from \(.*latest\.safetensors: .* flipped bits"):
         start(config, tmp_path / "run", resume=True, quiet=True)
     kept = tiny(resume_every=1)
     stopped(kept, tmp_path / "kept", monkeypatch, 9)
     shutil.copy(latest, tmp_path / "kept" / "latest.safetensors")
     done = start(kept, tmp_path / "kept", resume=True)
-    assert "latest.safetensors: expected what was written, got flipped bits" in capsys.readouterr().err
-    assert done.path.joinpath("metrics.jsonl").read_bytes() == expected["metrics.jsonl"]
+    assert "latest.safetensors: expected what was written, got the state of another run" in capsys.readouterr().err
+    assert done.metrics.equals(load(tmp_path / "whole").metrics)
 
 
 def test_a_damaged_or_missing_step_is_computed_again(tmp_path, monkeypatch, capsys):
@@ -391,6 +395,10 @@ def test_what_cannot_be_is_one_line_and_nothing_is_written(tmp_path, monkeypatch
         (lambda: start(config, tmp_path / "run"), r"^out: expected a new or an empty folder \(or --resume to go on\)"),
         (lambda: start(config, tmp_path / "other", resume=True), r"^out: expected a new or an empty folder, got"),
         (
+            lambda: start(config, tmp_path / "new", resume=True),
+            r"^out: expected the folder of a run to resume, got .*new",
+        ),
+        (
             lambda: start(tiny(learning_rate=0.1), tmp_path / "run", resume=True),
             r"^train\.learning_rate: expected 0\.2, as in the run to resume, got 0\.1$",
         ),
@@ -427,7 +435,7 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path):
     run = start(config, tmp_path / "run", quiet=True)
     before = content(run.path)
     assert content(start(config, tmp_path / "run", resume=True, quiet=True).path) == before
-    fresh = start(config, tmp_path / "new", resume=True, quiet=True)
+    fresh = start(config, tmp_path / "new", resume="or start", quiet=True)
     assert content(fresh.path) == before
 
 
@@ -514,7 +522,7 @@ def test_a_damaged_run_is_not_lengthened(tmp_path):
     flipped[-5] ^= 1
     (folder / "frozen.safetensors").write_bytes(flipped)
     before = listing(folder)
-    with pytest.raises(InputError, match=r"frozen\.safetensors: expected what was written, got flipped bits"):
+    with pytest.raises(DamagedError, match=r"frozen\.safetensors: expected what was written, got flipped bits"):
         start(tiny(steps=6), folder, resume=True, quiet=True)
     assert listing(folder) == before
 

@@ -11,15 +11,15 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 import induction_memory as im
-from induction_memory.errors import InputError
+from induction_memory.errors import DamagedError, InputError
 from induction_memory.model.build import build
 from induction_memory.model.config import ModelConfig
 from induction_memory.model.memories import embedding, memory
 from induction_memory.task.sampler import sample, step_rng
+from induction_memory.training.branching import branch
 from induction_memory.training.loop import train
-from induction_memory.training.run import branch, resume, start
-from induction_memory.trajectory import DamagedError, load, thin, verify
-from induction_memory.trajectory import trajectory as trajectory_module
+from induction_memory.training.run import resume, start
+from induction_memory.trajectory import load, search, thin, verify
 from induction_memory.trajectory.manifest import Manifest
 from induction_memory.trajectory.writer import Writer
 from tests.tiny_runs import MODEL, TASK, tiny
@@ -170,9 +170,9 @@ def test_fingerprints_follow_the_content(run, config, tmp_path):
 
 
 def test_shipped_trajectories_are_found_by_name_and_unknown_ones_are_not(run, monkeypatch):
-    monkeypatch.setattr(trajectory_module, "SHIPPED", run.path.parent)
+    monkeypatch.setattr(search, "SHIPPED", run.path.parent)
     assert im.load("whole").path == run.path
-    with pytest.raises(InputError, match=r"^run: expected the folder of a trajectory or one of .*whole.*, got 'half'$"):
+    with pytest.raises(InputError, match=r"^run: expected the folder .* or one of .*whole.*, got 'half' \(the shipped"):
         im.load("half")
     with pytest.raises(InputError, match=r"expected a trajectory \(a folder with manifest\.json\), got none there$"):
         im.load(run.path.parent)
@@ -320,8 +320,8 @@ def test_other_architectures_come_back_too(model, tmp_path):
 def test_a_newer_format_is_refused_with_its_version(run, tmp_path):
     newer = thin(run, tmp_path / "newer", [0])
     path = newer.path / "manifest.json"
-    path.write_text(path.read_text().replace('"version": 1', '"version": 2'))
-    with pytest.raises(InputError, match=r"manifest\.json: expected format version 1 or older, got 2: a newer"):
+    path.write_text(path.read_text().replace('"version": 2', '"version": 3'))
+    with pytest.raises(InputError, match=r"manifest\.json: expected format version 2 or older, got 3: a newer"):
         load(newer.path)
     assert Manifest.read(run.path).state == "finished"
 

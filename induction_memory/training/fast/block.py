@@ -7,6 +7,7 @@ Attention is asked for the outputs at some queries; y has a row for each of them
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import assert_never
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -57,12 +58,9 @@ class Block:
         self.parallel = config.parallel_blocks
         self.norm1 = LayerNorm.read(f"{prefix}.ln1", parameters, trained, eps) if config.layer_norm else None
         self.norm2: LayerNorm | None = None
-        self.feed: FeedForward | None = None
-        if config.has_feed_forward(layer + 1):
-            kind = LinearFeedForward if config.feed_forward == "linear" else ReluFeedForward
-            self.feed = kind.read(f"{prefix}.mlp", parameters, trained)
-            if config.layer_norm:
-                self.norm2 = LayerNorm.read(f"{prefix}.ln2", parameters, trained, eps)
+        self.feed = _feed_forward(layer, config, parameters, trained)
+        if self.feed is not None and config.layer_norm:
+            self.norm2 = LayerNorm.read(f"{prefix}.ln2", parameters, trained, eps)
 
         self.input_wanted = learns_below(layer, trained)
         norm1_learns = self.norm1 is not None and any(self.norm1.trained)
@@ -159,6 +157,21 @@ class Block:
         if self.norm2 is not None and saved.norm2 is not None:
             dfeed = self.norm2.backward(dfeed, saved.norm2, sums)
         return dfeed.add_(dy) if self.parallel else dy.add_(dfeed)
+
+
+def _feed_forward(
+    layer: int, config: ModelConfig, parameters: Mapping[str, Tensor], trained: frozenset[str]
+) -> FeedForward | None:
+    name = f"blocks.{layer}.mlp"
+    match config.feed_forward_of(layer + 1):
+        case "none":
+            return None
+        case "linear":
+            return LinearFeedForward.read(name, parameters, trained)
+        case "relu":
+            return ReluFeedForward.read(name, parameters, trained)
+        case unknown:
+            assert_never(unknown)
 
 
 def learns_below(layer: int, trained: frozenset[str]) -> bool:

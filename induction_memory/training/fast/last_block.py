@@ -12,6 +12,7 @@ Where every position is a query and the vocabulary is the narrower side, values 
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -19,7 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from induction_memory.model.config import ModelConfig
-from induction_memory.training.fast.attention import LOG2_E, backward, impose, weigh, write_average
+from induction_memory.training.fast.attention import LOG2_E, Weighting, backward, impose, weigh, write_average
 from induction_memory.training.fast.attention_maps import AttentionMaps
 from induction_memory.training.fast.attention_scores import ProductScores
 from induction_memory.training.fast.block import Block, learns_below
@@ -113,6 +114,22 @@ class BlockTail:
         return sums("unembed.W_U", *self.W_U_bits.shape) * LOG2_E
 
 
+@dataclass(frozen=True)
+class _Attended:
+    """What the backward of a `LinearTail` needs."""
+
+    x: Tensor
+    q: Tensor
+    rows: Tensor
+    """x at the queries."""
+    weighting: Weighting
+    v: Tensor
+    o: Tensor
+    """P v."""
+    mapped: bool
+    """Whether v is x mapped to the vocabulary, and not x itself."""
+
+
 class LinearTail:
     """The last block and the unembedding where they are linear."""
 
@@ -145,7 +162,7 @@ class LinearTail:
     @staticmethod
     def fits(config: ModelConfig) -> bool:
         """Whether a model ends linearly."""
-        linear = config.feed_forward != "relu" and not config.layer_norm and config.n_layers > 1
+        linear = config.feed_forward in ("none", "linear") and not config.layer_norm and config.n_layers > 1
         return linear and config.n_heads == 1 and config.head_dimension >= config.d_model
 
     def run(
@@ -159,66 +176,95 @@ class LinearTail:
         buffers: Workspace,
         sums: Sums,
     ) -> Found:
-        batch, _, d_model = x.shape
-        width = self.M.shape[1]
         x_queries = queries.choose(x)
-        shape = x_queries.shape[:2]
-        rows = x_queries.flatten(0, 1)
+        shape, rows = x_queries.shape[:2], x_queries.flatten(0, 1)
         q = torch.mm(rows, self.W, out=buffers("tail.q", *rows.shape)).view(*shape, -1)
         if pattern is None:
-            weighting = weigh(ProductScores(q, x), batch, queries.blocks, buffers, "tail")
+            weighting = weigh(ProductScores(q, x), len(x), queries.blocks, buffers, "tail")
         else:
             weighting = impose(pattern, queries.blocks)
-
-        bits = buffers("bits", len(rows), width + 1)
-        bits[:, width] = 0
-        out = bits[:, :width]
-        before = queries.positions is None and width < d_model
-        if before:
-            v = torch.mm(x.flatten(0, 1), self.N, out=buffers("tail.v", batch * x.shape[1], width))
-            v = v.view(batch, -1, width)
-            o = buffers("tail.o", *shape, width)
-            write_average(weighting, v, o)
-            torch.addmm(o.flatten(0, 1), rows, self.M, out=out)
-        else:
-            v, o = x, buffers("tail.o", *shape, d_model)
-            write_average(weighting, v, o)
-            torch.mm(rows, self.M, out=out)
-            out.addmm_(o.flatten(0, 1), self.N)
+        passed = _Attended(x, q, rows, weighting, *self._average(x, shape, queries, weighting, buffers))
+        bits = self._logits(passed, buffers)
         nll, correct = cross_entropy(bits, targets, weights)
         if weights is None:
             return nll, correct, None
+        return nll, correct, self._backward(bits[:, :-1], passed, queries, buffers, sums)
 
+    def _average(
+        self, x: Tensor, shape: torch.Size, queries: Queries, weighting: Weighting, buffers: Workspace
+    ) -> tuple[Tensor, Tensor, bool]:
+        """Values, their average under the pattern, and whether values are mapped to the vocabulary before it."""
+        width = self.M.shape[1]
+        mapped = queries.positions is None and width < x.shape[2]
+        v = x
+        if mapped:
+            v = torch.mm(x.flatten(0, 1), self.N, out=buffers("tail.v", x.shape[0] * x.shape[1], width))
+            v = v.view(*x.shape[:2], width)
+        o = buffers("tail.o", *shape, v.shape[2])
+        write_average(weighting, v, o)
+        return v, o, mapped
+
+    def _logits(self, passed: "_Attended", buffers: Workspace) -> Float[Tensor, "row vocab"]:
+        """The logits in bits, with 0 for the last token."""
+        width = self.M.shape[1]
+        bits = buffers("bits", len(passed.rows), width + 1)
+        bits[:, width] = 0
+        out, o = bits[:, :width], passed.o.flatten(0, 1)
+        if passed.mapped:
+            torch.addmm(o, passed.rows, self.M, out=out)
+        else:
+            torch.mm(passed.rows, self.M, out=out)
+            out.addmm_(o, self.N)
+        return bits
+
+    def _backward(
+        self, dlogits: Float[Tensor, "row less"], passed: "_Attended", queries: Queries, buffers: Workspace, sums: Sums
+    ) -> Tensor | None:
+        """Sum the gradients of the maps; that of the input, if it is wanted."""
+        x, rows, shape = passed.x, passed.rows, passed.q.shape[:2]
         if self.M_wanted:
-            sums("tail.M", d_model, width).addmm_(rows.T, out)
+            sums("tail.M", *self.M.shape).addmm_(rows.T, dlogits)
         dx = dx_queries = None
         if self.input_wanted:
-            dx_queries = torch.mm(out, self.M.T, out=buffers("tail.dx_queries", *rows.shape)).view(*shape, -1)
+            dx_queries = torch.mm(dlogits, self.M.T, out=buffers("tail.dx_queries", *rows.shape)).view(*shape, -1)
             dx = dx_queries if queries.positions is None else buffers("tail.dx", *x.shape).zero_()
-        if before:
-            do = out.view(*shape, width)
-            dv = buffers("tail.dv", *v.shape).zero_() if self.N_wanted or self.input_wanted else None
-        else:
-            if self.N_wanted:
-                sums("tail.N", d_model, width).addmm_(o.flatten(0, 1).T, out)
-            do = torch.mm(out, self.N.T, out=buffers("tail.do", *rows.shape)).view(*shape, -1)
-            dv = dx
-        dq = buffers("tail.dq", *q.shape) if self.q_wanted and pattern is None else None
-        scores = None if dq is None else ProductScores(q, x, dq, dx)
-        if scores is not None or dv is not None:
-            backward(weighting, do, v, buffers, scores=scores, add_dv=dv)
-        if before and dv is not None:
-            if self.N_wanted:
-                sums("tail.N", d_model, width).addmm_(x.flatten(0, 1).T, dv.flatten(0, 1))
-            if dx is not None:
-                dx.flatten(0, 1).addmm_(dv.flatten(0, 1), self.N.T)
+        dq = buffers("tail.dq", *passed.q.shape) if self.q_wanted and not passed.weighting.imposed else None
+        self._attention_backward(dlogits, passed, dq, dx, buffers, sums)
         if dq is not None:
             sums(f"{self.attention.prefix}.q", *self.W.shape).addmm_(rows.T, dq.flatten(0, 1))
             if dx_queries is not None:
                 dx_queries.flatten(0, 1).addmm_(dq.flatten(0, 1), self.W.T)
         if dx is not None and dx_queries is not None and queries.positions is not None:
             queries.add_back(dx, dx_queries)
-        return nll, correct, dx
+        return dx
+
+    def _attention_backward(
+        self,
+        dlogits: Float[Tensor, "row less"],
+        passed: "_Attended",
+        dq: Tensor | None,
+        dx: Tensor | None,
+        buffers: Workspace,
+        sums: Sums,
+    ) -> None:
+        """Sum dN, write dq and add to dx, whichever are given."""
+        x, v, o, shape = passed.x, passed.v, passed.o, passed.q.shape[:2]
+        if passed.mapped:
+            do = dlogits.view(*shape, -1)
+            dv = buffers("tail.dv", *v.shape).zero_() if self.N_wanted or self.input_wanted else None
+        else:
+            if self.N_wanted:
+                sums("tail.N", *self.N.shape).addmm_(o.flatten(0, 1).T, dlogits)
+            do = torch.mm(dlogits, self.N.T, out=buffers("tail.do", *passed.rows.shape)).view(*shape, -1)
+            dv = dx
+        scores = None if dq is None else ProductScores(passed.q, x, dq, dx)
+        if scores is not None or dv is not None:
+            backward(passed.weighting, do, v, buffers, scores=scores, add_dv=dv)
+        if passed.mapped and dv is not None:
+            if self.N_wanted:
+                sums("tail.N", *self.N.shape).addmm_(x.flatten(0, 1).T, dv.flatten(0, 1))
+            if dx is not None:
+                dx.flatten(0, 1).addmm_(dv.flatten(0, 1), self.N.T)
 
     def gradients(self, sums: Sums) -> dict[str, Tensor]:
         dN = self._gradient("tail.N", sums)

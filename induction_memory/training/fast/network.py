@@ -16,7 +16,7 @@ from induction_memory.training.fast.block import EMBEDDINGS, Block
 from induction_memory.training.fast.last_block import BlockTail, LinearTail, Tail
 from induction_memory.training.fast.lookup import Table, add_by_row, look_up
 from induction_memory.training.fast.positionwise import LayerNorm
-from induction_memory.training.fast.queries import Piece, Queries
+from induction_memory.training.fast.queries import MicroBatch, Queries
 from induction_memory.training.fast.sums import Sums
 from induction_memory.training.fast.workspace import Workspace
 
@@ -56,7 +56,7 @@ class Network:
         tokens: Int[Tensor, "batch pos"],
         targets: Int[Tensor, "batch query"],
         weights: Float[Tensor, "batch query"] | None,
-        piece: Piece,
+        piece: MicroBatch,
         buffers: Workspace,
         sums: Sums,
     ) -> tuple[Float[Tensor, "batch query"], Bool[Tensor, "batch query"]]:

@@ -12,11 +12,11 @@ from contextlib import contextmanager
 
 import torch
 
-from induction_memory.training.fast.queries import Piece
+from induction_memory.training.fast.queries import MicroBatch
 from induction_memory.training.fast.sums import Sums
 from induction_memory.training.fast.workspace import Workspace
 
-Work = Callable[[Piece, Workspace, Sums], None]
+Work = Callable[[MicroBatch, Workspace, Sums], None]
 
 _idle: deque[Workspace] = deque()
 
@@ -32,7 +32,7 @@ def one_thread_a_call() -> Iterator[int]:
         torch.set_num_threads(threads)
 
 
-def run_groups(work: Work, groups: Sequence[Sequence[Piece]], device: torch.device, threads: int) -> Sums:
+def run_groups(work: Work, groups: Sequence[Sequence[MicroBatch]], device: torch.device, threads: int) -> Sums:
     """Do the work of every piece in that many threads; the sums of all groups."""
     sums = [Sums(device) for _ in groups]
     waiting = deque(reversed(range(len(groups))))  # the last have most to do

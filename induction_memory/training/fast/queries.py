@@ -40,7 +40,7 @@ class Queries:
 
 
 @dataclass(frozen=True)
-class Piece:
+class MicroBatch:
     """A micro-batch: which sequences, and for chosen positions where they are and which are no repetitions."""
 
     sequences: Int[Tensor, " batch"]
@@ -65,12 +65,12 @@ class Piece:
         return self.sequences[:, None] * pos + self.positions
 
 
-def whole_pieces(batch: int, size: int, device: torch.device) -> list[Piece]:
+def whole_batches(batch: int, size: int, device: torch.device) -> list[MicroBatch]:
     """All positions of all sequences."""
-    return [Piece(part, None, None, ()) for part in torch.arange(batch, device=device).split(size)]
+    return [MicroBatch(part, None, None, ()) for part in torch.arange(batch, device=device).split(size)]
 
 
-def chosen_pieces(chosen: Bool[Tensor, "batch pos"], size: int, device: torch.device) -> list[Piece]:
+def chosen_batches(chosen: Bool[Tensor, "batch pos"], size: int, device: torch.device) -> list[MicroBatch]:
     """The chosen positions of the sequences that have any, in order of their number."""
     where = chosen.cpu().numpy()
     number = where.sum(1)
@@ -89,7 +89,7 @@ def chosen_pieces(chosen: Bool[Tensor, "batch pos"], size: int, device: torch.de
         edges = [(begin, min(begin + BLOCK, query)) for begin in range(0, query, BLOCK)]
         bounds = [(int(here[:, begin].min()), int(here[:, end - 1].max())) for begin, end in edges]
         real = np.arange(query) < count[rows, None]
-        pieces.append(Piece(_tensor(order[rows], device), _tensor(here, device), _tensor(real, device), bounds))
+        pieces.append(MicroBatch(_tensor(order[rows], device), _tensor(here, device), _tensor(real, device), bounds))
     return pieces
 
 

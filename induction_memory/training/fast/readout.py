@@ -12,8 +12,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from induction_memory.training.fast.attention import LOG2_E
-
 
 def cross_entropy(
     bits: Float[Tensor, "row vocab"],
@@ -35,8 +33,3 @@ def cross_entropy(
         bits.mul_(weights / total)
         bits.scatter_add_(-1, targets[:, None], -weights)
     return nll, correct
-
-
-def in_bits(W: Tensor) -> Tensor:
-    """A copy whose products come out in bits."""
-    return W * LOG2_E

@@ -1,0 +1,61 @@
+"""The initial weights, each parameter from a stream of its own (the paper's experiments).
+
+    W_E, W_pos    N(0, 1) entries, or N(0, 1/d); W_pos may be sine and cosine instead
+    other maps    uniform in [-1/sqrt(fan_in), 1/sqrt(fan_in)]
+    W_Q           the identity if the configuration says so
+    LayerNorm     gain 1, bias 0; every other bias 0
+
+A stream is keyed by the seed and the parameter's name: two models that differ in one part share all the others. Nothing
+else is needed, so the initial weights of a run can be computed again from its configuration and its seed.
+"""
+
+import math
+import zlib
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from induction_memory.model.config import ModelConfig
+
+
+def initial_weight(name: str, shape: tuple[int, ...], config: ModelConfig, seed: int) -> Float[Tensor, "..."]:
+    """The initial value of one parameter, by its name in the HookedTransformer.
+
+    >>> initial_weight("blocks.0.attn.W_Q", (1, 2, 2), ModelConfig(d_model=2, n_ctx=4), seed=0)[0]
+    tensor([[1., 0.],
+            [0., 1.]])
+    """
+    kind = name.rsplit(".", 1)[-1]
+    if kind == "w":  # LayerNorm's gain
+        return torch.ones(shape)
+    if kind == "b" or kind.startswith("b_"):
+        return torch.zeros(shape)
+    if kind == "W_Q" and config.identity_queries:
+        return torch.eye(config.d_model).expand(shape)
+    if kind == "W_pos" and config.positions == "sinusoidal":
+        return _sinusoidal(config)
+    stream = generator(seed, name)
+    if kind in ("W_E", "W_pos"):
+        return torch.randn(shape, generator=stream) * _embedding_scale(config)
+    fan_in = config.n_heads * config.head_dimension if kind == "W_O" else shape[-2]
+    return (2 * torch.rand(shape, generator=stream) - 1) / math.sqrt(fan_in)
+
+
+def generator(seed: int, name: str) -> torch.Generator:
+    """The stream of a seed and a name."""
+    entropy = np.random.SeedSequence([seed, zlib.crc32(name.encode())]).generate_state(1, np.uint64)[0]
+    return torch.Generator().manual_seed(int(entropy) >> 1)
+
+
+def _embedding_scale(config: ModelConfig) -> float:
+    return 1.0 if config.embedding_variance == "one" else config.d_model**-0.5
+
+
+def _sinusoidal(config: ModelConfig) -> Float[Tensor, "pos d_model"]:
+    """sin and cos of t / 10000^(2i/d), interleaved, scaled so that the norm is that of the random embeddings."""
+    position = torch.arange(config.n_ctx, dtype=torch.float64)[:, None]
+    rate = 10000 ** (-torch.arange(0, config.d_model, 2, dtype=torch.float64) / config.d_model)
+    waves = torch.stack([torch.sin(position * rate), torch.cos(position * rate)], dim=-1).flatten(1)
+    return (waves * math.sqrt(2) * _embedding_scale(config)).float()

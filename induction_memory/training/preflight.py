@@ -1,0 +1,65 @@
+"""What can be refused before a run begins is refused here: nothing is written for a run that cannot be.
+
+A model or a batch that does not fit into memory, a device that is not there, a task that never asks what the loss
+averages over, a graft that does not fit.
+"""
+
+import math
+import os
+
+import torch
+from torch import Tensor
+
+from induction_memory.errors import require
+from induction_memory.experiment.constraints import Graft
+from induction_memory.experiment.run_config import RunConfig
+from induction_memory.task.sampler import step_rng
+from induction_memory.training.evaluation import trained_positions
+from induction_memory.trajectory.trajectory import load
+
+GB = 1e9
+SEQUENCES = 256  # looked at for a position that the loss averages over
+
+
+def check(config: RunConfig) -> None:
+    """Raise an InputError if this machine cannot train the run, or nothing in it would learn."""
+    device = config.train.device
+    require(device == "cpu" or torch.cuda.is_available(), "train.device", "cpu: no CUDA device is there", repr(device))
+    require(bool(config.model.trained_names), "model.trained", "at least one name to train", "none")
+    _check_memory(config)
+    _check_loss(config)
+
+
+def graft_matrices(config: RunConfig) -> dict[Graft, Tensor]:
+    """The matrix of each graft, of the shape that it replaces."""
+    matrices = {}
+    for rule in config.train.graft_rules:
+        run = load(rule.run)
+        known = run.model_config.parameters
+        require(rule.name in known, "train.grafts", f"a matrix that {rule.run} has", repr(rule.name))
+        matrix = run.stack(rule.name, [rule.step])[0].clone()
+        wanted = config.model.shapes[config.model.parameters[rule.name]]
+        got = tuple(matrix.shape)
+        require(got == wanted, "train.grafts", f"a matrix of shape {wanted}", f"{got} for {rule}")
+        matrices[rule] = matrix
+    return matrices
+
+
+def _check_memory(config: RunConfig) -> None:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    copies = 4  # the weights, a copy on their way to the disk, gradients, momentum
+    weights = sum(math.prod(shape) for shape in config.model.shapes.values()) * 4 * copies
+    allowed = f"weights that fit into this machine's memory ({memory / GB:.3g} GB)"
+    require(weights < memory, "model", allowed, f"about {weights / GB:.3g} GB with gradients and momentum")
+    tokens = config.train.batch_size * (config.task.length + 1) * 8 * 4  # tokens, targets, classes, predictions
+    allowed = f"batches that fit into this machine's memory ({memory / GB:.3g} GB)"
+    require(tokens < memory, "train.batch_size", allowed, f"{config.train.batch_size}, about {tokens / GB:.3g} GB")
+
+
+def _check_loss(config: RunConfig) -> None:
+    """Refuse a task whose sequences never have a position that the loss averages over."""
+    loss = config.train.loss
+    batch = config.task.sample(SEQUENCES, step_rng(config.train.eval_seed, 0))
+    asked = bool(trained_positions(batch, loss).any())
+    allowed = f"sequences with positions that the loss {loss!r} averages over (later occurrences of triggers ...)"
+    require(asked, "task", allowed, f"none in {SEQUENCES} sequences of {config.task.length} tokens")

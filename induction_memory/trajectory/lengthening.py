@@ -1,0 +1,70 @@
+"""More steps for a run that has fewer.
+
+A finished run gets its steps/ back, then the manifest says "training" with the new number of steps, and only then the
+stacked files are removed. A run on its way only gets the new number. Either stands where it stood, and training on
+gives the bits of a run that had as many steps from the start.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from induction_memory.experiment.run_config import RunConfig
+from induction_memory.trajectory import rows as row_files
+from induction_memory.trajectory.durable import make_folder
+from induction_memory.trajectory.layout import FROZEN, GRAFTS, LATEST, OPTIMIZER, STEPS, TRAINED, step_path
+from induction_memory.trajectory.manifest import Manifest
+from induction_memory.trajectory.sealed import SealedFile
+from induction_memory.trajectory.writer import spent, write_state
+
+
+def why_not_longer(folder: Path, manifest: Manifest, longer: RunConfig) -> Iterator[str]:
+    """What keeps the run in `folder` from being the beginning of one with more steps."""
+    train = RunConfig.from_dict(manifest.config).train
+    before, after = ({s for s in t.checkpoint_rule.fixed if s < train.steps} for t in (train, longer.train))
+    if train.schedule != "constant":
+        yield f"its {train.schedule} decay ends at step {train.steps}"
+    if before != after:
+        yield f"{train.checkpoints!r} keeps other steps before {train.steps} then"
+    if manifest.state != "finished":
+        return
+    rows = row_files.of(folder, manifest)
+    steps = SealedFile.open_piece(folder / TRAINED, manifest.pieces.get(TRAINED)).steps
+    if [row["step"] for row in rows if row["checkpoint"]] != list(steps):
+        yield "some of its steps were left out"
+    state = manifest.pieces.get(OPTIMIZER)
+    if state is None or steps[-1] not in SealedFile.open_piece(folder / OPTIMIZER, state).steps:
+        yield "it was kept without its optimiser's state"
+    if train.grafts and GRAFTS not in manifest.pieces:
+        yield "it was kept without what it grafts"
+
+
+def lengthen(folder: Path, manifest: Manifest, config: RunConfig, command: str | None) -> None:
+    """Make the run in `folder` one of more steps, which stands where it stood."""
+    seconds, pieces = manifest.seconds, {n: p for n, p in manifest.pieces.items() if n in (FROZEN, GRAFTS)}
+    for name, piece in pieces.items():
+        damage = SealedFile.open_piece(folder / name, piece).damage()
+        if damage is not None:
+            raise damage
+    if manifest.state == "training":
+        seconds = spent(folder, manifest)
+    else:
+        _unpack(folder, manifest)
+    command = command or manifest.command
+    manifest.replace(
+        state="training", config=config.to_dict(), rows=None, seconds=seconds, pieces=pieces, command=command
+    ).write(folder)
+    for name in (TRAINED, OPTIMIZER):
+        (folder / name).unlink(missing_ok=True)
+
+
+def _unpack(folder: Path, manifest: Manifest) -> None:
+    """The files of single steps, from the stacked ones."""
+    weights, optimizer = (SealedFile.open_piece(folder / n, manifest.pieces.get(n)) for n in (TRAINED, OPTIMIZER))
+    make_folder(folder / STEPS)
+    for step in weights.steps:
+        held = optimizer.entries if step in optimizer.steps else ()
+        moving = {name: weights.read_step(name, step) for name in weights.entries}
+        state = {name: optimizer.read_step(name, step) for name in held}
+        write_state(step_path(folder, step), manifest, step, moving, state)
+        if step == weights.steps[-1]:  # training on writes its file again, perhaps without the optimiser's state
+            write_state(folder / LATEST, manifest, step, moving, state)

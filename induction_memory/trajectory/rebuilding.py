@@ -1,0 +1,35 @@
+"""The weights of a run before any training.
+
+Where step 0 of a run is stored, that is them. Where it is not, they are computed again from the configuration and the
+seed, which gives the same bits, and compared with the checksum in the manifest. Format version 1 kept no checksum:
+there, only runs that were trained here from their seed are computed again, neither branches nor imported ones. What
+is not known is None, never a guess.
+"""
+
+import logging
+
+from torch import Tensor
+
+from induction_memory.model.initial import initial_weight
+from induction_memory.trajectory.folder import FolderSource
+from induction_memory.trajectory.foreign import PlainSource
+from induction_memory.trajectory.states import checksum, with_tied
+
+
+def initial_weights(source: FolderSource | PlainSource) -> dict[str, Tensor] | None:
+    """Every parameter before training, by its name in the HookedTransformer; None if it is not known."""
+    expected = source.initial_checksum
+    if expected is None and not source.trained_from_seed:
+        return None
+    if source.parent is None and 0 in source.steps:
+        frozen = {name: source.read_frozen(name) for name in source.frozen}
+        found = frozen | {name: source.read_step(name, 0) for name in source.moving}
+    else:
+        config, seed = source.model_config, source.train.init_seed
+        found = with_tied(config, {n: initial_weight(n, shape, config, seed) for n, shape in source.shapes.items()})
+    if expected is None or checksum(source.model_config, found) == expected:
+        return found
+    logging.getLogger("induction_memory").warning(
+        "%s: its initial weights cannot be computed again from its configuration and seed", source.path
+    )
+    return None

@@ -1,0 +1,49 @@
+"""Where trajectories are found by name.
+
+A name is looked for in these folders, in this order:
+
+    1. those in the environment variable INDUCTION_MEMORY_PATH, separated by ":" as in PATH
+    2. ./checkpoints
+    3. checkpoints/ of the source tree, where the package is used from one
+    4. the package itself, which brings one small trajectory: induction-small
+"""
+
+import os
+from os import PathLike
+from pathlib import Path
+
+from induction_memory.errors import InputError, require
+from induction_memory.trajectory.layout import MANIFEST
+
+VARIABLE = "INDUCTION_MEMORY_PATH"
+SHIPPED = Path(__file__).parents[2] / "checkpoints"
+"""The shipped trajectories, in the source tree."""
+PACKAGED = Path(__file__).parent / "data"
+"""The one that is part of the package."""
+
+
+def search_path() -> list[Path]:
+    """The folders in which names are looked for."""
+    own = [Path(folder) for folder in os.environ.get(VARIABLE, "").split(os.pathsep) if folder]
+    return [*own, Path("checkpoints"), SHIPPED, PACKAGED]
+
+
+def find(path: str | Path) -> Path:
+    """The folder that a path or a name stands for."""
+    require(isinstance(path, str | PathLike), "run", "the folder or the name of a trajectory", repr(path))
+    require(str(path) != "", "run", "the folder or the name of a trajectory", "nothing")
+    for folder in (Path(path), *(place / path for place in search_path())):
+        if _is_folder(folder):
+            return folder
+    names = sorted({p.parent.name for place in search_path() for p in place.glob(f"*/{MANIFEST}")})
+    raise InputError(
+        f"run: expected the folder of a trajectory or one of {', '.join(names)}, got {str(path)[:200]!r} (the shipped "
+        f"ones lie in checkpoints/ of the source; {VARIABLE} names folders that hold others)"
+    )
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):  # a name that is too long, or with a null character in it
+        return False

@@ -1,0 +1,110 @@
+"""The weights before training: stored, computed again from configuration and seed, or unknown; never guessed."""
+
+import json
+import logging
+import shutil
+
+import pytest
+import torch
+
+import induction_memory as im
+from induction_memory.interventions.subjects import subjects
+from induction_memory.model.build import build
+from induction_memory.model.config import ModelConfig
+from induction_memory.training.branching import branch
+from induction_memory.training.run import start
+from induction_memory.trajectory import load, thin
+from induction_memory.trajectory.manifest import Manifest
+from induction_memory.trajectory.rebuilding import initial_weights
+from tests.tiny_runs import MODEL, TASK, tiny
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return start(tiny(), tmp_path_factory.mktemp("runs") / "run", quiet=True)
+
+
+def same(a, b) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_configuration_and_seed_give_step_0_of_a_shipped_run_bit_for_bit():
+    shipped = im.load("induction-alone")
+    model = build(shipped.model_config, shipped.config.train.init_seed)
+    rebuilt = {name: value.detach() for name, value in model.named_parameters()}
+    assert same(rebuilt, shipped.state(0))
+    assert same(shipped.initial(), shipped.state(0))
+
+
+def test_a_run_that_stores_only_its_last_step_has_moved_since_its_initial_weights():
+    shipped = im.load("vanilla-random")
+    assert shipped.steps.tolist() == [1000]
+    initial = shipped.initial()
+    assert initial is not None
+    seed = shipped.config.train.init_seed
+    assert same(initial, {n: p.detach() for n, p in build(shipped.model_config, seed).named_parameters()})
+    distances = im.probes.table(shipped, "distance_W_K1")["value"]
+    assert (distances > 0.1).all()
+
+
+def test_initial_weights_come_back_from_whatever_was_kept(run, tmp_path):
+    expected = run.state(0)
+    assert same(run.initial(), expected)
+    assert same(thin(run, tmp_path / "late", [8, 12]).initial(), expected)
+    assert same(load(run.export(8, tmp_path / "exported")).initial(), expected)
+    off = branch(run, 4, tmp_path / "branch", quiet=True)
+    assert same(off.initial(), expected)
+    assert same(thin(off, tmp_path / "thinned branch", [12]).initial(), expected)
+    again = branch(off, 8, tmp_path / "branch of a branch", settings=["model.trained=W_K1"], quiet=True)
+    assert same(again.initial(), expected)
+
+
+def test_a_tied_output_is_tied_in_the_initial_weights(tmp_path):
+    tied = start(tiny(ModelConfig.full(d_model=16, n_ctx=16, tied_output=True), steps=2), tmp_path / "run", quiet=True)
+    assert same(thin(tied, tmp_path / "last", [2]).initial(), tied.state(0))
+
+
+def test_what_is_imported_or_was_grafted_and_thinned_is_unknown(run, tmp_path):
+    (tmp_path / "theirs").mkdir()
+    for step in (0, 8):
+        torch.save(run.model(step).state_dict(), tmp_path / "theirs" / f"model-{step}.pt")
+    theirs = load(tmp_path / "theirs", model=MODEL, task=TASK)
+    assert theirs.initial() is None
+    converted = thin(theirs, tmp_path / "converted")
+    assert converted.initial() is None
+    assert branch(converted, 8, tmp_path / "branch", steps=9, quiet=True).initial() is None
+    assert next(subjects(converted)).initial is None
+    table = im.probes.table(converted, ["distance_W_K1"])
+    assert table.empty
+    assert "initialisation" in table.attrs["skipped"]["distance_W_K1"]
+
+    grafted = start(tiny(grafts=(f"W_O2={run.path}@12",), steps=4), tmp_path / "grafted", quiet=True)
+    initial = grafted.initial()
+    assert initial is not None
+    assert torch.equal(initial["blocks.1.attn.W_O"], run.state(12)["blocks.1.attn.W_O"])
+    late = thin(grafted, tmp_path / "late", [4])
+    assert late.initial() is None
+
+
+def test_weights_that_another_generator_would_draw_are_unknown_and_said_once(run, tmp_path, caplog):
+    late = thin(run, tmp_path / "late", [12])
+    Manifest.read(late.path).replace(initial="0" * 64).write(late.path)
+    with caplog.at_level(logging.WARNING, logger="induction_memory"):
+        assert load(late.path).initial() is None
+    assert "cannot be computed again" in caplog.text
+
+
+def test_a_run_of_format_version_1_is_believed_only_if_it_was_trained_here_from_its_seed(run, tmp_path):
+    def old(source, name):
+        """The folder as version 1 wrote its manifest."""
+        folder = tmp_path / name
+        shutil.copytree(source.path, folder)
+        Manifest.read(folder).replace(initial=None, identity=None).write(folder)
+        text = json.loads((folder / "manifest.json").read_text())
+        assert text["initial"] is None
+        return load(folder)
+
+    late = thin(run, tmp_path / "late", [12])
+    assert same(initial_weights(old(late, "old").source), run.state(0))
+    off = thin(branch(run, 4, tmp_path / "branch", quiet=True), tmp_path / "thinned")
+    assert old(off, "old branch").initial() is None
