@@ -2,8 +2,8 @@
 
     step 300/1000 loss 1.234 acc 0.91 W_K1 0.98 W_K2 1.00 W_O2 1.00 2.9/s 4:02 left
 
-All values of a line are those of the step it names; acc is the accuracy on the task's main group. A line has at most 80 columns.
-Everything goes to standard error: standard output is for results.
+All values of a line are those of the step it names; acc is the accuracy on the task's main group. A line has at most
+80 columns. Everything goes to standard error: standard output is for results.
 """
 
 import math

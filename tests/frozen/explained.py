@@ -48,14 +48,12 @@ EXPLAINED: tuple[Moved, ...] = (
         run="four-heads",
         column="causes|confidence|distractor|role",
     Moved(
-        "3: initial weights from the seed, not the first stored step",
+        "3: initial weights from the seed",
         "ablate.*",
         run="vanilla-.*",
         key=".*kind=initial.*",
     ),
-    Moved(
-        "3: initial weights from the seed, not the first stored step", "probes.*", run="vanilla-.*", key=".*distance_.*"
-    ),
+    Moved("3: initial weights from the seed", "probes.*", run="vanilla-.*", key=".*distance_.*"),
 )
 
 
