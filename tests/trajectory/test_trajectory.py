@@ -348,7 +348,7 @@ anything: Any = im  # as a user has it who reads no annotations
             lambda run: anything.probes.recall("run"),
             r"^source: expected a trajectory \(as im.load .*, got 'run'$",
         ),
-        (lambda run: anything.probes.table(run, 5), r"^probes: expected names of probes or of families, got 5$"),
+        (lambda run: anything.probes.table(run, 5), r"^probes: expected names of probes or of families.*, got 5$"),
         (lambda run: anything.probes.table(run, "loss", batch="x"), r"^batch: expected a Batch, .*, got 'x'$"),
         (lambda run: anything.probes.table(run, "loss", task="x"), r"^task: expected a BigramTask, got 'x'$"),
     ],
