@@ -47,12 +47,8 @@ EXPLAINED: tuple[Moved, ...] = (
         r"identify\.roles",
         run="four-heads",
         column="causes|confidence|distractor|role",
-    Moved(
-        "3: initial weights from the seed",
-        "ablate.*",
-        run="vanilla-.*",
-        key=".*kind=initial.*",
     ),
+    Moved("3: initial weights from the seed", "ablate.*", run="vanilla-.*", key=".*kind=initial.*"),
     Moved("3: initial weights from the seed", "probes.*", run="vanilla-.*", key=".*distance_.*"),
 )
 
