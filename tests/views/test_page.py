@@ -118,6 +118,19 @@ def test_hovering_a_token_marks_it_everywhere_and_a_click_pins_it(tab, paths):
     assert "query=" not in tab.evaluate("(inductionMemory.store.writeHash(), location.hash)")
 
 
+def test_hovering_a_memory_marks_its_token_in_the_sequence_and_the_attention(tab, paths):
+    opened(tab, paths["one"])
+    left, cell = tab.evaluate("(() => { const map = inductionMemory.articles[0].all.find(p => p.name === 'W_O2').map;"
+                              " return [map.left, map.cell]; })()")  # fmt: skip
+    tokens = view_of(tab, "view.sequence.tokens")
+    token = tokens[4]
+    tab.locator("#w-o2-0 .overlay").hover(position={"x": left + 1.5 * cell, "y": (token + 0.5) * cell})
+    last = len(tokens) - 1 - tokens[::-1].index(token)
+    assert tab.get_attribute(f"#token-0-{last}", "aria-selected") == "true"
+    assert tab.locator(".token.same").count() == tokens.count(token)
+    assert f"({last + 1}) attends most to" in tab.inner_text(".attention .readout")
+
+
 def test_hovering_the_map_reads_out_attention(tab, paths, runs):
     opened(tab, paths["one"])
     box = tab.locator(".focus .overlay").bounding_box()

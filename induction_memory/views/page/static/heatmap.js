@@ -71,6 +71,7 @@ export class HeatMap {
     this.overlay.setAttribute("viewBox", `0 0 ${width} ${height}`);
     this.size = [width, height];
     const marks = svg("g", { class: "labels" });
+    marks.style.fontSize = `${Math.max(LABEL, Math.min(13, 0.72 * cell))}px`;
     rowLabels.forEach((text, i) => {
       if (every > 1 && Number(text) % every) return;
       const x = left - 4 - (i % lanes) * lane;

@@ -118,15 +118,15 @@ class Page {
     }
   }
 
-  /** Query, key and token that are pointed at: hovered, else pinned, else the last trigger that came again. */
+  /** Query, key and token that are pointed at: hovered, else pinned, else the usual one. */
   pointed(run, view) {
-    const { tokens, in_context: again } = view.sequence;
+    const { tokens } = view.sequence;
     const pinned = this.state.query !== null && this.state.query < tokens.length ? this.state.query : null;
-    const usual = pinned ?? again.at(-1) ?? tokens.length - 1;
+    const usual = pinned ?? run.usualQuery(view);
     const hover = this.hovered;
-    const query = hover?.query !== undefined && hover.query < tokens.length ? hover.query : usual;
-    const token = hover?.token ?? (hover?.query !== undefined || pinned !== null ? tokens[query] : hover?.memory ? null : tokens[query]);
-    return { query, key: hover?.key ?? null, token };
+    const place = hover?.query ?? (hover?.position ?? (hover?.token === undefined ? undefined : lastIndex(tokens, hover.token)));
+    const query = place !== undefined && place < tokens.length ? place : usual;
+    return { query, key: hover?.key ?? null, token: hover?.token ?? tokens[query] };
   }
 
   pin(query) {
@@ -242,6 +242,12 @@ class Page {
     if (event.source !== parent || event.data?.kind !== "induction-memory set step") return;
     if (Number.isFinite(event.data.step)) this.goto(this.runs[0], event.data.step);
   }
+}
+
+/** The last place of a value in a list; undefined if it is not there. */
+function lastIndex(list, value) {
+  const at = list.lastIndexOf(value);
+  return at < 0 ? undefined : at;
 }
 
 unpack(document.querySelector("#data").textContent.trim()).then(({ meta, arrays }) => {

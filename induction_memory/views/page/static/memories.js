@@ -126,7 +126,7 @@ export class MemoryPanel {
     } else {
       const row = here?.row ?? token;
       const column = here?.column ?? token;
-      this.map.mark(row === null ? null : this.atRow[row], column === null ? null : this.atColumn[column]);
+      this.map.mark(this.atRow[row], this.atColumn[column]);
     }
     const cell = this.chosen ?? this.usual(token, query);
     this.erase.hidden = !(this.run.model && chosen) || here !== null;
@@ -139,7 +139,7 @@ export class MemoryPanel {
       const row = query - this.table.first;
       return row >= 0 && row < this.table.rows ? { row, column: query - 1 } : null;
     }
-    return token === null || this.name === "W_F" ? null : { row: token, column: token };
+    return this.name === "W_F" ? null : { row: token, column: token };
   }
 
   words({ row, column }) {

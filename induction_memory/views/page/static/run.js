@@ -32,6 +32,18 @@ export class Run {
     return id < 0 ? "?" : this.meta.visible[id];
   }
 
+  get severalHeads() {
+    return this.meta.heads.length > this.meta.n_layers;
+  }
+
+  /** The query that is pointed at if none is chosen: the best answered trigger that came again, at the last step. */
+  usualQuery(view) {
+    const { tokens, in_context: again } = view.sequence;
+    if (!again.length || view.row === undefined) return again.at(-1) ?? tokens.length - 1;
+    const losses = slice(this.arrays.loss, this.meta.steps.length - 1, view.row);
+    return again.reduce((best, t) => (losses[t] <= losses[best] ? t : best));
+  }
+
   /** Where this run was born: the change point that comes last, for alignment. */
   get birth() {
     const found = this.meta.births.find((birth) => birth.memory === "W_O2") ?? this.meta.births[0];

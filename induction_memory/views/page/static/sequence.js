@@ -113,7 +113,7 @@ export class SequencePanel {
       node.style.setProperty("--a", t <= query ? map[query * n + t].toFixed(3) : 0);
       node.classList.toggle("query", t === query);
       node.classList.toggle("ahead", t > query);
-      node.classList.toggle("same", token !== null && view.sequence.tokens[t] === token);
+      node.classList.toggle("same", view.sequence.tokens[t] === token);
       node.setAttribute("aria-selected", String(t === query));
     });
     const truth = view.sequence.targets[query];
