@@ -66,11 +66,11 @@ frequent characters), T = 256, with {Scales()!r}. Each cell is the mean of {seed
 
 {chr(10).join(table)}
 
-Two errors are left. The first position has no predecessor and attends to itself, so a sequence that begins with a
-trigger shows a false match there: the third column leaves those sequences out. And near-orthogonal is not orthogonal:
-at small d the keys of 256 positions and the outputs of the two layers interfere, W_F's with what the induction head
-writes in particular. The global accuracy of W_F alone is bounded by that of the bigrams' most likely successor; the
-induction head adds noise to it, since it attends somewhere on every token.
+Two kinds of error remain. The first position has no predecessor and attends to itself, so a sequence that begins with a
+trigger shows a false match there. The fourth column leaves those sequences out. The other errors come from embeddings
+that are only nearly orthogonal: at small d the keys of 256 positions interfere, and W_F reads what the induction head
+writes. The global accuracy of W_F alone is at most that of the bigrams' most likely successor. The induction head adds
+noise to it, because it attends somewhere on every token.
 """
 
 

@@ -44,7 +44,7 @@ CORRECTED = tuple(
 
 
 def expected(d: int, length: int) -> dict[str, dict[str, tuple[float, float]]]:
-    """Control -> probe -> the least and the greatest value that its known circuit allows."""
+    """Control -> probe -> the smallest and the largest value that its known circuit allows."""
     constructed = (
         dict.fromkeys([*RECALLS, *(f"{name}_rank" for name in RECALLS)], ONE)
         | dict.fromkeys([f"{name}_soft" for name in RECALLS], NEAR_ONE)

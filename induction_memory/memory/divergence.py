@@ -48,4 +48,4 @@ def kl(
 def relative_entropy(log_p: Float[Tensor, "*#row j"], log_q: Float[Tensor, "*#row j"]) -> Float[Tensor, "*row"]:
     """KL(p || q) = sum_j p (log p - log q), with 0 log 0 = 0."""
     p = log_p.exp()
-    return torch.where(p == 0, 0.0, p * (log_p - log_q)).sum(-1)
+    return (p * (log_p - log_q)).masked_fill(p == 0, 0.0).sum(-1)

@@ -18,7 +18,7 @@ from induction_memory.errors import require
 
 @dataclass(frozen=True)
 class Sequences:
-    """A finite distribution of (X, y): `weights` are the probabilities of the atoms, a row each."""
+    """A finite distribution of (X, y): `weights` are the probabilities of the atoms, one per row."""
 
     X: Float[Tensor, "batch pos d_model"]
     "the embeddings x_1 .. x_T of each sequence"

@@ -63,7 +63,7 @@ def target_scores(a: Association) -> Float[Tensor, "*lead n"]:
 
 
 def best_rival(a: Association) -> Float[Tensor, "*lead n"]:
-    """The greatest score of each item with a rival; nan where one of the scores is.
+    """The largest score of each item with a rival; nan if one of them is nan.
 
     Minus infinity is added to what does not compete: a sum over the table is quicker than any choice in it.
     """

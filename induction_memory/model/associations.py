@@ -107,8 +107,8 @@ def parameter_of(memory: str, weights: Mapping[str, Tensor]) -> str:
 def carrier(source: Any, task: BigramTask | None = None, *, head: str | None = None) -> str:
     """The layer-1 head through which the previous token reaches W_K2's keys.
 
-    The head with the clearest signal: the greatest mean over layer-2 heads, or value for one `head` of them, of the
-    ideal pairs' signal to interference. Recall would mislead: where layer-2 heads share the work, each recalls few
+    It is the head with the clearest signal: the largest signal to interference of the ideal pairs, as a mean over all
+    layer-2 heads or for one `head` of them. Recall would mislead: where layer-2 heads share the work, each recalls few
     tokens, and chance decides which layer-1 head comes out best.
     """
     a = associate(source, "W_K2", task=task)

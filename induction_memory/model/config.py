@@ -38,19 +38,19 @@ class ModelConfig:
     d_vocab: int = 65
     """Size N of the vocabulary."""
     d_vocab_out: int | None = None
-    """Number of outputs; the size of the vocabulary when not given."""
+    """Number of outputs; the size of the vocabulary if not given."""
     n_layers: int = 2
     """Number of attention layers."""
     n_heads: int = 1
     """Heads in each layer."""
     d_head: int | None = None
-    """Dimension of a head; d_model / n_heads when not given."""
+    """Dimension of a head; d_model / n_heads if not given."""
     feed_forward: FeedForward = "linear"
     """none, linear (x + W_F x) or relu (a hidden layer of width d_mlp)."""
     feed_forward_layers: FeedForwardLayers = "last"
     """Which layers have the feed-forward: the last one, or all."""
     d_mlp: int | None = None
-    """Width of the ReLU feed-forward; 4 d_model when not given."""
+    """Width of the ReLU feed-forward; 4 d_model if not given."""
     layer_norm: bool = False
     """LayerNorm before each attention, each feed-forward and the unembedding."""
     parallel_blocks: bool = False

@@ -3,7 +3,7 @@
 A name begins with one of the memories of `associations.py` and may go on, in this order:
 
     W_K1_first64, W_K1[a:b]   positions a to b-1, counted from 0: queries a+1 to b-1, keys a to b-2
-    W_K1_causal               the query chooses among the keys s <= t; without it among all keys but the last
+    W_K1_causal               the query chooses among the keys s <= t; without it among all keys except the last
                               position's, as the authors measured
     W_K1_normed, W_K2_normed  each embedding through the model's own LayerNorms in full, instead of their linear part
                               folded into the matrix. Keys have different norms, so the two recalls differ
@@ -37,7 +37,7 @@ class Spec:
 
     @classmethod
     def parse(cls, name: str) -> "Spec | None":
-        """The memory that a name speaks of; None for a name that is none."""
+        """The memory that a name speaks of; None if the name has another form."""
         match = _NAME.fullmatch(name)
         if match is None:
             return None

@@ -22,7 +22,7 @@ class Activations:
     model: nn.Module
     """Any TransformerLens model."""
     sequences: Batch | None
-    """What it reads; None where nobody has said, and only the standard scores can be had."""
+    """The sequences; None if no batch or task was given, and then only the standard head scores are available."""
     stack: Stack
     """Its weights, with the task."""
     batch_facts: dict[str, Any] = field(default_factory=dict, repr=False)
@@ -50,7 +50,7 @@ class Activations:
 
     @property
     def diverged(self) -> Bool[Tensor, ""]:
-        """Whether the model answers with nan somewhere: then the greatest of its numbers means nothing."""
+        """Whether any logit is nan, which makes argmax meaningless."""
         return self.once("diverged", lambda: self.logits.isnan().any())
 
     def pattern(self, layer: int) -> Float[Tensor, "batch head query key"]:
@@ -63,7 +63,7 @@ class Activations:
         return self.once(f"attended {layer}", lambda: self.pattern(layer).argmax(-1))
 
     def repeated_pattern(self, layer: int) -> Float[Tensor, "batch head query key"]:
-        """Attention on random sequences said twice."""
+        """Attention on random sequences that are repeated once."""
         self._require_layer(layer)
         tokens, patterns = self.once("repeated", lambda: run_repeated(self.model, self.stack.n_layers))
         assert tokens.shape[1] % 2 == 0
@@ -117,13 +117,13 @@ def run(model: nn.Module, tokens: Int[Tensor, "batch pos"], wanted: list[str]) -
 def repeated_tokens(
     vocab_size: int, length: int, batch: int, generator: torch.Generator
 ) -> Int[Tensor, "batch twice_length"]:
-    """Sequences of `length` uniformly random tokens, each said twice."""
+    """Sequences of `length` uniformly random tokens, each repeated once."""
     once = torch.randint(vocab_size, (batch, length), generator=generator)
     return torch.cat([once, once], dim=1)
 
 
 def run_repeated(model: nn.Module, n_layers: int, length: int | None = None) -> tuple[Tensor, list[Tensor]]:
-    """Random sequences said twice, each half `length` tokens (half the context when not given), and all patterns."""
+    """Random sequences repeated once, each half `length` tokens (half the context if not given), and all patterns."""
     cfg: Any = model.cfg
     generator = torch.Generator().manual_seed(REPEATED_SEED)
     tokens = repeated_tokens(cfg.d_vocab, length or cfg.n_ctx // 2, REPEATED_SEQUENCES, generator)

@@ -1,4 +1,4 @@
-"""Attention probes: where the heads look (Section 5; the conditional probes are the authors').
+"""Attention probes: where the heads attend (Section 5; the conditional probes are the authors').
 
 With A[t, s] the attention of query t to key s <= t, and z the tokens:
 
@@ -8,9 +8,9 @@ With A[t, s] the attention of query t to key s <= t, and z the tokens:
 The mass is this sum; the argmax is whether the most attended key is one of those. A head that attends uniformly gets
 c_t = (number of those keys) / (t + 1) of either, so both are corrected for chance: (mean - mean c) / (1 - mean c),
 which is 0 for the uniform head and 1 for the perfect one. Induction is measured on triggers (second occurrence on),
-on all tokens that occurred before, and on those of them that are no triggers of their sequence.
+on all tokens that occurred before, and on those that are not triggers of their sequence.
 
-The conditional probes are plain rates. The standard scores use random sequences said twice, each half of length n:
+The conditional probes are plain rates. The standard scores use random sequences repeated once, each half of length n:
 
     repeated_previous    mean of A[t, t-1]
     repeated_induction   mean of A[t, t-n+1] over the second half
@@ -48,8 +48,8 @@ _PER_LAYER = {
     "match": "share of triggers (2nd occurrence on) whose most attended s has z_{s-1} = z_t, attending s = 0 a miss",
     "attended_is_target": "share of triggers (2nd occurrence on) whose most attended token is the target",
     "predicted_is_attended": "share of triggers (2nd occurrence on) where the prediction is the most attended token",
-    "repeated_previous": "random sequences said twice: mean of A[t, t-1]",
-    "repeated_induction": "random sequences said twice, each of n tokens: mean of A[t, t-n+1] over the second half",
+    "repeated_previous": "random sequences repeated once: mean of A[t, t-1]",
+    "repeated_induction": "random sequences of n tokens repeated once: mean of A[t, t-n+1] over the second half",
 }
 _PAIR = "previous_where_attended"
 
@@ -92,7 +92,7 @@ def induction_argmax(
 
 
 def entropy(pattern: Float[Tensor, "batch head query key"], *, share: bool = False) -> Float[Tensor, " head"]:
-    """Mean entropy of the attention of t >= 1, in nats or as a share of the greatest, log(t + 1)."""
+    """Mean entropy of the attention of t >= 1, in nats or as a share of the largest possible, log(t + 1)."""
     nats = torch.special.entr(pattern).sum(-1)[..., 1:].double()
     if share:
         nats = nats / torch.arange(2, pattern.shape[-1] + 1, device=nats.device).log()
@@ -100,7 +100,7 @@ def entropy(pattern: Float[Tensor, "batch head query key"], *, share: bool = Fal
 
 
 def mean_where(values: Tensor, queries: Bool[Tensor, "batch query"]) -> Float[Tensor, " head"]:
-    """Mean a head over the queries that are asked for; nan when there is none."""
+    """Mean per head over the chosen queries; nan if there is none."""
     return values.double().movedim(1, 0)[:, queries].mean(-1)
 
 
@@ -136,7 +136,7 @@ def head_scores(model: nn.Module, *, length: int | None = None) -> pd.DataFrame:
 
 
 def repeated_induction(pattern: Float[Tensor, "batch head query key"]) -> Float[Tensor, " head"]:
-    """On sequences said twice: mean attention from the second half to the token after the same one in the first."""
+    """On sequences repeated once: mean attention from the second half to the token after the same one in the first."""
     n = pattern.shape[-1] // 2
     stripe = pattern.diagonal(1 - n, dim1=-2, dim2=-1)  # entry i is the query n - 1 + i
     return stripe[..., 1:].double().mean((0, 2))

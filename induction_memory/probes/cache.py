@@ -1,4 +1,4 @@
-"""Results kept beside a trajectory, so that the second look is free.
+"""Results kept beside a trajectory, so that asking again costs nothing.
 
 A result is keyed by everything it depends on: the trajectory's content, the probe's name, its arguments, and the code
 of the package that computes it. When any of them changes the key does, and the result is computed again; what is old

@@ -9,11 +9,11 @@ steps beside the split, crosses (a + b) / 2. Its confidence interval is the boot
     batches        any other probe of one run: independent evaluation batches, resampled
 
 Order of births: in how many runs does the change of one probe come before that of the next? If births came in random
-order, the count would be binomial with probability 1/2 a pair and 1/k! for the order of all k: the p-values are those
-of exact one-sided tests (a sign test a pair). A tie is not in order.
+order, the count would be binomial, with probability 1/2 for a pair and 1/k! for the order of all k. The p-values are
+those of exact one-sided tests (a sign test per pair). A tie is not in order.
 
 Lead and lag: both curves are turned so that they rise, interpolated on an even grid, and their smoothed increments
-correlated at every shift; the lag is the shift of the greatest correlation, positive where the second curve follows
+correlated at every shift; the lag is the shift of the largest correlation, positive where the second curve follows
 the first.
 """
 
@@ -81,7 +81,7 @@ def change_points(
     batches: int = 8,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """When each probe of a run, or of several runs together, changes: one row a probe and head.
+    """When each probe of a run, or of several runs together, changes: one row per probe and head.
 
     Columns: probe, head, change, low, high (the confidence interval), before, after (levels), replicates, over. Several
     runs must have their steps in common.
@@ -137,9 +137,9 @@ def birth_order(
 ) -> pd.DataFrame:
     """Tests whether births come in the expected order, over runs that differ in their seed.
 
-    One row a neighbouring pair and one for the whole order: order, runs, in_order, p_value, median_lead (steps between
-    the births), and resampled: the share of resamplings of the associations, within the runs, in which the order holds.
-    Runs with one head a layer.
+    One row per neighbouring pair and one for the whole order: order, runs, in_order, p_value, median_lead (steps
+    between the births), and resampled: the share of resamplings of the associations, within the runs, in which the
+    order holds. For runs with one head per layer.
     """
     listed = list(runs) if isinstance(runs, list | tuple) else [runs]
     changes = np.empty((len(listed), len(expected)))
@@ -147,7 +147,7 @@ def birth_order(
     for r, run in enumerate(listed):
         for e, name in enumerate(expected):
             curves, _ = _replicates([run], name, steps, batches=8)
-            require(len(curves) == 1, name, "one head a layer", f"{len(curves)} heads")
+            require(len(curves) == 1, name, "one head per layer", f"{len(curves)} heads")
             at, values = next(iter(curves.values()))
             changes[r, e] = change_point(at, values.mean(0))[0]
             drawn[r, e] = bootstrap(at, values, resamples=resamples, rng=np.random.default_rng([seed, r, e]))
@@ -193,7 +193,7 @@ def lead_lag(
 ) -> pd.DataFrame:
     """Neighbouring pairs of probes of a run: first, second, lag, correlation, and the distance of their change points.
 
-    Positive numbers: the second follows. Probes with one value a step.
+    Positive numbers: the second follows. For probes with one value per step.
     """
     tidy = table(source, names, steps=steps)
     curves, at = {}, np.array([])
@@ -201,7 +201,7 @@ def lead_lag(
         rows = tidy.loc[tidy["probe"] == name]
         steps_of_probe = rows["step"].to_numpy()
         single = len(rows) > 1 and len(set(steps_of_probe.tolist())) == len(rows)
-        require(single, name, "one value a step, and two or more steps", f"{len(rows)} values")
+        require(single, name, "one value per step, and two or more steps", f"{len(rows)} values")
         curves[name], at = rows["value"].to_numpy(), steps_of_probe
     rows = []
     for first, second in pairwise(names):

@@ -1,19 +1,19 @@
-"""Direct logit attribution: which part of the model writes the right answer (a head and a memory each).
+"""Direct logit attribution: which part of the model writes the right answer, per head and per memory.
 
 The logits are a sum over what each part adds to the last residual stream, so the target's logit above the average,
 
     w_U(y)^T x_T - mean over j of w_U(j)^T x_T,
 
-is the sum of one number a part: token and position embedding, each head, each feed-forward. Measured on triggers from
-their second occurrence on. The last layer's heads are taken apart further by what their values read, for W_O2 W_V2 acts
-on each part of the stream on its own:
+is a sum with one term per part: token and position embedding, each head, each feed-forward. Measured on triggers from
+their second occurrence on. The contribution of the last layer's heads is split further by what their values
+read, because W_O2 W_V2 acts on each part of the stream separately:
 
     dla_W_O2_token      sum_s A[t, s] of Phi_2 w_E(z_s)        the memory w_U(k) (W_V2 w_E(k))^T
     dla_W_O2_position   sum_s A[t, s] of Phi_2 p_s
     dla_W_O2_layer1     sum_s A[t, s] of Phi_2 (what layer 1 wrote at s), where the spurious memory is read
 
 and a linear W_F likewise by the part of the stream it reads. A LayerNorm divides by the scale that it had in that
-forward pass and its bias is left out, so that attributions stay linear. With several heads, one value a head.
+forward pass and its bias is left out, so that attributions stay linear. With several heads, one value per head.
 """
 
 from collections.abc import Callable

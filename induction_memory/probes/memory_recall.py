@@ -117,7 +117,7 @@ def feed_forward_kl(kind: Kind, stack: Stack) -> Float[Tensor, " step"]:
     pi_b = torch.tensor(task.bigram, device=logits.device)
     if task.fixed_triggers is not None:
         others = torch.ones(len(pi_b), dtype=torch.bool, device=logits.device)
-        others[torch.tensor(task.fixed_triggers.copy())] = False
+        others[torch.tensor(task.fixed_triggers.copy(), device=logits.device)] = False
         logits, pi_b = logits[:, others], pi_b[others]
     return kl(logits, pi_b, kind, smoothing=SMOOTHING if kind == "from model" else 0.0)
 

@@ -1,4 +1,4 @@
-"""Prediction probes: loss and accuracy by kind of position, and what is missing to the best possible reader.
+"""Prediction probes: loss and accuracy by kind of position, and the distance to the best possible prediction.
 
 With q the model's prediction after z_1..z_t and y = z_{t+1}:
 
@@ -8,11 +8,11 @@ With q the model's prediction after z_1..z_t and y = z_{t+1}:
     excess            mean of log p_bayes(y) - log q(y): the loss above the Bayes-optimal one
 
 Kinds of position by what is true of the sequence: `global` (no trigger), `first_occurrence`, `in_context` (a trigger's
-second occurrence on), `occurrence<n>` (a trigger's n-th). Kinds by what a reader of the prefix can see of z_t:
+second occurrence on), `occurrence<n>` (a trigger's n-th). Kinds by what the tokens so far show of z_t:
 
-    new               it has not occurred before: global knowledge is all there is
-    one_successor     whenever it occurred, the same token followed: trigger or not?
-    many_successors   different tokens have followed: surely no trigger
+    new               it has not occurred before: only global statistics help
+    one_successor     the same token followed each occurrence: perhaps a trigger
+    many_successors   different tokens have followed: certainly not a trigger
 
 A loss or accuracy is a mean over its kind. Excess and KL to the Bayes-optimal prediction split by visible kind into
 contributions, sums over the kind divided by the number of all positions, so that the three add up to the whole. The KL
@@ -36,7 +36,7 @@ VISIBLE = ("new", "one_successor", "many_successors")
 LATENT = ("global", "first_occurrence", "in_context")
 _KINDS = {
     "": "all positions",
-    "_global": "positions whose token is no trigger",
+    "_global": "positions whose token is not a trigger",
     "_first_occurrence": "first occurrences of triggers",
     "_in_context": "second and later occurrences of triggers",
     **{f"_occurrence{n}": f"occurrence {n} of triggers" for n in range(1, 6)},

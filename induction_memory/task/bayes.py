@@ -178,6 +178,7 @@ def optimal_scores(task: BigramTask, batch: Batch) -> OptimalScores:
     masks = (torch.ones_like(batch.global_), batch.in_context, batch.global_, batch.first_occurrence)
     scores = []
     for mask in masks:
-        numbers = [x.item() for values in (loss, right) for x in masked_mean(values, mask)]
-        scores.append(Score(*numbers, int(mask.sum())))
+        (mean_loss, loss_error), (accuracy, accuracy_error) = masked_mean(loss, mask), masked_mean(right, mask)
+        errors = loss_error.item(), accuracy_error.item()
+        scores.append(Score(mean_loss.item(), errors[0], accuracy.item(), errors[1], int(mask.sum())))
     return OptimalScores(*scores)

@@ -212,7 +212,7 @@ def _distance(found: Product, expected: Product) -> float:
 
 
 def _missed(written: Float[Tensor, "i d"], wanted: Float[Tensor, "i d"]) -> float:
-    """Squared norm of what is missing over that of what is wanted."""
+    """Squared norm of the difference over that of the target."""
     return ((written - wanted).square().sum() / wanted.square().sum()).item()
 
 

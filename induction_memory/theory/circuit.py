@@ -80,17 +80,17 @@ def zeros(d: int) -> Circuit:
 
 
 def output_scores(e: Embeddings, c: Circuit) -> Float[Tensor, "vocab vocab"]:
-    """w_U(k)^T W_O2 W_V2 w_E(j), a row each k."""
+    """w_U(k)^T W_O2 W_V2 w_E(j), one row per k."""
     return e.w_U @ c.W_O2 @ e.W_V2 @ e.w_E.mT
 
 
 def match_scores(e: Embeddings, c: Circuit) -> Float[Tensor, "vocab vocab"]:
-    """(Phi_1 w_E(i))^T W_K2 w_E(j), a row each i (key), a column each j (query)."""
+    """(Phi_1 w_E(i))^T W_K2 w_E(j), one row per i (key), one column per j (query)."""
     return e.w_E @ e.Phi_1.mT @ c.W_K2 @ e.w_E.mT
 
 
 def position_scores(e: Embeddings, c: Circuit) -> Float[Tensor, "key query"]:
-    """p_s^T W_K1 p_t, a row each s (key), a column each t (query)."""
+    """p_s^T W_K1 p_t, one row per s (key), one column per t (query)."""
     return e.p @ c.W_K1 @ e.p.mT
 
 

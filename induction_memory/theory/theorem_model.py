@@ -182,7 +182,7 @@ def _sweep() -> pd.DataFrame:
 
 
 def _positional_gain() -> float:
-    """How much more layer 2 looks at positions because of p_T in the query than because of the query's token."""
+    """How much more p_T in the query changes layer 2's attention to positions than the query's token does."""
     generator = torch.Generator().manual_seed(2)
     e = SMALL.embeddings(generator)
     c = take_steps(e, SMALL.eta, generator, TOP_DOWN[:2], simplified("everywhere"))[-1]
