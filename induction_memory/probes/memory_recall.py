@@ -18,6 +18,7 @@ With several heads, W_K1 and W_O2 have one value per head, W_K2 and W_O2_spuriou
 from collections.abc import Callable
 from functools import partial
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -116,8 +117,7 @@ def feed_forward_kl(kind: Kind, stack: Stack) -> Float[Tensor, " step"]:
     task = stack.require_task()
     pi_b = torch.tensor(task.bigram, device=logits.device)
     if task.fixed_triggers is not None:
-        others = torch.ones(len(pi_b), dtype=torch.bool, device=logits.device)
-        others[torch.tensor(task.fixed_triggers.copy(), device=logits.device)] = False
+        others = torch.tensor(np.setdiff1d(np.arange(task.vocab_size), task.fixed_triggers), device=logits.device)
         logits, pi_b = logits[:, others], pi_b[others]
     return kl(logits, pi_b, kind, smoothing=SMOOTHING if kind == "from model" else 0.0)
 
