@@ -9,10 +9,11 @@ from matplotlib.colors import to_hex
 from transformer_lens import HookedTransformer, HookedTransformerConfig
 
 import induction_memory as im
-from analyses.multihead import draw, page, plan
 from induction_memory.errors import InputError
 from induction_memory.figures import heads as figures
 from induction_memory.heads.examination import Identification, identify
+from induction_memory.heads.study import draw, plan
+from induction_memory.heads.study_page import page
 from induction_memory.model.config import ModelConfig
 from induction_memory.task import sample, step_rng
 from induction_memory.training.run import start
@@ -203,7 +204,7 @@ def points(axes) -> dict[str, list[float]]:
 
 def test_the_study_of_many_runs_writes_its_page_and_figures(found, runs, tmp_path):
     draw(found, tmp_path)
-    text = page(found, runs[0].config, [0.8, 0.9], "a command", "pictures")
+    text = page(found, runs[0].config, [0.8, 0.9], "a command", "pictures", {"previous-token": 1.2, "induction": 3.6})
     for picture in re.findall(r"\(pictures/(.*?)\)", text):
         assert (tmp_path / picture).stat().st_size > 1000
     assert "4 runs of the model with 4 heads in each of 2 layers" in " ".join(text.split())
