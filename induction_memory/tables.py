@@ -1,10 +1,12 @@
 """Tables for people and programs: text for a terminal, CSV, one JSON document, Parquet, or Markdown.
 
 In a terminal a table has chosen columns, a value and its standard error in one cell, and as many digits as the error
-allows: two digits of the error, and the value to the same place. A text column that is too wide is wrapped, so that
-every line fits the terminal. CSV, JSON and files hold all columns and all digits.
+allows: two digits of the error, and the value to the same place. A text column or a name that is too wide is wrapped.
+Columns of numbers that do not fit beside each other are shown in blocks below each other. CSV, JSON and files hold all
+columns and all digits.
 """
 
+import itertools
 import math
 import shutil
 import sys
@@ -22,7 +24,13 @@ Format = Literal["table", "csv", "json"]
 ENDINGS = (".csv", ".json", ".parquet")
 ERROR = "_se"
 """The column X_se is the standard error of X."""
+KEYS = ("step", "layer", "figure")
+"""Columns of whole numbers that name a row."""
 DIGITS = 3
+PLACES = 4
+"""Decimal places of a value with an error, at most."""
+RANGE = 1e4
+"""In a column whose sizes differ by more than this factor, each number has its own number of places."""
 WIDTH = 80
 GAP = "  "
 
@@ -40,31 +48,41 @@ def show(table: "pd.DataFrame", format: Format = "table", columns: Sequence[str]
 
 def terminal(table: "pd.DataFrame", columns: Sequence[str] | None = None, width: int = WIDTH) -> str:
     """The table as text, in lines of at most `width` characters where wrapping its text columns allows that."""
-    chosen = [name for name in (table.columns if columns is None else columns) if name in table.columns]
-    if columns is not None or set(_valued(chosen)) != set(chosen):
-        chosen = _valued(chosen)
-    cells = {name: _cells(table, name) for name in chosen}
+    chosen = _valued([name for name in (table.columns if columns is None else columns) if name in table.columns])
+    cells = {name: [name.replace("_", "_ "), *_cells(table, name)] for name in chosen}
     numeric = {name for name in chosen if table[name].dtype.kind in "iuf"}
-    widths = _fitted({name: [name, *cells[name]] for name in chosen}, numeric, width)
-    lines = _row({name: name for name in chosen}, widths, numeric)
-    for i in range(len(table)):
-        lines += _row({name: cells[name][i] for name in chosen}, widths, numeric)
-    return "\n".join(lines)
+    natural = {name: max(map(len, [*cells[name][0].split(), *cells[name][1:]])) for name in chosen}
+    blocks = []
+    for names in _blocks(chosen, natural, numeric, width):
+        widths = _fitted({name: natural[name] for name in names}, {name: cells[name] for name in names}, numeric, width)
+        header, *rows = [_lines({name: cells[name][i] for name in names}, widths) for i in range(len(table) + 1)]
+        height = max(map(len, header.values()))
+        header = {name: [""] * (height - len(lines)) + lines for name, lines in header.items()}
+        rows = [_row(lines, widths, numeric) for lines in (header, *rows)]
+        blocks.append("\n".join(line for lines in rows for line in lines))
+    return "\n\n".join(blocks)
 
 
 def number(value: float, error: float = math.nan) -> str:
-    """A value with its standard error, or three digits of a value that has none.
+    """A value with its standard error to two digits of the error, or three digits of a value that has none.
 
     >>> number(0.97712, 0.00643)
     '0.9771 ± 0.0064'
     >>> number(1234.5, 31.0), number(0.0123456), number(2.0), number(float("nan"))
     ('1234 ± 31', '0.0123', '2', '')
+
+    An error that is zero in the fourth place is not shown.
+
+    >>> number(1 / 3, 1e-9)
+    '0.3333'
     """
     if not math.isfinite(value):
         return "" if math.isnan(value) else str(value)
     if not math.isfinite(error) or error <= 0:
         return f"{value:.{DIGITS}g}" if abs(value) < 1000 else f"{value:.0f}"
-    places = max(0, 1 - math.floor(math.log10(error)))
+    if error < 10**-PLACES / 2:
+        return f"{value + 0.0:.{PLACES}f}"
+    places = min(max(0, 1 - math.floor(math.log10(error))), PLACES)
     return f"{value:.{places}f} ± {error:.{places}f}"
 
 
@@ -110,21 +128,47 @@ def _valued(names: Sequence[str]) -> list[str]:
 
 def _cells(table: "pd.DataFrame", name: str) -> list[str]:
     values = table[name].tolist()
-    errors = table[name + ERROR].tolist() if name + ERROR in table.columns else [math.nan] * len(values)
-    return [_cell(value, error) for value, error in zip(values, errors, strict=True)]
+    if name + ERROR in table.columns:
+        return [number(value, error) for value, error in zip(values, table[name + ERROR].tolist(), strict=True)]
+    if table[name].dtype.kind == "f":
+        return _aligned(values)
+    return [_word(value) for value in values]
 
 
-def _cell(value: Any, error: float) -> str:
-    if value is None:
-        return ""
+def _word(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return number(value, error) if isinstance(value, float) else str(value)
+    return "" if value is None else str(value)
 
 
-def _fitted(cells: Mapping[str, Sequence[str]], numeric: set[str], width: int) -> dict[str, int]:
+def _aligned(values: Sequence[float]) -> list[str]:
+    """Numbers of one column with the same number of places: three digits of the largest."""
+    sizes = [abs(value) for value in values if math.isfinite(value) and value]
+    if all(value == round(value) for value in sizes) or not sizes or max(sizes) > RANGE * min(sizes):
+        return [number(value) for value in values]
+    places = max(0, DIGITS - 1 - math.floor(math.log10(max(sizes)))) if max(sizes) < 1000 else 0
+    return [f"{value:.{places}f}" if math.isfinite(value) else number(value) for value in values]
+
+
+def _blocks(chosen: Sequence[str], widths: Mapping[str, int], numeric: set[str], width: int) -> list[list[str]]:
+    """Columns of numbers that do not fit beside each other go into blocks below, each with the other columns again."""
+    keys = [name for name in chosen if name not in numeric or name in KEYS]
+    room = width - sum(min(widths[name], width // 3) + len(GAP) for name in keys)
+    blocks: list[list[str]] = [[]]
+    for name in chosen:
+        if name not in keys:
+            used = sum(widths[other] + len(GAP) for other in blocks[-1])
+            if blocks[-1] and used + widths[name] > room:
+                blocks.append([])
+            blocks[-1].append(name)
+    return [[name for name in chosen if name in keys or name in block] for block in blocks]
+
+
+def _fitted(
+    natural: Mapping[str, int], cells: Mapping[str, Sequence[str]], numeric: set[str], width: int
+) -> dict[str, int]:
     """Widths of the columns: as wide as their cells, the widest text narrowed until the table fits, if it can."""
-    widths = {name: max(map(len, column)) for name, column in cells.items()}
+    widths = dict(natural)
     words = {name: [word for cell in column for word in cell.split()] for name, column in cells.items()}
     least = {name: max(map(len, found), default=1) for name, found in words.items()}
     text = [name for name in cells if name not in numeric]
@@ -136,12 +180,22 @@ def _fitted(cells: Mapping[str, Sequence[str]], numeric: set[str], width: int) -
     return widths
 
 
-def _row(cells: Mapping[str, str], widths: Mapping[str, int], numeric: set[str]) -> list[str]:
-    """The lines of one row: numbers to the right, text to the left and wrapped."""
-    wrapped = {name: textwrap.wrap(cell, max(widths[name], 1)) or [""] for name, cell in cells.items()}
+def _wrapped(cell: str, width: int) -> list[str]:
+    """The lines of a cell. A name with underscores is broken after them, and only where it is too long."""
+    lines = textwrap.wrap(cell.replace("_ ", "_"), max(width, 1), break_long_words=False) or [""]
+    if max(map(len, lines)) <= width:
+        return lines
+    return [line.replace("_ ", "_") for line in textwrap.wrap(cell, max(width, 1))]
+
+
+def _lines(cells: Mapping[str, str], widths: Mapping[str, int]) -> dict[str, list[str]]:
+    return {name: _wrapped(cell, widths[name]) for name, cell in cells.items()}
+
+
+def _row(wrapped: Mapping[str, Sequence[str]], widths: Mapping[str, int], numeric: set[str]) -> list[str]:
+    """The lines of one row: numbers to the right, text to the left."""
     lines = []
-    for i in range(max(map(len, wrapped.values()), default=0)):
-        parts = [lines_of[i] if i < len(lines_of) else "" for lines_of in wrapped.values()]
+    for parts in itertools.zip_longest(*wrapped.values(), fillvalue=""):
         aligned = [
             part.rjust(widths[name]) if name in numeric else part.ljust(widths[name])
             for name, part in zip(wrapped, parts, strict=True)

@@ -12,6 +12,7 @@ from tyro.extras import SubcommandApp
 from induction_memory.cli.ablate import ablate
 from induction_memory.cli.attention import attention
 from induction_memory.cli.branch import branch
+from induction_memory.cli.circuit import circuit
 from induction_memory.cli.demo import demo
 from induction_memory.cli.heads import heads
 from induction_memory.cli.patch import patch
@@ -36,6 +37,7 @@ COMMANDS = (
     attention,
     ablate,
     patch,
+    circuit,
     surgery,
     heads,
     report,

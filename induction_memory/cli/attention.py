@@ -3,6 +3,9 @@
 from pathlib import Path
 
 from induction_memory.cli.arguments import Run, load, step_of
+from induction_memory.errors import require
+
+ENDINGS = (".html", ".png", ".pdf", ".svg")
 
 
 def attention(run: Run, /, out: Path, step: str = "last", text: str | None = None) -> None:
@@ -14,7 +17,10 @@ def attention(run: Run, /, out: Path, step: str = "last", text: str | None = Non
         step: a stored step, several (0,300,600) side by side, or last.
         text: text to attend over; a sequence of the run's task by default.
     """
+    require(out.suffix in ENDINGS, "--out", f"a file ending in {', '.join(ENDINGS)}", repr(str(out)))
+    chosen = step_of(step)
+    opened = load(run)
     from induction_memory.views.attention import attention as look
 
-    look(load(run), step=step_of(step), text=text).save(out)
+    look(opened, step=chosen, text=text).save(out)
     print(out)

@@ -8,25 +8,55 @@ from induction_memory.cli.arguments import load, step_of
 from induction_memory.cli.output import TERMINAL, TableOutput
 from induction_memory.errors import InputError
 
-Table = Literal["roles", "votes", "shares", "pairs", "mediation", "stability", "identifiability"]
+# fmt: off
+Table = Literal[
+    "roles", "votes", "shares", "carriers", "pairs", "hydra", "mediation",
+    "births", "changes", "decisions", "stability", "identifiability",
+]
+# fmt: on
+OVER_TRAINING = ("births", "changes", "decisions")
+COLUMNS = {
+    "roles": ("run", "step", "head", "role", "confidence", "share", "redundant_with", "disagreement"),
+    "votes": ("run", "step", "head", "vote", "role", "score"),
+    "shares": ("run", "step", "game", "layer", "head", "share", "effect", "shapley"),
+    "pairs": ("run", "step", "a", "b", "relation", "strength", "interaction"),
+    "hydra": ("run", "step", "cut", "other", "before", "after", "takeover"),
+}
+EMPTY = {
+    "births": "no head has a role at the last step",
+    "changes": "no head changes its role",
+    "decisions": "no head has an effect by the route of a role",
+    "carriers": "no head has a clear effect by the route of a role: more sequences may show one",
+    "stability": "stability compares two or more runs: independent ones, or ones that share initial weights or data",
+    "identifiability": "identifiability compares two or more runs with the same heads: independent ones, or ones that "
+    "share initial weights or data",
+}
 
 
 def heads(
     runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN...")],
     /,
-    step: str = "last",
+    step: str | None = None,
     table: Table = "roles",
+    sequences: int = 32,
     output: TableOutput = TERMINAL,
 ) -> None:
     """Say which head does what, by three votes, and how stable that is across runs.
 
     Args:
         runs: folders of trajectories, or names of shipped ones.
-        step: a stored step, several, last, or all.
-        table: verdicts, the votes behind them, Shapley shares, pairs of heads, paths, or what several runs agree on.
+        step: a stored step, several, last, or all. By default the last, and all for births, changes and decisions.
+        table: verdicts (roles), the votes behind them, Shapley shares, shares by role (carriers), pairs of heads,
+            what a head takes over when another is cut (hydra), paths (mediation); over training when roles are born,
+            when they change and when the sharing is decided; what several runs agree on (stability) and how well one
+            predicts another (identifiability).
+        sequences: sequences that the heads are examined on; more of them decide smaller effects.
     """
-    from induction_memory.heads import identify
-
     if not runs:
         raise InputError("RUN: expected at least one trajectory's folder or name, got none")
-    output.write(getattr(identify([load(run) for run in runs], step=step_of(step)), table))
+    chosen = step_of(step or ("all" if table in OVER_TRAINING else "last"))
+    opened = [load(run) for run in runs]
+    from induction_memory.heads import identify
+
+    found = getattr(identify(opened, step=chosen, sequences=sequences), table)
+    output.write(found, COLUMNS.get(table), empty=EMPTY.get(table, "no rows"))

@@ -1,8 +1,10 @@
 """Where a command's table goes: the terminal, CSV or JSON on standard output, or a file."""
 
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -10,6 +12,9 @@ from induction_memory.tables import Format, require_file_name
 
 if TYPE_CHECKING:
     import pandas as pd
+
+CONTEXT = ("run", "step", "memory", "edit", "head", "through")
+"""Columns that are said once above the table if all rows have the same value."""
 
 
 @dataclass(frozen=True)
@@ -19,6 +24,9 @@ class Output:
     format: Format = "table"
     """table, csv or json."""
 
+    columns: Literal["chosen", "all"] = "chosen"
+    """Columns in the terminal; csv, json and files always hold all of them."""
+
     out: Path | None = None
     """Write to a .csv, .json or .parquet file instead."""
 
@@ -26,15 +34,32 @@ class Output:
         if self.out is not None:
             require_file_name(self.out)
 
-    def write(self, table: "pd.DataFrame") -> None:
-        """Print the table, or save it and print the path."""
+    def write(self, table: "pd.DataFrame", columns: Sequence[str] | None = None, *, empty: str = "no rows") -> None:
+        """Print the table, or save it and print the path. The terminal shows `columns`; `empty` says why it is empty.
+
+        Rows appear in the order given: a command sorts them for its readers.
+        """
         from induction_memory.tables import save, show
 
-        if self.out is None:
-            show(table, self.format)
-        else:
+        if self.out is not None:
             save(table, self.out)
             print(self.out)
+            return
+        if table.empty:
+            print(empty, file=sys.stderr)
+        elif self.format == "table" and self.columns == "chosen":
+            constant = {name: said[0] for name in CONTEXT if len(said := _values(table, name)) == 1 and len(table) > 1}
+            said = [f"{name} {value}" for name, value in constant.items() if value]
+            if said:
+                print(", ".join(said))
+            table = table.drop(columns=[*constant])
+        if not (table.empty and self.format == "table"):
+            show(table, self.format, columns if self.columns == "chosen" else None)
+
+
+def _values(table: "pd.DataFrame", name: str) -> list[str]:
+    """The different values of a column, as text; none if there is no such column."""
+    return list(dict.fromkeys(map(str, table[name].tolist()))) if name in table.columns else []
 
 
 TableOutput = Annotated[Output, tyro.conf.arg(name="")]

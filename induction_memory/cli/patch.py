@@ -5,6 +5,8 @@ from typing import Literal
 from induction_memory.cli.arguments import Run, load, step_of
 from induction_memory.cli.output import TERMINAL, TableOutput
 
+COLUMNS = ("step", "component", "position", "source", "target", "effect", "accuracy", "logit")
+
 
 def patch(
     run: Run,
@@ -14,7 +16,7 @@ def patch(
     corruption: Literal["output", "trigger", "first"] = "trigger",
     output: TableOutput = TERMINAL,
 ) -> None:
-    """Patch activations or single paths between a clean and a corrupted sequence.
+    """Patch activations or single paths between a clean and a corrupted sequence; the largest effects come first.
 
     Args:
         run: trajectory's folder, or the name of a shipped one.
@@ -24,4 +26,9 @@ def patch(
     """
     from induction_memory.interventions.activation_patching import patch as measure
 
-    output.write(measure(load(run), kind=kind, corruption=corruption, step=step_of(step)))
+    table = measure(load(run), kind=kind, corruption=corruption, step=step_of(step))
+    if output.format == "table":
+        by = ["step"] if "step" in table else []
+        order = table.assign(size=-table["effect"].abs()).sort_values([*by, "size"], kind="stable")
+        table = order.drop(columns="size")
+    output.write(table, COLUMNS)

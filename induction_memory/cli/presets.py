@@ -1,22 +1,102 @@
 """`presets`: the experiments that `train` knows by name."""
 
+import ast
+import inspect
 import json
-from typing import Annotated
+import re
+import textwrap
+from dataclasses import fields
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+if TYPE_CHECKING:
+    from induction_memory.experiment.presets import Preset
 
-def presets(name: Annotated[str | None, tyro.conf.Positional] = None, /) -> None:
-    """List the experiments, or show one in full.
+WIDTH = 80
+STEP_SIZE = re.compile(r"(figure-8-d\d+)-eta([\d.]+)")
+
+
+def presets(
+    name: Annotated[str | None, tyro.conf.Positional] = None, /, format: Literal["text", "json"] = "text"
+) -> None:
+    """List the experiments by figure, or explain every field of one.
 
     Args:
-        name: the experiment to show as JSON.
+        name: the experiment to show in full.
+        format: text, or one JSON document.
     """
     from induction_memory.experiment.presets import PRESETS, preset
 
-    if name is None:
-        for key, entry in PRESETS.items():
-            print(f"{key:<28} {entry.about}")
-    else:
+    if name is not None:
         entry = preset(name)
-        print(json.dumps({"about": entry.about} | entry.run.to_dict(), indent=2))
+        document = {"about": entry.about} | entry.run.to_dict()
+        print(json.dumps(document, indent=2) if format == "json" else explained(name, entry))
+    elif format == "json":
+        print(json.dumps({key: entry.about for key, entry in PRESETS.items()}, indent=2))
+    else:
+        print(grouped(PRESETS))
+
+
+def grouped(entries: "dict[str, Preset]") -> str:
+    """One paragraph per figure; the step sizes that Figure 8 tries at a dimension share the line of that dimension."""
+    sizes: dict[str, list[str]] = {}
+    for match in filter(None, map(STEP_SIZE.fullmatch, entries)):
+        sizes.setdefault(match[1], []).append(match[2])
+    lines: dict[str, list[str]] = {}
+    for key, entry in entries.items():
+        if STEP_SIZE.fullmatch(key) or (key in sizes and key != min(sizes, key=list(entries).index)):
+            continue
+        figure = re.match(r"figure-(\d+)", key)
+        heading = f"Figure {figure[1]}" if figure else "Beyond the figures"
+        shown, about = (key, entry.about) if key not in sizes else _dimensions(sizes)
+        lines.setdefault(heading, []).append(_entry(shown, about))
+    return "\n\n".join("\n".join([heading, *found]) for heading, found in lines.items())
+
+
+def explained(name: str, entry: "Preset") -> str:
+    """Each field of an experiment: its value, and what it means."""
+    lines = [f"{name}: {entry.about}"]
+    for part in fields(entry.run):
+        config = getattr(entry.run, part.name)
+        meanings = field_meanings(type(config))
+        lines.append("")
+        for found in fields(config):
+            setting = f"{part.name}.{found.name} = {_value(getattr(config, found.name))}"
+            lines += textwrap.wrap(setting, WIDTH, subsequent_indent="  ")
+            lines += textwrap.wrap(meanings.get(found.name, ""), WIDTH, initial_indent="    ", subsequent_indent="    ")
+    return "\n".join(lines)
+
+
+def field_meanings(config: type) -> dict[str, str]:
+    """The strings under the fields of a configuration's class."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(config))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    meanings = {}
+    for statement, following in zip(body.body, body.body[1:], strict=False):
+        if isinstance(statement, ast.AnnAssign) and isinstance(following, ast.Expr):
+            text = following.value
+            if isinstance(text, ast.Constant) and isinstance(text.value, str):
+                meanings[ast.unparse(statement.target)] = " ".join(text.value.split())
+    return meanings
+
+
+def _dimensions(sizes: dict[str, list[str]]) -> tuple[str, str]:
+    dimensions = ", ".join(key.rpartition("-d")[2] for key in sizes)
+    tried = ", ".join(dict.fromkeys(size for found in sizes.values() for size in found))
+    fewer = [key.rpartition("-d")[2] for key, found in sizes.items() if len(found) < max(map(len, sizes.values()))]
+    but = f" (the largest not for d = {', '.join(fewer)})" if fewer else ""
+    return (
+        "figure-8-d<D>[-eta<E>]",
+        f"W_O2 alone at d = D out of {dimensions}, with the step size of Figure 3 or E out of {tried}{but}",
+    )
+
+
+def _entry(key: str, about: str) -> str:
+    indent = " " * 30
+    text = textwrap.wrap(about, WIDTH, initial_indent=f"  {key:<27} ", subsequent_indent=indent)
+    return "\n".join(text)
+
+
+def _value(value: Any) -> str:
+    return "none" if value is None else json.dumps(value) if isinstance(value, (list, tuple)) else str(value)

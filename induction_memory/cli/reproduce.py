@@ -2,12 +2,17 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
 from induction_memory.errors import InputError
 from induction_memory.tables import Format, show
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+COLUMNS = ("claim", "measure", "value", "threshold", "verdict", "source")
 
 
 def reproduce(
@@ -45,7 +50,7 @@ def reproduce(
         return
     chosen = plan.figures(figures)
     made = library.reproduce(chosen, scale, runs=runs, out=out, workers=workers, train=train, quiet=quiet)
-    show(made.verdicts, format)
+    show(_worst_first(made.verdicts) if format == "table" else made.verdicts, format, COLUMNS)
     if format == "table":
         for figure, reason in made.reasons.items():
             print(f"figure {figure} was not drawn: {reason}")
@@ -57,10 +62,17 @@ def _check(format: Format) -> None:
     from induction_memory.reproduction.audit import audit
 
     found = audit()
-    show(found.verdicts, format)
+    show(_worst_first(found.verdicts) if format == "table" else found.verdicts, format, COLUMNS)
     if format == "table":
         print(f"\n{found.summary}")
     for problem in found.problems:
         print(problem, file=sys.stderr)
     if found.problems:
         sys.exit(1)
+
+
+def _worst_first(verdicts: "pd.DataFrame") -> "pd.DataFrame":
+    """What has no run or does not hold comes first."""
+    order = ["no run", "does not hold", "holds"]
+    ranked = verdicts.assign(rank=[order.index(verdict) for verdict in verdicts["verdict"]])
+    return ranked.sort_values("rank", kind="stable").drop(columns="rank")

@@ -3,10 +3,17 @@ import os
 import pty
 import subprocess
 import sys
+from dataclasses import fields
 
+import pandas as pd
 import pytest
 
 from induction_memory import cli
+from induction_memory.experiment.presets import PRESETS
+from induction_memory.experiment.train_config import TrainConfig
+from induction_memory.model.config import ModelConfig
+from induction_memory.reproduction.claims import CLAIMS
+from induction_memory.task.bigrams import BigramTask
 
 TINY = [
     *("--set", "task.length=12", "--set", "model.n_ctx=12", "--set", "model.d_model=16"),
@@ -61,11 +68,28 @@ def test_help_answers_from_the_module_too():
 
 
 def test_presets_are_listed_and_shown(run):
-    code, out, _ = run("presets")
+    code, out, _ = run("presets", "figure-3-freeze-keys", "--format", "json")
     assert code == 0
-    assert "figure-3-freeze-keys" in out
-    _, out, _ = run("presets", "figure-3-freeze-keys")
     assert json.loads(out)["train"]["freeze"] == ["W_K1: ..300", "W_K2: ..300"]
+    _, out, _ = run("presets", "figure-3-freeze-keys")
+    assert 'train.freeze = ["W_K1: ..300", "W_K2: ..300"]' in out
+    for name, config in (("model", ModelConfig), ("train", TrainConfig), ("task", BigramTask)):
+        for field in fields(config):
+            said = out.split(f"\n{name}.{field.name} = ")[1].splitlines()[1]
+            assert said.startswith("    ")
+            assert len(said.strip()) > 3
+
+
+def test_presets_are_listed_by_figure_with_one_entry_for_the_step_sizes_of_figure_8(run):
+    _, out, _ = run("presets")
+    assert max(map(len, out.splitlines())) <= 80
+    headings = [line for line in out.splitlines() if line and line[0] != " "]
+    assert headings == ["Beyond the figures", *(f"Figure {n}" for n in (2, 3, 4, 8, 10, 11))]
+    for name in PRESETS:
+        assert (name in out) == (not name.startswith("figure-8"))
+    assert out.count("figure-8") == 1
+    for size in ("0.8", "3.2", "12.8", "51.2", "204.8"):
+        assert size in out
 
 
 @pytest.mark.parametrize(
@@ -137,8 +161,9 @@ def test_probes_of_a_run_print_as_table_csv_and_one_json_document(run, trained, 
     assert "W_K2_triggers: needs fixed triggers" in err
     _, out, _ = run("probe", str(trained), "--format", "csv", "--probes", "W_O2")
     assert out.splitlines()[0] == "step,W_O2"
-    run("probe", str(trained), "--probes", "W_O2", "--out", str(tmp_path / "t.parquet"))
+    _, out, _ = run("probe", str(trained), "--probes", "W_O2", "--out", str(tmp_path / "t.parquet"))
     assert (tmp_path / "t.parquet").exists()
+    assert out == f"{tmp_path / 't.parquet'}\n"
     code, _, err = run("probe", str(trained), "--steps", "0,5000")
     assert (code, err.count("\n")) == (2, 1)
     code, _, err = run("probe", str(trained), "--probes", "W_X")
@@ -181,12 +206,38 @@ def test_the_interventions_answer_on_the_command_line(run, trained, tmp_path):
     assert {"target", "bystanders"} <= {row["group"] for row in json.loads(out)}
     code, out, _ = run("patch", str(trained), "--kind", "path", "--format", "csv")
     assert (code, "L2H1.k" in out) == (0, True)
+    code, out, _ = run("circuit", str(trained), "--sequences", "8", "--format", "json")
+    assert (code, {row["edge"] for row in json.loads(out)} >= {"L1H1->L2H1.k", "L2H1->out"}) == (0, True)
+    code, out, _ = run("circuit", str(trained), "--sequences", "8", "--table", "attribution", "--format", "csv")
+    assert (code, "L1H1,L2H1.k" in out) == (0, True)
     code, out, _ = run("heads", str(trained), "--format", "json")
     assert [row["head"] for row in json.loads(out)] == ["L1H1", "L2H1"]
     code, _, _ = run("attention", str(trained), "--out", str(tmp_path / "map.svg"))
     assert (tmp_path / "map.svg").read_text().startswith("<?xml")
+    code, out, err = run("heads", str(trained), "--table", "stability")
+    assert (code, out, err.count("\n")) == (0, "", 1)
+    assert "stability compares two or more runs" in err
     code, _, err = run("ablate", str(trained), "--components", "L9H9")
     assert (code, err.count("\n")) == (2, 1)
+
+
+def test_tables_in_the_terminal_fit_and_begin_with_the_intact_model(run, trained, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    _, out, _ = run("ablate", str(trained), "--components", "heads,W_K2")
+    first, *lines = out.splitlines()
+    rows = lines[[line.split()[0] for line in lines].index("component") + 1 :]
+    assert (first, rows[0].split()[:2]) == ("step 6", ["none", "none"])
+    accuracies = [float(row.split()[2]) for row in rows[1:] if row.split()[1] == "zero"]
+    assert accuracies == sorted(accuracies)
+    _, everything, _ = run("ablate", str(trained), "--components", "heads", "--columns", "all")
+    assert "global_loss" in everything
+    assert "global_loss" not in out
+    _, surgery, _ = run("surgery", str(trained), "--memory", "W_K2", "--erase", "e", "--through", "L1H1")
+    _, patched, _ = run("patch", str(trained))
+    _, probed, _ = run("probe", str(trained), "--probes", "recall")
+    _, heads, _ = run("heads", str(trained), "--table", "votes")
+    for text in (out, everything, surgery, patched, probed, heads):
+        assert max(map(len, text.splitlines())) <= 80
 
 
 def test_a_run_inside_another_is_refused(run, trained):
@@ -241,3 +292,30 @@ def test_the_claims_are_recomputed_from_what_ships(run):
     verdicts = {row["claim"]: row["verdict"] for row in json.loads(out)}
     assert verdicts["keys-wait"] == "holds"
     assert set(verdicts.values()) <= {"holds", "does not hold", "no run"}
+    assert {row["source"] for row in json.loads(out)} == {"recomputed", "sealed"}
+
+
+def test_a_check_without_runs_fails(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("induction_memory.reproduction.audit.SHIPPED", tmp_path)
+    monkeypatch.delitem(CLAIMS, "one-step-suffices")
+    code, out, err = run("reproduce", "--check")
+    assert (code, err.count("\n")) == (1, 1)
+    assert "measurements could not be checked: no run" in err
+    assert "0 of 20 measurements hold, 20 no run" in out.splitlines()[-1]
+
+
+def test_what_does_not_hold_comes_first_and_a_slip_reads_slip(run, monkeypatch):
+    from induction_memory.theory import COLUMNS
+
+    rows = [
+        ["a", "holds indeed", 1.0, 1.0, "± 0.1", True, True],
+        ["b", "as printed [known slip]", 1.0, 2.0, "± 0.1", False, True],
+        ["c", "a surprise", 1.0, 3.0, "± 0.1", False, False],
+    ]
+    monkeypatch.setattr("induction_memory.theory.run", lambda *_, **__: pd.DataFrame(rows, columns=COLUMNS))
+    code, out, _ = run("theory")
+    assert code == 1
+    lines = out.splitlines()
+    assert [line.split()[0] for line in lines[1:4]] == ["c", "b", "a"]
+    assert [line.split()[-1] for line in lines[2:4]] == ["slip", "holds"]
+    assert lines[-1] == "3 statements: 1 holds, 1 slip, 1 does not hold"

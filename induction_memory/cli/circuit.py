@@ -1,0 +1,64 @@
+"""`circuit`: the few edges between components that do the work."""
+
+import sys
+from typing import Literal
+
+from induction_memory.cli.arguments import Run, load, step_of
+from induction_memory.cli.output import TERMINAL, TableOutput
+from induction_memory.errors import InputError
+
+
+def circuit(
+    run: Run,
+    /,
+    step: str = "last",
+    table: Literal["edges", "curve", "attribution"] = "edges",
+    kind: Literal["zero", "mean", "mean-position", "resample", "noise"] = "mean",
+    share: float = 0.05,
+    sequences: int = 64,
+    output: TableOutput = TERMINAL,
+) -> None:
+    """Find the circuit of a model: rank its edges by what is lost without them, and score circuits of each size.
+
+    Args:
+        run: trajectory's folder, or the name of a shipped one.
+        step: a stored step, or last.
+        table: edges (what is lost without each, exactly and by gradients), curve (faithfulness and completeness by
+            size), or attribution (attribution patching of all edges between clean and corrupted sequences).
+        kind: what replaces an edge.
+        share: an edge belongs to the circuit above this share of the strongest edge.
+        sequences: sequences to measure on.
+    """
+    if not 0 < share < 1:
+        raise InputError(f"--share: expected a number between 0 and 1, got {share}")
+    chosen = step_of(step)
+    if not isinstance(chosen, int) and chosen != "last":
+        raise InputError(f"--step: expected one stored step or last, got {step!r}")
+    opened = load(run)
+    import numpy as np
+
+    from induction_memory import interventions
+    from induction_memory.task.corruptions import corrupt
+    from induction_memory.task.sampler import sample, step_rng
+
+    batch = sample(opened.task, sequences, step_rng(opened.config.train.eval_seed, 0))
+    if table == "attribution":
+        at = int(opened.steps[-1]) if chosen == "last" else chosen
+        pairs = corrupt(batch, "trigger", np.random.default_rng(0))
+        found = interventions.attribute(interventions.contrast(opened.model(at), pairs))
+        by = next(name for name in found.columns if found[name].dtype.kind == "f")
+        output.write(found.assign(size=-found[by].abs()).sort_values("size").drop(columns="size"))
+        return
+    quick = {"sizes": [0], "random_orders": 0} if table == "edges" else {}
+    found = interventions.discover(opened, batch, kind=kind, share=share, step=chosen, **quick)
+    if table == "curve":
+        output.write(found.curve)
+        return
+    output.write(found.edges.assign(circuit=found.edges["edge"].isin(found.circuit)))
+    if output.format == "table" and output.out is None:
+        known = found.against()
+        print(
+            f"\n{len(found.circuit)} edges are the circuit; against the known induction head: "
+            f"precision {known['precision']:.2f}, recall {known['recall']:.2f}",
+            file=sys.stdout,
+        )
