@@ -69,7 +69,7 @@ def main(
     jobs = [
         Job(
             name=run_name,
-            call=path_of(study.train_and_examine),
+            work=path_of(study.train_and_examine),
             arguments={"name": run_name, "config": run.to_dict()} | same,
             folder=out / run_name,
             steps=run.train.steps,

@@ -33,9 +33,7 @@ def plan(config: RunConfig, seeds: int, siblings: int) -> dict[str, RunConfig]:
     return {name: run.with_settings(["train.threads=1"]) for name, run in runs.items()}
 
 
-def train_and_examine(
-    name: str, config: dict[str, Any], out: str, train: bool, readings: int, sequences: int
-) -> None:
+def train_and_examine(name: str, config: dict[str, Any], out: str, train: bool, readings: int, sequences: int) -> None:
     """Train one run in `out`, or go on with it, and store the tables of its heads at `readings` steps.
 
     Nothing is stored if the run is not there or not finished. Tables of an unchanged run are kept. The arguments are
