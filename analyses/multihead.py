@@ -59,7 +59,7 @@ def main(
     from induction_memory.heads import Identification, study
     from induction_memory.heads.study_page import page
     from induction_memory.reproduction.record_files import FOLDER, read
-    from induction_memory.trajectory.trajectory import SHIPPED
+    from induction_memory.trajectory.search import SHIPPED
 
     require(seeds >= 2, "seeds", "2 or more to compare", seeds)
     require(workers >= 1, "workers", "1 or more", workers)

@@ -15,10 +15,13 @@ Run = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
 
 
 def load(run: str) -> "Trajectory":
-    """A trajectory by its folder or shipped name."""
+    """A trajectory by its folder or shipped name; a wrong one is refused before anything heavy is imported."""
+    from induction_memory.trajectory.search import find
+
+    folder = find(run)
     from induction_memory.trajectory import load
 
-    return load(run)
+    return load(folder)
 
 
 def listed(items: tuple[str, ...]) -> tuple[str, ...]:

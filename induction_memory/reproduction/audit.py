@@ -22,7 +22,7 @@ from induction_memory.reproduction.measurement import make_record
 from induction_memory.reproduction.plan import FIGURES, Job, jobs
 from induction_memory.reproduction.records import Record, Records
 from induction_memory.reproduction.shipping import TRAJECTORIES
-from induction_memory.trajectory.search import SHIPPED
+from induction_memory.trajectory.search import SHIPPED, search_path
 from induction_memory.trajectory.trajectory import load
 
 AGREE = 1e-5
@@ -42,6 +42,8 @@ class Audit:
     """One row per shipped trajectory: its record, its steps, the largest difference between the two."""
     broken: list[str]
     """Records whose files differ from their checksums."""
+    folder: Path
+    """Where the records and trajectories were looked for."""
 
     @property
     def summary(self) -> str:
@@ -58,7 +60,11 @@ class Audit:
         missing = self.verdicts["verdict"].tolist().count("no run")
         apart = self.compared.loc[~(self.compared["largest difference"] <= AGREE)]
         return [
-            *([f"{missing} of {len(self.verdicts)} measurements could not be checked: no run"] if missing else []),
+            *(
+                [f"{missing} of {len(self.verdicts)} measurements could not be checked: no run in {self.folder}"]
+                if missing
+                else []
+            ),
             *(f"{name}: its record differs from its checksum" for name in self.broken),
             *(
                 f"{row['trajectory']}: differs from its record by {row['largest difference']:.3g} ({row['where']})"
@@ -99,7 +105,7 @@ class AuditedRecord(Record):
 
 def audit(folder: Path | None = None) -> Audit:
     """All claims from the trajectories and sealed records in a folder, by default the one that ships."""
-    folder = SHIPPED if folder is None else folder
+    folder = sealed_folder() if folder is None else folder
     shipped = with_shipped(Records([]), jobs(list(FIGURES), "paper"), folder)
     broken, reads, compared = record_files.broken_seals(folder / record_files.FOLDER), [], []
     records = {name: _audited(record, None, reads) for name, record in shipped.items()}
@@ -116,7 +122,13 @@ def audit(folder: Path | None = None) -> Audit:
         compared.append((name, kept.name, len(run.steps), away, where))
     columns = ["trajectory", "record", "steps", "largest difference", "where"]
     verdicts = _verdicts(Records(list(records.values())), reads, broken)
-    return Audit(verdicts, pd.DataFrame(compared, columns=columns), sorted(broken))
+    return Audit(verdicts, pd.DataFrame(compared, columns=columns), sorted(broken), folder)
+
+
+def sealed_folder() -> Path:
+    """The first folder of the search path with records in it; that of the source tree if none has any."""
+    found = [place for place in search_path() if (place / record_files.FOLDER).is_dir()]
+    return found[0] if found else SHIPPED
 
 
 def with_shipped(records: Records, planned: Sequence[Job], folder: Path = SHIPPED) -> Records:

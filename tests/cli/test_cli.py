@@ -296,7 +296,7 @@ def test_the_claims_are_recomputed_from_what_ships(run):
 
 
 def test_a_check_without_runs_fails(run, tmp_path, monkeypatch):
-    monkeypatch.setattr("induction_memory.reproduction.audit.SHIPPED", tmp_path)
+    monkeypatch.setattr("induction_memory.reproduction.audit.sealed_folder", lambda: tmp_path)
     monkeypatch.delitem(CLAIMS, "one-step-suffices")
     code, out, err = run("reproduce", "--check")
     assert (code, err.count("\n")) == (1, 1)
