@@ -152,7 +152,9 @@ def patch_paths(run: Any, steps: list[int]) -> pd.DataFrame:
 
 
 def attribute(run: Any, steps: list[int]) -> pd.DataFrame:
-    pairs = im.interventions.corrupt(sequences(run), "trigger", np.random.default_rng(0))
+    from induction_memory.task.corruptions import corrupt
+
+    pairs = corrupt(sequences(run), "trigger", np.random.default_rng(0))
     return im.interventions.attribute(im.interventions.contrast(run.model(steps[-1]), pairs), points=4)
 
 

@@ -50,6 +50,13 @@ EXPLAINED: tuple[Moved, ...] = (
     ),
     Moved("3: initial weights from the seed", "ablate.*", run="vanilla-.*", key=".*kind=initial.*"),
     Moved("3: initial weights from the seed", "probes.*", run="vanilla-.*", key=".*distance_.*"),
+    Moved(
+        "rounding: at one position of 1,484 the two best logits are 1e-6 apart",
+        r"ablate\.(components|parts)",
+        run="random-triggers|layernorm-mlp",
+        key=r"component=(embed\|kind=resample-output|L1H1->L2H1\.v\|kind=mean)",
+        column="global_accuracy|global_accuracy_se",
+    ),
 )
 
 
