@@ -1,8 +1,10 @@
 """`branch`: train on from a stored step under another rule."""
 
+import re
 from pathlib import Path
 
 from induction_memory.cli.arguments import Run, listed, load, this_command
+from induction_memory.errors import InputError
 
 
 def branch(
@@ -14,6 +16,7 @@ def branch(
     freeze: tuple[str, ...] = (),
     clamp: tuple[str, ...] = (),
     graft: tuple[str, ...] = (),
+    edit: str | None = None,
     resume: bool = False,
     quiet: bool = False,
 ) -> None:
@@ -27,6 +30,7 @@ def branch(
         freeze: parameters to hold, as in W_K1 or "W_K1: 300..".
         clamp: attention patterns to impose: previous-token, induction.
         graft: matrices to take from elsewhere, as in W_O2=RUN@STEP.
+        edit: associations to change before the first step, as in 'W_K2: erase e' or 'W_O2: insert a->b'.
         resume: go on with the branch in that folder, to more steps if they are set.
         quiet: no progress.
     """
@@ -40,9 +44,17 @@ def branch(
         freeze=listed(freeze),
         clamps=listed(clamp),
         grafts=listed(graft),
+        edit=None if edit is None else _edit(edit),
         resume=resume,
         quiet=quiet,
         command=this_command(),
     )
     if not quiet:
         print(f"steps {result.steps[0]} to {result.steps[-1]} in {out}")
+
+
+def _edit(text: str) -> dict[str, str]:
+    match = re.fullmatch(r"(\w+): (erase|insert) (.+)", text, re.DOTALL)
+    if match is None:
+        raise InputError(f"--edit: expected 'MEMORY: erase PAIR' or 'MEMORY: insert PAIR', got {text!r}")
+    return {"memory": match[1], match[2]: match[3]}

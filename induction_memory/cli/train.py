@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import tyro
 
 from induction_memory.cli.arguments import this_command
-from induction_memory.errors import InputError
+from induction_memory.errors import InputError, require
 
 Settings = Annotated[
     tuple[tuple[str, ...], ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="PART.FIELD=VALUE ...")
@@ -14,8 +14,9 @@ Settings = Annotated[
 
 
 def train(
-    preset: Annotated[str, tyro.conf.Positional],
+    preset: Annotated[str | None, tyro.conf.Positional] = None,
     /,
+    *,
     out: Path,
     steps: int | None = None,
     seed: int | None = None,
@@ -27,24 +28,31 @@ def train(
     """Train an experiment and store its whole trajectory.
 
     Args:
-        preset: name of the experiment; `induction-memory presets` lists them.
+        preset: name of the experiment; `induction-memory presets` lists them. Not needed to resume.
         out: folder of the trajectory.
         steps: number of updates, instead of the preset's.
         seed: one number for initial weights, data and evaluation alike.
         set: change settings, as in task.k=3 train.learning_rate=0.5.
-        resume: go on with the run in that folder, to more steps if they are set.
+        resume: go on with the run in that folder, which knows its experiment; to more steps if they are set.
         quiet: no progress.
         log: also write to TensorBoard or Weights & Biases.
     """
     from induction_memory.experiment.presets import preset as find
     from induction_memory.experiment.presets import with_seed
 
-    config = find(preset).run
-    config = config if seed is None else with_seed(config, seed)
-    config = config.with_settings(_settings(set) + ([] if steps is None else [f"train.steps={steps}"]))
-    from induction_memory.training.run import start
+    settings = _settings(set) + ([] if steps is None else [f"train.steps={steps}"])
+    if preset is None:
+        require(resume, "PRESET", "the name of an experiment, or --resume", "none")
+        require(seed is None, "--seed", "none: the run to resume has its own", seed)
+        from induction_memory.training import run as runs
 
-    run = start(config, out, resume=resume, quiet=quiet, log=log, command=this_command())
+        run = runs.resume(out, settings=settings, quiet=quiet, log=log)
+    else:
+        config = find(preset).run
+        config = (config if seed is None else with_seed(config, seed)).with_settings(settings)
+        from induction_memory.training.run import start
+
+        run = start(config, out, resume=resume, quiet=quiet, log=log, command=this_command())
     if not quiet:
         print(f"{len(run.steps)} checkpoints, steps {run.steps[0]} to {run.steps[-1]}, in {out}")
 

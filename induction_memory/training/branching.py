@@ -1,12 +1,17 @@
 """Branches: train on from a stored step of a run, with the batches that run would have seen, under other rules."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from induction_memory.errors import require
 from induction_memory.experiment.constraints import Clamp, Freeze, Graft
 from induction_memory.experiment.run_config import RunConfig
+from induction_memory.memory import edits
+from induction_memory.model.associations import associate, written
 from induction_memory.training.preflight import graft_matrices
 from induction_memory.training.run import Resume, run_from, zero_optimizer
 from induction_memory.trajectory.trajectory import Trajectory
@@ -21,6 +26,7 @@ def branch(
     freeze: Sequence[str] = (),
     clamps: Sequence[str] = (),
     grafts: Sequence[str] = (),
+    edit: Mapping[str, str | Sequence[str]] | None = None,
     steps: int | None = None,
     settings: Sequence[str] = (),
     resume: Resume = False,
@@ -33,11 +39,15 @@ def branch(
     The rules are added to the run's own and hold from the branch's step on unless they say otherwise: `freeze=["W_K1"]`
     freezes from `at`. `steps` is the number of the last step (the run's own when not given); `settings` change any
     other field by its path. The optimiser goes on from its stored state; if none was kept, from zero.
+
+    `edit` changes associations of one memory before the first update: `{"memory": "W_K2", "erase": "e"}`, or "insert".
+    The optimiser's state of the edited matrix begins at zero.
     """
+    require(isinstance(run, Trajectory), "run", "a trajectory (as im.load gives it)", type(run).__name__)
     at = run.resolve(at)
     config = branch_config(run.config, at, freeze=freeze, clamps=clamps, grafts=grafts, steps=steps, settings=settings)
     how = {"resume": resume, "quiet": quiet, "log": log, "command": command}
-    return run_from(lambda: _origin(run, at, config), at, config, out, **how)
+    return run_from(lambda: _origin(run, at, config, edit), at, config, out, **how)
 
 
 def branch_config(
@@ -75,16 +85,35 @@ def _read(kind: Any, texts: Sequence[str]) -> list[tuple[str, Any]]:
     return [(text, kind.parse(text)) for text in texts]
 
 
-def _origin(run: Trajectory, at: int, config: RunConfig) -> Origin:
+def _origin(run: Trajectory, at: int, config: RunConfig, edit: Mapping[str, str | Sequence[str]] | None) -> Origin:
     """A branch from a stored step."""
     parameters = run.state(at)
+    changed = {} if edit is None else edited(parameters, edit, config.task)
     optimizer = zero_optimizer(config, parameters)
     stored = run.source.optimizer(at) if config.train.optimizer == run.config.train.optimizer else None
-    optimizer |= {name: value for name, value in (stored or {}).items() if name in optimizer}
+    unchanged = [name for name in optimizer if name.partition("/")[2] not in changed]
+    optimizer |= {name: stored[name] for name in unchanged if stored is not None and name in stored}
     parent = {
         "name": run.name,
         "fingerprint": run.fingerprint,
         "step": at,
         "optimizer": "stored" if stored else "zero",
     }
-    return Origin(parameters, optimizer, graft_matrices(config), run.initial(), at, parent)
+    if edit is not None:
+        parent["edit"] = {name: list(value) if not isinstance(value, str) else value for name, value in edit.items()}
+    return Origin(parameters | changed, optimizer, graft_matrices(config), run.initial(), at, parent)
+
+
+def edited(parameters: Mapping[str, Tensor], edit: Mapping[str, str | Sequence[str]], task: Any) -> dict[str, Tensor]:
+    """The parameter that an edit changes: associations erased (score 0) or inserted (the ideal pairs' mean score)."""
+    kinds = [name for name in edit if name != "memory"]
+    right = "memory" in edit and len(kinds) == 1 and kinds[0] in ("erase", "insert")
+    require(right, "edit", 'such as {"memory": "W_K2", "erase": "e"} (erase or insert)', dict(edit))
+    kind, memory = kinds[0], edit["memory"]
+    require(isinstance(memory, str), "edit", "the name of one memory", repr(memory))
+    names = [edit[kind]] if isinstance(edit[kind], str) else list(edit[kind])
+    a = associate(parameters, str(memory), task=task, bare=True)
+    pairs = torch.tensor([a.number(str(text), kind) for text in names])
+    now = edits.strength(a).unsqueeze(-1)
+    scores = (now if kind == "insert" else torch.zeros_like(now)).expand(*now.shape[:-1], len(pairs))
+    return written(edits.set_scores(a, pairs, scores), parameters)

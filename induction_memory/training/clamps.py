@@ -33,7 +33,7 @@ class Clamps:
         require(
             not (self.previous_token and self.induction and n_layers == 1),
             "clamps",
-            "one clamp a layer",
+            "one clamp per layer",
             "both on a model of one layer",
         )
         if self.previous_token and layer == 0:

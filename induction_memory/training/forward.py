@@ -103,7 +103,7 @@ def _fast_evaluate(
 ) -> Evaluation:
     parameters = {name: p.detach() for name, p in model.named_parameters()}
     longest, pos = len(parameters["pos_embed.W_pos"]), batch.tokens.shape[1]
-    require(pos <= longest, "batch", f"at most {longest} tokens a sequence (the model's n_ctx)", pos)
+    require(pos <= longest, "batch", f"at most {longest} tokens per sequence (the model's n_ctx)", pos)
     trained_names = tuple(name for name, p in model.named_parameters() if p.requires_grad and gradients)
     device = parameters["embed.W_E"].device
     tokens, targets = batch.tokens.to(device), safe_targets(batch).to(device).flatten()

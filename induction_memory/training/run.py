@@ -75,9 +75,9 @@ def start(
     return run_from(lambda: _new(config), 0, config, out, resume=resume, quiet=quiet, log=log, command=command)
 
 
-def resume(out: str | Path, *, quiet: bool = False, log: str | None = None) -> Trajectory:
-    """Go on with whatever unfinished run, or branch, is in the folder."""
-    config = load(out).config
+def resume(out: str | Path, *, settings: Sequence[str] = (), quiet: bool = False, log: str | None = None) -> Trajectory:
+    """Go on with whatever unfinished run, or branch, is in the folder; `settings` may ask for more `train.steps`."""
+    config = load(out).config.with_settings(list(settings))
     return run_from(lambda: _new(config), None, config, out, resume=True, quiet=quiet, log=log, command=None)
 
 
@@ -202,7 +202,8 @@ def _require_place(out: Path, config: RunConfig, resume: Resume, first_step: int
             f"out: expected a folder outside of other runs, got {str(out)!r} inside the run {inside.name!r}"
         )
     require(free, "out", "a new or an empty folder", repr(str(out)))
-    require(resume is not True, "out", "the folder of a run to resume", f"{str(out)!r}, in which none has begun")
+    got = f"{str(out)!r}, in which none has begun (leave --resume out to begin one)"
+    require(resume is not True, "out", "the folder of a run to resume", got)
     return False
 
 

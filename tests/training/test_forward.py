@@ -252,7 +252,7 @@ def test_an_error_in_a_thread_reaches_the_caller(batch):
 
 def test_sequences_longer_than_the_model_are_refused(batch):
     model = build(ModelConfig.simplified(d_model=8, n_ctx=LENGTH - 1), seed=13)
-    with pytest.raises(InputError, match=f"batch: expected at most {LENGTH - 1} tokens a sequence.*, got {LENGTH}"):
+    with pytest.raises(InputError, match=f"batch: expected at most {LENGTH - 1} tokens per sequence.*, got {LENGTH}"):
         evaluate(model, batch, "all")
 
 
@@ -303,7 +303,7 @@ def test_an_untied_copy_of_a_tied_model_is_refused(batch):
 
 def test_both_clamps_need_two_layers(batch):
     model = build(ARCHITECTURES["simplified, one layer"], seed=17)
-    with pytest.raises(InputError, match="clamps: expected one clamp a layer"):
+    with pytest.raises(InputError, match="clamps: expected one clamp per layer"):
         evaluate(model, batch, "all", clamps=Clamps(previous_token=True, induction=True))
 
 

@@ -54,6 +54,30 @@ def test_a_signal_ends_a_run_with_one_line_and_it_resumes(number, whole, tmp_pat
     assert content(start(tiny(), tmp_path / "run", resume=True, quiet=True).path) == content(whole.path)
 
 
+def test_resuming_needs_nothing_repeated(whole, tmp_path, monkeypatch):
+    from induction_memory.cli.train import train as command
+
+    record = Writer.record
+
+    def stop(self, step, *rest):
+        if step == 6:
+            raise KeyboardInterrupt
+        record(self, step, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Writer, "record", stop)
+        with pytest.raises(Stopped):
+            start(tiny(), tmp_path / "run", quiet=True)
+    with pytest.raises(InputError, match=r"^PRESET: expected the name of an experiment, or --resume, got none$"):
+        command(out=tmp_path / "run", quiet=True)
+    command(out=tmp_path / "run", resume=True, quiet=True)
+    assert content(tmp_path / "run") == content(whole.path)
+    command(out=tmp_path / "run", steps=14, resume=True, quiet=True)
+    assert load(tmp_path / "run").steps[-1] == 14
+    with pytest.raises(InputError, match=r"^train\.learning_rate: .*; train\.momentum: expected 0\.9, .* got 0\.5$"):
+        command(out=tmp_path / "run", set=(("train.learning_rate=0.1", "train.momentum=0.5"),), resume=True, quiet=True)
+
+
 def test_a_run_that_diverges_says_where_and_keeps_its_last_finite_checkpoint(tmp_path):
     config = tiny(learning_rate=1e6, checkpoints="every 1", steps=12)
     with pytest.raises(DivergedError, match=r"run: the loss is \w+ at step \d+; .*; what was kept before is intact$"):
@@ -169,6 +193,30 @@ def test_killed_or_out_of_space_at_any_operation_thinning_can_be_done_again(whol
         assert verify(out) == []
         at += 1
     assert at > 10
+
+
+@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.hard)])
+def test_killed_at_any_operation_a_branch_can_be_made_again(every, whole, tmp_path, monkeypatch, knocks):
+    expected = content(branch(whole, 8, tmp_path / "whole", freeze=["W_K1"], quiet=True).path)
+    at, done = 0, False
+
+    def kill(name, original, arguments):
+        half(name, original, arguments)
+        raise Killed
+
+    while not done:
+        out = tmp_path / str(at)
+        with monkeypatch.context() as patch:
+            Disk(patch, at, kill)
+            try:
+                branch(whole, 8, out, freeze=["W_K1"], quiet=True)
+                done = True
+            except Killed:
+                knocks["kills of branching"] += 1
+        branch(whole, 8, out, freeze=["W_K1"], resume="or start", quiet=True)
+        assert content(out) == expected, f"operation {at}"
+        at += every
+    assert at > 30
 
 
 def test_a_run_can_be_read_while_it_trains(tmp_path, knocks):

@@ -53,7 +53,8 @@ def trainer():
     trainer.close()
 
 
-def test_a_process_killed_at_twenty_random_moments_ends_with_the_same_bits(trainer, tmp_path):
+@pytest.mark.parametrize("wanted", [10, pytest.param(50, marks=pytest.mark.hard)])
+def test_a_process_killed_at_random_moments_ends_with_the_same_bits(wanted, trainer, tmp_path, knocks):
     steps, kills, folders = 60, 0, 0
     trainer.start(tmp_path / "never stopped", steps)
     begun = time.perf_counter()
@@ -61,10 +62,10 @@ def test_a_process_killed_at_twenty_random_moments_ends_with_the_same_bits(train
     lifetime = time.perf_counter() - begun
     expected = content(tmp_path / "never stopped")
     moments = random.Random(0)
-    while kills < 20 or not (tmp_path / str(folders)).exists():
+    while kills < wanted or not (tmp_path / str(folders)).exists():
         folder = tmp_path / str(folders)
         process = trainer.start(folder, steps)
-        if kills < 20:
+        if kills < wanted:
             time.sleep(moments.uniform(0, 0.8 * lifetime))
             os.kill(process, signal.SIGKILL)
         status = trainer.status()
@@ -74,7 +75,8 @@ def test_a_process_killed_at_twenty_random_moments_ends_with_the_same_bits(train
             assert content(folder) == expected
             assert verify(folder) == []
             folders += 1
-    assert kills == 20
+    knocks["SIGKILLs of training"] += kills
+    assert kills == wanted
     assert folders >= 1
 
 
@@ -195,7 +197,7 @@ def half(name, original, arguments):
         os.write(descriptor, memoryview(data)[: len(data) // 2])
 
 
-def test_killed_at_any_operation_the_writer_goes_on_to_the_same_bits(whole, operations, tmp_path, monkeypatch):
+def test_killed_at_any_operation_the_writer_goes_on_to_the_same_bits(whole, operations, tmp_path, monkeypatch, knocks):
     def kill(name, original, arguments):
         half(name, original, arguments)
         raise Killed
@@ -206,6 +208,7 @@ def test_killed_at_any_operation_the_writer_goes_on_to_the_same_bits(whole, oper
             Disk(patch, at, kill)
             with pytest.raises(Killed):
                 write_run(folder)
+        knocks["kills of training and compaction"] += 1
         write_run(folder)
         assert content(folder) == whole, f"operation {at}"
 
@@ -216,15 +219,15 @@ def no_space(name, original, arguments):
 
 
 def test_a_full_disk_at_any_operation_is_one_clear_error_and_the_run_goes_on_later(
-    whole, operations, tmp_path, monkeypatch
+    whole, operations, tmp_path, monkeypatch, knocks
 ):
-
     for at in range(operations):
         folder = tmp_path / str(at)
         with monkeypatch.context() as patch:
             Disk(patch, at, no_space)
             with pytest.raises(StorageError) as caught:
                 write_run(folder)
+        knocks["full disks"] += 1
         message = str(caught.value)
         assert str(folder) in message
         assert os.strerror(errno.ENOSPC) in message
@@ -272,7 +275,9 @@ class PowerCut(Disk):
         raise Killed
 
 
-def test_a_power_cut_at_any_operation_loses_nothing_that_cannot_be_done_again(whole, operations, tmp_path, monkeypatch):
+def test_a_power_cut_at_any_operation_loses_nothing_that_cannot_be_done_again(
+    whole, operations, tmp_path, monkeypatch, knocks
+):
     chance = random.Random(0)
     for at in range(operations):
         folder = tmp_path / str(at)
@@ -280,6 +285,7 @@ def test_a_power_cut_at_any_operation_loses_nothing_that_cannot_be_done_again(wh
             PowerCut(patch, at, chance)
             with pytest.raises(Killed):
                 write_run(folder)
+        knocks["power cuts"] += 1
         write_run(folder)
         assert content(folder) == whole, f"operation {at}"
 
@@ -461,7 +467,7 @@ def test_a_run_goes_on_to_more_steps_with_the_bits_of_one_that_had_them_from_the
     assert content(resume(tmp_path / "lengthened and killed", quiet=True).path) == expected
 
 
-def test_killed_at_any_operation_of_lengthening_a_run_goes_on(tmp_path, monkeypatch):
+def test_killed_at_any_operation_of_lengthening_a_run_goes_on(tmp_path, monkeypatch, knocks):
     short, long = (tiny(steps=steps, checkpoints="every 2") for steps in (2, 3))
     start(short, tmp_path / "short", quiet=True)
     expected = content(start(long, tmp_path / "long", quiet=True).path)
@@ -480,6 +486,7 @@ def test_killed_at_any_operation_of_lengthening_a_run_goes_on(tmp_path, monkeypa
                 lengthen(folder, Manifest.read(folder), long, None)
                 whole = True
             except Killed:
+                knocks["kills of lengthening"] += 1
                 assert load(folder).metrics.shape[0] == 3
                 assert load(folder).steps.tolist() == [0, 2]
                 assert verify(folder) == []

@@ -12,6 +12,8 @@ from safetensors.torch import save_file
 
 import induction_memory as im
 from induction_memory.errors import DamagedError, InputError
+from induction_memory.memory.edits import pair_scores
+from induction_memory.model.associations import associate
 from induction_memory.model.build import build
 from induction_memory.model.config import ModelConfig
 from induction_memory.model.memories import embedding, memory
@@ -186,6 +188,34 @@ def test_a_branch_without_changes_is_the_run_itself(run, tmp_path):
         assert torch.equal(same.stack(name), run.stack(name, [4, 8, 12]))
     assert same.metrics.equals(run.metrics[4:].reset_index(drop=True))
     assert all(torch.equal(v, run.optimizer_state(12)[n]) for n, v in same.optimizer_state(12).items())
+
+
+def test_a_branch_may_begin_with_an_edited_memory(run, tmp_path):
+    edit = {"memory": "W_K2", "erase": "e"}
+    reborn = branch(run, 8, tmp_path / "reborn", edit=edit, quiet=True)
+    assert reborn.parent is not None
+    assert reborn.parent["edit"] == edit
+    before, after = (associate(source.state(8), "W_K2", task=TASK, bare=True) for source in (run, reborn))
+    pair = torch.tensor([before.number("e", "erase")])
+    assert pair_scores(before, pair).abs().min() > 0.01
+    torch.testing.assert_close(pair_scores(after, pair), torch.zeros(1, 1), atol=1e-5, rtol=0)
+    others = torch.tensor([before.number("a", "erase")])
+    assert (pair_scores(after, others) - pair_scores(before, others)).abs() < pair_scores(before, pair).abs()
+    for name, value in reborn.state(8).items():
+        assert torch.equal(value, run.state(8)[name]) == (name != "blocks.1.attn.W_K")
+    momentum = reborn.optimizer_state(8)
+    assert not momentum["momentum/blocks.1.attn.W_K"].any()
+    assert torch.equal(momentum["momentum/blocks.0.attn.W_K"], run.optimizer_state(8)["momentum/blocks.0.attn.W_K"])
+    assert not torch.equal(reborn.stack("W_K2", [12]), run.stack("W_K2", [12]))
+    for wrong in (
+        {"memory": "W_K2"},
+        {"erase": "e"},
+        {"memory": "W_K9", "erase": "e"},
+        {"memory": "W_K2", "erase": "€"},
+    ):
+        with pytest.raises(InputError):
+            branch(run, 8, tmp_path / "wrong", edit=wrong, quiet=True)
+        assert not (tmp_path / "wrong").exists()
 
 
 def test_a_branch_holds_its_own_rules_from_its_step_on(run, tmp_path):

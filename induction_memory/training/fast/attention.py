@@ -7,8 +7,8 @@ computed. With do the gradient of the loss with respect to o:
 
     dv = P^T do        dP = do v^T        dS[t, s] = P[t, s] (dP[t, s] - sum over s' of P[t, s'] dP[t, s'])
 
-Where the scores S come from and where dS goes is another matter (`scores.py`). They come in bits (times log2 e),
-because 2^x costs half of e^x.
+`attention_scores.py` computes the scores S and takes their gradient dS. Scores come in bits (times log2 e), because 2^x
+costs half of e^x.
 """
 
 import math

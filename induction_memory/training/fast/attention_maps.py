@@ -6,11 +6,12 @@ model, W_Q W_K^T and W_V W_O are matrices no larger than their factors, and the 
     q = a (W_Q W_K^T),  k = v = a,  out = (P a) (W_V W_O)
 
 so that only queries are mapped, of which the last layer may need few. The factors' gradients follow from those of the
-products once a batch: with G = d(W_Q W_K^T), dW_Q = G W_K and dW_K = G^T W_Q; with H = d(W_V W_O), dW_V = H W_O^T and
+products once per batch: with G = d(W_Q W_K^T), dW_Q = G W_K and dW_K = G^T W_Q; with H = d(W_V W_O), dW_V = H W_O^T and
 dW_O = W_V^T H.
 
 In the first layer, whose input is tokens plus positions, maps are looked up in tables (`lookup.py`), and the product
-W_V W_O goes before P, where it costs nothing. If no gradient of that input is wanted, so are the scores (`scores.py`).
+W_V W_O goes before P, where it costs nothing. If no gradient of that input is wanted, the scores are
+looked up as well (`attention_scores.py`).
 """
 
 import math

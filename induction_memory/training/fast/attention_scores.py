@@ -8,9 +8,9 @@ Tables, in the first layer, where queries and keys are both tokens plus position
 
     S[t, s] = x_t^T W x_s = R[t, z_s] + C[t, s]      R[t, :] = x_t W W_E^T,    C[t, :] = x_t W W_pos^T
 
-R has a column a token of the vocabulary and C a column a position; both are maps of the embedded input (`lookup.py`).
+R has one column per token of the vocabulary and C one per position; both are maps of the embedded input (`lookup.py`).
 Looking up costs a third of multiplying. Backward, dR[t, n] sums dS[t, s] over the keys s that hold token n, and
-dC = dS; both go to the sums by token and by position, from which dW follows once a batch:
+dC = dS; both go to the sums by token and by position, from which dW follows once per batch:
 
     dW = X^T (dR W_E + dC W_pos)      where X^T dR and X^T dC are the gradients of the maps W W_E^T and W W_pos^T
 """
@@ -27,7 +27,7 @@ from induction_memory.training.fast.lookup import Table
 from induction_memory.training.fast.sums import Sums
 from induction_memory.training.fast.workspace import Workspace
 
-BIT = math.log(2)  # a score in bits counts for so much
+BIT = math.log(2)  # the natural logarithm of one bit
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Linear maps of the embedded input, without the products.
 
-The input of the first layer is x_t = w_E(z_t) + p_t. A linear map of it has one row a token and one a position:
+The input of the first layer is x_t = w_E(z_t) + p_t. A linear map of it has one row per token and one per position:
 
     x_t W = (W_E W)[z_t] + (W_pos W)[t]
 
