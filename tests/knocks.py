@@ -12,11 +12,11 @@ PROPERTY = "knocks"
 
 
 def total(reports: Iterable[Any]) -> Counter[str]:
-    """The counts of all tests that passed."""
+    """The counts in the reports of the end of each test."""
     counts: Counter[str] = Counter()
     for report in reports:
-        for name, value in report.user_properties:
-            if name == PROPERTY:
+        for name, value in getattr(report, "user_properties", ()):
+            if name == PROPERTY and report.when == "teardown":
                 counts.update(value)
     return counts
 

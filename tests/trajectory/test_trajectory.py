@@ -198,9 +198,11 @@ def test_a_branch_may_begin_with_an_edited_memory(run, tmp_path):
     before, after = (associate(source.state(8), "W_K2", task=TASK, bare=True) for source in (run, reborn))
     pair = torch.tensor([before.number("e", "erase")])
     assert pair_scores(before, pair).abs().min() > 0.01
-    torch.testing.assert_close(pair_scores(after, pair), torch.zeros(1, 1), atol=1e-5, rtol=0)
+    assert pair_scores(after, pair).abs().max() < 1e-5
     others = torch.tensor([before.number("a", "erase")])
-    assert (pair_scores(after, others) - pair_scores(before, others)).abs() < pair_scores(before, pair).abs()
+    assert (pair_scores(after, others) - pair_scores(before, others)).abs().max() < pair_scores(
+        before, pair
+    ).abs().max()
     for name, value in reborn.state(8).items():
         assert torch.equal(value, run.state(8)[name]) == (name != "blocks.1.attn.W_K")
     momentum = reborn.optimizer_state(8)
