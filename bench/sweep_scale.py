@@ -1,8 +1,9 @@
-"""How a sweep of 10,000 runs behaves, with stubs that train nothing: `python -m bench.sweep_scale [RUNS [SECONDS]]`.
+"""How a sweep of 10,000 runs behaves, with stubs that train nothing: `python -m bench.sweep_scale [RUNS]`.
 
 A stub leaves what a finished run leaves for the sweep to read (its manifest and its metrics, flushed to the disk), so
 that starting the sweep again and making its table are the real thing. Measured are the pool and a Dask cluster with two
-workers on this machine, the latter once in peace and once with a worker killed every SECONDS (20).
+workers on this machine. `python -m bench.sweep_scale kills` gives 3,000 jobs that only leave a file to such a cluster
+while a worker is killed every 20 s.
 """
 
 import json
@@ -15,8 +16,9 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +26,7 @@ from typing import Any
 
 from induction_memory.experiment.run_config import RunConfig
 from induction_memory.sweep import results
-from induction_memory.sweep.job import Engine
+from induction_memory.sweep.job import Engine, Job
 from induction_memory.sweep.launch import COPY, job_of, look
 from induction_memory.sweep.loop import engine, work_off
 from induction_memory.sweep.plan import PlannedRun, read
@@ -157,10 +159,32 @@ def operations() -> dict[str, int]:
     return {"writes": counts["_write"], "flushes": counts["_sync"], "renames": counts["_rename"], "files": files}
 
 
-def main(runs: int = 10_000, pause: int = 20) -> None:
-    def say(what: str, value: str) -> None:
-        print(f"{what:<66} {value}", flush=True)
+def kills(jobs: int = 3_000, pause: float = 20.0) -> None:
+    """Jobs on a cluster whose workers are killed: how many end how, and how often each ran."""
+    with tempfile.TemporaryDirectory() as place, cluster(Path(place)) as (address, _):
+        folders = [Path(place) / "jobs" / str(number) for number in range(jobs)]
+        given = [Job(folder.name, "bench.sweep_scale:leave", {"folder": str(folder)}, folder) for folder in folders]
+        began = time.perf_counter()
+        with killer(address, pause) as killed:
+            ended = work_off(given, engine(scheduler=address), quiet=True)
+        took = time.perf_counter() - began
+        states = Counter(outcome.state for outcome in ended.values())
+        times = Counter(len(list(folder.iterdir())) for folder in folders)
+    say(f"Dask, two workers, one killed every {pause:.0f} s ({len(killed)} kills)", f"{took:.0f} s, {dict(states)}")
+    say("    jobs by the number of times they ran", ", ".join(f"{n}: {times[n]}" for n in sorted(times)))
 
+
+def leave(folder: str) -> None:
+    """Leave a file."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    Path(folder, str(time.monotonic_ns())).touch()
+
+
+def say(what: str, value: str) -> None:
+    print(f"{what:<66} {value}", flush=True)
+
+
+def main(runs: int = 10_000) -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         began = time.perf_counter()
@@ -175,15 +199,10 @@ def main(runs: int = 10_000, pause: int = 20) -> None:
         began = time.perf_counter()
         assert len(results.table(folder)) == len(planned)
         say("sweep.table", f"{time.perf_counter() - began:.1f} s")
-    for disturbed in (False, True):
-        with tempfile.TemporaryDirectory() as place, cluster(Path(place)) as (address, scheduler):
-            folder = Path(place) / "runs"
-            said = f", one killed every {pause} s" if disturbed else ""
-            with killer(address, pause) if disturbed else nullcontext([]) as killed:
-                took = work(planned, folder, partial(engine, scheduler=address))
-            say(f"Dask, two workers{said}", took + (f"; {len(killed)} killed" if disturbed else ""))
-            cpu, memory = usage(scheduler)
-            say("    the scheduler", f"{cpu:.0f} s of CPU, {memory:.0f} MB at most")
+    with tempfile.TemporaryDirectory() as place, cluster(Path(place)) as (address, scheduler):
+        say("Dask, two workers", work(planned, Path(place) / "runs", partial(engine, scheduler=address)))
+        cpu, memory = usage(scheduler)
+        say("    the scheduler", f"{cpu:.0f} s of CPU, {memory:.0f} MB at most")
     counted = operations()
     say("disk operations of one real run of 600 steps", ", ".join(f"{n} {name}" for name, n in counted.items()))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
@@ -191,4 +210,7 @@ def main(runs: int = 10_000, pause: int = 20) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:3]))
+    if sys.argv[1:] == ["kills"]:
+        kills()
+    else:
+        main(*map(int, sys.argv[1:2]))
