@@ -210,7 +210,7 @@ def test_progress_is_a_live_line_or_plain_lines_or_nothing(terminal, quiet):
 
 
 def test_a_line_of_progress_has_80_columns_at_most():
-    metrics = Metrics(123_456, 12.3456, None, None, None, 0.987, None)
+    metrics = Metrics(123_456, 12.3456, "in_context", {}, {"in_context": 0.987})
     line = describe(metrics, {"W_K1": 0.5, "W_K2": 1.0, "W_O2": 0.25}, 0, 1_000_000, 98_765.0)
     assert line.startswith("step 123456/1000000 loss 12.346 acc 0.99 W_K1 0.50 W_K2 1.00")
     assert line.endswith(" left")
