@@ -63,7 +63,7 @@ def main(
 
     require(seeds >= 2, "seeds", "2 or more to compare", seeds)
     require(workers >= 1, "workers", "1 or more", workers)
-    config = preset(name).run.with_settings([setting for group in set for setting in group])
+    config = preset(name).config.with_settings([setting for group in set for setting in group])
     runs = {f"{name}-{end}": run for end, run in study.plan(config, seeds, siblings).items()}
     same = {"out": str(out), "train": train, "readings": readings, "sequences": sequences}
     jobs = [

@@ -146,7 +146,7 @@ def operations() -> dict[str, int]:
         return operation
 
     small = [f"{line.replace(' ', '')}" for line in TINY.format(steps=600).splitlines() if "=" in line]
-    config: RunConfig = preset("demo").run.with_settings([*small, "train.threads=1"])
+    config: RunConfig = preset("demo").config.with_settings([*small, "train.threads=1"])
     with tempfile.TemporaryDirectory() as folder:
         for name in counts:
             setattr(durable, name, counted(name))

@@ -28,6 +28,9 @@ _NAMES = {
     "verify": "trajectory.verification",
     "revisions": "trajectory.revisions",
     "preset": "experiment.presets",
+    "identify": "heads.examination",
+    "reproduce": "reproduction.reproduce",
+    "audit": "reproduction.audit",
     "train": "training.run",
     "branch": "training.branching",
     "ablate": "interventions.ablations",
@@ -43,19 +46,25 @@ _NAMES = {
     "StorageError": "errors",
     "DivergedError": "errors",
 }
-_MODULES = (
-    "task",
-    "model",
-    "memory",
-    "training",
-    "trajectory",
-    "probes",
-    "interventions",
-    "heads",
-    "theory",
-    "figures",
-    "sweep",
-)
+_MODULES = {
+    "task": "task",
+    "memory": "memory",
+    "figures": "figures",
+    "model": "model",
+    "runner": "runner",
+    "experiment": "experiment",
+    "trajectory": "trajectory",
+    "training": "training",
+    "probes": "probes",
+    "interventions": "interventions",
+    "heads": "heads",
+    "theory": "theory",
+    "views": "views",
+    "reproduction": "reproduction",
+    "claims": "reproduction.claims",
+    "sweep": "sweep",
+}
+"""Name -> module: the rooms, and the paper's claims."""
 
 __all__ = [*_NAMES, *_MODULES]  # pyright: ignore[reportUnsupportedDunderAll]
 
@@ -68,6 +77,7 @@ if TYPE_CHECKING:
     from induction_memory.experiment.presets import preset as preset
     from induction_memory.experiment.run_config import RunConfig as RunConfig
     from induction_memory.experiment.train_config import TrainConfig as TrainConfig
+    from induction_memory.heads.examination import identify as identify
     from induction_memory.interventions.ablations import ablate as ablate
     from induction_memory.interventions.activation_patching import patch as patch
     from induction_memory.interventions.replacements import ablation as ablation
@@ -77,6 +87,8 @@ if TYPE_CHECKING:
     from induction_memory.model.construct import construct as construct
     from induction_memory.model.memories import embedding as embedding
     from induction_memory.probes.registry import probe as probe
+    from induction_memory.reproduction.audit import audit as audit
+    from induction_memory.reproduction.reproduce import reproduce as reproduce
     from induction_memory.task.bigrams import BigramTask as BigramTask
     from induction_memory.task.corpus import Corpus as Corpus
     from induction_memory.task.sampler import sample as sample
@@ -96,7 +108,7 @@ def __getattr__(name: str) -> Any:
         if name in _NAMES:
             return getattr(import_module(f"induction_memory.{_NAMES[name]}"), name)
         if name in _MODULES:
-            return import_module(f"induction_memory.{name}")
+            return import_module(f"induction_memory.{_MODULES[name]}")
     raise AttributeError(f"module 'induction_memory' has no attribute {name!r}")
 
 

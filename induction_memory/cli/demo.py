@@ -56,7 +56,7 @@ def _run(trajectory_folder: Path, picture: Path, page: Path, quiet: bool) -> Non
         file.unlink(missing_ok=True)
     chosen = preset("demo")
     print(f"Training {chosen.about} ...")
-    trajectory = start(chosen.run, trajectory_folder, quiet=quiet, command="induction-memory demo")
+    trajectory = start(chosen.config, trajectory_folder, quiet=quiet, command="induction-memory demo")
     metrics = trajectory.metrics
     recalls = probes.recall(trajectory)
     print("\nHow it moved (loss and accuracy on the fresh batch of that step, recall of the stored memory):\n")

@@ -30,7 +30,7 @@ def presets(
 
     if name is not None:
         entry = preset(name)
-        document = {"about": entry.about} | entry.run.to_dict()
+        document = {"about": entry.about} | entry.config.to_dict()
         print(json.dumps(document, indent=2) if format == "json" else explained(name, entry))
     elif format == "json":
         print(json.dumps({key: entry.about for key, entry in PRESETS.items()}, indent=2))
@@ -57,8 +57,8 @@ def grouped(entries: "dict[str, Preset]") -> str:
 def explained(name: str, entry: "Preset") -> str:
     """Each field of an experiment: its value, and what it means."""
     lines = [f"{name}: {entry.about}"]
-    for part in fields(entry.run):
-        config = getattr(entry.run, part.name)
+    for part in fields(entry.config):
+        config = getattr(entry.config, part.name)
         meanings = field_meanings(type(config))
         lines.append("")
         for found in fields(config):

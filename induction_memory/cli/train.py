@@ -48,7 +48,7 @@ def train(
 
         run = runs.resume(out, settings=settings, quiet=quiet, log=log)
     else:
-        config = find(preset).run
+        config = find(preset).config
         config = (config if seed is None else with_seed(config, seed)).with_settings(settings)
         from induction_memory.training.run import start
 

@@ -22,7 +22,7 @@ class Preset:
     """An experiment and one line on what it shows."""
 
     about: str
-    run: RunConfig
+    config: RunConfig
 
 
 def preset(name: str) -> Preset:

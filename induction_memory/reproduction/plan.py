@@ -102,7 +102,7 @@ def jobs(chosen: Sequence[int], scale: Scale) -> list[Job]:
 
 
 def _config(name: str, seed: int, scale: Scale) -> RunConfig:
-    run = with_seed(preset(name).run, seed)
+    run = with_seed(preset(name).config, seed)
     if scale == "quick":
         run = quick(run)
     return run.with_settings(["train.threads=1"])
@@ -116,4 +116,4 @@ def describe(scale: Scale) -> str:
 def step_sizes(d: int) -> dict[float, str]:
     """Step size -> the preset of Figure 8 that trains W_O2 with it in dimension d."""
     of_d = [name for name in DIMENSION if name == f"figure-8-d{d}" or name.startswith(f"figure-8-d{d}-")]
-    return {preset(name).run.train.learning_rate: name for name in of_d}
+    return {preset(name).config.train.learning_rate: name for name in of_d}

@@ -56,7 +56,7 @@ class PlannedRun:
     @property
     def config(self) -> RunConfig:
         """Made anew each time: it holds the task's tables, which thousands of runs should not keep."""
-        return with_seed(find_preset(self.preset).run, self.seed).with_settings(self.settings)
+        return with_seed(find_preset(self.preset).config, self.seed).with_settings(self.settings)
 
     @property
     def command(self) -> str:

@@ -36,7 +36,7 @@ def test_a_grid_gives_every_combination_once_per_seed(file):
     assert found == expected
     assert all(run.config.train.steps == 30 and run.config.train.threads == 1 for run in sweep.runs)
     assert sweep.runs[1].name == "task.k-1_train.learning_rate-0.2_seed-4"
-    one = with_seed(preset("demo").run, 4).with_settings(["train.steps=30", "train.threads=1", "task.k=1"])
+    one = with_seed(preset("demo").config, 4).with_settings(["train.steps=30", "train.threads=1", "task.k=1"])
     assert sweep.runs[1].config == one.with_settings(["train.learning_rate=0.2"])
 
 
@@ -83,12 +83,12 @@ def test_the_command_of_a_run_trains_the_same_configuration(file):
     assert words[:3] == ["induction-memory", "train", "demo"]
     settings = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
     seed = int(words[words.index("--seed") + 1])
-    assert with_seed(preset("demo").run, seed).with_settings(settings) == run.config
+    assert with_seed(preset("demo").config, seed).with_settings(settings) == run.config
 
 
 def test_the_shipped_sweep_of_figure_8_holds_all_its_presets():
     found = [run.config for run in read(Path(__file__).parents[2] / "analyses" / "figure_8.toml").runs]
-    named = [entry.run for name, entry in PRESETS.items() if name.startswith("figure-8-")]
+    named = [entry.config for name, entry in PRESETS.items() if name.startswith("figure-8-")]
     assert len(named) >= 25
     assert all(run.with_settings(["train.threads=1"]) in found for run in named)
 
