@@ -10,8 +10,9 @@ from induction_memory.reproduction.claims import CLAIMS, DAGGER
 from induction_memory.reproduction.drawing import FIGURES
 from induction_memory.reproduction.plan import Scale
 from induction_memory.reproduction.records import Record, Records
+from induction_memory.tables import markdown
 
-HEADS = ("run", "steps", "in-context accuracy", "W_O2", "W_K2", "W_K1 (t < 64)", "minutes")
+HEADS = ["run", "steps", "in-context accuracy", "W_O2", "W_K2", "W_K1 (t < 64)", "minutes"]
 
 
 def page(
@@ -24,17 +25,17 @@ def page(
 ) -> str:
     """The page; `pictures` are the figures that were drawn, `reasons` why the others were not."""
     counts = verdicts["verdict"].value_counts()
-    words = {"holds": "hold", "does not hold": "do not hold", "no run": "wait for a run"}
+    words = {"holds": "hold", "does not hold": "do not hold", "no run": "have no run"}
     summary = ", ".join(f"{counts[verdict]} {word}" for verdict, word in words.items() if verdict in counts)
     parts = [
         f"# The paper's figures and claims, {'at its own scale' if scale == 'paper' else 'at a reduced scale'}",
         _wrap(f"Written by `induction-memory reproduce all --scale {scale}`. {_scale(scale)}"),
         _wrap(
-            f"Of {len(verdicts)} measurements of {verdicts['claim'].nunique()} claims: {summary}. Thresholds were not "
-            f"moved once the numbers were in; measures with a dagger ({DAGGER}) were added after a first look at them. "
-            "Accuracy is the mean over the last 20 batches; recalls are those of the last stored step, of W_K2 among "
-            "the triggers Q alone where they are fixed; minutes are wall time on a shared two-core machine, two runs "
-            "side by side."
+            f"Of {len(verdicts)} measurements of {verdicts['claim'].nunique()} claims, {summary}. No threshold was "
+            f"changed after its number was known. Measures with a dagger ({DAGGER}) were added after a first look at "
+            "the runs. Accuracy is the mean over the last 20 batches. Recalls are those of the last stored step; that "
+            "of W_K2 is among the triggers Q alone where they are fixed. Minutes are wall time on a shared two-core "
+            "machine with two runs at a time."
         ),
     ]
     for figure in chosen:
@@ -53,11 +54,12 @@ def _scale(scale: Scale) -> str:
     if scale == "quick":
         return f"The scale is reduced ({plan.describe(scale).removeprefix('quick scale: ')})."
     return (
-        "Hyper-parameters are those of the paper's appendix where it gives them; the numbers of steps, the task and "
-        "step size of Figures 10 and 11, and the dimensions and step sizes of Figure 8 are ours. Figures 2 and 11 warm "
-        "up for 30 steps, without which those with random triggers diverge. Figures 2 and 10 were trained for longer "
-        "after their first numbers (400 steps, 600 in Figure 2 with random triggers, 300 for one layer) were in. The "
-        "KL of W_F is KL(bigrams || W_F), as in the authors' code, where the paper's text has it the other way round."
+        "Hyper-parameters are those of the paper's appendix where it gives them. The numbers of steps, the task and "
+        "step size of Figures 10 and 11, and the dimensions and step sizes of Figure 8 are chosen here. Figures 2 and "
+        "11 warm up for 30 steps, because the runs with random triggers diverge without it. Figures 2 and 10 were "
+        "trained for longer after their first numbers were known (400 steps; 600 in Figure 2 with random triggers, 300 "
+        "for one layer). The KL of W_F is KL(bigrams || W_F), as in the authors' code; the paper's text has the "
+        "arguments in the other order."
     )
 
 
@@ -70,14 +72,11 @@ def _claims(figure: int, scale: Scale, verdicts: pd.DataFrame) -> list[str]:
         quote = textwrap.fill(
             f'The paper: "{claim.says.rstrip(".")}."', 118, initial_indent="> ", subsequent_indent="> "
         )
-        rows = [
-            f"| {row['measure']} | {_number(row['value'])} | {row['threshold']} | {_bold(row['verdict'])} |"
-            for row in own.to_dict("records")
-        ]
-        heads = ["| measure | value | threshold | verdict |", "| --- | --- | --- | --- |"]
-        parts += [f"### {claim.name}", quote, "\n".join([*heads, *rows]), _wrap(f"Why there: {claim.reason}.")]
+        rows = own.assign(value=own["value"].map(_number), verdict=own["verdict"].map(_bold))
+        table = markdown(rows[["measure", "value", "threshold", "verdict"]])
+        parts += [f"### {claim.name}", quote, table, _wrap(f"Thresholds: {claim.reason}.")]
         if scale == "paper" and claim.if_not and (own["verdict"] == "does not hold").any():
-            parts.append(_wrap(f"Why not: {claim.if_not}."))
+            parts.append(_wrap(f"Explanation: {claim.if_not}."))
     return parts
 
 
@@ -86,18 +85,20 @@ def _runs(figure: int, records: Records) -> str:
     own = [record for name, record in records.items() if name.rpartition("-seed-")[0] in presets]
     if not own:
         return ""
-    lines = ["| " + " | ".join(HEADS) + " |", "|" + " --- |" * len(HEADS)]
+    rows = []
     for record in own:
         columns = [_last(record, name) for name in ("W_O2", "W_K2", "W_K1_first64")]
         minutes = "" if record.seconds is None else f"{record.seconds / 60:.1f}"
-        cells = [record.name, record.steps, _number(record.accuracy()), *columns, minutes]
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
+        rows.append((record.name, record.steps, _number(record.accuracy()), *columns, minutes))
     commands = "\n".join(sorted({record.command for record in own if record.command}))
-    return "\n".join(lines) + f"\n\n<details><summary>Commands</summary>\n\n```\n{commands}\n```\n\n</details>"
+    return (
+        markdown(pd.DataFrame(rows, columns=HEADS))
+        + f"\n\n<details><summary>Commands</summary>\n\n```\n{commands}\n```\n\n</details>"
+    )
 
 
 def _last(record: Record, name: str) -> str:
-    """The last recall of what is trained: on the triggers where they are fixed, the range where heads are several."""
+    """The last recall of a trained memory: on the triggers where they are fixed, a range where there are several heads."""
     probes, trained = record.probes, record.config.model.trained_names
     if not any(memory.startswith(name.split("_first")[0]) for memory in trained):
         return ""

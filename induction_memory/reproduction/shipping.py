@@ -1,7 +1,8 @@
 """What ships: the records of all runs, and a few trajectories thinned to the steps where something happens.
 
-The steps are those that divide the path of the curves (in-context accuracy and the recalls) evenly: the sum over stored
-steps of the largest change in any of them, plus a little for the time that passes, so that flat stretches keep some.
+The steps divide the path of the curves (in-context accuracy and the recalls) evenly. The length of the path is the sum
+over stored steps of the largest change in any curve, plus a small term for elapsed steps, so that flat stretches keep
+some steps too.
 """
 
 import shutil
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 from jaxtyping import Float, Int
 
 from induction_memory.experiment.presets import preset
@@ -18,11 +20,13 @@ from induction_memory.reproduction.measurement import provenance
 from induction_memory.reproduction.plan import FIGURES, jobs
 from induction_memory.reproduction.records import Record
 from induction_memory.reproduction.training import gather
+from induction_memory.tables import markdown
 from induction_memory.trajectory.search import SHIPPED
 from induction_memory.trajectory.thinning import thin
 from induction_memory.trajectory.trajectory import load
 
-PATIENCE = 0.5  # weight of the whole of training's time against a recall that goes from 0 to 1
+PATIENCE = 0.5
+"""Weight of all steps of training together, against a recall that goes from 0 to 1."""
 
 
 @dataclass(frozen=True)
@@ -80,26 +84,21 @@ def ship(runs: Path, out: Path = SHIPPED) -> list[str]:
 def index(folder: Path) -> str:
     """The page that lists what is there."""
     about = (
-        "`induction_memory.load(NAME)` opens one; every command takes its name. They are first repetitions of presets "
-        "at the paper's scale, thinned to the steps where something happens; their metrics are whole. `records/` holds "
-        "the metrics and the memory recall of every run of the reproduction: `induction-memory reproduce --check` "
-        "recomputes the paper's claims from it. Written by `python analyses/ship_checkpoints.py`."
+        "`induction_memory.load(NAME)` opens one, and every command takes its name. They are first repetitions of "
+        "presets at the paper's scale, thinned to the steps where something happens; their metrics are complete. "
+        "`records/` holds the metrics and the memory recall of every run of the reproduction, with checksums in "
+        "`SHA256SUMS`. `induction-memory reproduce --check` measures the paper's claims anew where the trajectories "
+        "allow it, and takes the other numbers from the records. Written by `python analyses/ship_checkpoints.py`."
     )
-    lines = [
-        "# Trained trajectories",
-        "",
-        textwrap.fill(about, 120),
-        "",
-        "| name | preset | what it is | steps kept | MB | made by |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
+    rows = []
     for name, what in TRAJECTORIES.items():
         if (folder / name).exists():
             run = load(folder / name)
             size = sum(file.stat().st_size for file in (folder / name).iterdir() if file.is_file()) / 1e6
-            cells = (f"`{name}`", what.preset, preset(what.preset).about, _range(run.steps))
-            lines.append(f"| {' | '.join(cells)} | {size:.1f} | `{provenance(run)[0]}` |")
-    return "\n".join(lines) + "\n"
+            about_preset, made_by = preset(what.preset).about, f"`{provenance(run)[0]}`"
+            rows.append((f"`{name}`", what.preset, about_preset, _range(run.steps), f"{size:.1f}", made_by))
+    table = pd.DataFrame(rows, columns=["name", "preset", "what it is", "steps kept", "MB", "made by"])
+    return f"# Trained trajectories\n\n{textwrap.fill(about, 120)}\n\n{markdown(table)}\n"
 
 
 def _range(steps: Int[np.ndarray, " step"]) -> str:

@@ -241,7 +241,7 @@ def test_the_page_says_why_a_claim_does_not_hold_at_the_papers_scale(scale, verd
     columns = ["claim", "figure", "measure", "value", "threshold", "verdict"]
     verdicts = pd.DataFrame([("two-layers", 2, "a", 0.5, "at least 1", verdict)], columns=columns)
     text = page([2], scale, Records([]), verdicts, {2: "x.png"}, {})
-    assert ("Why not: most errors are at triggers" in text) == explained
+    assert ("Explanation: most errors are at triggers" in text) == explained
 
 
 def test_telling_steps_follow_the_curves():
