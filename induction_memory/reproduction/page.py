@@ -98,7 +98,7 @@ def _runs(figure: int, records: Records) -> str:
 
 
 def _last(record: Record, name: str) -> str:
-    """The last recall of a trained memory: on the triggers where they are fixed, a range where there are several heads."""
+    """The last recall of a trained memory: on the triggers where they are fixed, as a range over several heads."""
     probes, trained = record.probes, record.config.model.trained_names
     if not any(memory.startswith(name.split("_first")[0]) for memory in trained):
         return ""
