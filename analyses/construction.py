@@ -11,6 +11,7 @@ import torch
 from induction_memory import BigramTask, ModelConfig, construct, sample, step_rng
 from induction_memory.errors import require, run_script
 from induction_memory.model.construct import Scales
+from induction_memory.tables import markdown
 
 
 def accuracies(task: BigramTask, config: ModelConfig, sequences: int, seed: int) -> dict[str, float]:
@@ -37,8 +38,8 @@ def main(
 
     Args:
         dimensions: values of d.
-        sequences: sequences a seed.
-        seeds: constructions a cell, with other embeddings and data each.
+        sequences: sequences per seed.
+        seeds: constructions per cell, each with other embeddings and data.
         docs: the Markdown page to write.
     """
     require(sequences >= 1, "sequences", "1 or more", sequences)
@@ -56,15 +57,15 @@ def main(
 
 
 def page(rows: list[list], sequences: int, seeds: int) -> str:
-    table = ["| W_F | d | in context | in context, no trigger first | global |", "| --- | --- | --- | --- | --- |"]
-    table += ["| " + " | ".join(map(str, row)) + " |" for row in rows]
+    columns = ["W_F", "d", "in context", "in context, no trigger first", "global"]
+    table = markdown(pd.DataFrame(rows, columns=columns))
     return f"""# The construction: accuracy against the dimension
 
 The paper's hand-built memories (equations 4 and 5; `induction_memory.construct`) on K = 5 fixed triggers (the most
 frequent characters), T = 256, with {Scales()!r}. Each cell is the mean of {seeds} constructions on
 {sequences} fresh sequences each. Written by `python analyses/construction.py --docs docs/construction.md`.
 
-{chr(10).join(table)}
+{table}
 
 Two kinds of error remain. The first position has no predecessor and attends to itself, so a sequence that begins with a
 trigger shows a false match there. The fourth column leaves those sequences out. The other errors come from embeddings

@@ -9,7 +9,10 @@ import inspect
 import sys
 from pathlib import Path
 
+import pandas as pd
+
 from induction_memory.errors import run_script
+from induction_memory.tables import markdown
 from induction_memory.theory import measure, save_picture
 from induction_memory.theory.catalogue import Entry
 from induction_memory.theory.checks import Check, Result
@@ -47,18 +50,13 @@ def summary(everything: list[tuple[Entry, Check]]) -> str:
         f"{sum(c.verdict for c in checks)} of {len(checks)} rows hold; {len(slips)} are known not to; "
         f"{len(unexpected)} came out otherwise than expected.\n",
         "What does not hold as printed, or only with the paper's simplifications:\n",
-        "| where | statement | predicted | measured |",
-        "| --- | --- | --- | --- |",
     ]
-    for entry, check in [*slips, *[pair for pair in unexpected if not pair[1].slip]]:
-        row = (
-            f"[{entry.where}](#{_anchor(entry)})",
-            check.statement,
-            _number(check.predicted),
-            _number(check.measured),
-        )
-        lines.append(_row(*row))
-    return "\n".join([*lines, ""])
+    rows = [
+        (f"[{entry.where}](#{_anchor(entry)})", check.statement, _number(check.predicted), _number(check.measured))
+        for entry, check in [*slips, *[pair for pair in unexpected if not pair[1].slip]]
+    ]
+    table = markdown(pd.DataFrame(rows, columns=["where", "statement", "predicted", "measured"]))
+    return "\n".join([*lines, table, ""])
 
 
 def section(entry: Entry, result: Result, docs: Path) -> str:
@@ -68,11 +66,10 @@ def section(entry: Entry, result: Result, docs: Path) -> str:
         f"*{entry.where}* · `induction-memory theory {entry.name}`\n",
         inspect.getdoc(entry.function) or "",
         "",
-        "| statement | predicted | measured | tolerance | verdict |",
-        "| --- | --- | --- | --- | --- |",
     ]
-    for c in result.checks:
-        lines.append(_row(c.statement, _number(c.predicted), _number(c.measured), c.tolerance, _verdict(c)))
+    rows = [(c.statement, _number(c.predicted), _number(c.measured), c.tolerance, _verdict(c)) for c in result.checks]
+    columns = ["statement", "predicted", "measured", "tolerance", "verdict"]
+    lines.append(markdown(pd.DataFrame(rows, columns=columns)))
     if (docs / "theory" / f"{entry.name}.png").exists():
         lines.append(f"\n![{entry.title}](theory/{entry.name}.png)")
     return "\n".join([*lines, ""])
@@ -81,10 +78,6 @@ def section(entry: Entry, result: Result, docs: Path) -> str:
 def _anchor(entry: Entry) -> str:
     kept = "".join(c for c in entry.title.lower() if c.isalnum() or c in " -_")
     return kept.replace(" ", "-")
-
-
-def _row(*cells: str) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def _number(value: float) -> str:
