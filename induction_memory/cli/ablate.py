@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Literal
 
-from induction_memory.cli.arguments import Run, listed, load, step_of
+from induction_memory.cli.arguments import Run, Via, listed, load, step_of
 from induction_memory.cli.output import TERMINAL, TableOutput
 
 if TYPE_CHECKING:
@@ -10,31 +10,34 @@ if TYPE_CHECKING:
 
 Kind = Literal["all", "zero", "mean", "mean-position", "resample", "resample-output", "noise", "initial"]
 COLUMNS = ("step", "component", "kind", "in_context_accuracy", "in_context_loss", "kl")
+COMPONENTS = ("heads", "layers", "feed_forward", "embeddings", "matrices")
 
 
 def ablate(
     run: Run,
     /,
     step: str = "last",
-    kind: Kind = "all",
-    components: tuple[str, ...] = (),
+    kind: Kind = "mean",
+    components: tuple[str, ...] = COMPONENTS,
+    via: Via | None = None,
     output: TableOutput = TERMINAL,
 ) -> None:
-    """Remove parts of the model, in several ways side by side, and measure what is lost.
+    """Remove parts of the model and measure what is lost.
 
     The intact model comes first, then the components with the lowest in-context accuracy.
 
     Args:
         run: trajectory's folder, or the name of a shipped one.
         step: a stored step, several (0,300,600), last, or all.
-        kind: one kind of ablation, or all.
-        components: names such as L1H1, W_K2, FF2 or pos->L2.k, or groups (heads, matrices ...).
+        kind: what stands in for a part: one kind of ablation, or all of them side by side.
+        components: names such as L1H1, W_K2, FF2 or pos->L2.k, groups (heads, parts, edges, paths ...), or all.
+        via: hooks for one hooked forward per row; the shortcut by default, for models that it computes exactly.
     """
     chosen = step_of(step)
     opened = load(run)
     from induction_memory.interventions.ablations import ablate as measure
 
-    table = measure(opened, components=listed(components) or None, kind=kind, step=chosen)
+    table = measure(opened, components=listed(components) or None, kind=kind, step=chosen, via=via)
     output.write(worst_first(table) if output.format == "table" else table, COLUMNS)
 
 

@@ -11,6 +11,8 @@ from induction_memory.errors import InputError
 if TYPE_CHECKING:
     from induction_memory.trajectory.trajectory import Trajectory
 
+Via = Literal["hooks", "fast"]
+"""`hooks`: one forward of TransformerLens with hooks per row. `fast`: the shortcut, many rows at once."""
 Run = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
 
 

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from induction_memory.cli.arguments import Run, load, step_of
+from induction_memory.cli.arguments import Run, Via, load, step_of
 from induction_memory.cli.output import TERMINAL, TableOutput
 
 COLUMNS = ("step", "component", "position", "source", "target", "effect", "accuracy", "logit")
@@ -14,6 +14,7 @@ def patch(
     step: str = "last",
     kind: Literal["activation", "path"] = "activation",
     corruption: Literal["output", "trigger", "first"] = "trigger",
+    via: Via | None = None,
     output: TableOutput = TERMINAL,
 ) -> None:
     """Patch activations or single paths between a clean and a corrupted sequence; the largest effects come first.
@@ -23,10 +24,11 @@ def patch(
         step: a stored step, several (0,300,600), last, or all.
         kind: activation (a component at a position) or path (an edge between two).
         corruption: what is changed in the other sequence: the output, the trigger, or its first occurrence.
+        via: hooks for one hooked forward per row; the shortcut by default, for models that it computes exactly.
     """
     from induction_memory.interventions.activation_patching import patch as measure
 
-    table = measure(load(run), kind=kind, corruption=corruption, step=step_of(step))
+    table = measure(load(run), kind=kind, corruption=corruption, step=step_of(step), via=via)
     if output.format == "table":
         by = ["step"] if "step" in table else []
         order = table.assign(size=-table["effect"].abs()).sort_values([*by, "size"], kind="stable")
