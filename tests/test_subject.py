@@ -45,6 +45,18 @@ def test_each_step_runs_with_its_own_weights():
     torch.testing.assert_close(hooked.record(tokens).logits, run.model(600)(tokens), atol=1e-4, rtol=1e-4)
 
 
+def test_stacked_weights_are_read_and_cannot_run():
+    run = load("induction-alone")
+    weights = {name: run.stack(name, [0, 300, 600]) for name in run.source.moving} | {
+        name: run.source.read_frozen(name) for name in run.source.frozen
+    }
+    some = subject(weights, step=[2, 0])
+    assert some.steps.tolist() == [0, 2]
+    torch.testing.assert_close(some.stack.memory("W_O2")[1], subject(run).stack.memory("W_O2")[0])
+    with pytest.raises(InputError, match="needs a model to run"):
+        some.runner()
+
+
 def test_tokens_are_sequences_too():
     model, tokens = build(SMALL), tokens_of()
     by_tokens = ablate(model, tokens, heads="all", kind="mean")
@@ -65,8 +77,11 @@ def test_hooks_and_shortcut_give_the_same_table():
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"source": 3}, "source: expected a trajectory, its folder or a TransformerLens model, got 3"),
-        ({"source": torch.nn.Linear(1, 1)}, "source: expected a trajectory, its folder or a TransformerLens model"),
+        ({"source": 3}, "source: expected a trajectory, its folder, a TransformerLens model or stacked weights, got 3"),
+        (
+            {"source": torch.nn.Linear(1, 1)},
+            "source: expected a trajectory, its folder, a TransformerLens model or stacked",
+        ),
         ({"source": build(SMALL), "step": 3}, "step: expected none"),
         ({"source": "induction-alone", "step": 7.5}, "step: expected"),
         ({"source": "induction-alone", "step": "first"}, "step: expected a stored step"),

@@ -22,22 +22,21 @@ import pandas as pd
 import torch
 from jaxtyping import Int
 from torch import Tensor
-from transformer_lens import HookedTransformer
 
-from induction_memory.errors import InputError, require
+from induction_memory.errors import require
 from induction_memory.heads import carriers, history, matching, predictability, sharing, stability
-from induction_memory.heads.games import solve_games, value_function
+from induction_memory.heads.games import ValueFunction, solve_games, value_function
 from induction_memory.heads.mediation import mediation
-from induction_memory.heads.questions import Metric, batch_of_tokens
+from induction_memory.heads.questions import Metric
 from induction_memory.heads.roles import verdicts
 from induction_memory.heads.selection import at_last_step, rows_of
 from induction_memory.heads.shapley import ORDERS
 from induction_memory.heads.votes import votes
 from induction_memory.interventions.replacements import Kind
-from induction_memory.interventions.subjects import Steps, Subject, batch_of, chosen_steps, subjects
 from induction_memory.probes.activations import repeated_tokens
+from induction_memory.runner.recording import Via
+from induction_memory.subject import Steps, Subject, batch_of_tokens, subject
 from induction_memory.task.batch import Batch
-from induction_memory.trajectory.trajectory import Trajectory, load
 
 SEQUENCES = 32
 REPEATED = 64
@@ -138,6 +137,7 @@ def identify(
     metric: Metric = "logit",
     kind: Kind = "mean",
     orders: int = ORDERS,
+    via: Via | None = None,
     seed: int = 0,
     progress: Callable[[str, int], None] | None = None,
 ) -> Identification:
@@ -150,16 +150,18 @@ def identify(
     """
     listed = list(sources) if isinstance(sources, list | tuple) else [sources]
     require(len(listed) > 0, "runs", "at least one", "none")
-    opened = [load(source) if isinstance(source, str | Path) else source for source in listed]
+    require(sequences >= 2, "sequences", "2 or more", sequences)
+    given = batch(sequences) if callable(batch) else batch
+    opened = [subject(source, step=step, batch=given, sequences=sequences, via=via) for source in listed]
     parts = []
     for name, source in zip(_names(opened), opened, strict=True):
-        rows = _sequences(source, batch, sequences)
+        rows = _sequences(source, sequences)
         found = []
-        last = chosen_steps(source, step)[-1] if isinstance(source, Trajectory) else None
-        for subject in subjects(source, step):
-            found.append(_examine(subject, rows, metric, kind, orders, seed, paths=subject.step == last))
+        for one, runner in source.each():
+            v = value_function(runner, rows, kind=kind, metric=metric, initial=source.initial, orders=orders, seed=seed)
+            found.append(_examine(v, one, paths=one == int(source.steps[-1])))
             if progress is not None:
-                progress(name, subject.step or 0)
+                progress(name, one)
         tables = {field: _concat([tables[field] for tables in found if field in tables]) for field in found[-1]}
         for table in tables.values():
             table.insert(0, "run", name)
@@ -167,13 +169,8 @@ def identify(
     return Identification.join(parts)
 
 
-def _examine(
-    subject: Subject, batch: Batch, metric: Metric, kind: Kind, orders: int, seed: int, *, paths: bool
-) -> dict[str, pd.DataFrame]:
+def _examine(v: ValueFunction, step: int, *, paths: bool) -> dict[str, pd.DataFrame]:
     """All tables of one model; the mediation only when `paths` are asked for."""
-    v = value_function(
-        subject.model, batch, kind=kind, metric=metric, initial=subject.initial, orders=orders, seed=seed
-    )
     games, questions = solve_games(v), v.questions
     shares, pairs = sharing.shares(games, questions), sharing.pairs(games, questions)
     scores = votes(v, shares, sharing.is_known(games, questions))
@@ -189,45 +186,36 @@ def _examine(
         redundant = rows_of(pairs, relation="fully redundant")
         tables["mediation"] = mediation(v, list(zip(redundant["a"], redundant["b"], strict=True)))
     for table in tables.values():
-        table.insert(0, "step", 0 if subject.step is None else subject.step)
+        table.insert(0, "step", step)
     return tables
 
 
-def _sequences(source: Any, batch: "Batch | Tensor | Tokens | None", sequences: int) -> Batch:
-    require(sequences >= 2, "sequences", "2 or more", sequences)
-    if isinstance(batch, Batch):
-        return batch
-    if isinstance(batch, Tensor):
-        return batch_of_tokens(batch)
-    if batch is not None:
-        return batch_of_tokens(batch(sequences))
-    if isinstance(source, Trajectory):
-        return batch_of(source, None, sequences=sequences)
-    if not isinstance(source, HookedTransformer):
-        raise InputError(f"runs: expected trajectories, their folders or HookedTransformers, got {type(source)}")
-    length = min(REPEATED, source.cfg.n_ctx // 2)
+def _sequences(source: Subject, sequences: int) -> Batch:
+    """The sequences of a source, or random tokens repeated once for a model that comes without."""
+    if source.given is not None or source.known_task is not None:
+        return source.batch
+    cfg = source.model().cfg
     generator = torch.Generator().manual_seed(0)
-    return batch_of_tokens(repeated_tokens(source.cfg.d_vocab, length, sequences, generator))
+    return batch_of_tokens(repeated_tokens(cfg.d_vocab, min(REPEATED, cfg.n_ctx // 2), sequences, generator))
 
 
-def _names(sources: Sequence[Any]) -> list[str]:
+def _names(sources: Sequence[Subject]) -> list[str]:
     """A name for each: a run's own, or model 1, model 2 ...; numbered where two are the same."""
     names: list[str] = []
     for number, source in enumerate(sources, start=1):
-        name = source.name if isinstance(source, Trajectory) else f"model {number}"
+        name = source.name if source.run is not None else f"model {number}"
         copies = sum(other == name or other.startswith(f"{name} (") for other in names)
         names.append(f"{name} ({copies + 1})" if copies else name)
     return names
 
 
-def _facts(name: str, source: Any) -> pd.DataFrame:
-    facts = {"run": name, "n_layers": None, "n_heads": None, "init_seed": torch.nan, "data_seed": torch.nan}
-    if isinstance(source, Trajectory):
-        train, model = source.config.train, source.model_config
-        facts |= {"n_layers": model.n_layers, "n_heads": model.n_heads}
+def _facts(name: str, source: Subject) -> pd.DataFrame:
+    shape = source.model().cfg if source.run is None else source.run.model_config
+    facts = {"run": name, "n_layers": shape.n_layers, "n_heads": shape.n_heads}
+    facts |= {"init_seed": torch.nan, "data_seed": torch.nan}
+    if source.run is not None:
+        train = source.run.config.train
         facts |= {"init_seed": float(train.init_seed), "data_seed": float(train.data_seed)}
-    else:
-        facts |= {"n_layers": source.cfg.n_layers, "n_heads": source.cfg.n_heads}
     return pd.DataFrame([facts])
 
 

@@ -72,14 +72,3 @@ def ask(batch: Batch, metric: Metric = "logit", *, at_most: int = PER_SEQUENCE, 
     order = torch.rand(possible.shape, generator=torch.Generator().manual_seed(seed)).masked_fill(~possible, -1)
     queries = order.topk(m, dim=1).indices
     return Questions(queries, batch.targets.gather(1, queries), possible.gather(1, queries), metric)
-
-
-def batch_of_tokens(tokens: Int[Tensor, "batch pos_plus_1"]) -> Batch:
-    """Any sequences as a batch: a position is in context if its token and the next one stood together before."""
-    require(tokens.shape[1] >= 2, "tokens", "2 or more per sequence", tokens.shape[1])
-    tokens = tokens.to(torch.int64)
-    inputs, targets = tokens[:, :-1], tokens[:, 1:]
-    pair = inputs * (tokens.max() + 1) + targets
-    seen = (pair[:, :, None] == pair[:, None, :]).tril(-1).any(-1)
-    every = torch.ones_like(seen)
-    return Batch(inputs, targets, counted=every, groups={"in_context": seen}, main="in_context")

@@ -38,12 +38,12 @@ from transformer_lens import HookedTransformer
 from induction_memory.errors import InputError, require
 from induction_memory.figures.tokens import visible
 from induction_memory.interventions.outcome import score
-from induction_memory.interventions.subjects import Steps, batch_of, subjects, task_of, with_step
 from induction_memory.memory import edits
 from induction_memory.memory.association import Association
 from induction_memory.model.associations import associate, carrier, parameter_of, written
 from induction_memory.model.memories import UnsupportedError, head_names, weights_of
 from induction_memory.runner.swapped_weights import replaced
+from induction_memory.subject import SEQUENCES, Sequences, Steps, subject
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.sampler import Batch
 from induction_memory.trajectory.trajectory import Trajectory
@@ -56,7 +56,7 @@ EDITS = ("erase", "insert", "swap", "project", "truncate", "transplant")
 
 def surgery(
     source: Any,
-    batch: Batch | None = None,
+    batch: Sequences = None,
     *,
     memory: str,
     erase: Names | None = None,
@@ -76,17 +76,17 @@ def surgery(
     Give exactly one edit. `head` restricts it to one head; `through` is the layer-1 head that writes W_K2's keys. Both
     are names (`L1H3`) or numbers in their layer, from 1. The columns head and through say which were taken.
     """
-    task = task_of(source, task)
-    rows = batch_of(source, batch, task)
+    chosen = subject(source, step=step, batch=batch, task=task, sequences=SEQUENCES)
     wanted: dict[str, Any] = {"erase": erase, "insert": insert, "swap": swap}
     wanted |= {"project": project, "truncate": truncate, "transplant": transplant}
     tables = []
-    for subject in subjects(source, step):
-        before, where = place(subject.model, memory, task, head=head, through=through)
+    for one in chosen.steps.tolist():
+        model = chosen.model(one)
+        before, where = place(model, memory, chosen.task, head=head, through=through)
         name, after, pairs = edited_memory(before, strength=strength, **wanted)
         label = {"memory": memory, "edit": name} | where
         changed = _only(before, after, where["head"])
-        tables.append(with_step(_measure(subject.model, changed, label, pairs, rows), subject))
+        tables.append(chosen.labelled(_measure(model, changed, label, pairs, chosen.batch), one))
     return pd.concat(tables, ignore_index=True)
 
 

@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from induction_memory.probes.stack import Stack, UnsupportedError
+from induction_memory.model.memories import UnsupportedError
+from induction_memory.subject.stack import Stack
 from induction_memory.task.sampler import Batch
 
 REPEATED_SEQUENCES = 16  # random sequences of the standard scores

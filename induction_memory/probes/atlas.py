@@ -19,8 +19,9 @@ from induction_memory.memory.association import Association
 from induction_memory.memory.births import first_lasting
 from induction_memory.memory.readings import hits, margin, target_scores
 from induction_memory.model.memories import UnsupportedError
-from induction_memory.probes.source import Source, Steps, read
-from induction_memory.probes.stack import Stack, over_chunks
+from induction_memory.probes.chunks import over_chunks
+from induction_memory.subject import Steps, Subject, subject
+from induction_memory.subject.stack import Stack
 from induction_memory.task.bigrams import BigramTask
 
 CHUNK = 32  # steps whose score tables are held at once
@@ -34,7 +35,7 @@ def score_matrix(
     Rows and columns are labelled by tokens or positions. `head` is as in the tables: `L1H2`, or `L1H1>L2H2` for a pair;
     a model with one head per layer needs none.
     """
-    opened = read(source, steps="all" if step is None else [step], task=task)
+    opened = subject(source, step="all" if step is None else [step], task=task, field="steps")
     stack = opened.stack.at(slice(opened.stack.n_steps - 1, opened.stack.n_steps))
     a = _single(stack, memory)
     if head is None and len(a.heads) == 1:
@@ -47,7 +48,7 @@ def score_matrix(
     )
 
 
-def recalled(source: Source, memory: str) -> Bool[Tensor, "step head item"]:
+def recalled(source: Subject, memory: str) -> Bool[Tensor, "step head item"]:
     """Which association is recalled at which step."""
     found, skipped = over_chunks(source.stack, {memory: lambda stack: hits(_single(stack, memory))}, CHUNK)
     for reason in skipped.values():
@@ -62,7 +63,7 @@ def births(source: Any, memory: str, *, steps: Steps = "all", task: BigramTask |
     Columns: memory, head, association (token or query position), birth (nan: not recalled at the end), margin, score,
     and `frequency` (pi_u of the token; nan without a task) or `position`.
     """
-    opened = read(source, steps=steps, task=task)
+    opened = subject(source, step=steps, task=task, field="steps")
     born = first_lasting(recalled(opened, memory), opened.steps)
     last = opened.stack.at(slice(opened.stack.n_steps - 1, opened.stack.n_steps))
     a = _single(last, memory)

@@ -19,8 +19,8 @@ from induction_memory.memory.association import matching
 from induction_memory.model import axes
 from induction_memory.model.memories import head_names
 from induction_memory.probes import memory_recall
-from induction_memory.probes.source import Steps, read
-from induction_memory.probes.stack import Stack
+from induction_memory.subject import Steps, subject
+from induction_memory.subject.stack import Stack
 
 READINGS = {"recall": "", "margin": "_margin", "rank": "_rank", "sir": "_sir"}
 
@@ -39,7 +39,7 @@ def recall_between(
     `targets[i]` is the output that input i should recall, -1 for an input to leave out; without `targets`, input i
     should recall output i. Heads of two different layers make pairs: `L1H3>L2H1`.
     """
-    opened = read(source, steps=steps)
+    opened = subject(source, step=steps, field="steps")
     named = [x for x in (W, inputs, outputs) if isinstance(x, str)]
     layers = axes.layers_of(*named)
     matrix, u, v = _matrix(opened.stack, W, layers), *(_rows(opened.stack, x, layers) for x in (inputs, outputs))

@@ -30,8 +30,8 @@ from scipy.stats import binomtest
 from induction_memory.errors import require
 from induction_memory.model.memory_names import Spec
 from induction_memory.probes.atlas import recalled
-from induction_memory.probes.source import Steps, read
 from induction_memory.probes.tidy import table
+from induction_memory.subject import Steps, subject
 from induction_memory.task.sampler import sample, step_rng
 
 EXPECTED_ORDER = ("W_O2", "W_K2", "W_K1")  # top-down, Section 5
@@ -110,11 +110,11 @@ def _replicates(
         return _stack([table(run, [name], steps=steps) for run in runs], name), "seeds"
     spec = Spec.parse(name)
     if spec is not None and spec.memory != "W_F":
-        source = read(runs[0], steps=steps)
+        source = subject(runs[0], step=steps, field="steps")
         found = recalled(source, name).double().cpu().numpy()
         heads = source.stack.association(name).heads
         return {head: (source.steps, found[:, h].T) for h, head in enumerate(heads)}, "associations"
-    source = read(runs[0], steps=steps)
+    source = subject(runs[0], step=steps, field="steps")
     task = source.stack.require_task()
     drawn = [sample(task, 16, step_rng(source.eval_seed, 1 + i)) for i in range(batches)]
     return _stack([table(runs[0], [name], steps=steps, batch=batch) for batch in drawn], name), "batches"

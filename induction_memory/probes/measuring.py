@@ -19,9 +19,9 @@ from induction_memory.errors import InputError, require
 from induction_memory.model.memories import UnsupportedError, head_names
 from induction_memory.probes import cache, catalogue
 from induction_memory.probes.activations import Activations
+from induction_memory.probes.chunks import over_chunks
 from induction_memory.probes.registry import Probe
-from induction_memory.probes.source import SEQUENCES, Source
-from induction_memory.probes.stack import over_chunks
+from induction_memory.subject import SEQUENCES, Subject
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.sampler import Batch
 
@@ -38,7 +38,7 @@ class Curves:
 
 
 def measure(
-    source: Source,
+    source: Subject,
     probes: Sequence[Probe],
     *,
     batch: Batch | None = None,
@@ -48,7 +48,7 @@ def measure(
 ) -> tuple[dict[str, Curves], dict[str, str]]:
     """Curves by name, from the cache or computed, and the reasons of the probes that this source cannot have."""
     require(batch is None or isinstance(batch, Batch), "batch", "a Batch, as `sample` makes it", repr(batch))
-    keep = _Kept(source, batch, task) if cached and source.trajectory is not None else None
+    keep = _Kept(source, batch, task) if cached and source.run is not None else None
     found = {} if keep is None else {p.name: kept for p in probes if (kept := keep.load(p)) is not None}
     missing = [p for p in probes if p.name not in found]
     new, skipped = _of_weights(source, [p for p in missing if p.of == "weights"])
@@ -72,7 +72,7 @@ def value(probe: Probe, subject: Any) -> Tensor:
         raise InputError(f"{probe.name}: expected numbers from the probe, got {result!r:.60}") from None
 
 
-def _of_weights(source: Source, probes: Sequence[Probe]) -> tuple[dict[str, Curves], dict[str, str]]:
+def _of_weights(source: Subject, probes: Sequence[Probe]) -> tuple[dict[str, Curves], dict[str, str]]:
     if not probes:
         return {}, {}
     stack = source.stack
@@ -91,11 +91,11 @@ def _of_weights(source: Source, probes: Sequence[Probe]) -> tuple[dict[str, Curv
 
 
 def _of_activations(
-    source: Source, probes: Sequence[Probe], batch: Batch | None, progress: Progress | None
+    source: Subject, probes: Sequence[Probe], batch: Batch | None, progress: Progress | None
 ) -> tuple[dict[str, Curves], dict[str, str]]:
     if not probes:
         return {}, {}
-    batch = source.batch() if batch is None and source.task is not None else batch
+    batch = source.batch if batch is None and source.known_task is not None else batch
     skipped: dict[str, str] = {}
     rows: dict[str, list[Tensor]] = {p.name: [] for p in probes}
     facts: dict[str, Any] = {}
@@ -129,9 +129,9 @@ def _curves(probe: Probe, values: Float[Tensor, "step *head"], n_heads: int) -> 
 class _Kept:
     """The cache of one trajectory for one set of arguments."""
 
-    def __init__(self, source: Source, batch: Batch | None, task: BigramTask | None) -> None:
-        assert source.trajectory is not None
-        self.run = source.trajectory
+    def __init__(self, source: Subject, batch: Batch | None, task: BigramTask | None) -> None:
+        assert source.run is not None
+        self.run = source.run
         data = f"{SEQUENCES} sequences of seed {source.eval_seed}" if batch is None else _digest(batch)
         of_weights = {"steps": source.steps.tolist(), "task": None if task is None else task.to_dict()}
         self.arguments = {"weights": of_weights, "activations": of_weights | {"batch": data}}

@@ -31,7 +31,7 @@ from induction_memory.model.associations import TABLE
 from induction_memory.model.memories import Memories, UnsupportedError
 from induction_memory.model.memory_names import Spec
 from induction_memory.probes.registry import Probe
-from induction_memory.probes.stack import Stack
+from induction_memory.subject.stack import Stack
 
 SMOOTHING = 0.01  # share of the uniform distribution in pi_b, where it must not be zero
 

@@ -18,7 +18,7 @@ import pandas as pd
 
 from induction_memory.probes.catalogue import Names, resolve
 from induction_memory.probes.measuring import Curves, Progress, measure
-from induction_memory.probes.source import Steps, read
+from induction_memory.subject import SEQUENCES, Steps, subject
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.sampler import Batch
 
@@ -39,7 +39,7 @@ def table(
     probes run on `batch`, or on one sampled from the task with the run's evaluation seed. A trajectory's results are
     kept beside it unless `cached` is False. `progress(done, total)` is called after each forward pass.
     """
-    opened, probes = read(source, steps=steps, task=task), resolve(names)
+    opened, probes = subject(source, step=steps, task=task, sequences=SEQUENCES, field="steps"), resolve(names)
     curves, skipped = measure(opened, probes, batch=batch, task=task, cached=cached, progress=progress)
     values = [curve.values for curve in curves.values()]
     tidy = pd.DataFrame(
@@ -75,7 +75,7 @@ def recall(
     cached: bool = True,
 ) -> pd.DataFrame:
     """The memory recall probes, one row per step and one column per probe (`wide`); the paper's by default."""
-    opened = read(source, steps=steps, task=task)
+    opened = subject(source, step=steps, task=task, sequences=SEQUENCES, field="steps")
     curves, skipped = measure(opened, resolve(names), task=task, cached=cached)
     columns = {column: values for name, c in curves.items() for column, values in _columns(name, c).items()}
     return _attributed(pd.DataFrame(columns, index=pd.Index(opened.steps, name="step")), skipped)

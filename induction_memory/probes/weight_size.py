@@ -26,8 +26,8 @@ from induction_memory.model import axes
 from induction_memory.model.associations import MEMORIES, TABLE
 from induction_memory.model.memories import Memories, head_names
 from induction_memory.probes.registry import Probe
-from induction_memory.probes.source import Steps, read
-from induction_memory.probes.stack import Stack
+from induction_memory.subject import Steps, subject
+from induction_memory.subject.stack import Stack
 
 
 def matrix(m: Memories, name: str) -> Float[Tensor, "step *head d_out d_in"]:
@@ -118,7 +118,7 @@ def named(name: str) -> Probe | None:
 def spectrum(source: Any, memory: str, *, steps: Steps = "all") -> pd.DataFrame:
     """Singular values of a memory: one row per step, head and rank (1 = the largest)."""
     require(memory in MEMORIES, "memory", f"one of {', '.join(MEMORIES)}", repr(memory))
-    opened = read(source, steps=steps)
+    opened = subject(source, step=steps, field="steps")
     values = singular_values(opened.stack, memory)
     heads = head_names(axes.layers_of(memory), opened.stack.n_heads)
     values = values.expand(len(opened.steps), *values.shape[1:]).reshape(len(opened.steps), len(heads), -1)

@@ -5,7 +5,7 @@ from induction_memory.errors import InputError
 from induction_memory.heads import coalitions as coalitions_module
 from induction_memory.heads.coalitions import coalition_sums
 from induction_memory.heads.games import edges, solve_games, value_function
-from induction_memory.heads.questions import ask, batch_of_tokens
+from induction_memory.heads.questions import ask
 from induction_memory.heads.shapley import all_coalitions
 from induction_memory.model.build import build
 from induction_memory.model.config import ModelConfig
@@ -13,6 +13,7 @@ from induction_memory.runner.attention import attend
 from induction_memory.runner.choice import runner
 from induction_memory.runner.components import Graph
 from induction_memory.runner.variants import Patch
+from induction_memory.subject import batch_of_tokens
 from tests.hooked_twin import hooked_logits
 
 SMALL = {"d_model": 16, "n_ctx": 12, "d_vocab": 5}

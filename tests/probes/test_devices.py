@@ -6,7 +6,7 @@ from induction_memory.model.build import build
 from induction_memory.model.config import ModelConfig
 from induction_memory.model.memories import UnsupportedError, weights_of
 from induction_memory.probes.catalogue import FAMILIES
-from induction_memory.probes.stack import Stack
+from induction_memory.subject.stack import Stack
 from induction_memory.task.bigrams import BigramTask
 from tests.elsewhere import Elsewhere, MadeThere
 

@@ -20,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from induction_memory import probes
-from induction_memory.probes.source import read
+from induction_memory.subject import subject
 from induction_memory.trajectory.trajectory import Trajectory
 
 WINDOW = 64  # positions of W_K1's table
@@ -72,7 +72,7 @@ def tables(run: Trajectory, steps: Sequence[int]) -> tuple[list[Table], dict[str
 
 def score_tables(run: Trajectory, memory: str, steps: Sequence[int]) -> Float[Tensor, "step head input output"]:
     """All scores of a memory at some steps, with one entry on the head axis per head or pair of heads."""
-    stack = read(run, steps=list(steps)).stack
+    stack = subject(run, step=list(steps)).stack
     a = stack.association(f"W_K1[0:{WINDOW}]" if memory == "W_K1" else memory)
     rows = a.scores if a.given == "output" else a.scores.mT
     return rows.expand(stack.n_steps, *rows.shape[1:]).reshape(stack.n_steps, -1, *rows.shape[-2:])

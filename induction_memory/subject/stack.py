@@ -1,10 +1,9 @@
-"""What a weight probe reads: the memories and associations of some steps, with the task they were trained on."""
+"""Weights of some steps as a probe reads them: their memories and associations, with the task they were trained on."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 from jaxtyping import Int
 from torch import Tensor
 
@@ -83,26 +82,3 @@ def at_steps(weights: Mapping[str, Tensor], rows: slice | Int[np.ndarray, " step
         return weight[rows] if has_step_axis(name, weight) else weight
 
     return Lazy(tuple(weights), read)
-
-
-def over_chunks(
-    stack: Stack, measures: Mapping[str, Callable[[Stack], Tensor]], chunk: int
-) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Measure a few steps at a time, so that the score tables stay small.
-
-    Returns name -> [step, *head] in double precision, and name -> reason for what this source cannot have.
-    """
-    values: dict[str, list[Tensor]] = {name: [] for name in measures}
-    skipped: dict[str, str] = {}
-    for start in range(0, stack.n_steps, chunk):
-        part = stack.at(slice(start, start + chunk))
-        for name, measure in measures.items():
-            if name in skipped:
-                continue
-            try:
-                value = measure(part).double()
-            except UnsupportedError as reason:
-                skipped[name] = str(reason)
-                continue
-            values[name].append(value.expand(part.n_steps, *value.shape[1:]))
-    return {name: torch.cat(parts) for name, parts in values.items() if name not in skipped}, skipped

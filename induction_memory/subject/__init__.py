@@ -1,0 +1,242 @@
+"""Which weights, at which steps, on which sequences: the one reading of what every analysis is given.
+
+    a trajectory      some of its stored steps, its task, sequences from its evaluation seed; also its folder or name
+    a model           any TransformerLens model, as it was handed over: one step, numbered 0
+    stacked weights   HookedTransformer's parameter name -> tensor with a leading step axis (none on what never moves)
+
+`subject` resolves the steps, draws or checks the sequences, and makes the runner of each step. A trajectory's steps run
+from weights and configuration, without TransformerLens. Stacked weights alone can be read, and cannot run.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from induction_memory.errors import InputError, require
+from induction_memory.experiment.train_config import TrainConfig
+from induction_memory.model.memories import UnsupportedError, has_step_axis
+from induction_memory.runner.choice import runner
+from induction_memory.runner.parameters import parameters
+from induction_memory.runner.recording import Runner, Via
+from induction_memory.subject.stack import Lazy, Stack, at_steps
+from induction_memory.task.batch import Batch
+from induction_memory.task.protocol import Task
+from induction_memory.task.sampler import step_rng, with_counts
+from induction_memory.trajectory.trajectory import Stacks, Trajectory, load
+
+Source = Trajectory | nn.Module | Mapping[str, Tensor] | str | Path
+Steps = int | np.integer | Literal["all", "last"] | Sequence[int] | Sequence[np.integer] | np.ndarray | None
+Sequences = Batch | Int[Tensor, "batch pos"] | None
+SEQUENCES, SEQUENCES_PER_STEP = 64, 16  # of the evaluation batch when none is given: for one step, for each of several
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A model, some steps of a trajectory, or stacked weights, with the sequences to run them on."""
+
+    name: str
+    steps: Int[np.ndarray, " step"]
+    """The training steps; the single step 0 for a model."""
+    source: Trajectory | nn.Module | Mapping[str, Tensor]
+    known_task: Any
+    """The task, or None."""
+    given: Sequences
+    drawn: int
+    """How many sequences are drawn when none are given."""
+    given_initial: Mapping[str, Tensor] | nn.Module | None = None
+    via: Via | None = None
+
+    @property
+    def run(self) -> Trajectory | None:
+        """The trajectory behind it, or None."""
+        return self.source if isinstance(self.source, Trajectory) else None
+
+    @property
+    def task(self) -> Any:
+        """The task; an error where nothing says which."""
+        if self.known_task is None:
+            raise InputError("task: expected the task of the sequences (a model alone does not know it), got none")
+        return self.known_task
+
+    @cached_property
+    def batch(self) -> Any:
+        """The sequences: those given, or drawn from the task with the run's evaluation seed."""
+        if isinstance(self.given, Batch):
+            return self.given
+        if self.given is not None:
+            return batch_of_tokens(self.given)
+        if self.known_task is None:
+            raise InputError("batch: expected sequences of the task (a model alone does not know it), got none")
+        return self.known_task.sample(self.drawn, step_rng(self.eval_seed, 0))
+
+    @property
+    def eval_seed(self) -> int:
+        """Seed of the evaluation batch; the default one where nothing was trained here."""
+        try:
+            return TrainConfig.eval_seed if self.run is None else self.run.config.train.eval_seed
+        except InputError:
+            return TrainConfig.eval_seed
+
+    @cached_property
+    def initial(self) -> Mapping[str, Tensor] | nn.Module | None:
+        """The weights before training, where they are known."""
+        if self.given_initial is not None or self.run is None:
+            return self.given_initial
+        return self.run.initial()
+
+    @cached_property
+    def stack(self) -> Stack:
+        """The weights of all its steps, each read when asked for."""
+        if isinstance(self.source, Trajectory):
+            every = len(self.steps) == len(self.source.steps)
+            stacks = Stacks(self.source, None if every else self.steps.tolist())
+            weights = Lazy(tuple(stacks), stacks.__getitem__)
+            return Stack(weights, n_steps=len(self.steps), task=self.known_task, initial=self.source.initial())
+        if isinstance(self.source, nn.Module):
+            return Stack(model_weights(self.source), n_steps=1, task=self.known_task)
+        weights = self.source
+        initial = {name: weight[0] if has_step_axis(name, weight) else weight for name, weight in weights.items()}
+        chosen = weights if len(self.steps) == number_of_steps(weights) else at_steps(weights, self.steps)
+        return Stack(chosen, n_steps=len(self.steps), task=self.known_task, initial=initial)
+
+    def runner(self, step: int | np.integer | None = None) -> Runner:
+        """What runs the model of a step (the last one when not given)."""
+        if isinstance(self.source, nn.Module):
+            return runner(self.source, via=self.via)
+        if self.run is None:
+            raise UnsupportedError("needs a model to run, stacked weights alone do not make one")
+        chosen = int(self.steps[-1] if step is None else step)
+        return runner(self.run.state(chosen), self.run.model_config, via=self.via)
+
+    def model(self, step: int | np.integer | None = None) -> Any:
+        """The TransformerLens model of a step."""
+        if isinstance(self.source, nn.Module):
+            return self.source
+        if self.run is None:
+            raise UnsupportedError("needs a model to run, stacked weights alone do not make one")
+        return self.run.model(int(self.steps[-1] if step is None else step))
+
+    def each(self) -> Iterator[tuple[int, Runner]]:
+        """Step and runner, one after another."""
+        for step in self.steps.tolist():
+            yield step, self.runner(step)
+
+    def only(self) -> Runner:
+        """The runner of the one step that was asked for."""
+        require(len(self.steps) == 1, "step", "one step", len(self.steps))
+        return self.runner()
+
+    def labelled(self, table: pd.DataFrame, step: int) -> pd.DataFrame:
+        """The table with the step as its first column, for a trajectory."""
+        if self.run is not None:
+            table.insert(0, "step", step)
+        return table
+
+
+def subject(
+    source: Any,
+    *,
+    step: Steps = None,
+    batch: Sequences = None,
+    task: Any = None,
+    sequences: int | None = None,
+    initial: Mapping[str, Tensor] | nn.Module | None = None,
+    via: Via | None = None,
+    field: str = "step",
+) -> Subject:
+    """Read a source: a trajectory, its folder or the name of a shipped one, a model, or stacked weights.
+
+    `step` is a stored step, several, "all", or the last when not given. `batch` are the sequences, also as a tensor of
+    tokens. Without them `sequences` are drawn from the run's task, or from `task`: 64, or 16 for several steps.
+    `initial` are weights before training, for a model that does not keep them. `via` is "hooks" or "fast". Errors about
+    the step call it `field`.
+    """
+    require(task is None or isinstance(task, Task), "task", "a task", repr(task))
+    opened = load(source) if isinstance(source, str | Path) else source
+    if isinstance(opened, Subject):
+        return opened
+    if isinstance(opened, Trajectory):
+        steps = chosen_steps(opened, step, field)
+        drawn = sequences or (SEQUENCES if len(steps) == 1 else SEQUENCES_PER_STEP)
+        return Subject(opened.name, np.array(steps), opened, task or _task_of(opened), batch, drawn, initial, via)
+    if isinstance(opened, Mapping):
+        steps = _positions(number_of_steps(opened), step, field)
+        return Subject("weights", steps, opened, task, batch, sequences or SEQUENCES, initial, via)
+    if not isinstance(opened, nn.Module) or not hasattr(opened, "run_with_hooks"):
+        allowed = "a trajectory, its folder, a TransformerLens model or stacked weights"
+        raise InputError(f"source: expected {allowed}, got {_described(opened)}")
+    single = (
+        step is None or (isinstance(step, str) and step in ("all", "last")) or np.array_equal(np.atleast_1d(step), [0])
+    )
+    require(single, field, "none: this is a model, not a trajectory", step)
+    return Subject("model", np.array([0]), opened, task, batch, sequences or SEQUENCES, initial, via)
+
+
+def chosen_steps(run: Trajectory, step: Steps, field: str = "step") -> list[int]:
+    """The stored steps that `step` asks for, in the order of training: one, several, all, or the last."""
+    run.require_steps()
+    if isinstance(step, str) or step is None:
+        require(step in (None, "last", "all"), field, "a stored step, a list of them, 'last' or 'all'", repr(step))
+        return [int(s) for s in (run.steps if step == "all" else run.steps[-1:])]
+    wanted = np.atleast_1d(np.asarray(step)).tolist()
+    require(len(wanted) > 0, field, "at least one step", "none")
+    return sorted({run.resolve(one) for one in wanted})
+
+
+def number_of_steps(weights: Mapping[str, Tensor]) -> int:
+    """How many steps are stacked."""
+    lengths = {len(weight) for name, weight in weights.items() if has_step_axis(name, weight)}
+    require(len(lengths) <= 1, "weights", "the same number of steps in each", sorted(lengths))
+    return lengths.pop() if lengths else 1
+
+
+def model_weights(model: nn.Module) -> dict[str, Tensor]:
+    """The weights of a model that memories are read from, by HookedTransformer's names.
+
+    The only feed-forwards among them are linear and ReLU ones.
+    """
+    cfg: Any = model.cfg
+    readable = cfg.act_fn == "relu"
+    return {n: w for n, w in parameters(model).items() if readable or ".mlp." not in n or n.endswith("W_F")}
+
+
+def batch_of_tokens(tokens: Int[Tensor, "batch pos"]) -> Any:
+    """Any sequences as a batch: in context is each pair of tokens that has occurred before in its sequence."""
+    require(tokens.shape[1] >= 2, "tokens", "2 or more per sequence", tokens.shape[1])
+    tokens = tokens.long()
+    inputs, targets = tokens[:, :-1], tokens[:, 1:]
+    pair = inputs * (tokens.max() + 1) + targets
+    seen = (pair[:, :, None] == pair[:, None, :]).tril(-1).any(-1)
+    none = tokens[:, :0]
+    return with_counts(inputs, targets, 2 * seen.long(), none, none)
+
+
+def _positions(available: int, step: Steps, field: str) -> Int[np.ndarray, " step"]:
+    """The positions in a stack that `step` asks for."""
+    if step is None or isinstance(step, str):
+        require(step in (None, "all", "last"), field, "'all' or positions in the stack", repr(step))
+        return np.arange(available) if step == "all" else np.array([available - 1])
+    wanted = np.unique(np.asarray(step)).tolist()
+    require(len(wanted) > 0, field, "at least one step", "none")
+    for one in wanted:
+        require(one in range(available), field, f"0 to {available - 1} (positions in the stack)", one)
+    return np.array(wanted)
+
+
+def _task_of(run: Trajectory) -> Any:
+    """The task of a run; None for one that was imported without."""
+    try:
+        return run.task
+    except InputError:
+        return None
+
+
+def _described(source: Any) -> str:
+    return repr(source) if isinstance(source, int | float | None) else f"a {type(source).__name__}"
