@@ -114,7 +114,7 @@ def test_lead_and_lag_of_a_run_s_probes():
     assert found["lag"].tolist() == pytest.approx([5, 6], abs=0.2)
     assert found["change"].tolist() == pytest.approx([5, 6], abs=0.6)
     several = stacked(untrained(24, 16, n_heads=2, identity_queries=False), 3, ("blocks.0.attn.W_K",))
-    with pytest.raises(InputError, match="W_K1: expected one value a step"):
+    with pytest.raises(InputError, match="W_K1: expected one value per step"):
         probes.lead_lag(several, ("W_K1", "W_O2"))
 
 

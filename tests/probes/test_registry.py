@@ -113,7 +113,9 @@ def test_some_steps_are_those_of_the_whole(run):
     part = probes.table(run, SMALL, steps=[12, 3])
     expected = whole.loc[whole["step"].isin([3, 12])].reset_index(drop=True)
     pd.testing.assert_frame_equal(part, expected)
-    with pytest.raises(InputError, match=r"steps: expected steps that are stored \(0 to 12, 7 of them\), got 5"):
+    with pytest.raises(
+        InputError, match=r"step: expected one of the 7 stored steps \(0 to 12; next to it 4 and 8\), got 5"
+    ):
         probes.table(run, SMALL, steps=[5])
 
 
