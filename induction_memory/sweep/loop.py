@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from types import FrameType
 
-from induction_memory.errors import InputError
+from induction_memory.errors import Error
 from induction_memory.sweep.job import Engine, Job, Outcome
 from induction_memory.sweep.live import Board
 
@@ -100,7 +100,7 @@ class _Work:
                     self._told.add(outcome.error)
                     self._tell(f"waiting: {outcome.error}")
             case "stopped":
-                raise InputError(f"{outcome.error}; what was trained is kept, and the same command goes on")
+                raise Error(f"{outcome.error}; what was trained is kept, and the same command goes on")
             case _:
                 self.ended[name] = outcome
                 (self.done if outcome.state == "done" else self.failed).append(name)

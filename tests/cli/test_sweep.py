@@ -34,7 +34,6 @@ def run(capsys, monkeypatch):
         (["FILE", "--out", "OUT", "--workers", "0"], "--workers: expected a whole number from 1 to 1024, got 0"),
         (["FILE", "--out", "OUT", "--workers", "2", "--scheduler", "x"], "--workers: expected it or --scheduler"),
         (["none.toml", "--out", "OUT"], "FILE: expected a sweep's file, got 'none.toml'"),
-        (["FILE", "--out", "FILE"], "expected to write it, got"),
     ],
 )
 def test_a_mistake_is_one_line_and_writes_nothing(run, tmp_path, arguments, message):
@@ -44,6 +43,14 @@ def test_a_mistake_is_one_line_and_writes_nothing(run, tmp_path, arguments, mess
     assert message in told
     assert told.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_the_disk_refuses_is_one_line_and_exit_1(run, tmp_path):
+    file = str(write(tmp_path))
+    code, printed, told = run(file, "--out", file)
+    assert (code, printed) == (1, "")
+    assert "expected to write it, got" in told
+    assert told.count("\n") == 1
 
 
 def test_a_dry_run_lists_every_run_and_writes_nothing(run, tmp_path):

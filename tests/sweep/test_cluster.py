@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from induction_memory.errors import InputError
+from induction_memory.errors import Error, InputError
 from induction_memory.sweep.cluster import Cluster
 from induction_memory.sweep.job import Outcome
 from induction_memory.sweep.launch import start
@@ -121,7 +121,7 @@ def test_jobs_end_as_in_a_pool_and_a_lost_scheduler_is_told_in_one_line(machines
     on.submit(job("other", tmp_path, stubs.hold, seconds=600.0))
     wait_for(lambda: (tmp_path / "other" / ".lock").exists())
     machines.scheduler.kill()
-    with pytest.raises(InputError, match=r"scheduler at tcp.* is gone; what was trained is kept, and the same command"):
+    with pytest.raises(Error, match=r"scheduler at tcp.* is gone; what was trained is kept, and the same command"):
         work_off([job("third", tmp_path)], on, quiet=True)
     wait_for(lambda: is_free(tmp_path / "other"))
     assert capfd.readouterr() == ("", "")
