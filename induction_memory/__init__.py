@@ -55,8 +55,10 @@ _MODULES = {
     "experiment": "experiment",
     "trajectory": "trajectory",
     "training": "training",
+    "subject": "subject",
     "probes": "probes",
     "interventions": "interventions",
+    "hooks": "interventions.hooks",
     "heads": "heads",
     "theory": "theory",
     "views": "views",
@@ -64,7 +66,7 @@ _MODULES = {
     "claims": "reproduction.claims",
     "sweep": "sweep",
 }
-"""Name -> module: the rooms, and the paper's claims."""
+"""Name -> module: the rooms, hooks to take away, and the paper's claims."""
 
 __all__ = [*_NAMES, *_MODULES]  # pyright: ignore[reportUnsupportedDunderAll]
 

@@ -1,0 +1,109 @@
+"""Interventions to take away: lists of TransformerLens hooks, for `run_with_hooks`, `model.hooks` and one's own hooks.
+
+    hooks = im.hooks.ablate(model, "L1H1", kind="mean", batch=batch)
+    model.run_with_hooks(tokens, fwd_hooks=hooks + mine)
+
+They are the patches of `runner/hooked.py`, which defines every intervention of this package. A component has one of the
+names of `runner/components.py`. No flag of the model has to be set, except for edges into heads (`use_split_qkv_input`)
+and into feed-forwards (`use_hook_mlp_in`).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from induction_memory.errors import require
+from induction_memory.interventions.replacements import Kind, Replacements
+from induction_memory.runner.choice import runner
+from induction_memory.runner.components import ARROW, Graph
+from induction_memory.runner.hooked import Hook, patch_hooks
+from induction_memory.runner.variants import Patch
+from induction_memory.subject import Sequences, subject
+
+
+def ablate(
+    model: nn.Module,
+    component: str,
+    *,
+    batch: Sequences,
+    kind: Kind = "mean",
+    initial: Mapping[str, Tensor] | nn.Module | None = None,
+    seed: int = 0,
+) -> list[Hook]:
+    """Hooks that take a component away, as `im.ablate` does: `batch` says what stands in its place.
+
+    With `zero` and `mean` they fit sequences of any number and length, with the other kinds those of the batch.
+    """
+    sequences = subject(model, batch=batch).batch
+    recording = runner(model).record(sequences.tokens)
+    return _hooks(model, Replacements(recording, sequences, initial, seed).patches(component, kind))
+
+
+def patch(
+    model: nn.Module,
+    component: str,
+    *,
+    tokens: Int[Tensor, "batch pos"],
+    where: Bool[Tensor, "batch pos"] | None = None,
+) -> list[Hook]:
+    """Hooks that put the activations of a run on other `tokens` in place, everywhere or where `where` says."""
+    other = runner(model).record(tokens)
+    sites = other.graph.resolve(component)
+    return _hooks(model, [Patch(site, other.at(site.split(ARROW)[0]), where) for site in sites])
+
+
+def clamp(model: nn.Module, component: str, value: Float[Tensor, " d"] | float) -> list[Hook]:
+    """Hooks that hold a component at one vector, or every coordinate at one number."""
+    fixed = torch.as_tensor(value, dtype=torch.float32)
+
+    def hold(own: Tensor) -> Tensor:
+        require(fixed.dim() == 0 or fixed.shape == own.shape[-1:], "value", f"{own.shape[-1]} numbers", fixed.shape)
+        return fixed.to(own).expand_as(own)
+
+    return edit(model, component, hold)
+
+
+def edit(model: nn.Module, component: str, function: Callable[[Tensor], Tensor]) -> list[Hook]:
+    """Hooks that replace a component's activation [batch, pos, d] by a function of it."""
+    sites = Graph.of(model).resolve(component)
+    return _hooks(model, [_Edit(site, torch.zeros(1, 1, 1), function=function) for site in sites])
+
+
+def record(model: nn.Module, components: Sequence[str]) -> tuple[list[Hook], dict[str, Tensor]]:
+    """Hooks that note what components write (and what heads' queries, keys and values are), and where they note it."""
+    kept: dict[str, Tensor] = {}
+
+    def note(site: str) -> Callable[[Tensor], Tensor]:
+        def keep(own: Tensor) -> Tensor:
+            kept[site] = own.detach().clone()
+            return own
+
+        return keep
+
+    sites = [site for name in components for site in Graph.of(model).resolve(name)]
+    for site in sites:
+        require(ARROW not in site, "components", "writers, or queries, keys and values of heads", repr(site))
+    return _hooks(model, [_Edit(site, torch.zeros(1, 1, 1), function=note(site)) for site in sites]), kept
+
+
+@dataclass(frozen=True)
+class _Edit(Patch):
+    """A patch whose value is a function of the activation."""
+
+    function: Callable[[Tensor], Tensor] = lambda own: own
+
+    def blend(self, own: Tensor, value: Tensor, where: Tensor | None) -> Tensor:
+        return self.function(own)
+
+
+def _hooks(model: Any, patches: Sequence[Patch]) -> list[Hook]:
+    targets = [patch.site.split(ARROW)[1] for patch in patches if ARROW in patch.site]
+    for target in targets:
+        flag = "use_split_qkv_input" if "." in target else "use_hook_mlp_in" if target.startswith("FF") else None
+        ready = flag is None or getattr(model.cfg, flag, False)
+        require(ready, "model", f"set_{flag}(True) for hooks on an edge into {target}", "it unset")
+    return patch_hooks(Graph.of(model), patches, [block.attn.W_O.detach() for block in model.blocks])
