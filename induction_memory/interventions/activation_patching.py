@@ -74,7 +74,7 @@ def patch(
 def patch_activations(
     runs: Contrast, components: str | Sequence[str] | None = None, positions: Positions = "roles"
 ) -> pd.DataFrame:
-    """One row a component and position: accuracy, logit and effect of its activation from the other run."""
+    """One row per component and position: accuracy, logit and effect of its activation from the other run."""
     graph = runs.start.graph
     if components is None:
         streams = [f"stream{layer}" for layer in range(1, graph.n_layers + 1)]

@@ -23,7 +23,7 @@ from induction_memory.runner.variants import Patch
 
 
 def attribute(contrast: Contrast, *, points: int = 16) -> pd.DataFrame:
-    """One row an edge: the exact effect, by gradient, and by integrated gradients at `points` points."""
+    """One row per edge: the exact effect, by gradient, and by integrated gradients at `points` points."""
     require(points >= 1, "points", "at least 1", points)
     exact = patch_paths(contrast)
     table = pd.DataFrame({"source": exact["source"], "target": exact["target"], "exact": exact["effect"]})

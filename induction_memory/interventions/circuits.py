@@ -51,7 +51,7 @@ class Discovery:
     """The edges of one model by rank, the circuit they make, and what circuits of each size are worth."""
 
     edges: pd.DataFrame
-    """One row an edge: the share of M that is lost without it, by each ranking."""
+    """One row per edge: the share of M that is lost without it, by each ranking."""
     curve: pd.DataFrame
     """One row a ranking and size n: faithfulness and completeness, with in-context accuracy (random: means)."""
     circuit: tuple[str, ...]

@@ -5,7 +5,7 @@ that is patched, M_to of the run whose activations are patched in, and M of the 
 
     effect = (M_from - M) / (M_from - M_to):    0, the patch does nothing;  1, it does all that the corruption does.
 
-Its standard error is that of a ratio over sequences (scores.py), which the denominator's own error enters.
+Its standard error is that of a ratio over sequences (outcome.py), which the denominator's own error enters.
 """
 
 from collections.abc import Sequence
@@ -63,7 +63,7 @@ def at_query(recording: Recording, contrast: Contrast) -> Float[Tensor, "batch 1
 
 @torch.no_grad()
 def effects(contrast: Contrast, variants: Sequence[Variant]) -> pd.DataFrame:
-    """One row a variant: accuracy, M (`logit`) and effect, with standard errors."""
+    """One row per variant: accuracy, M (`logit`) and effect, with standard errors."""
     answer = contrast.pairs.right
     M_from, M_to = (answer_logit(at_query(run, contrast), answer) for run in (contrast.start, contrast.end))
     parts: dict[int, dict[str, float]] = {}

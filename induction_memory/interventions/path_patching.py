@@ -17,7 +17,7 @@ from induction_memory.runner.variants import Patch
 
 
 def patch_paths(contrast: Contrast, edges: Sequence[str] | None = None) -> pd.DataFrame:
-    """One row an edge: source, target, accuracy, logit, effect. All edges of the model when none are named.
+    """One row per edge: source, target, accuracy, logit, effect. All edges of the model when none are named.
 
     A name may stand for several edges (`L1->L2.k`, `L1H1->L2H1`), which are then patched together.
     """
