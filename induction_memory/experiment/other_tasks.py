@@ -36,15 +36,33 @@ def _adam(steps: int, rate: float, batch: int = 64, **changes: Any) -> TrainConf
     return TrainConfig(**(settings | changes))
 
 
-NOISY = RunConfig.of(NoisyTriggers(), _full(64, 128), _adam(5000, 3e-3))
+NOISY = RunConfig.of(NoisyTriggers(), _full(64, 128), _adam(2000, 3e-3, out_of_distribution="clean"))
 BESIDE = RunConfig.of(
     NoisyTriggers(),
-    ModelConfig.simplified(parallel_blocks=True),
-    _adam(1500, 1.0, optimizer="sgd", checkpoints="every 1 to 10 then every 15"),
+    ModelConfig.simplified(d_model=64, parallel_blocks=True),
+    _adam(1500, 1.0, optimizer="sgd", out_of_distribution="clean"),
 )
-MARKOV_1 = RunConfig.of(MarkovChains(), _full(32, 64), _adam(3000, 5e-3))
-MARKOV_2 = RunConfig.of(MarkovChains(order=2, symbols=2), _full(32, 64), _adam(5000, 5e-3))
-CAUSAL = RunConfig.of(CausalGraph(), _full(64, 128), _adam(5000, 2e-3, batch=256))
-FACTS = RunConfig.of(FactualRecall(), _full(64, 128, n_layers=1), _adam(300, 1e-2, batch=256))
-FEW_SPANS = RunConfig.of(Copying(spans=(12,)), _full(64, 128), _adam(1500, 2e-3, batch=128))
-MANY_SPANS = RunConfig.of(Copying(spans=tuple(range(2, 13))), _full(64, 128), _adam(1500, 2e-3, batch=128))
+MARKOV_1 = RunConfig.of(MarkovChains(), _full(32, 64), _adam(1500, 5e-3))
+MARKOV_2 = RunConfig.of(MarkovChains(order=2, symbols=2), _full(32, 64), _adam(2000, 5e-3))
+CAUSAL = RunConfig.of(CausalGraph(), _full(64, 128), _adam(2500, 2e-3, batch=256))
+FACTS = RunConfig.of(FactualRecall(), _full(64, 256, n_layers=1), _adam(800, 3e-3, batch=256))
+COPYING_MIDDLE = RunConfig.of(
+    Copying(spans=(12,)), _full(32, 64), _adam(500, 2e-3, batch=128, out_of_distribution="elsewhere")
+)
+COPYING_ANY = RunConfig.of(
+    Copying(spans=tuple(range(1, 13)), placement="any"),
+    _full(32, 64),
+    _adam(2000, 5e-3, batch=128, out_of_distribution="elsewhere"),
+)
+
+OTHER_TASKS: dict[str, tuple[str, RunConfig]] = {
+    "noisy-triggers": ("five fixed triggers, 30 % noise: approaches the Bayes-optimal loss", NOISY),
+    "noisy-triggers-beside": ("the simplified model with W_F beside the attention, for ablating W_F", BESIDE),
+    "markov-1": ("Markov chains of order 1 over three symbols: 1-gram, then 2-gram", MARKOV_1),
+    "markov-2": ("Markov chains of order 2 over two symbols: 1-gram, 2-gram, 3-gram", MARKOV_2),
+    "causal-graph": ("induction over a random causal graph", CAUSAL),
+    "factual-recall": ("256 facts among noise: marginal, relation, fact", FACTS),
+    "copying-middle": ("copying with the output in the middle: a positional shortcut", COPYING_MIDDLE),
+    "copying-any": ("copying over any two distances: no shortcut is right", COPYING_ANY),
+}
+"""Name of a preset -> one line on what it shows, and the experiment."""

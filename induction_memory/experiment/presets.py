@@ -4,13 +4,15 @@ Hyper-parameters are those of the paper's Appendix E where it gives them; moment
 512 sequences of T = 256, d = 128 throughout. What it leaves open is chosen here: every number of steps, the task and
 the step size of Figures 10 and 11, the dimensions and step sizes of Figure 8. The vanilla transformers of Figures 2 and
 11 warm up for 30 steps: at the paper's step size of 0.2 from the first step on, those with random triggers diverge
-within 15. `demo` and `heads` are no panels: smaller batches, for a first look and for a comparison of many seeds.
+within 15. Experiments on other tasks are in `other_tasks.py`.
+`demo` and `heads` are no panels: smaller batches, for a first look and for a comparison of many seeds.
 """
 
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
 from induction_memory.errors import InputError
+from induction_memory.experiment.other_tasks import OTHER_TASKS
 from induction_memory.experiment.run_config import RunConfig
 from induction_memory.experiment.train_config import TrainConfig
 from induction_memory.model.config import ModelConfig
@@ -152,4 +154,5 @@ PRESETS: dict[str, Preset] = {
             warmup=60,
         ),
     ),
+    **{name: Preset(about, run) for name, (about, run) in OTHER_TASKS.items()},
 }

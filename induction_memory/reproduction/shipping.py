@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float, Int
 
+from induction_memory.experiment.other_tasks import OTHER_TASKS
 from induction_memory.experiment.presets import preset
 from induction_memory.reproduction import record_files
 from induction_memory.reproduction.measurement import provenance
@@ -94,11 +95,25 @@ def index(folder: Path) -> str:
     for name, what in TRAJECTORIES.items():
         if (folder / name).exists():
             run = load(folder / name)
-            size = sum(file.stat().st_size for file in (folder / name).iterdir() if file.is_file()) / 1e6
             about_preset, made_by = preset(what.preset).about, f"`{provenance(run)[0]}`"
-            rows.append((f"`{name}`", what.preset, about_preset, _range(run.steps), f"{size:.1f}", made_by))
+            size = f"{_megabytes(folder / name):.1f}"
+            rows.append((f"`{name}`", what.preset, about_preset, _range(run.steps), size, made_by))
     table = pd.DataFrame(rows, columns=["name", "preset", "what it is", "steps kept", "MB", "made by"])
-    return f"# Trained trajectories\n\n{textwrap.fill(about, 120)}\n\n{markdown(table)}\n"
+    page = f"# Trained trajectories\n\n{textwrap.fill(about, 120)}\n\n{markdown(table)}\n"
+    others = [
+        (f"`{name}`", about, _range(load(folder / name).steps), f"{_megabytes(folder / name):.1f}")
+        for name, (about, _) in OTHER_TASKS.items()
+        if (folder / name).exists()
+    ]
+    if not others:
+        return page
+    source = "Small runs of the presets of the same names (docs/tasks.md), written by `python analyses/tasks.py`."
+    table = pd.DataFrame(others, columns=["name", "what it is", "steps kept", "MB"])
+    return f"{page}\n## Other tasks\n\n{source}\n\n{markdown(table)}\n"
+
+
+def _megabytes(folder: Path) -> float:
+    return sum(file.stat().st_size for file in folder.iterdir() if file.is_file()) / 1e6
 
 
 def _range(steps: Int[np.ndarray, " step"]) -> str:

@@ -44,6 +44,18 @@ def test_in_training_both_are_right_and_elsewhere_only_the_induction_head_is():
     assert scores["shortcut"] < 0.2
 
 
+def test_any_two_distances_leave_the_middle_to_chance():
+    task = Copying(alphabet=10, spans=tuple(range(1, 9)), placement="any")
+    batch = task.sample(2000, np.random.default_rng(5))
+    query, first = batch.counted.int().argmax(1), batch.latents["first"]
+    after = query - first - 2
+    assert set(first.tolist()) == set(after.tolist()) == set(range(1, 9))
+    assert abs((first == after).double().mean().item() - 1 / 8) < 0.03
+    scores = right(task, task, 2000)
+    assert scores["induction"] == 1
+    assert scores["shortcut"] < 0.35
+
+
 def test_other_spans_are_those_that_training_left_out():
     assert TASK.variants()["other spans"].spans == (3,)
     assert TASK.variants()["other spans"].length == TASK.length

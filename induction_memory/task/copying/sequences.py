@@ -30,6 +30,8 @@ def sample(task: Any, n: int, rng: np.random.Generator) -> Batch:
         first = rng.integers(2 * span)  # 0 .. 2l without l, by stepping over it
         first = first + (first >= span)
     second = 2 * span + 2
+    if task.placement == "any":
+        second = span + np.array(task.spans)[rng.integers(len(task.spans), size=n)] + 2
     tokens = rng.integers(task.alphabet, size=(n, T + 1))
     tokens[here, first] = tokens[here, second] = task.trigger
     tokens[here, second + 1] = output = tokens[here, first + 1]

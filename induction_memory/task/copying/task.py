@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from induction_memory.task.batch import Batch
     from induction_memory.task.pairs import Pairs
 
-Placement = Literal["middle", "elsewhere"]
+Placement = Literal["middle", "elsewhere", "any"]
 
 
 @register
@@ -45,7 +45,7 @@ class Copying:
     spans: tuple[int, ...] = (4, 6, 8, 10, 12)
     """The values of l, each as likely as the others."""
     placement: Placement = "middle"
-    """l_1 = l_2 = l, or any l_1 != l_2 with l_1 + l_2 = 2 l."""
+    """l_1 = l_2 = l; any l_1 != l_2 with l_1 + l_2 = 2 l (elsewhere); or both drawn from the spans (any)."""
     longest: int | None = None
     """The largest l that a sequence has room for; the largest of the spans when not given."""
 
@@ -59,7 +59,7 @@ class Copying:
         if self.longest is not None:
             require_integer(self.longest, "task.longest", 0, None)
         require_choice(self.placement, "task.placement", Placement)
-        room = self.placement == "middle" or min(self.spans) >= 1
+        room = self.placement != "elsewhere" or min(self.spans) >= 1
         require(room, "task.spans", "1 or more where the output is not in the middle", min(self.spans))
 
     @property
@@ -121,7 +121,7 @@ class Copying:
         """`elsewhere`: the output is not in the middle. `other spans`: l of the values in between."""
         largest = max(self.spans) if self.longest is None else self.longest
         found: dict[str, Copying] = {}
-        if self.placement == "middle" and any(self.spans):
+        if self.placement != "elsewhere" and any(self.spans):
             spans = tuple(span for span in self.spans if span >= 1)
             found["elsewhere"] = replace(self, spans=spans, placement="elsewhere", longest=largest)
         unseen = tuple(span for span in range(1, largest + 1) if span not in self.spans)

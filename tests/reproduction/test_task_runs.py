@@ -1,0 +1,57 @@
+"""The small runs on the other tasks: presets, figures and what ships."""
+
+import pandas as pd
+import pytest
+
+import induction_memory as im
+from induction_memory.experiment import other_tasks
+from induction_memory.experiment.presets import preset
+from induction_memory.experiment.run_config import RunConfig
+from induction_memory.figures.predictors import predictor_figure
+from induction_memory.reproduction import task_runs
+from induction_memory.task.phases import Phase
+from induction_memory.trajectory.trajectory import SHIPPED
+
+NAMES = list(other_tasks.OTHER_TASKS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_preset_comes_back_from_json_and_fits_its_task(name):
+    config = preset(name).run
+    assert RunConfig.from_dict(config.to_dict()) == config
+    assert (config.model.d_vocab, config.model.n_outputs) == (config.task.n_inputs, config.task.n_outputs)
+    assert config.model.n_ctx == config.task.length
+
+
+def test_a_small_run_is_trained_measured_and_thinned(tmp_path, monkeypatch):
+    about, config = other_tasks.OTHER_TASKS["copying-middle"]
+    small = config.with_settings(["train.steps=4", "train.batch_size=8", "train.checkpoints=every 1"])
+    monkeypatch.setitem(other_tasks.OTHER_TASKS, "copying-middle", (about, small))
+    monkeypatch.setattr(task_runs, "MOST_STEPS", 3)
+    found = task_runs.train_task("copying-middle", tmp_path / "runs")
+    assert list(found.distances) == ["task", "elsewhere"]
+    assert found.distances["task"].index.tolist() == [0, 1, 2, 3, 4]
+    shipped = task_runs.ship_task("copying-middle", found, tmp_path / "out")
+    assert shipped.steps[0] == 0
+    assert shipped.steps[-1] == 4
+    assert 2 <= len(shipped.steps) <= 3
+
+
+def test_the_figure_has_a_curve_per_predictor_and_a_cut_axis():
+    table = pd.DataFrame({"a": [1.0, 0.1], "b": [2.0, 900.0]}, index=pd.Index([0, 5], name="step"))
+    figure = predictor_figure({"task": table}, {"task": [Phase("a", 0, 5)]})
+    (axes,) = figure.axes
+    assert [line.get_label() for line in axes.lines] == ["a", "b"]
+    assert axes.get_ylim()[1] < 10
+    assert len(axes.patches) == 1
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if (SHIPPED / name).exists()])
+def test_a_shipped_run_is_small_and_has_the_configuration_of_its_preset(name):
+    run = im.load(name)
+    assert run.task == preset(name).run.task
+    assert run.model_config == preset(name).run.model
+    assert sum(file.stat().st_size for file in run.path.iterdir()) < 1.5e6
+    distances = im.probes.predictor_distances(run, steps=[int(run.steps[-1])], sequences=32)
+    last = distances.iloc[0]
+    assert last.iloc[-1] == last.min()  # it ends closest to the Bayes-optimal predictor
