@@ -18,8 +18,7 @@ from induction_memory.interventions.replacements import Kind, Replacements, name
 from induction_memory.runner.components import Graph
 from induction_memory.runner.recording import Runner, Via
 from induction_memory.subject import Sequences, Steps, subject
-from induction_memory.task.bigrams import BigramTask
-from induction_memory.task.sampler import Batch
+from induction_memory.task.batch import Batch
 
 INTACT = "none"
 GROUPS = ("heads", "layers", "feed_forward", "embeddings", "matrices", "parts", "edges", "paths")
@@ -33,7 +32,7 @@ def ablate(
     components: str | Sequence[str] | None = None,
     kind: Kind | Sequence[Kind] = "all",
     step: Steps = None,
-    task: BigramTask | None = None,
+    task: Any = None,
     initial: Mapping[str, Tensor] | nn.Module | None = None,
     via: Via | None = None,
     seed: int = 0,

@@ -1,9 +1,9 @@
 """What a run is worth: losses, accuracies and the distance to the intact run, each with a standard error.
 
-Scores are means over the in-context positions (a trigger seen before) or the global ones (no trigger), with the
-standard error of `task/averages.py`.
+Scores are means over the positions of each group of the task, with the standard error of `task/averages.py`. For
+in-context bigrams the groups are in_context (a trigger seen before) and global (no trigger).
 
-KL is that of the run's prediction from the intact model's, KL(p_intact || p), over all positions.
+KL is that of the run's prediction from the intact model's, KL(p_intact || p), over all positions that the task counts.
 """
 
 from dataclasses import dataclass
@@ -14,9 +14,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from induction_memory.task.averages import masked_mean
-from induction_memory.task.sampler import Batch
+from induction_memory.task.batch import Batch
 
-SCORES = ("in_context_accuracy", "in_context_loss", "global_accuracy", "global_loss", "kl")
+
+def scored_groups(batch: Batch) -> list[str]:
+    """The groups that have scores: all but first occurrences, whose outputs nobody can know yet."""
+    return [name for name in batch.groups if not name.startswith("first")]
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,18 +33,24 @@ class Scorer:
     """The only positions to score; all when not given."""
 
     def __call__(self, logits: Float[Tensor, "*variant batch pos vocab"]) -> dict[str, Float[Tensor, "*variant"]]:
-        """Every score and its standard error (`kl`, `kl_se` ...), one value per variant."""
-        log_p, targets = logits.log_softmax(-1), self.batch.targets.expand(logits.shape[:-1])
-        loss = -log_p.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
-        correct = (logits.max(-1).indices == targets).to(logits.dtype)
+        """Every score and its standard error (`kl`, `kl_se` ...), one value per variant.
+
+        Where targets are soft the loss is their cross-entropy, and there is no accuracy.
+        """
+        log_p, batch = logits.log_softmax(-1), self.batch
         p, log_intact = self._intact
+        if batch.soft:
+            scores = {"loss": -(batch.targets.to(log_p.dtype) * log_p).sum(-1)}
+        else:
+            targets = torch.where(batch.counted, batch.targets, 0).expand(logits.shape[:-1])
+            correct = (logits.max(-1).indices == targets).to(logits.dtype)
+            scores = {"accuracy": correct, "loss": -log_p.gather(-1, targets.unsqueeze(-1)).squeeze(-1)}
         measured = {
-            "in_context_accuracy": (correct, self.batch.in_context),
-            "in_context_loss": (loss, self.batch.in_context),
-            "global_accuracy": (correct, self.batch.global_),
-            "global_loss": (loss, self.batch.global_),
-            "kl": (torch.linalg.vecdot(p, log_intact - log_p), torch.ones_like(self.batch.in_context)),
+            f"{group}_{name}": (values, batch.group(group))
+            for group in scored_groups(batch)
+            for name, values in scores.items()
         }
+        measured["kl"] = torch.linalg.vecdot(p, log_intact - log_p), batch.counted
         result = {}
         for name, (values, mask) in measured.items():
             result[name], result[f"{name}_se"] = masked_mean(values, mask if self.where is None else mask & self.where)

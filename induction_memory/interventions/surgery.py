@@ -77,6 +77,8 @@ def surgery(
     are names (`L1H3`) or numbers in their layer, from 1. The columns head and through say which were taken.
     """
     chosen = subject(source, step=step, batch=batch, task=task, sequences=SEQUENCES)
+    bigrams = isinstance(chosen.task, BigramTask)
+    require(bigrams, "task", "in-context bigrams, whose memories these are", getattr(chosen.task, "name", "none"))
     wanted: dict[str, Any] = {"erase": erase, "insert": insert, "swap": swap}
     wanted |= {"project": project, "truncate": truncate, "transplant": transplant}
     tables = []

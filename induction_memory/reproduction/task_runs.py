@@ -16,8 +16,9 @@ from induction_memory.probes.predictor_distance import phases_of, predictor_dist
 from induction_memory.reproduction.shipping import telling_steps
 from induction_memory.task.phases import Phase
 from induction_memory.training.run import start
+from induction_memory.trajectory.search import SHIPPED
 from induction_memory.trajectory.thinning import thin
-from induction_memory.trajectory.trajectory import SHIPPED, Trajectory
+from induction_memory.trajectory.trajectory import Trajectory
 
 MEGABYTES = 1.4
 MOST_STEPS = 16

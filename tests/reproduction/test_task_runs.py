@@ -10,7 +10,7 @@ from induction_memory.experiment.run_config import RunConfig
 from induction_memory.figures.predictors import predictor_figure
 from induction_memory.reproduction import task_runs
 from induction_memory.task.phases import Phase
-from induction_memory.trajectory.trajectory import SHIPPED
+from induction_memory.trajectory.search import SHIPPED
 
 NAMES = list(other_tasks.OTHER_TASKS)
 

@@ -1,0 +1,49 @@
+"""Ablation on tasks other than in-context bigrams: groups by name, soft targets, outputs of their own."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from induction_memory.experiment.run_config import RunConfig
+from induction_memory.experiment.train_config import TrainConfig
+from induction_memory.interventions.ablations import ablate
+from induction_memory.interventions.outcome import score
+from induction_memory.model.build import build
+from induction_memory.model.config import ModelConfig
+from induction_memory.task.markov.task import MarkovChains
+from induction_memory.task.noisy.task import NoisyTriggers
+from induction_memory.task.recall.task import FactualRecall
+
+TASKS = [
+    NoisyTriggers(length=16, k=3),
+    MarkovChains(length=10, order=2, symbols=2),
+    FactualRecall(subjects=4, relations=2, answers=3, length=6),
+]
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
+def test_heads_are_ablated_and_scored_on_the_groups_of_the_task(task):
+    model = build(RunConfig.of(task, ModelConfig.full(d_model=8), TrainConfig()).model, seed=1)
+    batch = task.sample(6, np.random.default_rng(0))
+    table = ablate(model, batch, heads="all", kind="zero")
+    groups = [name for name in batch.groups if name != "first"]
+    assert {f"{group}_accuracy" for group in groups} <= set(table)
+    hook = ("blocks.0.attn.hook_z", lambda z, hook: z * 0)
+    logits = model.run_with_hooks(batch.tokens, fwd_hooks=[hook])
+    row = table.set_index("component").loc["L1H1"]
+    for group in groups:
+        where = batch.group(group)
+        expected = F.cross_entropy(logits[where], batch.targets[where]).item()
+        assert row[f"{group}_loss"] == pytest.approx(expected, rel=1e-4)
+
+
+def test_soft_targets_have_a_loss_and_no_accuracy():
+    task = MarkovChains(length=8, soft_targets=True)
+    batch = task.sample(5, np.random.default_rng(0))
+    logits = torch.randn(5, 8, 3, generator=torch.Generator().manual_seed(0))
+    found = score(logits, logits, batch)
+    assert set(found) == {"chain_loss", "chain_loss_se", "start_loss", "start_loss_se", "kl", "kl_se"}
+    expected = F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(0, 1)).item()
+    assert found["chain_loss"].item() == pytest.approx(expected, rel=1e-5)
+    assert found["kl"].item() == pytest.approx(0, abs=1e-6)
