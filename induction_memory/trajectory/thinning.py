@@ -30,9 +30,12 @@ def thin(
     steps: Sequence[int] | None = None,
     *,
     keep_optimizer: bool = False,
+    keep_norms: bool = True,
     command: str | None = None,
 ) -> Trajectory:
     """Write the chosen steps of a run (all of them when not given) as a finished trajectory to the folder `out`.
+
+    Without `keep_norms` the metrics lack the norms of weights and gradients, most of their size in a small model.
 
     If it is killed on its way, it can be called again: `out` counts as empty until it is whole.
     """
@@ -45,6 +48,8 @@ def thin(
     with locked(folder):
         require(may_begin(folder), "out", "a new or an empty folder", repr(str(folder)))
         pieces, rows = _write_weights(source, folder, chosen), source.rows()
+        if not keep_norms:
+            rows = [{name: value for name, value in row.items() if "_norm_" not in name} for row in rows]
         if states:
             names = {name: describe(name, value) for name, value in states[max(states)].items()}
 

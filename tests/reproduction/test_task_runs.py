@@ -35,6 +35,9 @@ def test_a_small_run_is_trained_measured_and_thinned(tmp_path, monkeypatch):
     assert shipped.steps[0] == 0
     assert shipped.steps[-1] == 4
     assert 2 <= len(shipped.steps) <= 3
+    assert len(shipped.metrics) == 5
+    assert "loss_query" in shipped.metrics
+    assert not [name for name in shipped.metrics if "_norm_" in name]
 
 
 def test_the_figure_has_a_curve_per_predictor_and_a_cut_axis():
