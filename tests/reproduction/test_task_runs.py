@@ -17,7 +17,7 @@ NAMES = list(other_tasks.OTHER_TASKS)
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_preset_comes_back_from_json_and_fits_its_task(name):
-    config = preset(name).run
+    config = preset(name).config
     assert RunConfig.from_dict(config.to_dict()) == config
     assert (config.model.d_vocab, config.model.n_outputs) == (config.task.n_inputs, config.task.n_outputs)
     assert config.model.n_ctx == config.task.length
@@ -52,8 +52,8 @@ def test_the_figure_has_a_curve_per_predictor_and_a_cut_axis():
 @pytest.mark.parametrize("name", [name for name in NAMES if (SHIPPED / name).exists()])
 def test_a_shipped_run_is_small_and_has_the_configuration_of_its_preset(name):
     run = im.load(name)
-    assert run.task == preset(name).run.task
-    assert run.model_config == preset(name).run.model
+    assert run.task == preset(name).config.task
+    assert run.model_config == preset(name).config.model
     assert sum(file.stat().st_size for file in run.path.iterdir()) < 1.5e6
     distances = im.probes.predictor_distances(run, steps=[int(run.steps[-1])], sequences=32)
     last = distances.iloc[0]
