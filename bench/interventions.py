@@ -76,6 +76,7 @@ def positions_fast(model: HookedTransformer, pairs: Pairs) -> Tensor:
 
 
 def positions_hooked(model: HookedTransformer, pairs: Pairs) -> Tensor:
+    assert pairs.answer is not None
     _, cache = model.run_with_cache(pairs.corrupted.tokens)
     at, logits = torch.arange(len(pairs.query)), []
     for layer in range(model.cfg.n_layers):
@@ -94,6 +95,7 @@ def paths_fast(model: HookedTransformer, pairs: Pairs) -> Tensor:
 
 
 def paths_hooked(model: HookedTransformer, pairs: Pairs) -> Tensor:
+    assert pairs.answer is not None
     other = record(model, pairs.corrupted.tokens)
     at, logits = torch.arange(len(pairs.query)), []
     with _split_inputs(model):

@@ -31,6 +31,7 @@ from induction_memory.sweep.launch import COPY, job_of, look
 from induction_memory.sweep.loop import engine, work_off
 from induction_memory.sweep.plan import PlannedRun, read
 from induction_memory.trajectory import durable, rows
+from induction_memory.trajectory.layout import METRICS
 from induction_memory.trajectory.manifest import Manifest, provenance
 
 STEPS = 20
@@ -49,7 +50,7 @@ def stub(config: dict[str, Any], out: str, command: str) -> None:
     folder = Path(out)
     durable.make_folder(folder)
     lines = [rows.encode({"step": step, "loss": 1.0 / (step + 1), "checkpoint": True}) for step in range(STEPS + 1)]
-    durable.write_durably(folder / rows.NAME, lines)
+    durable.write_durably(folder / METRICS, lines)
     made = provenance(command, 1)
     Manifest(state="finished", config=config, rows=len(lines), seconds=0.0, **made).write(folder)
 

@@ -2,6 +2,7 @@
 
 import torch
 import torch.nn.functional as F
+from einops import rearrange, repeat
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -16,17 +17,17 @@ def attend(
     queries: Int[Tensor, "batch m"] | None = None,
 ) -> Float[Tensor, "variant batch m head d_head"]:
     """Causal attention, softmax(q k^T / scale) v, where the q are those of all positions or of `queries`."""
-    variants, batch, pos = k.shape[:3]
-    q, k, v = (t.flatten(0, 1).transpose(1, 2) for t in (q, k, v))
+    variants, _, pos = k.shape[:3]
+    q, k, v = (rearrange(t, "variant batch pos head d -> (variant batch) head pos d") for t in (q, k, v))
     if queries is not None:
         seen = torch.arange(pos, device=k.device) <= queries[..., None]
-        mask = seen.expand(variants, -1, -1, -1).flatten(0, 1).unsqueeze(1)
+        mask = repeat(seen, "batch query key -> (variant batch) 1 query key", variant=variants)
         z = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=1 / scale)
     elif k.device.type == "cpu" and pos > BLOCK:
         z = _causal(q, k, v, scale)
     else:
         z = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1 / scale)
-    return z.transpose(1, 2).unflatten(0, (variants, batch))
+    return rearrange(z, "(variant batch) head pos d -> variant batch pos head d", variant=variants)
 
 
 def _causal(
@@ -50,7 +51,8 @@ def pattern(
     q: Float[Tensor, "batch pos head d_head"], k: Float[Tensor, "batch pos head d_head"], scale: float
 ) -> Float[Tensor, "batch head pos pos"]:
     """The attention itself: softmax over the keys s <= t of q_t . k_s / scale."""
-    scores = q.transpose(1, 2) @ k.permute(0, 2, 3, 1) / scale
+    keys = rearrange(k, "batch pos head d -> batch head d pos")
+    scores = rearrange(q, "batch pos head d -> batch head pos d") @ keys / scale
     later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
     return scores.masked_fill(later, -torch.inf).softmax(-1)
 
