@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Literal
 
-from induction_memory.cli.arguments import Run, Via, listed, load, step_of
+from induction_memory.cli.arguments import Run, Via, listed, load, require_heads, step_of
 from induction_memory.cli.output import TERMINAL, TableOutput
 
 if TYPE_CHECKING:
@@ -33,11 +33,12 @@ def ablate(
         components: names such as L1H1, W_K2, FF2 or pos->L2.k, groups (heads, parts, edges, paths ...), or all.
         via: hooks for one hooked forward per row; the shortcut by default, for models that it computes exactly.
     """
-    chosen = step_of(step)
+    chosen, names = step_of(step), listed(components)
+    require_heads(run, names)
     opened = load(run)
     from induction_memory.interventions.ablations import ablate as measure
 
-    table = measure(opened, components=listed(components) or None, kind=kind, step=chosen, via=via)
+    table = measure(opened, components=names or None, kind=kind, step=chosen, via=via)
     output.write(worst_first(table) if output.format == "table" else table, COLUMNS)
 
 

@@ -1,5 +1,6 @@
 """Arguments that several commands share, and how the library takes them."""
 
+import re
 import shlex
 import sys
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -24,6 +25,21 @@ def load(run: str) -> "Trajectory":
     from induction_memory.trajectory import load
 
     return load(folder)
+
+
+def require_heads(run: str, names: tuple[str, ...]) -> None:
+    """Refuse heads such as L3H1 that the run's model does not have, before anything heavy is imported."""
+    from induction_memory.runner.components import Graph
+    from induction_memory.trajectory.layout import MANIFEST
+    from induction_memory.trajectory.manifest import Manifest
+    from induction_memory.trajectory.search import find
+
+    folder = find(run)
+    asked = [name for name in names if re.fullmatch(r"L\d+H\d+", name)]
+    if asked and (folder / MANIFEST).exists():
+        graph = Graph.of_config(Manifest.read(folder).parts(folder)[1])
+        for name in asked:
+            graph.resolve(name)
 
 
 def listed(items: tuple[str, ...]) -> tuple[str, ...]:

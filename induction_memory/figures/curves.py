@@ -36,17 +36,17 @@ SHARE = (-0.02, 1.03)
 
 
 @runtime_checkable
-class Curves(Protocol):
+class RunCurves(Protocol):
     """What is known of one run through training."""
 
     @property
     def metrics(self) -> pd.DataFrame:
-        """A row a training step: `step`, losses and accuracies; NaN where something was not measured."""
+        """One row per training step: `step`, losses and accuracies; NaN where something was not measured."""
         ...
 
     @property
     def probes(self) -> pd.DataFrame:
-        """A row a stored step (the index), a column a probe."""
+        """One row per stored step (the index), one column per probe."""
         ...
 
 
@@ -83,7 +83,7 @@ def draw_accuracy(axes: Axes, metrics: pd.DataFrame, label: str = "in context", 
 
 
 def draw_recall(axes: Axes, recalls: pd.DataFrame, names: Mapping[str, str] = LABELS) -> None:
-    """Recall of each memory; `recalls` has steps as its index and a column a probe."""
+    """Recall of each memory; `recalls` has steps as its index and one column per probe."""
     named = set()
     for column, name in drawn_recalls(recalls, [name for name in names if name != "W_F_kl"]).items():
         label = names[name] if name not in named else None

@@ -18,7 +18,7 @@ def dimension(
     step_sizes: Mapping[int, float | int],
     note: str = "",
 ) -> Figure:
-    """Figure 8: recall of W_O^2, trained alone, through training; a curve a dimension, each a Series over steps.
+    """Figure 8: recall of W_O^2, trained alone, through training; one curve per dimension, each a Series over steps.
 
     `step_sizes` are the tuned ones; the right panel's legend names them.
     """

@@ -2,7 +2,7 @@
 
 Figure 4 sets the loss on global tokens against that on in-context ones, training outputs against test outputs, and the
 recall of the induction head's memories against the divergence of W_F from the bigrams; Figures 5 and 6 draw the recalls
-of the same experiments, a panel a memory. A setting has one colour in all of them.
+of the same experiments, with one panel per memory. A setting has one colour in all of them.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from induction_memory.errors import require
-from induction_memory.figures.curves import COLOURS, LABELS, RECALLS, SHARE, Curves, draw_recall, measured, probed
+from induction_memory.figures.curves import COLOURS, LABELS, RECALLS, SHARE, RunCurves, draw_recall, measured, probed
 from induction_memory.figures.panels import INK, legend_above, legend_below, panels, plain, sign, title
 
 SETTINGS = ("#d0312d", "#e8952b", "#3b3b3b", "#8fa02e", "#2457a8")
@@ -32,7 +32,7 @@ def setting_colours(labels: Iterable[str]) -> dict[str, str]:
 
 
 def global_and_in_context(
-    left: Mapping[str, Curves], centre: Mapping[str, pd.Series], right: Curves, note: str = ""
+    left: Mapping[str, RunCurves], centre: Mapping[str, pd.Series], right: RunCurves, note: str = ""
 ) -> Figure:
     """Figure 4. Labels of `centre` read 'train uniform, test bigram'; a test on other outputs is dashed."""
     figure, (losses, accuracy, recall) = panels(1, 3, 3.7, 3.6)
@@ -70,8 +70,8 @@ def global_and_in_context(
     return sign(figure, note)
 
 
-def recalls_by_setting(runs: Mapping[str, Curves], note: str = "") -> Figure:
-    """Figures 5 and 6: a panel a memory, a colour a setting.
+def recalls_by_setting(runs: Mapping[str, RunCurves], note: str = "") -> Figure:
+    """Figures 5 and 6: one panel per memory, one colour per setting.
 
     W_K^1 is recalled over all positions. A column 'W_K2 drawn' takes the place of 'W_K2' (with fixed triggers the paper
     shows recall on the triggers alone).

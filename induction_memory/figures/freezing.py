@@ -10,14 +10,23 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from induction_memory.errors import require
-from induction_memory.figures.curves import COLOURS, LABELS, SHARE, Curves, draw_range, drawn_recalls, measured, probed
+from induction_memory.figures.curves import (
+    COLOURS,
+    LABELS,
+    SHARE,
+    RunCurves,
+    draw_range,
+    drawn_recalls,
+    measured,
+    probed,
+)
 from induction_memory.figures.panels import FAINT, INK, legend_above, panels, sign, title
 
 NOTHING = "nothing frozen"
 """The label of the column without a line at the end of freezing."""
 
 
-def freezing(runs: Mapping[str, Sequence[Curves]], frozen_until: int | None = 300, note: str = "") -> Figure:
+def freezing(runs: Mapping[str, Sequence[RunCurves]], frozen_until: int | None = 300, note: str = "") -> Figure:
     """A column a label, in order; a dotted line where freezing ends, but for the column called 'nothing frozen'."""
     require(len(runs) > 0, "runs", "at least one experiment", len(runs))
     count = len(runs)

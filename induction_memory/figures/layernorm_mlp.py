@@ -2,12 +2,12 @@
 
 from matplotlib.figure import Figure
 
-from induction_memory.figures.curves import LABELS, RECALLS, SHARE, Curves, draw_recall, measured, probed
+from induction_memory.figures.curves import LABELS, RECALLS, SHARE, RunCurves, draw_recall, measured, probed
 from induction_memory.figures.distributions import draw_divergence
 from induction_memory.figures.panels import INK, legend_below, panels, sign
 
 
-def realistic(run: Curves, note: str = "") -> Figure:
+def realistic(run: RunCurves, note: str = "") -> Figure:
     """Loss on global and in-context tokens, in-context accuracy, and recall of each memory of one run."""
     figure, (loss, accuracy, recall) = panels(1, 3, 3.4, 3.1)
     for column, label, style in (("loss_in_context", "in-context", "-"), ("loss_global", "global", "--")):

@@ -319,3 +319,25 @@ def test_what_does_not_hold_comes_first_and_a_slip_reads_slip(run, monkeypatch):
     assert [line.split()[0] for line in lines[1:4]] == ["c", "b", "a"]
     assert [line.split()[-1] for line in lines[2:4]] == ["slip", "holds"]
     assert lines[-1] == "3 statements: 1 holds, 1 slip, 1 does not hold"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("attention", "RUN", "--out", "x.gif"), "--out: expected a file ending in .html"),
+        (("ablate", "L3H1"), "run: expected the folder of a trajectory"),
+        (("ablate", "RUN", "--components", "L3H1"), "component: expected one of"),
+        (("circuit", "RUN", "--share", "2"), "--share: expected a number between 0 and 1"),
+        (("surgery", "RUN", "--memory", "W_O2", "--project", "--complement"), "--complement: expected it or --project"),
+    ],
+)
+def test_a_mistake_is_told_before_anything_heavy_is_imported(trained, arguments, message):
+    code = (
+        "import sys; from induction_memory import cli\n"
+        "try: cli.main()\n"
+        "except SystemExit as stop: print(stop.code, 'torch' in sys.modules)"
+    )
+    words = [str(trained) if word == "RUN" else word for word in arguments]
+    said = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
+    assert message in said.stderr
+    assert said.stdout.split() == ["2", "False"]

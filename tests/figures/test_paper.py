@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from induction_memory.errors import InputError
-from induction_memory.figures.curves import COLOURS, Curves, drawn_recalls
+from induction_memory.figures.curves import COLOURS, RunCurves, drawn_recalls
 from induction_memory.figures.dimension import dimension, one_step
 from induction_memory.figures.distributions import global_and_in_context, recalls_by_setting, setting_colours
 from induction_memory.figures.freezing import freezing
@@ -61,8 +61,8 @@ def written(figure) -> bytes:
 
 
 def test_any_object_with_metrics_and_probes_is_a_run():
-    assert isinstance(a_run(), Curves)
-    assert not isinstance("a run", Curves)
+    assert isinstance(a_run(), RunCurves)
+    assert not isinstance("a run", RunCurves)
 
 
 def test_freezing_has_a_column_an_experiment_and_the_memories_in_their_colours():
