@@ -1,45 +1,87 @@
-"""A progress bar for work that takes more than a moment, in a terminal and in a notebook.
+"""A line of progress for work that takes more than a moment, in a terminal and in a notebook.
 
-The bar appears after one second, so that quick calls stay silent, and disappears when the work is done. It goes to
-standard error and only to a person: where neither a terminal nor a notebook is at hand, nothing is shown.
+The line appears after one second, so that quick calls stay silent, and is cleared when the work is done. It goes to
+standard error, and only where a person watches: with neither a terminal nor a notebook, nothing is shown. One line is
+rewritten in place, without a thread or a hidden cursor, so that an interruption leaves nothing behind. Work inside work
+writes to the same line.
 """
 
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
+from contextlib import contextmanager
 from typing import TypeVar
 
 Item = TypeVar("Item")
 
 PATIENCE = 1.0
-"""Seconds before a bar appears."""
+"""Seconds before the line appears."""
+PAUSE = 0.1
+"""Seconds between two writings of it."""
+WIDTH = 30
+"""Characters of the bar."""
 
 
-def track(items: Iterable[Item], what: str, total: int | None = None) -> Iterator[Item]:
-    """The items one by one, with a bar that says what is done and how much of it is left.
+def track(
+    items: Iterable[Item], what: str, total: int | None = None, size: Callable[[Item], int] = lambda item: 1
+) -> Iterator[Item]:
+    """The items one by one, with a line that says what is done, how much of it, and how long the rest takes.
+
+    `total` is the sum of the items' sizes, by default their number.
 
     >>> list(track([1, 2, 3], "counting"))
     [1, 2, 3]
     """
+    if total is None:
+        items = list(items)
+        total = sum(map(size, items))
     if not (sys.stderr.isatty() or "ipykernel" in sys.modules):
         yield from items
         return
-    yield from _shown(items, what, total)
-
-
-def _shown(items: Iterable[Item], what: str, total: int | None) -> Iterator[Item]:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    total = total if total is not None or not hasattr(items, "__len__") else len(items)  # pyright: ignore[reportArgumentType]
-    columns = (TextColumn("{task.description}"), BarColumn(None), MofNCompleteColumn(), TimeRemainingColumn())
-    bar = Progress(*columns, console=Console(stderr=True), transient=True)
-    task, began = bar.add_task(what, total=total), time.monotonic()
+    began = written = time.monotonic()
+    done, shown = 0, False
     try:
         for item in items:
             yield item
-            bar.advance(task)
-            if not bar.live.is_started and time.monotonic() - began > PATIENCE:
-                bar.start()
+            done, now = done + size(item), time.monotonic()
+            if now - began > PATIENCE and now - written > PAUSE:
+                sys.stderr.write(f"\r{line(what, done, total, now - began)}")
+                sys.stderr.flush()
+                written, shown = now, True
     finally:
-        bar.stop()
+        if shown:
+            sys.stderr.write(f"\r{' ' * len(line(what, total, total, 0.0))}\r")
+            sys.stderr.flush()
+
+
+@contextmanager
+def keeping(done: Sized, what: str) -> Iterator[None]:
+    """An interruption (Ctrl-C) ends the block, and what is done by then is kept; it is raised if nothing is done.
+
+    >>> steps = []
+    >>> with keeping(steps, "steps"):
+    ...     for step in (0, 100, 200):
+    ...         if step == 200:
+    ...             raise KeyboardInterrupt
+    ...         steps.append(step)
+    >>> steps
+    [0, 100]
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not len(done):
+            raise
+        print(f"interrupted: {len(done)} {what} are kept", file=sys.stderr)
+
+
+def line(what: str, done: int, total: int, seconds: float) -> str:
+    """What is written after some of the work.
+
+    >>> line("ablating", 15, 60, 5.0)
+    'ablating #######....................... 15/60, 0:15 left'
+    """
+    share = done / total if total else 1.0
+    bar = ("#" * int(share * WIDTH)).ljust(WIDTH, ".")
+    left = round(seconds * (1 - share) / share) if share else 0
+    return f"{what} {bar} {done:>{len(str(total))}}/{total}, {left // 60}:{left % 60:02} left"

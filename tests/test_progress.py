@@ -1,6 +1,8 @@
 import io
 import sys
 
+import pytest
+
 from induction_memory import progress
 
 
@@ -14,23 +16,41 @@ def test_nothing_is_shown_where_nobody_watches(capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_bar_appears_in_a_terminal_when_the_work_takes_long(monkeypatch):
-    for patience, shown in ((0.0, True), (60.0, False)):
+def test_a_line_appears_in_a_terminal_when_the_work_takes_long_and_is_cleared(monkeypatch):
+    for patience, shown in ((-1.0, True), (60.0, False)):
         terminal = Terminal()
         monkeypatch.setattr(sys, "stderr", terminal)
         monkeypatch.setattr(progress, "PATIENCE", patience)
-        monkeypatch.setenv("TERM", "xterm")
+        monkeypatch.setattr(progress, "PAUSE", -1.0)
         assert list(progress.track(range(3), "counting")) == [0, 1, 2]
+        written = terminal.getvalue().split("\r")
         assert ("counting" in terminal.getvalue()) == shown
+        assert [part.split()[2] for part in written[1:4]] == (["1/3,", "2/3,", "3/3,"] if shown else [])
+        assert written[-1] == ""
 
 
-def test_an_interruption_leaves_the_items_that_are_done():
+def test_groups_count_by_their_size(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(progress, "PATIENCE", -1.0)
+    monkeypatch.setattr(progress, "PAUSE", -1.0)
+    groups = iter([[1, 2], [3], [4, 5, 6]])
+    assert len(list(progress.track(groups, "runs", 6, size=len))) == 3
+    assert [part.split()[2] for part in terminal.getvalue().split("\r")[1:4]] == ["2/6,", "3/6,", "6/6,"]
+    assert max(map(len, terminal.getvalue().split("\r"))) < 80
+
+
+def test_an_interruption_keeps_what_is_done_and_says_so(capsys):
     done = []
-    try:
+    with progress.keeping(done, "items"):
         for item in progress.track(range(9), "counting"):
             if item == 3:
                 raise KeyboardInterrupt
             done.append(item)
-    except KeyboardInterrupt:
-        pass
     assert done == [0, 1, 2]
+    assert capsys.readouterr().err == "interrupted: 3 items are kept\n"
+
+
+def test_an_interruption_before_anything_is_done_is_raised():
+    with pytest.raises(KeyboardInterrupt), progress.keeping([], "items"):
+        raise KeyboardInterrupt

@@ -26,6 +26,7 @@ from torch import Tensor
 from induction_memory.errors import require
 from induction_memory.heads import carriers, history, matching, predictability, sharing, stability
 from induction_memory.heads.games import ValueFunction, solve_games, value_function
+from induction_memory.heads.mediation import COLUMNS as PATH_COLUMNS
 from induction_memory.heads.mediation import mediation
 from induction_memory.heads.questions import Metric
 from induction_memory.heads.roles import verdicts
@@ -34,6 +35,7 @@ from induction_memory.heads.shapley import ORDERS
 from induction_memory.heads.votes import votes
 from induction_memory.interventions.replacements import Kind
 from induction_memory.probes.activations import repeated_tokens
+from induction_memory.progress import keeping
 from induction_memory.runner.recording import Via
 from induction_memory.subject import Steps, Subject, batch_of_tokens, subject
 from induction_memory.task.batch import Batch
@@ -139,33 +141,36 @@ def identify(
     orders: int = ORDERS,
     via: Via | None = None,
     seed: int = 0,
-    progress: Callable[[str, int], None] | None = None,
 ) -> Identification:
     """Roles, shares and paths of the heads of models or runs (one or a list; a run may be given by its folder).
 
     `step` is for runs: a stored step, several, or "all"; the last when not given. `batch` holds the sequences: a Batch,
     tokens, or a function from a number of sequences to tokens. When not given, a run reads its own task, and a model
     reads random tokens repeated once. `kind` is what replaces a head that is cut (replacements.py), `orders` is the
-    number of orders that are drawn where there are too many heads to evaluate all coalitions.
+    number of orders that are drawn where there are too many heads to evaluate all coalitions. An interruption keeps
+    the steps that are done.
     """
     listed = list(sources) if isinstance(sources, list | tuple) else [sources]
     require(len(listed) > 0, "runs", "at least one", "none")
     require(sequences >= 2, "sequences", "2 or more", sequences)
     given = batch(sequences) if callable(batch) else batch
     opened = [subject(source, step=step, batch=given, sequences=sequences, via=via) for source in listed]
+    names, found = _names(opened), list[tuple[str, dict[str, pd.DataFrame]]]()
+    with keeping(found, "steps"):
+        for name, source in zip(names, opened, strict=True):
+            rows, end = _sequences(source, sequences), int(source.steps[-1])
+            how: dict[str, Any] = {"kind": kind, "metric": metric, "initial": source.initial}
+            for one, runner in source.each():
+                v = value_function(runner, rows, **how, orders=orders, seed=seed)
+                found.append((name, _examine(v, one, paths=one == end)))
     parts = []
-    for name, source in zip(_names(opened), opened, strict=True):
-        rows = _sequences(source, sequences)
-        found = []
-        for one, runner in source.each():
-            v = value_function(runner, rows, kind=kind, metric=metric, initial=source.initial, orders=orders, seed=seed)
-            found.append(_examine(v, one, paths=one == int(source.steps[-1])))
-            if progress is not None:
-                progress(name, one)
-        tables = {field: _concat([tables[field] for tables in found if field in tables]) for field in found[-1]}
-        for table in tables.values():
-            table.insert(0, "run", name)
-        parts.append(Identification(_facts(name, source), **tables))
+    for name, source in zip(names, opened, strict=True):
+        own = [tables for run, tables in found if run == name]
+        if own:
+            tables = {field: _concat([tables[field] for tables in own]) for field in own[0]}
+            for table in tables.values():
+                table.insert(0, "run", name)
+            parts.append(Identification(_facts(name, source), **tables))
     return Identification.join(parts)
 
 
@@ -182,9 +187,9 @@ def _examine(v: ValueFunction, step: int, *, paths: bool) -> dict[str, pd.DataFr
         "pairs": pairs,
         "hydra": sharing.hydra(games, questions),
     }
-    if paths:
-        redundant = rows_of(pairs, relation="fully redundant")
-        tables["mediation"] = mediation(v, list(zip(redundant["a"], redundant["b"], strict=True)))
+    redundant = rows_of(pairs, relation="fully redundant")
+    together = list(zip(redundant["a"], redundant["b"], strict=True))
+    tables["mediation"] = mediation(v, together) if paths else pd.DataFrame(columns=list(PATH_COLUMNS))
     for table in tables.values():
         table.insert(0, "step", step)
     return tables
@@ -220,4 +225,6 @@ def _facts(name: str, source: Subject) -> pd.DataFrame:
 
 
 def _concat(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    return pd.concat(tables, ignore_index=True) if len(tables) > 1 else tables[0]
+    """One table; empty ones are left out, since their columns have no types."""
+    filled = [table for table in tables if len(table)] or list(tables[:1])
+    return pd.concat(filled, ignore_index=True) if len(filled) > 1 else filled[0]

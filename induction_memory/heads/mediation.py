@@ -22,6 +22,8 @@ from induction_memory.heads.sharing import CLEARLY, LEAST
 from induction_memory.runner.components import layer_of
 from induction_memory.runner.variants import Patch
 
+COLUMNS = ("source", "path", "target", "input", "effect", "effect_se", "part")
+
 Path = tuple[str, str, str, str]
 
 
@@ -47,7 +49,7 @@ def mediation(v: ValueFunction, together: Sequence[tuple[str, ...]] = ()) -> pd.
         cells = [(name, "total", "", ""), *(path for path, _ in paths), (name, "rest", "", "")]
         for cell, effect, effect_se in zip(cells, mean.tolist(), error.tolist(), strict=True):
             rows.append((*cell, effect, effect_se, effect / float(mean[0]) if clear else np.nan))
-    return pd.DataFrame(rows, columns=["source", "path", "target", "input", "effect", "effect_se", "part"])
+    return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
 def _paths(v: ValueFunction, source: tuple[str, ...]) -> list[tuple[Path, list[Patch]]]:

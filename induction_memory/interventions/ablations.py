@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from induction_memory.errors import require
 from induction_memory.interventions.outcome import Scorer
 from induction_memory.interventions.replacements import Kind, Replacements, name_of
+from induction_memory.progress import keeping
 from induction_memory.runner.components import Graph
 from induction_memory.runner.recording import Runner, Via
 from induction_memory.subject import Sequences, Steps, subject
@@ -51,11 +52,12 @@ def ablate(
     if len(chosen.steps) > 1 and heads is None and components is None:
         components = GROUPS[:5]
     tables = []
-    for one, runner in chosen.each():
-        table = _ablate_one(runner, chosen.batch, heads, components, kind, chosen.initial, seed)
-        tables.append(chosen.labelled(table, one))
-        if progress is not None:
-            progress(len(tables))
+    with keeping(tables, "steps"):
+        for one, runner in chosen.each():
+            table = _ablate_one(runner, chosen.batch, heads, components, kind, chosen.initial, seed)
+            tables.append(chosen.labelled(table, one))
+            if progress is not None:
+                progress(len(tables))
     return pd.concat(tables, ignore_index=True)
 
 

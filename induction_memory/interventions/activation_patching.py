@@ -24,6 +24,7 @@ from induction_memory.errors import require
 from induction_memory.interventions.ablations import component_names
 from induction_memory.interventions.effects import Contrast, Direction, contrast, effects
 from induction_memory.interventions.path_patching import patch_paths
+from induction_memory.progress import keeping
 from induction_memory.runner.components import ARROW
 from induction_memory.runner.recording import Via
 from induction_memory.runner.variants import Patch
@@ -60,14 +61,15 @@ def patch(
     chosen = subject(source, step=step, batch=batch, task=task, sequences=SEQUENCES, via=via)
     pairs = corrupt(chosen.batch, corruption, np.random.default_rng(seed), query=query)
     tables = []
-    for one, runner in chosen.each():
-        runs = contrast(runner, pairs, direction)
-        if kind == "path":
-            edges = None if components is None else component_names(runs.start.graph, None, components)
-            table = patch_paths(runs, edges)
-        else:
-            table = patch_activations(runs, components, positions)
-        tables.append(chosen.labelled(table, one))
+    with keeping(tables, "steps"):
+        for one, runner in chosen.each():
+            runs = contrast(runner, pairs, direction)
+            if kind == "path":
+                edges = None if components is None else component_names(runs.start.graph, None, components)
+                table = patch_paths(runs, edges)
+            else:
+                table = patch_activations(runs, components, positions)
+            tables.append(chosen.labelled(table, one))
     return pd.concat(tables, ignore_index=True)
 
 

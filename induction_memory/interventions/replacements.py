@@ -189,7 +189,8 @@ def resample(run: Ablated, site: str) -> Value:
 
 
 def _no_triggers(run: Replacements) -> str | None:
-    return None if isinstance(run.batch, BigramBatch) else "expected sequences with triggers for 'resample-output'"
+    known = isinstance(run.batch, BigramBatch) and run.batch.triggers.shape[1] > 0
+    return None if known else "expected sequences with triggers for 'resample-output', got tokens alone"
 
 
 @ablation("resample-output", missing=_no_triggers)

@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from induction_memory.errors import require
+from induction_memory.progress import track
 from induction_memory.runner.components import Graph, head_of
 from induction_memory.runner.network import Network
 from induction_memory.runner.variants import Variant
@@ -118,7 +119,8 @@ class Recording:
         for variant in variants:
             for patch in variant:
                 assert patch.site in known, f"no site {patch.site}"
-        return self.runner.run(self, variants, queries)
+        groups = self.runner.run(self, variants, queries)
+        return track(groups, "patched runs", len(variants), size=lambda group: len(group[0]))
 
     def patched_logits(
         self, variants: Sequence[Variant], *, queries: Int[Tensor, "batch m"] | None = None

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from induction_memory.errors import InputError, require
 from induction_memory.experiment.train_config import TrainConfig
 from induction_memory.model.memories import UnsupportedError, has_step_axis
+from induction_memory.progress import track
 from induction_memory.runner.choice import runner
 from induction_memory.runner.parameters import parameters
 from induction_memory.runner.recording import Runner, Via
@@ -125,7 +126,7 @@ class Subject:
 
     def each(self) -> Iterator[tuple[int, Runner]]:
         """Step and runner, one after another."""
-        for step in self.steps.tolist():
+        for step in track(self.steps.tolist(), "steps"):
             yield step, self.runner(step)
 
     def only(self) -> Runner:

@@ -234,3 +234,21 @@ def test_mistakes_are_answered_in_one_line(runs):
         identify(runs[0], step=3)
     with pytest.raises(InputError, match="a token that was seen before"):
         identify(runs[0], batch=torch.arange(16).expand(2, -1))
+
+
+def test_an_interruption_keeps_the_steps_that_are_done(runs, monkeypatch):
+    from induction_memory.heads import examination
+
+    whole, examined = examination._examine, []
+
+    def interrupted(v, step, *, paths):
+        if len(examined) == 3:
+            raise KeyboardInterrupt
+        examined.append(step)
+        return whole(v, step, paths=paths)
+
+    monkeypatch.setattr(examination, "_examine", interrupted)
+    found = identify(runs[:3], step="all", sequences=4)
+    assert found.runs["run"].tolist() == ["a", "b"]
+    assert found.roles.groupby("run", sort=False)["step"].unique().map(list).tolist() == [[0, 4], [0]]
+    assert set(found.mediation["run"]) == {"a"}
