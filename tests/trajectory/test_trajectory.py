@@ -378,11 +378,11 @@ anything: Any = im  # as a user has it who reads no annotations
         (lambda run: run.export(4, 7), r"^out: expected a new or an empty folder, got 7$"),
         (
             lambda run: anything.probes.recall("run"),
-            r"^source: expected a trajectory \(as im.load .*, got 'run'$",
+            r"^run: expected the folder of a trajectory or one of .*, got 'run' \(the shipped ones lie in ",
         ),
         (lambda run: anything.probes.table(run, 5), r"^probes: expected names of probes or of families.*, got 5$"),
         (lambda run: anything.probes.table(run, "loss", batch="x"), r"^batch: expected a Batch, .*, got 'x'$"),
-        (lambda run: anything.probes.table(run, "loss", task="x"), r"^task: expected a BigramTask, got 'x'$"),
+        (lambda run: anything.probes.table(run, "loss", task="x"), r"^task: expected a task, got 'x'$"),
     ],
 )
 def test_a_value_of_a_wrong_type_is_one_line(run, mistake, message):
