@@ -97,7 +97,7 @@ export class SequencePanel {
     const said = [];
     if (view.typed?.unknown) said.push(`${view.typed.unknown} characters outside the vocabulary were left out.`);
     if (view.typed?.cut) said.push(`Only the first ${this.run.meta.live.n_ctx} tokens are read.`);
-    if (view.live) said.push(`Computed in this page from weights in 8 bits: attention is within ${tolerance.attention_max.toPrecision(1)} of the model’s own (on average ${tolerance.attention_mean.toPrecision(1)}).`);
+    if (view.live) said.push(`Computed in this page from weights in 8 bits: attention is within ${tolerance.attention_max.toPrecision(1)} of the model’s own on the stored sequences (on average ${tolerance.attention_mean.toPrecision(1)}).`);
     this.note.textContent = said.join(" ");
   }
 
