@@ -74,7 +74,7 @@ def plant(
         n_heads=n_heads,
         d_head=d_model,
         feed_forward="none",
-        embedding_variance="1/d",
+        parametrisation="unit-embeddings",
     )
     model = build(config, seed)
     generator = torch.Generator().manual_seed(seed)

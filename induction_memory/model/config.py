@@ -15,16 +15,18 @@ from induction_memory.errors import require
 
 FeedForward = Literal["none", "linear", "relu"]
 FeedForwardLayers = Literal["last", "all"]
-EmbeddingVariance = Literal["one", "1/d"]
+Parametrisation = Literal["code", "text", "unit-embeddings"]
 Positions = Literal["random", "sinusoidal"]
 LARGEST = 1_000_000
 """No size of a model is larger."""
 _CHOICES = {
     "feed_forward": FeedForward,
     "feed_forward_layers": FeedForwardLayers,
-    "embedding_variance": EmbeddingVariance,
+    "parametrisation": Parametrisation,
     "positions": Positions,
 }
+_BEFORE_PARAMETRISATION = {"one": "code", "1/d": "unit-embeddings"}
+"""What older stored configurations call `embedding_variance` -> the parametrisation with the same initial weights."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +61,8 @@ class ModelConfig:
     """Fix W_Q = I, so that W_K alone is the key-query memory."""
     scale_scores: bool = True
     """Divide attention scores by sqrt(d_head)."""
-    embedding_variance: EmbeddingVariance = "one"
-    """Variance of an embedding's entries: one, as in the paper's experiments, or 1/d, as in its text."""
+    parametrisation: Parametrisation = "code"
+    """Initial weights as in the authors' code, as in the paper's text, or code with embeddings of unit norm."""
     positions: Positions = "random"
     """Positional embeddings: random like the tokens', or sine and cosine."""
     tied_output: bool = False
@@ -210,8 +212,14 @@ class ModelConfig:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "ModelConfig":
-        """The inverse of `to_dict`; keys that are not fields are refused."""
+        """The inverse of `to_dict`; keys that are not fields are refused.
+
+        Older stored runs have the field `embedding_variance` in the place of `parametrisation`.
+        """
         known = [f.name for f in fields(cls)]
+        if "parametrisation" not in values and values.get("embedding_variance") in _BEFORE_PARAMETRISATION:
+            kept = {name: value for name, value in values.items() if name != "embedding_variance"}
+            values = kept | {"parametrisation": _BEFORE_PARAMETRISATION[values["embedding_variance"]]}
         for name in values:
             require(name in known, f"model.{name}", f"one of {', '.join(known)}", repr(name))
         given: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in values.items()}

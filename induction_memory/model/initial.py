@@ -1,8 +1,15 @@
-"""The initial weights, each parameter from a stream of its own (the paper's experiments).
+"""The initial weights, each parameter from a stream of its own, in one of three parametrisations.
 
-    W_E, W_pos    N(0, 1) entries, or N(0, 1/d); W_pos may be sine and cosine instead
-    other maps    uniform in [-1/sqrt(fan_in), 1/sqrt(fan_in)]
+                  code (the experiments)     text (Sections 4.1 and 4.2)    unit-embeddings
+    W_E, W_pos    N(0, 1)                    N(0, 1/d)                      N(0, 1/d)
+    other maps    uniform, variance 1/(3n)   N(0, 1/n)                      uniform, variance 1/(3n)
+
+n is the map's number of inputs (fan-in), d itself in the simplified model. Under `text` every embedding, output embedding
+and remapped embedding has norm 1 on average. Under `code` with d = 128 the norms are |w_E| = 11.3, |Phi_1 w_E| = 3.8 and
+|w_U| = 0.58. `unit-embeddings` changes the embeddings alone. In all three:
+
     W_Q           the identity if the configuration says so
+    W_pos         sine and cosine if the configuration says so, with the norm of the random embeddings
     LayerNorm     gain 1, bias 0; every other bias 0
 
 A stream is keyed by the seed and the parameter's name: two models that differ in one part share all the others. Nothing
@@ -11,6 +18,7 @@ else is needed, so the initial weights of a run can be computed again from its c
 
 import math
 import zlib
+from typing import assert_never
 
 import numpy as np
 import torch
@@ -40,7 +48,14 @@ def initial_weight(name: str, shape: tuple[int, ...], config: ModelConfig, seed:
     if kind in ("W_E", "W_pos"):
         return torch.randn(shape, generator=stream) * _embedding_scale(config)
     fan_in = config.n_heads * config.head_dimension if kind == "W_O" else shape[-2]
-    return (2 * torch.rand(shape, generator=stream) - 1) / math.sqrt(fan_in)
+    match config.parametrisation:
+        case "text":
+            entries = torch.randn(shape, generator=stream)
+        case "code" | "unit-embeddings":
+            entries = 2 * torch.rand(shape, generator=stream) - 1
+        case unknown:
+            assert_never(unknown)
+    return entries / math.sqrt(fan_in)
 
 
 def generator(seed: int, name: str) -> torch.Generator:
@@ -50,7 +65,7 @@ def generator(seed: int, name: str) -> torch.Generator:
 
 
 def _embedding_scale(config: ModelConfig) -> float:
-    return 1.0 if config.embedding_variance == "one" else config.d_model**-0.5
+    return 1.0 if config.parametrisation == "code" else config.d_model**-0.5
 
 
 def _sinusoidal(config: ModelConfig) -> Float[Tensor, "pos d_model"]:

@@ -9,8 +9,8 @@ SMALL = {"d_model": 16, "n_ctx": 9, "d_vocab": 7}
 ARCHITECTURES = {
     "simplified": ModelConfig.simplified(**SMALL),
     "simplified without W_F": ModelConfig.simplified(**SMALL, feed_forward="none"),
-    "unscaled, 1/d, sinusoidal": ModelConfig.simplified(
-        **SMALL, scale_scores=False, embedding_variance="1/d", positions="sinusoidal"
+    "unscaled, as in the text, sinusoidal": ModelConfig.simplified(
+        **SMALL, scale_scores=False, parametrisation="text", positions="sinusoidal"
     ),
     "one layer": ModelConfig.simplified(**SMALL, n_layers=1),
     "three layers": ModelConfig.simplified(**SMALL, n_layers=3, feed_forward_layers="all"),
@@ -88,10 +88,32 @@ def test_initialisation_has_the_papers_variances():
 
 
 def test_embeddings_may_have_unit_norm():
-    model = build(ModelConfig.simplified(d_model=256, embedding_variance="1/d"))
-    assert model.W_E.norm(dim=-1).mean().item() == pytest.approx(1, rel=0.05)
-    sinusoidal = build(ModelConfig.simplified(d_model=256, embedding_variance="1/d", positions="sinusoidal"))
-    assert sinusoidal.W_pos.norm(dim=-1) == pytest.approx(torch.ones(256), rel=1e-5)
+    for parametrisation in ("text", "unit-embeddings"):
+        config = ModelConfig.simplified(d_model=256, parametrisation=parametrisation)
+        assert build(config).W_E.norm(dim=-1).mean().item() == pytest.approx(1, rel=0.05)
+        sinusoidal = build(config.replace(positions="sinusoidal"))
+        assert sinusoidal.W_pos.norm(dim=-1) == pytest.approx(torch.ones(256), rel=1e-5)
+
+
+def test_every_embedding_of_the_text_has_unit_norm_and_gaussian_entries():
+    config = ModelConfig.simplified(d_model=256, parametrisation="text", d_vocab=200)
+    model, attention = build(config), [block.attn for block in build(config).blocks]
+    remapped = model.W_E @ attention[0].W_V[0] @ attention[0].W_O[0]  # Phi_1 w_E
+    for rows in (model.W_E, model.W_pos, model.W_U.mT, remapped, model.W_E @ attention[1].W_V[0]):
+        assert rows.norm(dim=-1).mean().item() == pytest.approx(1, rel=0.05)
+    for W in (model.W_E, model.W_U, model.W_K, model.W_V, model.W_O, model.blocks[1].mlp.W_F):
+        kurtosis = (W**4).mean() / (W**2).mean() ** 2
+        assert kurtosis.item() == pytest.approx(3, rel=0.06)  # 1.8 if the entries were uniform
+
+
+def test_parametrisations_share_what_they_do_not_change():
+    code, mixed, text = (
+        build(ModelConfig.simplified(**SMALL, parametrisation=name), 3) for name in ("code", "unit-embeddings", "text")
+    )
+    assert torch.equal(mixed.W_E, code.W_E / 4) and torch.equal(mixed.W_E, text.W_E)
+    for name, parameter in code.named_parameters():
+        if "embed.W_E" not in name and "W_pos" not in name:
+            assert torch.equal(mixed.get_parameter(name), parameter)
 
 
 def test_models_that_differ_in_one_part_share_the_others():

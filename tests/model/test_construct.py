@@ -49,11 +49,11 @@ def test_the_construction_solves_the_task_with_perfect_recall(batch):
     assert without_false_matches > 0.995
 
 
-def test_a_stored_pair_scores_its_scale_whatever_the_embeddings_variance():
-    for variance in ("one", "1/d"):
+def test_a_stored_pair_scores_its_scale_in_every_parametrisation():
+    for parametrisation in ("code", "text", "unit-embeddings"):
         model = construct(
             TASK,
-            NO_FEED_FORWARD.replace(embedding_variance=variance, scale_scores=False),
+            NO_FEED_FORWARD.replace(parametrisation=parametrisation, scale_scores=False),
             scales=Scales(W_K1=7.0, W_K2=5.0, W_O2=3.0),
         )
         p = embedding(model, "p")

@@ -10,7 +10,7 @@ from tests.model.test_build import ARCHITECTURES, SMALL, randomised
 TOKENS = torch.randint(0, 7, (2, 9), generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("name", ["simplified", "full", "full, four heads", "unscaled, 1/d, sinusoidal"])
+@pytest.mark.parametrize("name", ["simplified", "full", "full, four heads", "unscaled, as in the text, sinusoidal"])
 @pytest.mark.parametrize("layer", [1, 2])
 def test_key_query_memories_give_the_attention_scores(name, layer):
     model = randomised(ARCHITECTURES[name])

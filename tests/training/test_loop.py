@@ -178,7 +178,7 @@ def test_a_run_that_diverges_says_at_which_step():
 
 def test_recalls_are_full_in_the_constructed_model_and_chance_at_random():
     task = BigramTask(length=24, k=2, triggers="fixed")
-    config = ModelConfig(d_model=512, n_ctx=24, feed_forward="none", embedding_variance="1/d")
+    config = ModelConfig(d_model=512, n_ctx=24, feed_forward="none", parametrisation="unit-embeddings")
     assert min(recalls(construct(task, config), task)[name] for name in ("W_K1", "W_O2")) > 0.95
     assert max(recalls(build(MODEL, 0), TASK).values()) < 0.4
     several = ModelConfig.full(d_model=16, n_ctx=16, n_heads=2)
