@@ -4,9 +4,9 @@
     W_E, W_pos    N(0, 1)                    N(0, 1/d)                      N(0, 1/d)
     other maps    uniform, variance 1/(3n)   N(0, 1/n)                      uniform, variance 1/(3n)
 
-n is the map's number of inputs (fan-in), d itself in the simplified model. Under `text` every embedding, output embedding
-and remapped embedding has norm 1 on average. Under `code` with d = 128 the norms are |w_E| = 11.3, |Phi_1 w_E| = 3.8 and
-|w_U| = 0.58. `unit-embeddings` changes the embeddings alone. In all three:
+n is the map's number of inputs (fan-in): d itself in the simplified model. Under `text` every embedding, output
+embedding and remapped embedding has norm 1 on average. Under `code` with d = 128 the norms are |w_E| = 11.3,
+|Phi_1 w_E| = 3.8 and |w_U| = 0.58. `unit-embeddings` changes the embeddings alone. In all three:
 
     W_Q           the identity if the configuration says so
     W_pos         sine and cosine if the configuration says so, with the norm of the random embeddings

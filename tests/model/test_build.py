@@ -110,7 +110,8 @@ def test_parametrisations_share_what_they_do_not_change():
     code, mixed, text = (
         build(ModelConfig.simplified(**SMALL, parametrisation=name), 3) for name in ("code", "unit-embeddings", "text")
     )
-    assert torch.equal(mixed.W_E, code.W_E / 4) and torch.equal(mixed.W_E, text.W_E)
+    assert torch.equal(mixed.W_E, code.W_E / 4)
+    assert torch.equal(mixed.W_E, text.W_E)
     for name, parameter in code.named_parameters():
         if "embed.W_E" not in name and "W_pos" not in name:
             assert torch.equal(mixed.get_parameter(name), parameter)

@@ -46,7 +46,9 @@ def test_configurations_of_older_runs_are_read(older, now):
     assert read == ModelConfig(parametrisation=now)
 
 
-@pytest.mark.parametrize("values", [{"embedding_variance": "2/d"}, {"embedding_variance": "one", "parametrisation": "text"}])
+@pytest.mark.parametrize(
+    "values", [{"embedding_variance": "2/d"}, {"embedding_variance": "one", "parametrisation": "text"}]
+)
 def test_an_older_field_that_says_nothing_known_is_refused(values):
     with pytest.raises(InputError, match=r"model\.embedding_variance: expected one of d_model"):
         ModelConfig.from_dict(values)
