@@ -12,6 +12,7 @@ from induction_memory.errors import InputError
 Table = Literal[
     "roles", "votes", "shares", "carriers", "pairs", "hydra", "mediation",
     "births", "changes", "decisions", "stability", "identifiability",
+    "origins",
 ]
 # fmt: on
 OVER_TRAINING = ("births", "changes", "decisions")
@@ -30,6 +31,8 @@ EMPTY = {
     "stability": "stability compares two or more runs: independent ones, or ones that share initial weights or data",
     "identifiability": "identifiability compares two or more runs with the same heads: independent ones, or ones that "
     "share initial weights or data",
+    "origins": "origins compares two or more runs with the same heads: ones that share initial weights or data with "
+    "independent ones",
 }
 
 
@@ -48,8 +51,8 @@ def heads(
         step: a stored step, several, last, or all. By default the last, and all for births, changes and decisions.
         table: verdicts (roles), the votes behind them, Shapley shares, shares by role (carriers), pairs of heads,
             what a head takes over when another is cut (hydra), paths (mediation); over training when roles are born,
-            when they change and when the sharing is decided; what several runs agree on (stability) and how well one
-            predicts another (identifiability).
+            when they change and when the sharing is decided; what several runs agree on (stability), how well one
+            predicts another (identifiability), and whether initial weights or data decide (origins).
         sequences: sequences that the heads are examined on; more of them decide smaller effects.
     """
     if not runs:

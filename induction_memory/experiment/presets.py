@@ -5,7 +5,8 @@ Hyper-parameters are those of the paper's Appendix E where it gives them; moment
 the step size of Figures 10 and 11, the dimensions and step sizes of Figure 8. The vanilla transformers of Figures 2 and
 11 warm up for 30 steps: at the paper's step size of 0.2 from the first step on, those with random triggers diverge
 within 15. Experiments on other tasks are in `other_tasks.py`.
-`demo` and `heads` are no panels: smaller batches, for a first look and for a comparison of many seeds.
+`demo`, `heads` and `graft-*` are no panels: a first look and a comparison of many seeds, both in smaller batches, and a
+test of a cause (`reproduction/claims/causes.py`).
 """
 
 from dataclasses import dataclass, replace
@@ -83,8 +84,11 @@ def _output_alone(d: int, learning_rate: float) -> RunConfig:
 
 
 def _larger_step_sizes(d: int) -> tuple[float, ...]:
-    """What Figure 8 tries besides 0.2; in low dimension 51.2 is better than all below, so that there is one more."""
-    return (0.8, 3.2, 12.8, 51.2, 204.8)[: 5 if d <= 64 else 4]
+    """What Figure 8 tries besides 0.2: by factors of 4, one more in low dimension, by factors of 2 around the best at
+    d = 128, which the paper speaks of.
+    """
+    coarse = (0.8, 3.2, 12.8, 51.2, 204.8)[: 5 if d <= 64 else 4]
+    return tuple(sorted((*coarse, 6.4, 25.6))) if d == 128 else coarse
 
 
 _RANDOM = _train(_VANILLA, steps=1000)
@@ -144,6 +148,13 @@ PRESETS: dict[str, Preset] = {
         "the vanilla transformer with four heads a layer; step size 0.2",
         _train(replace(_VANILLA, model=ModelConfig.full(n_heads=4)), steps=400),
     ),
+    **{
+        f"graft-k{k}": Preset(
+            f"figure-4-k{k}-random with a W_O2 that was learned with K = 3, grafted at the start and held",
+            _train(_task(_WHOLE, k=k), steps=300, grafts=("W_O2=random-triggers@330",), freeze=("W_O2: 0..",)),
+        )
+        for k in (1, 5)
+    },
     "heads": Preset(
         "Figure 11's task and model, many seeds for the time of one: batches of 128, step size 0.4 after 60 steps",
         _train(

@@ -102,6 +102,26 @@ def identifiability(table: pd.DataFrame) -> Figure:
     return figure
 
 
+def origins(table: pd.DataFrame, decides: float) -> Figure:
+    """How far the same heads have the same shares: one group per role, one colour per relation."""
+    figure = Figure(figsize=(5.5, 3.2), layout="constrained")
+    axes = figure.subplots()
+    own = table.loc[(table["measure"] == "which head").to_numpy()]
+    relations, roles = _listed(own, "relation"), _listed(own, "role")
+    for i, relation in enumerate(relations):
+        points = own.loc[(own["relation"] == relation).to_numpy()].rename(columns={"value": "score"})
+        x = np.array([roles.index(role) for role in points["role"]]) + 0.16 * (i - (len(relations) - 1) / 2)
+        _points(axes, x, points, MEASURE_COLOURS[i], relation)
+    axes.axhline(0, color=INK, lw=0.6)
+    axes.axhline(decides, color=INK, lw=0.6, ls=":")
+    axes.set(ylabel="score (0 chance, 1 the same heads)", title="the same heads have the same shares")
+    axes.set_xticks(range(len(roles)), roles)
+    axes.set_xlim(-0.5, max(len(roles), 1) - 0.5)
+    if relations:
+        axes.legend(frameon=False, fontsize=8)
+    return figure
+
+
 def over_training(shares: pd.DataFrame, routes: Sequence[tuple[str, int, str]]) -> Figure:
     """One panel per route (game, layer, title): each head's Shapley value over the steps of one run."""
     figure = Figure(figsize=(3.6 * len(routes), 2.9), layout="constrained")

@@ -7,6 +7,7 @@
     found.mediation                               through which input of which later head
     found.carriers                                each head's share of a role, and the effective number of heads
     found.stability, found.identifiability        across runs
+    found.origins                                 what decides which head: the initial weights or the data
     identify(run, step="all").changes             over training
 
 Every table has the columns run and step first; heads are named L1H1 ... as in `interventions`.
@@ -24,7 +25,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from induction_memory.errors import require
-from induction_memory.heads import carriers, history, matching, predictability, sharing, stability
+from induction_memory.heads import carriers, history, matching, origins, predictability, sharing, stability
 from induction_memory.heads.games import ValueFunction, solve_games, value_function
 from induction_memory.heads.mediation import COLUMNS as PATH_COLUMNS
 from induction_memory.heads.mediation import mediation
@@ -94,6 +95,11 @@ class Identification:
     def identifiability(self) -> pd.DataFrame:
         """How well one run predicts another's roles (predictability.py)."""
         return predictability.identifiability(self.runs, self.last("roles"), self.last("votes"))
+
+    @cached_property
+    def origins(self) -> pd.DataFrame:
+        """Whether the initial weights or the data decide which head has a role (origins.py)."""
+        return origins.origins(self.runs, self.carriers)
 
     @cached_property
     def births(self) -> pd.DataFrame:

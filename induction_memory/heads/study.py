@@ -15,6 +15,7 @@ from induction_memory.experiment.presets import with_seed
 from induction_memory.experiment.run_config import RunConfig
 from induction_memory.figures import heads as figures
 from induction_memory.heads.examination import Identification, identify
+from induction_memory.heads.origins import DECIDES
 from induction_memory.trajectory.trajectory import load
 
 TABLES = "heads"
@@ -73,6 +74,7 @@ def draw(found: Identification, folder: Path) -> None:
         "shares": figures.shared_work(found.carriers),
         "stability": figures.stability(independent),
         "identifiability": figures.identifiability(found.identifiability),
+        "origins": figures.origins(found.origins, DECIDES),
         "mediation": figures.mediation(paths),
         "training": figures.over_training(shares, routes),
     }

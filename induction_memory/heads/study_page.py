@@ -9,6 +9,8 @@ import pandas as pd
 
 from induction_memory.experiment.run_config import RunConfig
 from induction_memory.heads.examination import Identification
+from induction_memory.heads.origins import DECIDES, answer
+from induction_memory.heads.resampling import SAME_DATA, SAME_INITIALISATION
 from induction_memory.heads.roles import ROLES, VOTES
 from induction_memory.tables import markdown
 
@@ -17,17 +19,34 @@ PAPER = (
     "induction behavior at the second layer (bottom) is distributed across the different heads."
 )
 COLOURS = """
-The colour is the verdict of three votes (weights, attention, causes), its depth is the confidence, the number is the
-share of the layer's effect on the right output's logit.
+Each cell is one head. Its colour is the role that the three votes (weights, attention, causes) agree on. A darker
+colour is a surer verdict. The number is the head's share of its layer's effect on the logit of the right output.
+"""
+WRITTEN_BEFORE = f"""
+How much of a head's role is decided by the initial weights, and how much by the data? Some runs share their initial
+weights and differ in their data. Others share their data and differ in their initial weights. This paragraph was
+written before the heads of these siblings were examined. The score says whether heads of the same index have the same
+shares of a role's work: 0 is chance, 1 means that the shares are the same up to differences that no order of the heads
+could remove (formulas in `induction_memory/heads/origins.py`). If the whole 95 % interval of runs with the same initial
+weights is above {DECIDES:g}, the initial weights decide which head has the role. If it is below, the data decide.
+Otherwise the question is undecided. The initial weights have some influence if `p` is below 0.05, where `p` is the
+share of orders of the heads that agree at least as well. The order of the heads in a layer means nothing before
+training, so that the data alone cannot choose an index: runs that share only their data are a control, and their
+interval should contain 0. How unequally the work is shared may depend on either. For the effective number of heads and
+for the largest share, `value` is the part of the variance between independent runs that disappears when the initial
+weights, or the data, are the same. Negative values mean that it does not become smaller. With three runs in each
+family, only large effects can be seen.
 """
 PREDICTORS = """
-How well does one run predict the roles of another? A score of 0 is chance, 1 is certainty. The predictor is, by
-`index`, the head of the same name; by `layer`, any head of its layer; by `appearance`, the head most similar in weights
-and attention (its causal vote is predicted); by `match`, the head most similar in all three votes.
+How well does one run predict the roles of another? A score of 0 is chance, 1 is certainty. The predictor `index` takes
+the role of the head with the same name, and `layer` that of any head of the same layer. The predictor `appearance`
+takes the head that is most similar in weights and attention, and predicts its causal vote. The predictor `match` takes
+the head that is most similar in all three votes.
 """
 STEPS = """
-The figure shows the first run. The table has, for every run, the step from which a head keeps its role (born), from
-which its route has half of its final effect (emerged), and from which the shares stay near the final ones (decided).
+The figure shows the Shapley values of the heads in the first run. The table has one row per head with a role. `born` is
+the step from which the head keeps its role. `emerged` is the step from which the route of the role has half of its
+final effect. `decided` is the step from which the shares stay close to their final values.
 """
 MOSTLY_ONE, DISTRIBUTED = 1.5, 2.0
 """Up to the first effective number a mechanism is mostly one head's, from the second on it is distributed."""
@@ -45,6 +64,7 @@ def page(
     parts = [
         _introduction(found, config, accuracies, command),
         _paper(found, pictures, figure_11),
+        _origins(found, pictures),
         _roles(found, pictures),
         _stability(found, pictures, config.model.n_heads),
         _prediction(found, pictures),
@@ -96,10 +116,45 @@ def _paper(found: Identification, pictures: str, figure_11: Mapping[str, float])
 
 ![shares]({pictures}/shares.png)
 
-The number of heads per run that each vote names, and the verdict (means over all runs):
+How many heads per run does each vote assign to a role, and how many have it by the verdict? Means over all runs:
 
 {markdown(_by_vote(found.last("roles")))}"""
     )
+
+
+def _origins(found: Identification, pictures: str) -> str:
+    table = found.origins
+    which = table.loc[(table["measure"] == "which head").to_numpy()]
+    verdicts = [_which_head(row) for row in which.to_dict("records") if row["relation"] == SAME_INITIALISATION]
+    controls = [_control(row) for row in which.to_dict("records") if row["relation"] == SAME_DATA]
+    none = ["No two runs share their initial weights, so that the question is open."]
+    return f"""## Weights or data
+
+{_wrapped(WRITTEN_BEFORE)}
+
+![weights or data]({pictures}/origins.png)
+
+{markdown(table)}
+
+{_wrapped(" ".join((verdicts or none) + controls))}"""
+
+
+def _which_head(row: Mapping[str, Any]) -> str:
+    sure = "an influence of the initial weights is seen" if row["p"] < 0.05 else "no influence of the weights is seen"
+    return (
+        f"Which head has the role {row['role']}: {answer(row)} (score {_interval(row)} in {row['pairs']} pairs with "
+        f"the same initial weights; {sure}, p = {row['p']:.3f}). The initial weights account for "
+        f"{_percent(row['value'])} of the choice, and the data for the rest."
+    )
+
+
+def _control(row: Mapping[str, Any]) -> str:
+    inside = "contains 0, as it should" if row["low"] <= 0 <= row["high"] else "does not contain 0, which is chance"
+    return f"Control for {row['role']}: the interval of runs with the same data {inside} ({_interval(row)})."
+
+
+def _percent(score: float) -> str:
+    return f"{100 * min(max(score, 0.0), 1.0):.0f} %"
 
 
 def _roles(found: Identification, pictures: str) -> str:
@@ -111,7 +166,8 @@ def _roles(found: Identification, pictures: str) -> str:
 
 ![roles]({pictures}/roles.png)
 
-Heads whose votes disagree, and redundant heads:
+The three votes do not always name the same role. The table lists the heads on which they disagree, and heads that are
+redundant with another:
 
 {markdown(unusual[["run", "head", "role", "confidence", "disagreement", "redundant_with"]])}"""
 
@@ -119,17 +175,19 @@ Heads whose votes disagree, and redundant heads:
 def _stability(found: Identification, pictures: str, n_heads: int) -> str:
     return f"""## Stability
 
-How far do the runs agree? With 95 % bootstrap intervals over runs:
+How much do the runs agree with each other? The table has means with 95 % bootstrap intervals over runs, and the figure
+shows those of independent runs:
 
 ![stability]({pictures}/stability.png)
 
 {markdown(found.stability.dropna(subset="value"))}
 
 """ + _wrapped(
-        f"""`heads` is the number of heads with the role. `effective` and `leader` are the effective number of heads and
-        the largest share on its route. `born` is the step from which the leading head keeps the role. `agreement` is
-        that of the matched heads of two runs. `same layer` and `same head` say whether the leading heads of two runs
-        are in one layer or have one name, which by chance is {1 / n_heads:.2f}."""
+        f"""`heads` is the number of heads with the role, and `present` is 1 if there is any. `effective` and `leader`
+        are the effective number of heads on the role's route and the largest share of one head. `born` is the step from
+        which the leading head keeps the role. `agreement` compares the matched heads of two runs. `same layer` and
+        `same head` are 1 if the leading heads of two runs are in the same layer, or have the same name. By chance,
+        `same head` is {1 / n_heads:.2f}."""
     )
 
 
@@ -146,7 +204,8 @@ def _prediction(found: Identification, pictures: str) -> str:
 def _mediation(pictures: str) -> str:
     return f"""## Mediation
 
-The effect of cutting a head in the first run: directly, and through each later head's queries, keys and values.
+Which path does a head's effect take? The figure shows the first run. Each row is a head that is cut. The columns are
+the direct effect on the output and the effects through the queries, keys and values of each later head.
 
 ![mediation]({pictures}/mediation.png)"""
 

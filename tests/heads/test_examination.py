@@ -208,7 +208,7 @@ def test_the_study_of_many_runs_writes_its_page_and_figures(found, runs, tmp_pat
     for picture in re.findall(r"\(pictures/(.*?)\)", text):
         assert (tmp_path / picture).stat().st_size > 1000
     assert "4 runs of the model with 4 heads in each of 2 layers" in " ".join(text.split())
-    assert "nan" not in text.split("## Roles")[0].split("The number of heads per run")[1]
+    assert "nan" not in text.split("## Roles")[0].split("How many heads per run")[1]
 
 
 def test_the_study_trains_independent_seeds_and_siblings_of_the_first(runs):
