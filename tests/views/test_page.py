@@ -89,6 +89,9 @@ def test_keys_move_the_slider_play_and_help(tab, paths, runs):
     assert step_of(tab) == steps[-1]
     tab.keyboard.press("Shift+?")
     assert tab.is_visible("#help")
+    tab.keyboard.press("Escape")
+    assert not tab.is_visible("#help")
+    tab.keyboard.press("Shift+?")
     tab.click("#help-close")
     tab.keyboard.press("Home")
     tab.locator("h1").click()

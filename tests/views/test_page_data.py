@@ -7,6 +7,7 @@ import torch
 import induction_memory as im
 from induction_memory import probes
 from induction_memory.errors import InputError
+from induction_memory.model.associations import carrier
 from induction_memory.views.page import live, tables
 from induction_memory.views.page.budget import join, reduced, within
 from induction_memory.views.page.document import document, script
@@ -204,3 +205,13 @@ def test_a_page_is_saved_as_html_only(page, tmp_path):
     with pytest.raises(InputError, match=r"ends in \.html"):
         page.save(tmp_path / "page.pdf")
     assert page.save(tmp_path / "page.html").read_text(encoding="utf-8") == page.html()
+
+
+def test_memories_of_several_heads_go_through_the_head_that_surgery_takes():
+    shipped = im.load("four-heads")
+    ranked, _ = tables.clearest(shipped)
+    writer = carrier(shipped.model(400), shipped.task)
+    assert {name.split(">")[0] for _, name in ranked["W_K2"]} == {writer} == {"L1H3"}
+    assert sorted(name.split(">")[1] for _, name in ranked["W_K2"]) == ["L2H1", "L2H2", "L2H3", "L2H4"]
+    names = list(probes.table(shipped, ["W_K2"], steps="last")["head"])
+    assert all(names[index] == name for index, name in ranked["W_K2"])

@@ -4,6 +4,7 @@ Each curve names the group it is drawn in, the memory whose colour it has (if an
 has them. Births are the change points of the recalls, with their confidence intervals (`probes.change_points`).
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -35,8 +36,13 @@ DISTANCE = {
 MOST_POINTS = 1200  # of a recorded curve; of a longer one every n-th row is drawn
 
 
-def curves(run: Trajectory, batch: Batch) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """Every curve, and the reason for each probe that this run does not have."""
+def curves(
+    run: Trajectory, batch: Batch, leaders: Mapping[str, str]
+) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """Every curve, and the reason for each probe that this run does not have.
+
+    `leaders` names the head of each memory that the legend speaks of (`tables.clearest`).
+    """
     metrics = run.metrics
     every = -(-len(metrics) // MOST_POINTS) if len(metrics) else 1
     drawn = metrics.iloc[::every]
@@ -50,7 +56,8 @@ def curves(run: Trajectory, batch: Batch) -> tuple[list[dict[str, Any]], dict[st
     for name in RECALL:
         label, memory = name.replace("_first64", ", first 64"), name.removesuffix("_first64")
         for head in recall.loc[recall["probe"] == name, "head"].unique():
-            found.append(_curve("recall", name, str(head), label, memory, *_values(recall, name, head)))
+            curve = _curve("recall", name, str(head), label, memory, *_values(recall, name, head))
+            found.append(curve | {"leads": head == leaders[memory]})
     for name, label in DISTANCE.items():
         found.append(_curve("kl", name, "", label, "", *_values(distance, name)))
     skipped = recall.attrs["skipped"] | distance.attrs["skipped"]
@@ -76,22 +83,23 @@ def _curve(
         "head": head,
         "label": label,
         "memory": memory,
+        "leads": True,
         "steps": steps[finite].astype(int).tolist(),
         "values": values[finite].astype(float).tolist(),
     }
 
 
-def births(run: Trajectory, recalls: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """When each memory was born: the change point of its recall, for the head that recalls most at the end."""
-    names = [name for name in ("W_O2", "W_K2", "W_K1") if any(c["name"] == name for c in recalls)]
+def births(run: Trajectory, leaders: Mapping[str, str]) -> list[dict[str, Any]]:
+    """When each memory was born: the change point of the recall of its leading head."""
+    names = [name for name in ("W_O2", "W_K2", "W_K1") if name in leaders]
     if not names or len(run.steps) < 3:
         return []
     table: list[dict[str, Any]] = probes.change_points(run, names).to_dict("records")
     found = []
-    for name in names:
-        best = max((c for c in recalls if c["name"] == name), key=lambda c: c["values"][-1])
-        (row,) = (row for row in table if (row["probe"], row["head"]) == (name, best["head"]))
+    for row in table:
+        if row["head"] != leaders[row["probe"]]:
+            continue
         if np.isfinite([row["change"], row["low"], row["high"]]).all() and row["after"] > row["before"]:
             numbers = {key: float(row[key]) for key in ("change", "low", "high", "before", "after")}
-            found.append({"memory": name, "head": best["head"]} | numbers)
+            found.append({"memory": row["probe"], "head": row["head"]} | numbers)
     return sorted(found, key=lambda birth: birth["change"])

@@ -47,8 +47,9 @@ def gather(
     progress(f"{run.name}: memories")
     stored, skipped = tables.tables(run, steps)
     progress(f"{run.name}: curves")
-    drawn, more = curves.curves(run, batch)
-    born = curves.births(run, [curve for curve in drawn if curve["group"] == "recall"])
+    leaders = {table.memory: table.head for table in reversed(stored)}
+    drawn, more = curves.curves(run, batch, leaders)
+    born = curves.births(run, leaders)
     at = spread(steps, causal_steps)
     progress(f"{run.name}: causes at {len(at)} steps")
     measured = causes.causes(run, at, batch)

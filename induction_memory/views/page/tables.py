@@ -41,30 +41,22 @@ class Table:
     """The step from which each input stays recalled; None if it is not recalled at the end."""
     first: int
     """What the first row stands for: position 1 for W_K1, token 0 otherwise. Columns start at 0."""
-    recall: float
-    """At the last step; nan if recall is not defined (W_F)."""
 
 
 def tables(run: Trajectory, steps: Sequence[int]) -> tuple[list[Table], dict[str, str]]:
     """The tables that the page shows, and the reason for each memory that has none."""
-    recalls = probes.table(run, MEMORIES)
-    skipped: dict[str, str] = dict(recalls.attrs["skipped"])
+    ranked, skipped = clearest(run)
     found: list[Table] = []
-    for memory in MEMORIES:
-        if memory in skipped:
-            continue
-        last = recalls.loc[(recalls["probe"] == memory) & (recalls["step"] == recalls["step"].max())]
-        heads, values = list(last["head"]), last["value"].to_numpy()
+    for memory, heads in ranked.items():
         born = probes.births(run, memory)
         scores = score_tables(run, memory, steps)
-        for h in _chosen(memory, values, run.model_config.n_heads):
-            birth = born.loc[born["head"] == heads[h], "birth"].to_numpy()[: scores.shape[-2]]
+        for h, head in heads:
+            birth = born.loc[born["head"] == head, "birth"].to_numpy()[: scores.shape[-2]]
             listed = [None if np.isnan(b) else float(b) for b in birth]
-            table = scores[:, h].double().numpy()
-            found.append(Table(memory, heads[h], h, table, listed, int(memory == "W_K1"), float(values[h])))
+            found.append(Table(memory, head, h, scores[:, h].double().numpy(), listed, int(memory == "W_K1")))
     if run.model_config.feed_forward == "linear":
         scores = score_tables(run, "W_F", steps)[:, 0].double().numpy()
-        found.append(Table("W_F", "", 0, scores, None, 0, float("nan")))
+        found.append(Table("W_F", "", 0, scores, None, 0))
     else:
         skipped["W_F"] = "needs a linear feed-forward"
     return found, skipped
@@ -78,13 +70,27 @@ def score_tables(run: Trajectory, memory: str, steps: Sequence[int]) -> Float[Te
     return rows.expand(stack.n_steps, *rows.shape[1:]).reshape(stack.n_steps, -1, *rows.shape[-2:])
 
 
-def _chosen(memory: str, values: Float[np.ndarray, " head"], n_heads: int) -> list[int]:
-    """Indices of the tables that are shown, the highest recall first."""
-    if memory != "W_K2" or n_heads == 1:
-        return [int(h) for h in np.argsort(-values, kind="stable")]
-    best = values.reshape(n_heads, n_heads).argmax(0).tolist()
-    pairs = [partner * n_heads + head for head, partner in enumerate(best)]
-    return sorted(pairs, key=lambda pair: -values[pair])
+def clearest(run: Trajectory) -> tuple[dict[str, list[tuple[int, str]]], dict[str, str]]:
+    """The heads of each memory, as (index, name), clearest signal first; and the reason for each memory without any.
+
+    The signal is the signal to interference of the ideal pairs at the last step, which also names the head that surgery
+    goes through. Recall would mislead where several heads share the work. Of the pairs of W_K2, each layer-2 head keeps
+    the one with the layer-1 head that is clearest to it.
+    """
+    table = probes.table(run, [f"{memory}_sir" for memory in MEMORIES], steps="last")
+    skipped = {name.removesuffix("_sir"): reason for name, reason in table.attrs["skipped"].items()}
+    ranked: dict[str, list[tuple[int, str]]] = {}
+    for memory in MEMORIES:
+        own = table.loc[table["probe"] == f"{memory}_sir"]
+        if own.empty:
+            continue
+        names, values = list(own["head"]), np.nan_to_num(own["value"].to_numpy(), nan=-np.inf)
+        chosen = list(range(len(names)))
+        if memory == "W_K2" and len(names) > 1:
+            n_heads = run.model_config.n_heads
+            chosen = [int(values[head::n_heads].argmax()) * n_heads + head for head in range(n_heads)]
+        ranked[memory] = [(h, names[h]) for h in sorted(chosen, key=lambda h: -values[h])]
+    return ranked, skipped
 
 
 def facts(table: Table, step: float, name: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import { el, number, percent, svg } from "./dom.js";
 import { Panel } from "./panel.js";
 import { nearest } from "./run.js";
 
-const [SPARK, WIDTH, ROW, LABEL] = [96, 460, 24, 52];
+const [ROW, LABEL] = [24, 52];
 const KINDS = { in_context: "At triggers seen before", global: "Elsewhere" };
 
 /** Loss that is added, or accuracy that is lost, without a part: [causal step][part]. */
@@ -21,6 +21,15 @@ export function classOf(part) {
   return variableOf(part).slice(2);
 }
 
+/** The width at which a chart is drawn: its own on the page, so that its text keeps its size. */
+function widthOf(chart) {
+  return chart.clientWidth || 460;
+}
+
+function sparkWidth(width) {
+  return Math.min(96, 0.18 * width);
+}
+
 export class CausesPanel {
   constructor(page, run) {
     Object.assign(this, { page, run, causes: run.meta.causes });
@@ -34,13 +43,16 @@ export class CausesPanel {
     this.whenShares = el("p", { class: "readout" });
     this.shares.body.append(this.bars, this.whenShares);
     this.node = this.panel.node;
+    new ResizeObserver(() => this.last && this.update(...this.last)).observe(this.bars);
   }
 
   update(state, view) {
+    this.last = [state, view];
     this.select.value = state.measure;
     const at = nearest(this.causes.steps, view.step);
-    if (this.drawn !== `${at} ${state.measure}`) {
-      this.drawn = `${at} ${state.measure}`;
+    const wanted = `${at} ${state.measure} ${this.bars.clientWidth} ${this.charts[0].chart.clientWidth}`;
+    if (this.drawn !== wanted) {
+      this.drawn = wanted;
       for (const { kind, chart } of this.charts) this.draw(chart, at, `${kind}_${state.measure}`);
       this.drawShares(at);
       const note = `Measured at step ${this.causes.steps[at]}, on 16 sequences.`;
@@ -57,48 +69,50 @@ export class CausesPanel {
     const errors = this.causes.error[measure];
     const ends = grid.flatMap((row, s) => row.flatMap((value, i) => [(value ?? 0) + (errors[s][i] ?? 0), (value ?? 0) - (errors[s][i] ?? 0)]));
     const [low, top] = [Math.min(0, ...ends), Math.max(1e-6, ...ends)];
-    const x0 = LABEL + SPARK + 24;
-    const x = (value) => x0 + ((value - low) / (top - low)) * (WIDTH - x0 - 62);
+    const width = widthOf(chart);
+    const x0 = LABEL + sparkWidth(width) + 24;
+    const x = (value) => x0 + ((value - low) / (top - low)) * (width - x0 - 62);
     const height = (value) => 18 - (14 * ((value ?? 0) - low)) / (top - low);
     const rows = this.causes.parts.flatMap((part, i) => {
       const [y, value, error, kind] = [i * ROW, grid[at][i] ?? 0, errors[at][i] ?? 0, classOf(part)];
-      const line = grid.map((row, s) => `${s ? "L" : "M"}${this.sparkX(s).toFixed(1)} ${(y + height(row[i])).toFixed(1)}`).join("");
+      const line = grid.map((row, s) => `${s ? "L" : "M"}${this.sparkX(s, width).toFixed(1)} ${(y + height(row[i])).toFixed(1)}`).join("");
       return [
         svg("text", { x: LABEL - 4, y: y + 16, "text-anchor": "end", class: `part ${kind}` }, part),
         svg("path", { class: `spark ${kind}`, d: line }),
-        svg("circle", { class: `spark ${kind}`, r: 2.5, cx: this.sparkX(at), cy: y + height(value) }),
+        svg("circle", { class: `spark ${kind}`, r: 2.5, cx: this.sparkX(at, width), cy: y + height(value) }),
         svg("rect", { class: `bar ${kind}`, x: Math.min(x(0), x(value)), y: y + 5, width: Math.max(1, Math.abs(x(value) - x(0))), height: 14, rx: 1.5 }),
         svg("path", { class: "whisker", d: `M${x(value - error)} ${y + 12}H${x(value + error)}` }),
         svg("text", { x: Math.max(x(0), x(value + error)) + 6, y: y + 16, class: "value" }, number(grid[at][i], 3)),
       ];
     });
-    chart.setAttribute("viewBox", `0 0 ${WIDTH} ${this.causes.parts.length * ROW}`);
+    chart.setAttribute("viewBox", `0 0 ${width} ${this.causes.parts.length * ROW}`);
     chart.replaceChildren(...rows);
   }
 
-  sparkX(s) {
-    const steps = this.causes.steps;
-    return LABEL + 6 + (SPARK * s) / Math.max(1, steps.length - 1);
+  sparkX(s, width) {
+    return LABEL + 6 + (sparkWidth(width) * s) / Math.max(1, this.causes.steps.length - 1);
   }
 
   drawShares(at) {
     const { heads, shares, roles, confidence } = this.causes;
+    const all = widthOf(this.bars);
+    const longest = Math.min(150, 0.25 * all);
     const rows = heads.flatMap((head, i) => {
       const [y, share, kind] = [i * ROW, shares[at][i], classOf(head)];
-      const width = Math.max(1, Math.min(1, Math.max(0, share ?? 0)) * 150);
+      const width = Math.max(1, Math.min(1, Math.max(0, share ?? 0)) * longest);
       return [
         svg("text", { x: LABEL - 4, y: y + 16, "text-anchor": "end", class: `part ${kind}` }, head),
         svg("rect", { class: `bar ${kind}`, x: LABEL + 6, y: y + 5, width, height: 14, rx: 1.5 }),
         svg("text", { x: LABEL + 12 + width, y: y + 16, class: "value" }, share === null ? "–" : percent(share)),
-        svg("text", { x: 270, y: y + 16, class: "role" }, `${roles[at][i]} (${number(confidence[at][i], 2)})`),
+        svg("text", { x: LABEL + longest + 62, y: y + 16, class: "role" }, `${roles[at][i]} (${number(confidence[at][i], 2)})`),
       ];
     });
-    this.bars.setAttribute("viewBox", `0 0 ${WIDTH} ${heads.length * ROW}`);
+    this.bars.setAttribute("viewBox", `0 0 ${all} ${heads.length * ROW}`);
     this.bars.replaceChildren(...rows);
   }
 
   drawing(chart, rows, title) {
-    return [{ node: chart.cloneNode(true), source: chart, width: WIDTH, height: rows * ROW, title: `${this.run.meta.name}: ${title} at step ${this.causes.steps[this.at]}` }];
+    return [{ node: chart.cloneNode(true), source: chart, width: widthOf(chart), height: rows * ROW, title: `${this.run.meta.name}: ${title} at step ${this.causes.steps[this.at]}` }];
   }
 
   exported() {

@@ -45,7 +45,7 @@ export class CurvePanel {
     this.chart.addEventListener("pointermove", move);
     for (const end of ["pointerup", "pointercancel"]) this.chart.addEventListener(end, () => (dragging = false));
     new ResizeObserver(() => this.draw()).observe(this.chart);
-    this.listed = this.curves.filter((curve) => curve.best);
+    this.listed = this.curves.filter((curve) => curve.leads);
     this.items = this.listed.map((curve) => {
       const value = el("b", {});
       const swatch = svg("svg", { viewBox: "0 0 20 6", "aria-hidden": "true" }, svg("path", { d: "M0 3H20", class: `line ${curve.style}`, "stroke-dasharray": curve.dash }));
@@ -93,9 +93,9 @@ export class CurvePanel {
       births.append(svg("path", { class: `birth ${memory}`, d: `M${x(birth.change)} ${TOP}V${HEIGHT - BOTTOM}` }));
     }
     const lines = svg("g", {});
-    for (const curve of [...this.curves].sort((a, b) => a.best - b.best)) {
+    for (const curve of [...this.curves].sort((a, b) => a.leads - b.leads)) {
       const d = curve.steps.map((step, i) => `${i ? "L" : "M"}${x(step).toFixed(1)} ${y(curve.values[i]).toFixed(1)}`).join("");
-      lines.append(svg("path", { d, class: `line ${curve.style}${curve.best ? "" : " faint"}`, "stroke-dasharray": curve.dash }));
+      lines.append(svg("path", { d, class: `line ${curve.style}${curve.leads ? "" : " faint"}`, "stroke-dasharray": curve.dash }));
     }
     this.cursor = svg("path", { class: "cursor" });
     this.dots = svg("g", { class: "dots" }, ...this.listed.map((curve) => svg("circle", { r: 3, class: curve.style })));
@@ -141,10 +141,9 @@ function styled(curves) {
   let plain = 0;
   return curves.map((curve) => {
     const same = curves.filter((other) => other.name === curve.name);
-    const best = same.reduce((a, b) => (b.values.at(-1) > a.values.at(-1) ? b : a)) === curve;
     const style = curve.memory ? variableOf(curve.memory).slice(2) : `plain-${plain}`;
     const dash = curve.memory ? (curve.name.includes("first64") ? "3 3" : "") : DASHES[plain % 4];
     if (!curve.memory) plain += 1;
-    return { ...curve, best, style, dash, shown: same.length > 1 ? `${curve.label}, ${curve.head}` : curve.label };
+    return { ...curve, style, dash, shown: same.length > 1 ? `${curve.label}, ${curve.head}` : curve.label };
   });
 }

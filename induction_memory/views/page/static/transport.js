@@ -118,8 +118,9 @@ export class Transport {
     const action = actions[event.key];
     const typing = event.target.closest("input[type=text], textarea, select");
     const pressing = event.key === " " && event.target.closest("button, summary, input[type=checkbox]");
+    const closing = event.key === "Escape" && document.querySelector("dialog[open]"); // the browser closes it
     const reading = event.target.closest("[role=listbox], [role=region], dialog, pre") && event.key !== "?" && event.key !== "Escape";
-    if (!action || typing || pressing || reading || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (!action || typing || pressing || reading || closing || event.ctrlKey || event.metaKey || event.altKey) return;
     event.preventDefault();
     action();
   }
