@@ -414,7 +414,13 @@ def test_axe_finds_nothing_to_mend(browser, paths, which, scheme):
 @pytest.mark.parametrize("which", ["one", "full", "two"])
 def test_nothing_is_wider_than_the_window(browser, paths, which, width):
     tab = opened(tab_of(browser, viewport={"width": width, "height": 800}), paths[which])
+    for table in tab.locator("details.numbers summary").all():
+        table.click()
+    for code in tab.locator(".exports button >> nth=3").all():
+        code.click()
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    wider = "[...document.querySelectorAll('.panel')].filter(p => p.scrollWidth > p.clientWidth).map(p => p.id)"
+    assert tab.evaluate(wider) == []
     tab.context.close()
 
 

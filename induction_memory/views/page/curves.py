@@ -36,9 +36,7 @@ DISTANCE = {
 MOST_POINTS = 1200  # of a recorded curve; of a longer one every n-th row is drawn
 
 
-def curves(
-    run: Trajectory, batch: Batch, leaders: Mapping[str, str]
-) -> tuple[list[dict[str, Any]], dict[str, str]]:
+def curves(run: Trajectory, batch: Batch, leaders: Mapping[str, str]) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """Every curve, and the reason for each probe that this run does not have.
 
     `leaders` names the head of each memory that the legend speaks of (`tables.clearest`).
