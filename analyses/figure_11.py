@@ -1,4 +1,4 @@
-"""Figure 11: attention of a model with four heads a layer.
+"""Figure 11: attention of a model with four heads per layer.
 
 Which head does what, and whether one can know, is the subject of multihead.py.
 

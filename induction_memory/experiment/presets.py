@@ -145,7 +145,7 @@ PRESETS: dict[str, Preset] = {
         ),
     ),
     "figure-11": Preset(
-        "the vanilla transformer with four heads a layer; step size 0.2",
+        "the vanilla transformer with four heads per layer; step size 0.2",
         _train(replace(_VANILLA, model=ModelConfig.full(n_heads=4)), steps=400),
     ),
     **{

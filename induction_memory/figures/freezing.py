@@ -27,7 +27,7 @@ NOTHING = "nothing frozen"
 
 
 def freezing(runs: Mapping[str, Sequence[RunCurves]], frozen_until: int | None = 300, note: str = "") -> Figure:
-    """A column a label, in order; a dotted line where freezing ends, but for the column called 'nothing frozen'."""
+    """One column per label, in order, with a dotted line where freezing ends (none in the column 'nothing frozen')."""
     require(len(runs) > 0, "runs", "at least one experiment", len(runs))
     count = len(runs)
     figure, flat = panels(2, count, 2.15, 2.15, share_y=True)

@@ -42,10 +42,10 @@ class Panel:
         n = len(self.tokens)
         for name in ("pattern", "right", "other"):
             shape = getattr(self, name).shape
-            require(shape == (n, n), f"panel.{name}", f"{n} queries and keys, one a token", shape)
+            require(shape == (n, n), f"panel.{name}", f"{n} queries and keys, one per token", shape)
         for name in ("triggers", "outputs"):
             shape = getattr(self, name).shape
-            require(shape == (n,), f"panel.{name}", f"{n} positions, one a token", shape)
+            require(shape == (n,), f"panel.{name}", f"{n} positions, one per token", shape)
 
     @property
     def colours(self) -> list[str]:

@@ -110,7 +110,7 @@ def figure_10(given: Material) -> Figure:
 
 
 def figure_11(given: Material) -> Figure:
-    """Attention of the model with four heads a layer."""
+    """Attention of the model with four heads per layer."""
     run = given.trajectory(plan.FOUR_HEADS)
     titles = {f"L{layer}H{head}": f"layer {layer}, head {head}" for layer in (1, 2) for head in (1, 2, 3, 4)}
     return induction_maps(_maps(run, titles), columns=4, note=given.note)

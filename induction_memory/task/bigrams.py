@@ -53,13 +53,13 @@ class BigramTask:
     triggers: TriggerChoice = "random"
     """Drawn anew for each sequence from pi_q without replacement, or the same for all."""
     trigger_distribution: TriggerDistribution | tuple[float, ...] = "unigram"
-    """pi_q of random triggers: pi_u, uniform, or one probability a token."""
+    """pi_q of random triggers: pi_u, uniform, or one probability per token."""
     trigger_offset: int = 0
     """Fixed triggers are the K most frequent tokens after skipping this many (ties: the earlier token first)."""
     trigger_characters: tuple[str, ...] | None = None
     """Fixed triggers by name instead."""
     outputs: OutputDistribution | tuple[float, ...] | tuple[tuple[float, ...], ...] = "uniform"
-    """pi_o: uniform, pi_b( . | trigger), one probability a token, or such a row for each trigger token."""
+    """pi_o: uniform, pi_b( . | trigger), one probability per token, or such a row for each trigger token."""
     outputs_differ: bool = False
     """Never draw the trigger itself as its output."""
     output_part: OutputPart = "all"

@@ -115,7 +115,7 @@ def make_batch(
     given = {"tokens": tokens, "triggers": triggers, "outputs": outputs}
     arrays = {name: torch.as_tensor(value).to(torch.int64).clone().numpy() for name, value in given.items()}
     require(arrays["tokens"].shape[1] >= 2, "tokens", "2 or more a sequence", arrays["tokens"].shape[1])
-    require(len(triggers) == len(tokens), "triggers", f"one row a sequence ({len(tokens)})", len(triggers))
+    require(len(triggers) == len(tokens), "triggers", f"one row per sequence ({len(tokens)})", len(triggers))
     require(outputs.shape == triggers.shape, "outputs", f"shape {tuple(triggers.shape)}", tuple(outputs.shape))
     for name, array in arrays.items():
         bad = array[(array < 0) | (array >= task.vocab_size)]

@@ -28,7 +28,7 @@ class Check:
 
     @property
     def expected(self) -> bool:
-        """Whether this is news: a slip that fails and a statement that holds are not."""
+        """Whether the verdict is unexpected: a statement that fails, or a known slip that holds."""
         return self.verdict != self.slip
 
 
