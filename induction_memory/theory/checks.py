@@ -28,7 +28,7 @@ class Check:
 
     @property
     def expected(self) -> bool:
-        """Whether the verdict is unexpected: a statement that fails, or a known slip that holds."""
+        """False if a statement fails, or if a known slip of the paper holds."""
         return self.verdict != self.slip
 
 
