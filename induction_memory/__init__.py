@@ -17,6 +17,7 @@ _NAMES = {
     "sample": "task.sampler",
     "step_rng": "task.sampler",
     "ModelConfig": "model.config",
+    "Architecture": "model.architecture",
     "build": "model.build",
     "construct": "model.construct",
     "embedding": "model.memories",
@@ -84,6 +85,7 @@ if TYPE_CHECKING:
     from induction_memory.interventions.activation_patching import patch as patch
     from induction_memory.interventions.replacements import ablation as ablation
     from induction_memory.interventions.surgery import surgery as surgery
+    from induction_memory.model.architecture import Architecture as Architecture
     from induction_memory.model.build import build as build
     from induction_memory.model.config import ModelConfig as ModelConfig
     from induction_memory.model.construct import construct as construct

@@ -29,6 +29,7 @@ def load(run: str) -> "Trajectory":
 
 def require_heads(run: str, names: tuple[str, ...]) -> None:
     """Refuse heads such as L3H1 that the run's model does not have, before anything heavy is imported."""
+    from induction_memory.model.config import ModelConfig
     from induction_memory.runner.components import Graph
     from induction_memory.trajectory.layout import MANIFEST
     from induction_memory.trajectory.manifest import Manifest
@@ -37,7 +38,8 @@ def require_heads(run: str, names: tuple[str, ...]) -> None:
     folder = find(run)
     asked = [name for name in names if re.fullmatch(r"L\d+H\d+", name)]
     if asked and (folder / MANIFEST).exists():
-        graph = Graph.of_config(Manifest.read(folder).parts(folder)[1])
+        model = Manifest.read(folder).parts(folder)[1]
+        graph = Graph.of_config(model) if isinstance(model, ModelConfig) else Graph(model.n_layers, model.n_heads, ())
         for name in asked:
             graph.resolve(name)
 

@@ -37,7 +37,7 @@ class Freeze:
     @classmethod
     def parse(cls, text: str, field: str = "train.freeze") -> "Freeze":
         """Read "NAME", "NAME: ..STOP", "NAME: START.." or "NAME: START..STOP"."""
-        match = re.fullmatch(r"\s*(\w+)\s*(?::\s*(\d{0,15})\s*\.\.\s*(\d{0,15})\s*)?", text)
+        match = re.fullmatch(r"\s*([\w.]*\w)\s*(?::\s*(\d{0,15})\s*\.\.\s*(\d{0,15})\s*)?", text)
         if match is None:
             raise InputError(f"{field}: expected NAME, NAME: ..300, NAME: 300.. or NAME: 100..200, got {text!r}")
         name, start, stop = match.groups()
@@ -87,7 +87,7 @@ class Graft:
     @classmethod
     def parse(cls, text: str, field: str = "train.grafts", default_start: int = 0) -> "Graft":
         """Read "NAME=RUN@STEP" or "NAME=RUN@STEP from START"."""
-        match = re.fullmatch(r"\s*(\w+)\s*=\s*(.+)@(\d{1,15})\s*(?:\s+from(?:\s+step)?\s+(\d{1,15})\s*)?", text)
+        match = re.fullmatch(r"\s*([\w.]*\w)\s*=\s*(.+)@(\d{1,15})\s*(?:\s+from(?:\s+step)?\s+(\d{1,15})\s*)?", text)
         if match is None:
             raise InputError(f"{field}: expected NAME=RUN@STEP, perhaps with from STEP, got {text!r}")
         start = default_start if match[4] is None else int(match[4])

@@ -12,6 +12,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from induction_memory.errors import InputError, require
 from induction_memory.experiment.train_config import TrainConfig
+from induction_memory.model.architecture import AnyModel, Architecture, model_from_dict
 from induction_memory.model.config import ModelConfig
 from induction_memory.task import registry
 from induction_memory.task.bigrams import BigramTask
@@ -27,7 +28,7 @@ class RunConfig:
 
     task: Any = dataclass_field(default_factory=BigramTask)
     """The data."""
-    model: ModelConfig = dataclass_field(default_factory=ModelConfig)
+    model: AnyModel = dataclass_field(default_factory=ModelConfig)
     """The architecture."""
     train: TrainConfig = dataclass_field(default_factory=TrainConfig)
     """Optimiser, loss, seeds, constraints and checkpoints."""
@@ -65,9 +66,10 @@ class RunConfig:
         return None if second is None else choose(self.task, "variants", second)
 
     @classmethod
-    def of(cls, task: Any, model: ModelConfig, train: TrainConfig) -> "RunConfig":
+    def of(cls, task: Any, model: AnyModel, train: TrainConfig) -> "RunConfig":
         """An experiment in which the sizes that the model leaves at their defaults are those of the task."""
-        return cls(task, with_sizes(model, task, ModelConfig()), train)
+        sized = model if isinstance(model, Architecture) else with_sizes(model, task, ModelConfig())
+        return cls(task, sized, train)
 
     @property
     def moving_names(self) -> tuple[str, ...]:
@@ -100,13 +102,16 @@ class RunConfig:
             part, _, name = path.partition(".")
             require(part in changes, path, "a path that begins with task, model or train", repr(part))
             owner = type(getattr(self, part))
+            allowed = "task or train (a HookedTransformer's own configuration is set in Python)"
+            require(owner is not Architecture, path, allowed, repr(setting))
             require(is_dataclass(owner), path, f"a dataclass, whose fields have paths ({part})", owner.__name__)
             known = [f.name for f in fields(owner)]
             require(name in known, path, f"one of {part}.{{{', '.join(known)}}}", repr(name or path))
             changes[part][name] = parse_value(text.strip(), get_type_hints(owner)[name], f"{part}.{name}")
         parts = {part: getattr(self, part) for part in changes}
         task, model, train = (replace(parts[part], **new) if new else parts[part] for part, new in changes.items())
-        if not changes["model"].keys() & SIZES and not _fits(model, task):
+        own = isinstance(model, ModelConfig) and isinstance(self.model, ModelConfig)
+        if own and not changes["model"].keys() & SIZES and not _fits(model, task):
             model = with_sizes(model, task, self.model)
         return RunConfig(task, model, train)
 
@@ -122,7 +127,7 @@ class RunConfig:
             require(name in ("task", "model", "train"), name, "one of task, model, train", repr(name))
         return cls(
             registry.from_dict(values.get("task", {})),
-            ModelConfig.from_dict(values.get("model", {})),
+            model_from_dict(values.get("model", {})),
             TrainConfig.from_dict(values.get("train", {})),
         )
 

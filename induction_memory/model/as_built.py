@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from induction_memory.model.architecture import Architecture
 from induction_memory.model.build import skeleton
 from induction_memory.model.config import ModelConfig
 
@@ -29,9 +30,15 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 def departure(model: nn.Module) -> str | None:
     """In what a model differs from what `build` makes; None if it does not."""
     config = getattr(model, "model_config", None)
+    if isinstance(config, Architecture):
+        return "the model has a configuration of its own, not a ModelConfig"
     if not isinstance(config, ModelConfig):
         return "the model was not made by induction_memory.model.build"
-    expected = _skeleton(config)
+    return departure_from(model, _skeleton(config))
+
+
+def departure_from(model: nn.Module, expected: nn.Module) -> str | None:
+    """In what a model differs from a fresh one of its configuration, beside its weights; None if it does not."""
     settings, built = vars(model.cfg), vars(expected.cfg)
     for name in sorted((settings.keys() | built.keys()) - _ABOUT_TOKENS_AND_INITIALISATION):
         if settings.get(name) != built.get(name):

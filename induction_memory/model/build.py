@@ -1,12 +1,14 @@
-"""ModelConfig -> HookedTransformer: the only place that makes one.
+"""ModelConfig or Architecture -> HookedTransformer: the only place that makes one.
 
 Row vectors, as in TransformerLens: the block computes x + attention(x), then x + x W_F (linear) or
-x + relu(x W_in) W_out. The initial weights are those of `initial.py`.
+x + relu(x W_in) W_out. The initial weights are those of `initial.py`. An Architecture has TransformerLens's own modules
+and initialisation.
 """
 
 import math
 import warnings
 from contextlib import contextmanager
+from dataclasses import fields
 from typing import assert_never
 
 import torch
@@ -15,7 +17,7 @@ from torch import Tensor, nn
 
 from induction_memory.errors import require
 from induction_memory.lazy import quiet_import
-from induction_memory.model.config import ModelConfig
+from induction_memory.model.architecture import KEY, AnyModel, Architecture
 from induction_memory.model.initial import generator, initial_weight
 
 with quiet_import():
@@ -43,19 +45,22 @@ class NoFeedForward(nn.Module):
         return torch.zeros_like(x)
 
 
-def build(config: ModelConfig, seed: int = 0) -> HookedTransformer:
+def build(config: AnyModel, seed: int = 0) -> HookedTransformer:
     """A HookedTransformer with the weights of `config`, initialised from `seed`.
 
     `model.trainable` names the parameters that learn; every other one has requires_grad False, the biases (zero)
     included. `model.model_config` is the configuration it was made from.
     """
     require(seed >= 0, "seed", "a whole number of at least 0", seed)
-    model = skeleton(config)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(initial_weight(name, tuple(parameter.shape), config, seed))
-    if config.tied_output:
-        model.unembed.W_U = nn.Parameter(model.embed.W_E.data.T)  # a view: the two stay one
+    if isinstance(config, Architecture):
+        model = _hooked(config, seed)
+    else:
+        model = skeleton(config)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.copy_(initial_weight(name, tuple(parameter.shape), config, seed))
+        if config.tied_output:
+            model.unembed.W_U = nn.Parameter(model.embed.W_E.data.T)  # a view: the two stay one
     trainable = tuple(config.parameters[name] for name in config.trained_names)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in trainable)
@@ -64,8 +69,10 @@ def build(config: ModelConfig, seed: int = 0) -> HookedTransformer:
     return model.eval()
 
 
-def skeleton(config: ModelConfig) -> HookedTransformer:
+def skeleton(config: AnyModel) -> HookedTransformer:
     """The model of a configuration, its weights not filled in."""
+    if isinstance(config, Architecture):
+        return _hooked(config, None)
     settings = HookedTransformerConfig(
         n_layers=config.n_layers,
         d_model=config.d_model,
@@ -101,6 +108,22 @@ def skeleton(config: ModelConfig) -> HookedTransformer:
                     assert_never(unknown)
         model.setup()  # names the hooks of the blocks that were changed
     return model
+
+
+def _hooked(config: Architecture, seed: int | None) -> HookedTransformer:
+    """The HookedTransformer of an architecture, initialised by TransformerLens from `seed`, or not at all.
+
+    The random state of the caller's process stays as it is.
+    """
+    known = {f.name for f in fields(HookedTransformerConfig)}
+    settings = {name: list(value) if isinstance(value, tuple) else value for name, value in config.settings}
+    for name in settings:
+        allowed = "fields of TransformerLens's configuration (another version may have written it)"
+        require(name in known, f"model.{KEY}.{name}", allowed, repr(name))
+    settings |= {"dtype": torch.float32, "init_weights": seed is not None}
+    with _expected_deprecation(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0 if seed is None else generator(seed, KEY).initial_seed())
+        return HookedTransformer(HookedTransformerConfig(**settings))
 
 
 @contextmanager

@@ -228,6 +228,10 @@ class ModelConfig:
     def replace(self, **changes: Any) -> "ModelConfig":
         return replace(self, **changes)
 
+    def untrained(self) -> "ModelConfig":
+        """The same architecture without the choice of what learns."""
+        return replace(self, trained=None)
+
 
 def _is_positive(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1

@@ -18,7 +18,8 @@ centring and gamma, is folded into every matrix that reads a normalised stream, 
 division by the norm cannot be folded: it scales all scores of one normalised vector. An argmax over the outputs of one
 input does not depend on it, so recall of W_O and Phi is exact. An argmax over keys does depend on it, because every key
 has a norm of its own: `associations.py` offers W_K's recall folded, with the whole norm, and with no norm at all. beta
-adds a constant per reader and is left out.
+adds a constant per reader and is left out. An RMSNorm, x -> gamma * x / |x| * sqrt(d), has the same parts without the
+centring. Rotary positions turn queries and keys, which W_K<l> leaves out: it is the score at distance 0.
 """
 
 import re
@@ -32,6 +33,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from induction_memory.errors import InputError, require
+from induction_memory.model.grouped import ungrouped
 
 _MATRIX = re.compile(r"^(?:(W_K|W_V|W_O|Phi_|W_F)(\d+)|(W_F))$")
 _EMBEDDING = re.compile(r"^((?:(?:Phi_|W_V)\d+ )*)(w_E|p|w_U)$")
@@ -58,6 +60,9 @@ class Memories:
     """TransformerLens's name -> tensor; a leading step axis on what moves."""
     kept: dict[Any, Any] = field(default_factory=dict, repr=False, kw_only=True)
     """What has been computed already, by name."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "weights", ungrouped(self.weights))
 
     @cached_property
     def n_layers(self) -> int:
@@ -106,14 +111,18 @@ class Memories:
         """The whole LayerNorm `norm` of the model applied to each row; the rows themselves if it has none."""
         if f"{norm}.w" not in self.weights:
             return rows
-        gain, bias = (_per_row(self.parameter(f"{norm}.{x}"), rows) for x in "wb")
+        gain = _per_row(self.parameter(f"{norm}.w"), rows)
+        if not _centres(self.weights, norm):
+            return torch.nn.functional.rms_norm(rows, rows.shape[-1:], eps=1e-5) * gain
+        bias = _per_row(self.parameter(f"{norm}.b"), rows)
         return torch.nn.functional.layer_norm(rows, rows.shape[-1:]) * gain + bias
 
     def centred(self, norm: str, rows: Float[Tensor, "step *head n d"]) -> Float[Tensor, "step *head n d"]:
         """The linear part of the LayerNorm `norm` applied to each row: centring and gain."""
         if f"{norm}.w" not in self.weights:
             return rows
-        return (rows - rows.mean(-1, keepdim=True)) * _per_row(self.parameter(f"{norm}.w"), rows)
+        centre = rows.mean(-1, keepdim=True) if _centres(self.weights, norm) else 0
+        return (rows - centre) * _per_row(self.parameter(f"{norm}.w"), rows)
 
     def once(self, name: Any, compute: Callable[[], Any]) -> Any:
         """The value kept under this name, computed at the first request."""
@@ -173,10 +182,10 @@ def number_of_layers(source: Any) -> int:
 
 
 def weights_of(source: Any) -> Mapping[str, Tensor]:
-    """The weights of a model, or the mapping itself."""
+    """The weights of a model, or those of the mapping, with one matrix per head."""
     if isinstance(source, nn.Module):
-        return {name: parameter.detach() for name, parameter in source.named_parameters()}
-    return source
+        return ungrouped({name: parameter.detach() for name, parameter in source.named_parameters()})
+    return ungrouped(source)
 
 
 def has_step_axis(name: str, weight: Tensor) -> bool:
@@ -238,7 +247,12 @@ def _read_norm(weights: Mapping[str, Tensor], norm: str, fold: bool, W: Tensor, 
         return W
     gain = weights[f"{norm}.w"].unsqueeze(-1)
     scaled = (gain.unsqueeze(-3) if heads else gain) * W
-    return scaled - scaled.mean(-2, keepdim=True)
+    return scaled - scaled.mean(-2, keepdim=True) if _centres(weights, norm) else scaled
+
+
+def _centres(weights: Mapping[str, Tensor], norm: str) -> bool:
+    """Whether a norm is a LayerNorm, which subtracts the mean; an RMSNorm has no bias and does not."""
+    return f"{norm}.b" in weights
 
 
 def _is_identity(W_Q: Float[Tensor, "*step head d d_head"]) -> bool:

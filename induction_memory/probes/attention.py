@@ -25,12 +25,13 @@ from typing import Any
 import pandas as pd
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from induction_memory.errors import require
 from induction_memory.model.memories import UnsupportedError, head_name
 from induction_memory.probes.activations import Activations, run_repeated
 from induction_memory.probes.registry import Probe, split_layer
+from induction_memory.subject import subject
 from induction_memory.task.positions import after_same_context
 
 _PER_LAYER = {
@@ -117,11 +118,13 @@ def _chance(sought: Bool[Tensor, "batch query key"], queries: Bool[Tensor, "batc
     return (sought.sum(-1) / seen)[queries].mean()
 
 
-def head_scores(model: nn.Module, *, length: int | None = None) -> pd.DataFrame:
+def head_scores(source: Any, *, step: int | None = None, length: int | None = None) -> pd.DataFrame:
     """The standard scores of every head of any TransformerLens model: head (`L2H1`), previous_token, induction.
 
-    `length` is that of the random sequence that is repeated; half the context if not given.
+    `source` is a model, or a trajectory at one step (the last if not given). `length` is that of the random sequence
+    that is repeated; half the context if not given.
     """
+    model = subject(source, step=step).model()
     cfg: Any = model.cfg
     longest = cfg.n_ctx // 2
     require(length is None or 2 <= length <= longest, "length", f"2 to {longest} (half the context)", length)

@@ -8,7 +8,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from induction_memory.errors import InputError, require
-from induction_memory.model.config import ModelConfig
+from induction_memory.model.architecture import AnyModel, Architecture
 from induction_memory.runner.fast import FastRunner
 from induction_memory.runner.recording import Recording, Runner, Via
 
@@ -17,7 +17,7 @@ _said: set[str] = set()
 
 
 def runner(
-    model: nn.Module | Mapping[str, Tensor], config: ModelConfig | None = None, *, via: Via | None = None
+    model: nn.Module | Mapping[str, Tensor], config: AnyModel | None = None, *, via: Via | None = None
 ) -> Runner:
     """A runner of a TransformerLens model, or of weights by HookedTransformer's names with their configuration.
 
@@ -27,8 +27,8 @@ def runner(
     require(via in (None, *get_args(Via)), "via", "hooks or fast", repr(via))
     if isinstance(model, Mapping):
         if config is None:
-            raise InputError("config: expected the ModelConfig of the weights, got none")
-        if via != "hooks":
+            raise InputError("config: expected the configuration of the weights, got none")
+        if via != "hooks" and not isinstance(config, Architecture):
             return FastRunner.of_weights(model, config)
         model = _built(model, config)
     from induction_memory.runner.accepted import objection
@@ -53,7 +53,7 @@ def record(model: "nn.Module | Runner", tokens: Int[Tensor, "batch pos"], via: V
     return (runner(model, via=via) if isinstance(model, nn.Module) else model).record(tokens)
 
 
-def _built(weights: Mapping[str, Tensor], config: ModelConfig) -> nn.Module:
+def _built(weights: Mapping[str, Tensor], config: AnyModel) -> nn.Module:
     """The HookedTransformer of a configuration with these weights."""
     from induction_memory.model.build import build
 

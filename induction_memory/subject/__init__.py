@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from induction_memory.errors import InputError, require
 from induction_memory.experiment.train_config import TrainConfig
+from induction_memory.model.architecture import Architecture
 from induction_memory.model.memories import UnsupportedError, has_step_axis
 from induction_memory.progress import track
 from induction_memory.runner.choice import runner
@@ -98,7 +99,9 @@ class Subject:
         if isinstance(self.source, Trajectory):
             every = len(self.steps) == len(self.source.steps)
             stacks = Stacks(self.source, None if every else self.steps.tolist())
-            weights = Lazy(tuple(stacks), stacks.__getitem__)
+            config = self.source.model_config
+            readable = not isinstance(config, Architecture) or _is_plain_relu(config["act_fn"], config["gated_mlp"])
+            weights = Lazy(tuple(name for name in stacks if readable or ".mlp." not in name), stacks.__getitem__)
             return Stack(weights, n_steps=len(self.steps), task=self.known_task, initial=self.source.initial())
         if isinstance(self.source, nn.Module):
             return Stack(model_weights(self.source), n_steps=1, task=self.known_task)
@@ -204,8 +207,12 @@ def model_weights(model: nn.Module) -> dict[str, Tensor]:
     The only feed-forwards among them are linear and ReLU ones.
     """
     cfg: Any = model.cfg
-    readable = cfg.act_fn == "relu"
+    readable = _is_plain_relu(cfg.act_fn, getattr(cfg, "gated_mlp", False))
     return {n: w for n, w in parameters(model).items() if readable or ".mlp." not in n or n.endswith("W_F")}
+
+
+def _is_plain_relu(act_fn: str | None, gated: bool) -> bool:
+    return act_fn == "relu" and not gated
 
 
 def batch_of_tokens(tokens: Int[Tensor, "batch pos"]) -> Any:

@@ -76,7 +76,7 @@ def branch_config(
         )
     ).with_settings(list(settings))
     require(changed.train.steps >= at, "train.steps", f"at least {at} (the branch's first step)", changed.train.steps)
-    same = changed.model.replace(trained=None) == config.model.replace(trained=None)
+    same = changed.model.untrained() == config.model.untrained()
     require(same, "model", "the run's own architecture", "another")
     return changed
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from induction_memory.memory.readings import recall
 from induction_memory.model.associations import associate
-from induction_memory.model.memories import Memories, weights_of
+from induction_memory.model.memories import Memories, UnsupportedError, weights_of
 from induction_memory.task.bigrams import BigramTask
 
 
@@ -25,4 +25,10 @@ def recalls(model: nn.Module, task: Any) -> dict[str, float]:
         return {}
     m = Memories(weights_of(model))
     names = ["W_K1"] + ["W_K2", "W_O2"] * (m.n_layers > 1)
-    return {name: float(recall(associate(m, name, task=task)).max()) for name in names}
+    found = {}
+    for name in names:
+        try:
+            found[name] = float(recall(associate(m, name, task=task)).max())
+        except UnsupportedError:  # this architecture has no such memory
+            continue
+    return found

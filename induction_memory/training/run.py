@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from induction_memory.errors import DivergedError, InputError, require
 from induction_memory.experiment.run_config import RunConfig
 from induction_memory.experiment.train_config import TrainConfig
+from induction_memory.model.architecture import AnyModel, Architecture, freeze
 from induction_memory.model.config import ModelConfig
 from induction_memory.task.protocol import Task
 from induction_memory.training import interruption, loop, preflight
@@ -29,7 +30,7 @@ from induction_memory.trajectory.lock import locked
 from induction_memory.trajectory.manifest import Manifest
 from induction_memory.trajectory.ownership import may_begin, tidy
 from induction_memory.trajectory.resuming import ResumePoint, resume_point
-from induction_memory.trajectory.states import fill, with_tied
+from induction_memory.trajectory.states import checksum, fill, with_tied
 from induction_memory.trajectory.trajectory import Trajectory, load
 from induction_memory.trajectory.writer import Origin, Writer, begin
 
@@ -39,10 +40,11 @@ Resume = bool | Literal["or start"]
 
 def train(
     task: Task,
-    model: ModelConfig,
+    model: Any,
     *,
     out: str | Path,
     steps: int = TrainConfig.steps,
+    frozen: Sequence[str] = (),
     resume: Resume = False,
     quiet: bool = False,
     log: str | None = None,
@@ -50,13 +52,46 @@ def train(
 ) -> Trajectory:
     """Train a model on a task into the folder `out`; `settings` are the other fields of `TrainConfig`.
 
-    Sizes that the model leaves at their defaults are those of the task.
+    `model` is a `ModelConfig`, whose sizes follow the task where they are left at their defaults, or any
+    HookedTransformerConfig: then TransformerLens initialises the model, from `init_seed`. A HookedTransformer begins
+    with the weights that it has and is itself left as it is. `frozen` names parameters, or modules, that never learn.
+
+    >>> import tempfile
+    >>> from induction_memory import BigramTask, ModelConfig
+    >>> task, model = BigramTask(length=16, k=2), ModelConfig(d_model=16)
+    >>> out = tempfile.mkdtemp()
+    >>> train(task, model, out=out, steps=2, batch_size=4, frozen=["blocks.0"], quiet=True).steps
+    array([0, 1, 2])
     """
     known = set(TrainConfig.__dataclass_fields__)
     for name in settings:
         require(name in known, name, f"one of {', '.join(sorted(known))}", repr(settings[name]))
-    config = RunConfig.of(task, model, TrainConfig(steps=steps, **settings))
-    return start(config, out, resume=resume, quiet=quiet, log=log)
+    asked, weights = model_and_weights(model)
+    config = RunConfig.of(task, freeze(asked, frozen) if frozen else asked, TrainConfig(steps=steps, **settings))
+    how = {"resume": resume, "quiet": quiet, "log": log, "command": None}
+    return run_from(lambda: _new(config, weights), 0, config, out, weights=weights, **how)
+
+
+def model_and_weights(model: Any) -> tuple[AnyModel, dict[str, Tensor] | None]:
+    """The configuration of what is to be trained and, of a model, the weights it begins with.
+
+    Parameters of a model with requires_grad False stay frozen.
+    """
+    if isinstance(model, ModelConfig | Architecture):
+        return model, None
+    if not isinstance(model, nn.Module):
+        return Architecture.of(model), None
+    config: Any = getattr(model, "model_config", None)
+    if isinstance(config, ModelConfig):
+        from induction_memory.model.as_built import departure
+
+        reason = departure(model)
+        require(reason is None, "model", "one as im.build made it", f"one where {reason}")
+    else:
+        config = Architecture.of(model)
+    held = [n for n, p in model.named_parameters() if not p.requires_grad and n in config.parameters.values()]
+    weights = {name: parameter.detach().cpu().clone() for name, parameter in model.named_parameters()}
+    return freeze(config, held) if held else config, weights
 
 
 def start(
@@ -91,24 +126,30 @@ def run_from(
     quiet: bool,
     log: str | None,
     command: str | None,
+    weights: Mapping[str, Tensor] | None = None,
 ) -> Trajectory:
-    """Train from an origin at `first_step` (None: whichever the folder has) into a new folder, or go on there."""
+    """Train from an origin at `first_step` (None: whichever the folder has) into a new folder, or go on there.
+
+    `weights` are initial weights that were given: a run that began with others is not gone on with.
+    """
     require(isinstance(out, str | Path) and str(out) != "", "out", "a folder", repr(out))
     out = Path(out)
     longest = max(len(os.fsencode(part)) for part in out.absolute().parts)
     require(longest <= 255, "out", "names of at most 255 bytes", f"one of {longest}")
     require_tracker(log)
     preflight.check(config)
-    exists = _require_place(out, config, resume, first_step)
+    begun_with = None if weights is None else checksum(config.model, weights)
+    exists = _require_place(out, config, resume, first_step, begun_with)
     prepared = None if exists else origin()
     with interruption.terminable(), locked(out):
         manifest = Manifest.read(out) if (out / MANIFEST).exists() else None
         with _threads(config.train.threads if manifest is None else manifest.threads):
             if manifest is None:
-                _require_place(out, config, resume, first_step)
+                _require_place(out, config, resume, first_step, begun_with)
                 begin(out, config, prepared or origin(), command, torch.get_num_threads())
             else:
-                _require_same(out, config, resume, first_step)  # once more: another process may have been here since
+                # once more: another process may have been here since
+                _require_same(out, config, resume, first_step, begun_with)
                 if config.differences(RunConfig.from_dict(manifest.config)):  # more steps, nothing else
                     lengthen(out, manifest, config, command)
             _go_on(out, config, quiet, log)
@@ -160,11 +201,13 @@ def _model(config: RunConfig, point: ResumePoint) -> nn.Module:
     return model
 
 
-def _new(config: RunConfig) -> Origin:
-    """A run from its initialisation."""
+def _new(config: RunConfig, weights: Mapping[str, Tensor] | None = None) -> Origin:
+    """A run from its initialisation, or from the weights given."""
     from induction_memory.model.build import build
 
     model = build(config.model, config.train.init_seed)
+    if weights is not None:
+        fill(model, weights)
     parameters = {name: value.detach() for name, value in model.named_parameters()}
     grafts = preflight.graft_matrices(config)
     grafted = {config.model.parameters[rule.name]: matrix for rule, matrix in grafts.items() if rule.start == 0}
@@ -187,11 +230,13 @@ def _reference(rows: Sequence[Mapping[str, Any]], main: str) -> dict[str, float]
     return reference
 
 
-def _require_place(out: Path, config: RunConfig, resume: Resume, first_step: int | None) -> bool:
+def _require_place(
+    out: Path, config: RunConfig, resume: Resume, first_step: int | None, begun_with: str | None
+) -> bool:
     """Whether a run is in the folder, to go on with; an InputError if neither that nor a beginning is possible."""
     try:
         if (out / MANIFEST).exists():
-            _require_same(out, config, resume, first_step)
+            _require_same(out, config, resume, first_step, begun_with)
             return True
         free = may_begin(out)
     except OSError as error:
@@ -207,7 +252,7 @@ def _require_place(out: Path, config: RunConfig, resume: Resume, first_step: int
     return False
 
 
-def _require_same(out: Path, config: RunConfig, resume: Resume, first_step: int | None) -> None:
+def _require_same(out: Path, config: RunConfig, resume: Resume, first_step: int | None, begun_with: str | None) -> None:
     """Refuse another configuration or beginning than that of the run in `out`, unless it only adds steps at the end."""
     if resume is False:
         raise InputError(f"out: expected a new or an empty folder (or --resume to go on), got a run in {str(out)!r}")
@@ -217,6 +262,8 @@ def _require_same(out: Path, config: RunConfig, resume: Resume, first_step: int 
         asked = "a run from its beginning" if first_step == 0 else f"a branch from step {first_step}"
         raise InputError(f"out: expected {asked}, got {begun} from step {manifest.first_step} in {str(out)!r}")
     require(manifest.config["task"] is not None, "out", "a run that was trained here", f"weights alone in {str(out)!r}")
+    same = begun_with in (None, manifest.initial)
+    require(same, "model", f"the initial weights of the run in {str(out)!r}", "a model with others")
     differences = config.differences(RunConfig.from_dict(manifest.config))
     asked, kept = differences.get("train.steps", (0, 0))
     if asked > kept:

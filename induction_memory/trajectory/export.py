@@ -14,7 +14,7 @@ from torch import Tensor
 
 from induction_memory.errors import DamagedError, InputError
 from induction_memory.experiment.train_config import TrainConfig
-from induction_memory.model.config import ModelConfig
+from induction_memory.model.architecture import model_from_dict
 from induction_memory.task import registry
 from induction_memory.trajectory.durable import make_folder, open_regular, piece_of, write_durably
 from induction_memory.trajectory.folder import FolderSource
@@ -60,7 +60,7 @@ class ExportSource(PlainSource):
         config = _read_config(path / CONFIG)
         self.path, self.parent = path, None
         try:
-            self.model_config = self._given = ModelConfig.from_dict(config["model"])
+            self.model_config = self._given = model_from_dict(config["model"])
             self.task = None if config["task"] is None else registry.from_dict(config["task"])
             self.train = TrainConfig.from_dict(config["train"])
             self.initial_checksum = config.get("initial")

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from induction_memory.errors import DamagedError, InputError, require
 from induction_memory.experiment.train_config import TrainConfig
-from induction_memory.model.config import ModelConfig
+from induction_memory.model.architecture import AnyModel, Architecture
 from induction_memory.task.protocol import Task
 from induction_memory.trajectory.manifest import digest
 from induction_memory.trajectory.states import with_tied
@@ -37,7 +37,7 @@ class PlainSource:
     trained_from_seed = False
     """Nothing says how the weights began: the seed in `train` is a default."""
 
-    def __init__(self, path: Path, model: ModelConfig, task: Task | None = None) -> None:
+    def __init__(self, path: Path, model: AnyModel, task: Task | None = None) -> None:
         self.path, self.task = path, task
         self._given = model
         self.model_config = _all_trained(model)
@@ -86,7 +86,7 @@ class PlainSource:
         return self._last[1]
 
 
-def read_state(path: Path, config: ModelConfig) -> dict[str, Tensor]:
+def read_state(path: Path, config: AnyModel) -> dict[str, Tensor]:
     """The parameters in a file of any of the three kinds, in float32, checked against the model's shapes."""
     try:
         if path.suffix == ".safetensors":
@@ -121,7 +121,9 @@ def _numbered(path: Path) -> dict[int, Path]:
     return files
 
 
-def _all_trained(config: ModelConfig) -> ModelConfig:
+def _all_trained(config: AnyModel) -> AnyModel:
+    if isinstance(config, Architecture):
+        return config.untrained()
     tied, fixed = config.tied_output, config.identity_queries
     names = [n for n in config.parameters if not (tied and n == "W_U") and not (fixed and n.startswith("W_Q"))]
     return config.replace(trained=tuple(names))

@@ -34,7 +34,7 @@ from typing import Any
 import induction_memory
 from induction_memory.errors import DamagedError, InputError
 from induction_memory.experiment.train_config import TrainConfig
-from induction_memory.model.config import ModelConfig
+from induction_memory.model.architecture import AnyModel, model_from_dict
 from induction_memory.task import registry
 from induction_memory.task.corpus import SHIPPED
 from induction_memory.task.protocol import Task
@@ -77,7 +77,7 @@ class Manifest:
         """The manifest with the identity of its run, which more steps do not change."""
         train = {name: value for name, value in self.config["train"].items() if name != "steps"}
         pieces = {name: piece.sha256 for name, piece in self.pieces.items()}
-        what = [self.config["task"], self.config["model"], train, self.first_step, self.parent, pieces]
+        what = [self.config["task"], self.config["model"], train, self.first_step, self.parent, pieces, self.initial]
         return replace(self, identity=digest([*what, self.threads, self.versions]))
 
     def write(self, folder: Path) -> None:
@@ -111,7 +111,7 @@ class Manifest:
         values["pieces"] = {name: Piece(**piece) for name, piece in values["pieces"].items()}
         return cls(**values)
 
-    def parts(self, folder: Path) -> tuple[Task | None, ModelConfig, TrainConfig]:
+    def parts(self, folder: Path) -> tuple[Task | None, AnyModel, TrainConfig]:
         """Task, model and training; a DamagedError if the configuration is none.
 
         A task that is not registered here is an InputError: it may be another program's.
@@ -124,7 +124,7 @@ class Manifest:
             if not isinstance(corpus, dict) and corpus not in SHIPPED:
                 raise ValueError("task.corpus: expected its counts, got the name of a file")
             made = None if task is None else registry.from_dict(task)
-            return made, ModelConfig.from_dict(model), TrainConfig.from_dict(train)
+            return made, model_from_dict(model), TrainConfig.from_dict(train)
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
             raise DamagedError(folder / MANIFEST, f"a configuration that cannot be ({error})") from error
 

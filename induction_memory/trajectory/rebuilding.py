@@ -10,6 +10,7 @@ import logging
 
 from torch import Tensor
 
+from induction_memory.model.architecture import AnyModel, Architecture
 from induction_memory.model.initial import initial_weight
 from induction_memory.trajectory.folder import FolderSource
 from induction_memory.trajectory.foreign import PlainSource
@@ -26,10 +27,19 @@ def initial_weights(source: FolderSource | PlainSource) -> dict[str, Tensor] | N
         found = frozen | {name: source.read_step(name, 0) for name in source.moving}
     else:
         config, seed = source.model_config, source.train.init_seed
-        found = with_tied(config, {n: initial_weight(n, shape, config, seed) for n, shape in source.shapes.items()})
+        found = _drawn(source, config, seed)
     if expected is None or checksum(source.model_config, found) == expected:
         return found
     logging.getLogger("induction_memory").warning(
         "%s: its initial weights cannot be computed again from its configuration and seed", source.path
     )
     return None
+
+
+def _drawn(source: FolderSource | PlainSource, config: AnyModel, seed: int) -> dict[str, Tensor]:
+    """The weights that training begins with, drawn from the seed."""
+    if isinstance(config, Architecture):
+        from induction_memory.model.build import build
+
+        return {name: parameter.detach() for name, parameter in build(config, seed).named_parameters()}
+    return with_tied(config, {n: initial_weight(n, shape, config, seed) for n, shape in source.shapes.items()})

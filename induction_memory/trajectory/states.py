@@ -10,18 +10,18 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
-from induction_memory.model.config import ModelConfig
+from induction_memory.model.architecture import AnyModel
 from induction_memory.trajectory.sealed import as_bytes
 
 W_E, W_U = "embed.W_E", "unembed.W_U"
 
 
-def stored_names(config: ModelConfig, names: Iterable[str]) -> tuple[str, ...]:
+def stored_names(config: AnyModel, names: Iterable[str]) -> tuple[str, ...]:
     """The parameters that are written to the disk."""
     return tuple(name for name in names if not (config.tied_output and name == W_U))
 
 
-def with_tied(config: ModelConfig, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def with_tied(config: AnyModel, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The state with W_U, if it is tied."""
     return dict(state) | ({W_U: state[W_E].mT} if config.tied_output else {})
 
@@ -34,7 +34,7 @@ def fill(model: nn.Module, state: Mapping[str, Tensor]) -> None:
             parameter.copy_(state[name])
 
 
-def checksum(config: ModelConfig, state: Mapping[str, Tensor]) -> str:
+def checksum(config: AnyModel, state: Mapping[str, Tensor]) -> str:
     """SHA-256 of the names and bytes of a state's stored parameters."""
     digest = hashlib.sha256()
     for name in sorted(stored_names(config, state)):

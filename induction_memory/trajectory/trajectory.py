@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from induction_memory.errors import InputError, require
 from induction_memory.experiment.run_config import RunConfig
+from induction_memory.model.architecture import AnyModel, Architecture
 from induction_memory.model.config import ModelConfig
 from induction_memory.task.protocol import Task
 from induction_memory.trajectory.export import ExportSource, is_export, write_export
@@ -38,13 +39,14 @@ else:
     HookedTransformer = nn.Module  # reading weights does not wait for TransformerLens
 
 
-def load(path: str | Path, *, model: ModelConfig | None = None, task: Task | None = None) -> "Trajectory":
+def load(path: str | Path, *, model: AnyModel | None = None, task: Task | None = None) -> "Trajectory":
     """The trajectory in a folder, or the shipped one of that name; its numbers stay on the disk until asked for.
 
     A folder of plain state dicts (safetensors, or .pt read with weights only) needs the configuration of their model,
     and may be told their task.
     """
-    require(model is None or isinstance(model, ModelConfig), "model", "a ModelConfig", repr(model))
+    known = model is None or isinstance(model, ModelConfig | Architecture)
+    require(known, "model", "a ModelConfig or an Architecture", repr(model))
     require(task is None or isinstance(task, Task), "task", "a task", repr(task))
     folder = find(path)
     if (folder / MANIFEST).exists():
@@ -97,7 +99,7 @@ class Trajectory:
         return np.array(self.source.steps, dtype=np.int64)
 
     @property
-    def model_config(self) -> ModelConfig:
+    def model_config(self) -> AnyModel:
         return self.source.model_config
 
     @property
