@@ -151,7 +151,7 @@ AnyModel = ModelConfig | Architecture
 
 
 def model_from_dict(values: Mapping[str, Any]) -> AnyModel:
-    """A model's configuration from the disk: an `Architecture` if it has TransformerLens's fields, else a ModelConfig."""
+    """A model's configuration from the disk: an `Architecture` if it has TransformerLens's fields, or a ModelConfig."""
     return Architecture.from_dict(values) if KEY in values else ModelConfig.from_dict(dict(values))
 
 
