@@ -110,8 +110,7 @@ class RunConfig:
             changes[part][name] = parse_value(text.strip(), get_type_hints(owner)[name], f"{part}.{name}")
         parts = {part: getattr(self, part) for part in changes}
         task, model, train = (replace(parts[part], **new) if new else parts[part] for part, new in changes.items())
-        own = isinstance(model, ModelConfig) and isinstance(self.model, ModelConfig)
-        if own and not changes["model"].keys() & SIZES and not _fits(model, task):
+        if not changes["model"].keys() & SIZES and isinstance(self.model, ModelConfig) and not _fits(model, task):
             model = with_sizes(model, task, self.model)
         return RunConfig(task, model, train)
 

@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 from induction_memory.errors import InputError, require
 from induction_memory.model.config import ModelConfig
@@ -93,6 +93,20 @@ class Architecture:
     @property
     def n_outputs(self) -> int:
         return self["d_vocab_out"]
+
+    @property
+    def feed_forward(self) -> Literal["none", "other"]:
+        """Whether there are feed-forwards; `other` than those of the paper's models."""
+        return "none" if self["attn_only"] else "other"
+
+    @property
+    def layer_norm(self) -> bool:
+        return self["normalization_type"] in ("LN", "LNPre")
+
+    @property
+    def identity_queries(self) -> bool:
+        """Queries have a matrix of their own."""
+        return False
 
     @property
     def tied_output(self) -> bool:

@@ -9,7 +9,7 @@ import math
 import warnings
 from contextlib import contextmanager
 from dataclasses import fields
-from typing import assert_never
+from typing import Any, assert_never
 
 import torch
 from jaxtyping import Float
@@ -116,7 +116,7 @@ def _hooked(config: Architecture, seed: int | None) -> HookedTransformer:
     The random state of the caller's process stays as it is.
     """
     known = {f.name for f in fields(HookedTransformerConfig)}
-    settings = {name: list(value) if isinstance(value, tuple) else value for name, value in config.settings}
+    settings: dict[str, Any] = {n: list(v) if isinstance(v, tuple) else v for n, v in config.settings}
     for name in settings:
         allowed = "fields of TransformerLens's configuration (another version may have written it)"
         require(name in known, f"model.{KEY}.{name}", allowed, repr(name))

@@ -13,14 +13,14 @@ import pandas as pd
 
 from induction_memory import heads as heads_library
 from induction_memory.interventions.ablations import ablate
-from induction_memory.model.config import ModelConfig
+from induction_memory.model.architecture import AnyModel
 from induction_memory.task.sampler import Batch
 from induction_memory.trajectory.trajectory import Trajectory
 
 MEASURES = ("in_context_loss", "in_context_accuracy", "global_loss", "global_accuracy")
 
 
-def parts_of(model: ModelConfig) -> list[str]:
+def parts_of(model: AnyModel) -> list[str]:
     """The parts that the page takes away: heads, key and output matrices, feed-forwards."""
     layers = range(1, model.n_layers + 1)
     matrices = [f"{kind}{layer}" for layer in layers for kind in ("W_K", "W_O")]

@@ -117,6 +117,7 @@ def _about(run: Trajectory) -> str:
     heads = "one head" if model.n_heads == 1 else f"{model.n_heads} heads"
     layers = "one layer" if model.n_layers == 1 else f"{model.n_layers} layers"
     feed = {"none": "no feed-forward", "linear": "a linear feed-forward", "relu": "ReLU feed-forwards"}
+    feed |= {"other": "feed-forwards of another kind"}
     triggers = "fixed triggers" if task.triggers == "fixed" else "triggers drawn anew for each sequence"
     kind = "Simplified model" if model.identity_queries else "Transformer"
     return (

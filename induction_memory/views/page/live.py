@@ -19,14 +19,17 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from induction_memory.model.architecture import AnyModel, Architecture
 from induction_memory.model.config import ModelConfig
 from induction_memory.trajectory.trajectory import Trajectory
 
 Arrays = dict[str, np.ndarray]
 
 
-def why_not(model: ModelConfig) -> str:
+def why_not(model: AnyModel) -> str:
     """Why the page cannot run this model; "" if it can."""
+    if isinstance(model, Architecture):
+        return "the model has a configuration of its own"
     if model.layer_norm:
         return "the model has LayerNorms"
     if model.feed_forward == "relu":
@@ -43,6 +46,7 @@ def why_not(model: ModelConfig) -> str:
 def pack(run: Trajectory, steps: Sequence[int]) -> tuple[dict[str, Any], Arrays]:
     """The description of the model for the page, and its arrays."""
     model, arrays = run.model_config, Arrays()
+    assert isinstance(model, ModelConfig), why_not(model)
     for name in ("w_E", "p", "w_U"):
         arrays[name] = run.embedding(name).numpy().astype("<f4")
 
