@@ -60,6 +60,7 @@ _MODULES = {
     "probes": "probes",
     "interventions": "interventions",
     "hooks": "interventions.hooks",
+    "stream": "interventions.stream",
     "heads": "heads",
     "theory": "theory",
     "views": "views",
@@ -67,7 +68,7 @@ _MODULES = {
     "claims": "reproduction.claims",
     "sweep": "sweep",
 }
-"""Name -> module: the rooms, hooks to take away, and the paper's claims."""
+"""Name -> module: the rooms, hooks to take away, recall through hooks, and the paper's claims."""
 
 __all__ = [*_NAMES, *_MODULES]  # pyright: ignore[reportUnsupportedDunderAll]
 
