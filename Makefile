@@ -7,8 +7,9 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 CORE := $(VENV)/.core
 DEV := $(VENV)/.dev
+DOCS := $(VENV)/.docs
 
-.PHONY: demo pages test test-quick test-hard coverage lint bench docs clean
+.PHONY: demo pages test test-quick test-hard coverage lint bench docs release clean
 
 demo: $(CORE)
 	$(BIN)/induction-memory demo
@@ -38,6 +39,18 @@ lint: $(DEV)
 bench: $(DEV)
 	$(BIN)/python -m bench
 
+# The site in docs/_build/html with the pages of three runs. Offline once the packages are installed.
+docs: $(DOCS)
+	test -f docs/pages/four-heads.html || $(BIN)/python analyses/pages.py
+	$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html
+	$(BIN)/python docs/check_site.py docs/_build/html
+
+# Source archive and wheel in dist/, checked; the wheel is tried in an empty environment.
+release: $(DEV)
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/python -m tests.release dist
+
 $(CORE): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q torch    # first and pinned: a later resolver would take a build with CUDA
@@ -48,5 +61,9 @@ $(DEV): $(CORE)
 	$(BIN)/pip install -q -e '.[dev]'
 	touch $@
 
+$(DOCS): $(CORE)
+	$(BIN)/pip install -q -e '.[docs]'
+	touch $@
+
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) build dist docs/_build docs/reference/api .pytest_cache .ruff_cache .hypothesis *.egg-info

@@ -1,0 +1,126 @@
+"""What the documentation prints runs, links lead somewhere, and everything public has its place."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import induction_memory as im
+from induction_memory.cli.app import COMMANDS
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+sys.path.insert(0, str(DOCS))
+import blocks  # noqa: E402  (scripts of docs/, which is no package)
+import check_site  # noqa: E402
+
+PAGES = blocks.pages()
+LINK = re.compile(r"(?<!\\)\]\(([^)\s]+)\)")
+GROUPS = 4
+
+
+def without_code(text):
+    return re.sub(r"^(`{3,}).*?^\1\s*$", "", text, flags=re.S | re.M)
+
+
+def anchors(path):
+    """The anchors of a page's headings, as Sphinx and GitHub make them."""
+    found = set()
+    for heading in re.findall(r"^#+ (.+)$", without_code(path.read_text(encoding="utf-8")), re.M):
+        plain = re.sub(r"[`*]|\[|\]\([^)]*\)", "", heading).strip().lower()
+        found.add(re.sub(r"[^\w\- ]", "", plain).replace(" ", "-"))
+    return found
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_of_a_page_lead_somewhere(path):
+    text = re.sub(r"`[^`\n]+`", "", without_code(path.read_text(encoding="utf-8")))
+    wrong = []
+    for link in LINK.findall(text):
+        target, _, anchor = link.partition("#")
+        if re.match(r"https?://", target) or "pages/" in target or "/api/" in target or target.startswith("api/"):
+            continue  # pages of runs and of the API are made while the site is built; check_site.py looks at them
+        there = (path.parent / target).resolve() if target else path
+        if not there.exists() or (anchor and there.suffix == ".md" and anchor not in anchors(there)):
+            wrong.append(link)
+    assert wrong == []
+
+
+def test_every_page_is_in_a_table_of_contents():
+    listed = {"index.md"}
+    for path in DOCS.rglob("*.md"):
+        for body in re.findall(r"```\{toctree\}(.*?)```", path.read_text(encoding="utf-8"), re.S):
+            for line in body.splitlines():
+                if line.strip() and not line.startswith(":"):
+                    listed.add(str((path.parent / line.strip()).resolve().relative_to(DOCS)) + ".md")
+    assert {str(path.relative_to(DOCS)) for path in PAGES if DOCS in path.parents} <= listed
+
+
+def test_every_command_is_shown():
+    page = (DOCS / "reference" / "commands.md").read_text(encoding="utf-8")
+    assert [command.__name__ for command in COMMANDS if f"induction-memory {command.__name__}" not in page] == []
+
+
+def test_every_public_name_has_a_docstring():
+    bare = [name for name in im.__all__ if not (getattr(im, name).__doc__ or "").strip()]
+    assert bare == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", range(GROUPS))
+def test_what_a_page_prints_runs_and_shows_what_it_shows(group):
+    pages = [str(path) for path in PAGES[group::GROUPS]]
+    done = subprocess.run([sys.executable, DOCS / "blocks.py", *pages], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_number_that_drifts_is_noticed_and_rounding_is_not():
+    assert blocks.alike("accuracy 0.951 of 64", "accuracy  0.952 of 64")
+    assert not blocks.alike("accuracy 0.951 of 64", "accuracy 0.953 of 64")
+    assert not blocks.alike("64 heads", "65 heads")
+    assert not blocks.alike("a 1.0", "b 1.0")
+
+
+def test_a_page_with_a_wrong_output_a_failing_block_and_a_wrong_sentence_is_refused(tmp_path, monkeypatch):
+    page = tmp_path / "page.md"
+    text = (
+        "```python\nx = 2\nx + 1\n```\n\n```text\n{}\n```\n\nThere are {}<!--= x:d --> of them.\n\n```python\n{}\n```\n"
+    )
+    monkeypatch.setattr(blocks, "ROOT", tmp_path)
+    for shown, said, block, wrong in ((3, 2, "x", 0), (4, 2, "x", 1), (3, 5, "x", 1), (3, 2, "1 / 0", 1)):
+        page.write_text(text.format(shown, said, block))
+        read = blocks.Page(page)
+        read.run()
+        assert len(read.wrong) == wrong, read.wrong
+        assert "```text\n3\n```" in read.written()
+        assert "There are 2<!--= x:d -->" in read.written()
+
+
+def test_commands_of_the_documentation_are_known_to_the_parser():
+    for path in PAGES:
+        for block in blocks.blocks(path.read_text(encoding="utf-8")):
+            lines = {"console": [line[2:] for line in block.text.splitlines() if line.startswith("$ ")]}
+            shell = (
+                blocks.commands(block.text) if block.language in ("", "bash", "sh") else lines.get(block.language, [])
+            )
+            for line in shell:
+                assert line.split()[0] in blocks.COMMANDS, f"{path.name}: {line}"
+
+
+def test_python_blocks_of_the_documentation_are_python():
+    for path in PAGES:
+        for block in blocks.blocks(path.read_text(encoding="utf-8")):
+            if block.language == "python":
+                ast.parse(block.text)
+
+
+def test_the_check_of_the_site_sees_dead_links_anchors_red_formulas_and_addresses(tmp_path):
+    (tmp_path / "a.html").write_text('<h1 id=top></h1><a href="b.html#there">x</a><a href="#top">x</a>')
+    (tmp_path / "b.html").write_text('<p id="there">fine</p>')
+    assert check_site.problems(tmp_path) == []
+    (tmp_path / "b.html").write_text('<a href="c.html"></a><span style="color:#cc0000"></span>')
+    (tmp_path / "d.html").write_text('<script src="https://cdn.example/x.js"></script>')
+    assert len(check_site.problems(tmp_path)) == 4
