@@ -5,7 +5,10 @@ import re
 
 def as_rest(app, what, name, obj, options, lines):
     """Sphinx's hook: replace the lines of one docstring."""
-    lines[:] = rest("\n".join(lines)).splitlines()
+    text = "\n".join(lines)
+    if what == "class":
+        text = text.partition("\nFields:\n")[0]  # autodoc shows each field with its string
+    lines[:] = rest(text).splitlines()
 
 
 def rest(text):

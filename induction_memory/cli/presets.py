@@ -1,7 +1,5 @@
 """`presets`: the experiments that `train` knows by name."""
 
-import ast
-import inspect
 import json
 import re
 import textwrap
@@ -9,6 +7,8 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
+
+from induction_memory.field_docs import field_meanings
 
 if TYPE_CHECKING:
     from induction_memory.experiment.presets import Preset
@@ -66,19 +66,6 @@ def explained(name: str, entry: "Preset") -> str:
             lines += textwrap.wrap(setting, WIDTH, subsequent_indent="  ")
             lines += textwrap.wrap(meanings.get(found.name, ""), WIDTH, initial_indent="    ", subsequent_indent="    ")
     return "\n".join(lines)
-
-
-def field_meanings(config: type) -> dict[str, str]:
-    """The strings under the fields of a configuration's class."""
-    body = ast.parse(textwrap.dedent(inspect.getsource(config))).body[0]
-    assert isinstance(body, ast.ClassDef)
-    meanings = {}
-    for statement, following in zip(body.body, body.body[1:], strict=False):
-        if isinstance(statement, ast.AnnAssign) and isinstance(following, ast.Expr):
-            text = following.value
-            if isinstance(text, ast.Constant) and isinstance(text.value, str):
-                meanings[ast.unparse(statement.target)] = " ".join(text.value.split())
-    return meanings
 
 
 def _dimensions(sizes: dict[str, list[str]]) -> tuple[str, str]:

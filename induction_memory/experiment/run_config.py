@@ -12,6 +12,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from induction_memory.errors import InputError, require
 from induction_memory.experiment.train_config import TrainConfig
+from induction_memory.field_docs import field_docs
 from induction_memory.model.architecture import AnyModel, Architecture, model_from_dict
 from induction_memory.model.config import ModelConfig
 from induction_memory.task import registry
@@ -22,6 +23,7 @@ SIZES = {"d_vocab", "d_vocab_out", "n_ctx"}
 """Fields of the model that follow from the task unless they are set."""
 
 
+@field_docs
 @dataclass(frozen=True)
 class RunConfig:
     """What to learn, with what, and how."""

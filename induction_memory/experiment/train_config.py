@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args
 from induction_memory.errors import InputError, require
 from induction_memory.experiment.constraints import Clamp, Freeze, Graft
 from induction_memory.experiment.schedule import CheckpointRule, Decay
+from induction_memory.field_docs import field_docs
 
 Optimizer = Literal["sgd", "adamw"]
 Loss = str
@@ -28,6 +29,7 @@ MOST_REAL = 1e38
 """No real number is larger: weights and gradients are 32-bit floats."""
 
 
+@field_docs
 @dataclass(frozen=True)
 class TrainConfig:
     """Optimiser, loss, data and what is kept of a run."""

@@ -25,6 +25,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from induction_memory.errors import require
+from induction_memory.field_docs import field_docs
 from induction_memory.heads import carriers, history, matching, origins, predictability, sharing, stability
 from induction_memory.heads.games import ValueFunction, solve_games, value_function
 from induction_memory.heads.mediation import COLUMNS as PATH_COLUMNS
@@ -48,6 +49,7 @@ REPEATED = 64
 Tokens = Callable[[int], Int[Tensor, "batch pos"]]
 
 
+@field_docs
 @dataclass(frozen=True, eq=False)
 class Identification:
     """The tables of one or more runs; what follows from them is computed when asked for."""

@@ -29,6 +29,7 @@ from torch import Tensor
 from transformer_lens import HookedTransformer
 
 from induction_memory.errors import require
+from induction_memory.field_docs import field_docs
 from induction_memory.memory.association import store
 from induction_memory.model.build import build
 from induction_memory.model.config import ModelConfig
@@ -40,6 +41,7 @@ MATCH = 25.0  # logits of a match through one of the current-token heads
 OUTPUT = 15.0  # logits of the right output, all heads together
 
 
+@field_docs
 @dataclass(frozen=True, eq=False)
 class Planted:
     """The model and what is true of it. Heads are named as in `interventions.components`."""

@@ -25,6 +25,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from induction_memory.errors import require
+from induction_memory.field_docs import field_docs
 from induction_memory.interventions.replacements import Kind, Replacements
 from induction_memory.runner.components import Graph
 from induction_memory.runner.recording import Recording, Runner, Via
@@ -46,6 +47,7 @@ INDUCTION_HEAD = (
 )
 
 
+@field_docs
 @dataclass(frozen=True, eq=False)
 class Discovery:
     """The edges of one model by rank, the circuit they make, and what circuits of each size are worth."""

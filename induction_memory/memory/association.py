@@ -21,10 +21,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from induction_memory.errors import InputError, require
+from induction_memory.field_docs import field_docs
 
 Side = Literal["input", "output"]
 
 
+@field_docs
 @dataclass(frozen=True, eq=False)
 class Association:
     """A matrix, the embeddings it maps between, and the pairs it should store."""

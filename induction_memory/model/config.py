@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any, Literal, assert_never, get_args
 
 from induction_memory.errors import require
+from induction_memory.field_docs import field_docs
 
 FeedForward = Literal["none", "linear", "relu"]
 FeedForwardLayers = Literal["last", "all"]
@@ -29,6 +30,7 @@ _BEFORE_PARAMETRISATION = {"one": "code", "1/d": "unit-embeddings"}
 """What older stored configurations call `embedding_variance` -> the parametrisation with the same initial weights."""
 
 
+@field_docs
 @dataclass(frozen=True)
 class ModelConfig:
     """What a model is made of, and which parts of it learn."""

@@ -27,6 +27,7 @@ from torch import Tensor
 from transformer_lens import HookedTransformer
 
 from induction_memory.errors import require
+from induction_memory.field_docs import field_docs
 from induction_memory.memory.association import store
 from induction_memory.model.associations import associate, bigram_logits, written
 from induction_memory.model.build import build, remap
@@ -37,6 +38,7 @@ from induction_memory.task.bigrams import BigramTask
 Memory = Literal["W_K1", "W_K2", "W_O2", "W_F"]
 
 
+@field_docs
 @dataclass(frozen=True)
 class Scales:
     """How strongly each memory of the construction is written, in logits of a stored pair."""

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from induction_memory.errors import InputError, require
 from induction_memory.experiment.train_config import Loss
+from induction_memory.field_docs import field_docs
 from induction_memory.task.sampler import Batch, sample, step_rng
 from induction_memory.training.forward import evaluate
 from induction_memory.trajectory.trajectory import Trajectory
@@ -36,6 +37,7 @@ FAR = 10.0  # a chain whose squared distance is this many times the usual one ha
 EVALUATION_STREAM = 1  # the probes' evaluation batch is number 0 of the same seed
 
 
+@field_docs
 @dataclass(frozen=True)
 class Sampling:
     """How the weights are drawn. One setting serves a whole trajectory."""

@@ -17,12 +17,14 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from induction_memory.errors import InputError, require
+from induction_memory.field_docs import field_docs
 
 Kind = Literal["weights", "activations"]
 Measure = TypeVar("Measure", bound=Callable[[Any], Any])
 OWN = "own"  # the family of a user's probes
 
 
+@field_docs
 @dataclass(frozen=True)
 class Probe:
     """A measure with a name."""

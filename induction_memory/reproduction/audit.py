@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from induction_memory.field_docs import field_docs
 from induction_memory.progress import track
 from induction_memory.reproduction import record_files
 from induction_memory.reproduction.claims import CLAIMS, COLUMNS, measured
@@ -32,6 +33,7 @@ AGREE = 1e-5
 SOURCES = ("recomputed", "sealed", "seal broken")
 
 
+@field_docs
 @dataclass(frozen=True, eq=False)
 class Audit:
     """What an audit found."""

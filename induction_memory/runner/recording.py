@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from induction_memory.errors import require
+from induction_memory.field_docs import field_docs
 from induction_memory.progress import track
 from induction_memory.runner.components import Graph, head_of
 from induction_memory.runner.network import Network
@@ -59,6 +60,7 @@ class Runner(Protocol):
         ...
 
 
+@field_docs
 @dataclass(frozen=True, eq=False)
 class Recording:
     """The tokens of a run, and every activation that a patch may need."""

@@ -11,7 +11,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from induction_memory.field_docs import field_docs
 
+
+@field_docs
 @dataclass(frozen=True)
 class Patch:
     """Put `value` at `site`."""

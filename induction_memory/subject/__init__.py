@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from induction_memory.errors import InputError, require
 from induction_memory.experiment.train_config import TrainConfig
+from induction_memory.field_docs import field_docs
 from induction_memory.model.architecture import Architecture
 from induction_memory.model.memories import UnsupportedError, has_step_axis
 from induction_memory.progress import track
@@ -39,6 +40,7 @@ Sequences = Batch | Int[Tensor, "batch pos"] | None
 SEQUENCES, SEQUENCES_PER_STEP = 64, 16  # of the evaluation batch when none is given: for one step, for each of several
 
 
+@field_docs
 @dataclass(frozen=True, eq=False)
 class Subject:
     """A model, some steps of a trajectory, or stacked weights, with the sequences to run them on."""

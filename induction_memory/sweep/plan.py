@@ -35,6 +35,7 @@ from induction_memory.errors import InputError, require
 from induction_memory.experiment.presets import preset as find_preset
 from induction_memory.experiment.presets import with_seed
 from induction_memory.experiment.run_config import RunConfig
+from induction_memory.field_docs import field_docs
 
 MOST_RUNS = 100_000
 LONGEST_NAME = 120
@@ -67,6 +68,7 @@ class PlannedRun:
         )
 
 
+@field_docs
 @dataclass(frozen=True)
 class Sweep:
     """A sweep as its file describes it; settings are path -> text, as after `--set`."""

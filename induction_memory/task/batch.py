@@ -17,10 +17,12 @@ from jaxtyping import Bool, Float, Int64, Shaped
 from torch import Tensor
 
 from induction_memory.errors import require
+from induction_memory.field_docs import field_docs
 
 Kind = TypeVar("Kind", bound="Batch")
 
 
+@field_docs
 @dataclass(frozen=True, eq=False)
 class Batch:
     """Sequences with their targets and groups of positions."""

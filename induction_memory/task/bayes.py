@@ -23,6 +23,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from induction_memory.errors import require
+from induction_memory.field_docs import field_docs
 from induction_memory.task.averages import masked_mean
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.protocol import Predictor
@@ -30,6 +31,7 @@ from induction_memory.task.races import member_probability, race
 from induction_memory.task.sampler import Batch
 
 
+@field_docs
 @dataclass(frozen=True)
 class Prediction:
     """What the optimal reader believes at each position, in float64."""
@@ -54,6 +56,7 @@ class Score:
     """How many positions; without any the other numbers are nan."""
 
 
+@field_docs
 @dataclass(frozen=True)
 class OptimalScores:
     """The best that can be expected on a batch, by kind of position."""

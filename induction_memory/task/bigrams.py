@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from induction_memory.errors import InputError, require
+from induction_memory.field_docs import field_docs
 from induction_memory.task.corpus import SHIPPED, Corpus, load_corpus
 from induction_memory.task.fields import as_list, as_tuple, read_only, require_choice, require_integer
 from induction_memory.task.protocol import Ideal, Predictor
@@ -36,6 +37,7 @@ SUM_TOLERANCE = 1e-6  # how far given probabilities may be from summing to one b
 
 
 @register
+@field_docs
 @dataclass(frozen=True)
 class BigramTask:
     """The choices that define the task, checked when made."""

@@ -23,6 +23,7 @@ import numpy as np
 from jaxtyping import Float, Int, Shaped
 
 from induction_memory.errors import InputError, require
+from induction_memory.field_docs import field_docs
 
 SHIPPED = ("tinyshakespeare",)
 
@@ -40,6 +41,7 @@ def bigram_probabilities(
     return np.where(totals > 0, counts / np.where(totals > 0, totals, 1), unigram)
 
 
+@field_docs
 @dataclass(frozen=True, eq=False)
 class Corpus:
     """A vocabulary with its counts; pi_u and pi_b follow from them."""

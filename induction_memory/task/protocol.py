@@ -24,6 +24,7 @@ import numpy as np
 from jaxtyping import Float
 
 from induction_memory.errors import InputError, require
+from induction_memory.field_docs import field_docs
 
 if TYPE_CHECKING:
     from induction_memory.task.batch import Batch
@@ -64,6 +65,7 @@ class Task(Protocol):
         ...
 
 
+@field_docs
 @dataclass(frozen=True, eq=False)
 class Ideal:
     """What a matrix of a perfect model stores: the sum over pairs of strength[j, i] v_j u_i^T."""

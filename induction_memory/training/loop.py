@@ -25,6 +25,7 @@ from induction_memory.experiment.constraints import Graft, clamped_kinds, frozen
 from induction_memory.experiment.run_config import RunConfig
 from induction_memory.experiment.schedule import Keeper, learning_rate
 from induction_memory.experiment.train_config import TrainConfig
+from induction_memory.field_docs import field_docs
 from induction_memory.task.sampler import step_rng
 from induction_memory.training.clamps import Clamps
 from induction_memory.training.evaluation import trained_positions
@@ -48,6 +49,7 @@ class Start:
     """The watched values at the last checkpoint, for adaptive checkpoints."""
 
 
+@field_docs
 @dataclass(frozen=True)
 class Snapshot:
     """One step of a run: what was measured, and the live model before its update."""

@@ -20,6 +20,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from induction_memory.errors import InputError, require
+from induction_memory.field_docs import field_docs
 from induction_memory.figures.tokens import visible
 from induction_memory.runner.components import head_of
 from induction_memory.runner.recording import Runner, require_length
@@ -38,6 +39,7 @@ SHOWN = 48  # tokens of a sampled sequence, when no length is given
 MOST = 12  # columns that one can still look at
 
 
+@field_docs
 @dataclass(frozen=True, eq=False)
 class AttentionView:
     """Attention over one sequence: a map for each head of each column (a step or a run)."""

@@ -21,6 +21,7 @@ import numpy as np
 from jaxtyping import Int
 
 from induction_memory.errors import require
+from induction_memory.field_docs import field_docs
 from induction_memory.task.fields import as_tuple, read_only, require_choice, require_integer, require_number
 from induction_memory.task.protocol import Ideal, Predictor
 from induction_memory.task.registry import register
@@ -36,6 +37,7 @@ Asked = Literal["last", "all"]
 
 
 @register
+@field_docs
 @dataclass(frozen=True)
 class CausalGraph:
     """The choices that define the task, checked when made."""

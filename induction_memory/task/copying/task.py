@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 
 from induction_memory.errors import require
+from induction_memory.field_docs import field_docs
 from induction_memory.task.fields import as_tuple, require_choice, require_integer
 from induction_memory.task.protocol import Ideal, Predictor
 from induction_memory.task.registry import register
@@ -32,6 +33,7 @@ Placement = Literal["middle", "elsewhere", "any"]
 
 
 @register
+@field_docs
 @dataclass(frozen=True)
 class Copying:
     """The choices that define the task, checked when made."""

@@ -19,6 +19,7 @@ import numpy as np
 from jaxtyping import Float
 
 from induction_memory.errors import require
+from induction_memory.field_docs import field_docs
 from induction_memory.task.fields import read_only, require_integer, require_number
 from induction_memory.task.protocol import Ideal, Predictor
 from induction_memory.task.registry import register
@@ -35,6 +36,7 @@ PEAKED = 0.3
 
 
 @register
+@field_docs
 @dataclass(frozen=True)
 class MarkovChains:
     """The choices that define the task, checked when made."""

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from induction_memory.errors import require
+from induction_memory.field_docs import field_docs
 from induction_memory.task.bigrams import BigramTask, OutputDistribution, TriggerChoice, TriggerDistribution
 from induction_memory.task.fields import require_integer, require_number
 from induction_memory.task.protocol import Ideal, Predictor
@@ -35,6 +36,7 @@ NOISE_LABEL = "τ"
 
 
 @register
+@field_docs
 @dataclass(frozen=True)
 class NoisyTriggers:
     """The choices that define the task, checked when made."""

@@ -20,6 +20,7 @@ import numpy as np
 from jaxtyping import Int
 
 from induction_memory.errors import require
+from induction_memory.field_docs import field_docs
 from induction_memory.task.fields import read_only, require_integer
 from induction_memory.task.protocol import Ideal, NotOfferedError, Predictor
 from induction_memory.task.registry import register
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 
 @register
+@field_docs
 @dataclass(frozen=True)
 class FactualRecall:
     """The choices that define the task, checked when made."""

@@ -1,0 +1,56 @@
+"""The strings under the fields of a class, shown by `help()`.
+
+Python keeps no string that stands under a field. `field_docs` reads them from the source once and lists them at the end
+of the class's docstring, so that they are written in one place and `help(im.TrainConfig)` explains every field.
+"""
+
+import ast
+import sys
+from functools import lru_cache
+from inspect import cleandoc
+from typing import TypeVar
+
+Class = TypeVar("Class", bound=type)
+
+
+def field_docs(cls: Class) -> Class:
+    """Class decorator: list what each field means in the class's docstring."""
+    lines = [f"    {name}: {meaning}" for name, meaning in field_meanings(cls).items()]
+    if lines:
+        cls.__doc__ = "\n".join([cleandoc(cls.__doc__ or ""), "", "Fields:", *lines])
+    return cls
+
+
+def field_meanings(cls: type) -> dict[str, str]:
+    """The strings under the fields of a class, those of its base classes first; empty where there is no source.
+
+    >>> from induction_memory.experiment.train_config import TrainConfig
+    >>> field_meanings(TrainConfig)["batch_size"]
+    'Fresh sequences per update.'
+    """
+    meanings = {}
+    for base in reversed(cls.__mro__):
+        file = getattr(sys.modules.get(base.__module__), "__file__", None)
+        if file is not None and base.__module__.partition(".")[0] == __name__.partition(".")[0]:
+            meanings |= _classes(file).get(base.__name__, {})
+    return meanings
+
+
+@lru_cache
+def _classes(file: str) -> dict[str, dict[str, str]]:
+    try:
+        with open(file, encoding="utf-8") as source:
+            tree = ast.parse(source.read())
+    except (OSError, SyntaxError):
+        return {}
+    return {node.name: _fields(node) for node in tree.body if isinstance(node, ast.ClassDef)}
+
+
+def _fields(node: ast.ClassDef) -> dict[str, str]:
+    meanings = {}
+    for statement, following in zip(node.body, node.body[1:], strict=False):
+        if isinstance(statement, ast.AnnAssign) and isinstance(following, ast.Expr):
+            text = following.value
+            if isinstance(text, ast.Constant) and isinstance(text.value, str):
+                meanings[ast.unparse(statement.target)] = " ".join(text.value.split())
+    return meanings
