@@ -1,25 +1,30 @@
 """`ablate`: remove components of a model and measure what is lost."""
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated
 
-from induction_memory.cli.arguments import Run, Via, listed, load, require_heads, step_of
+import tyro
+
+from induction_memory.cli.arguments import Via, listed, load, require_heads, step_of
 from induction_memory.cli.output import TERMINAL, TableOutput
+from induction_memory.cli.own_code import IMPORT, own_modules
+from induction_memory.errors import InputError, require
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Kind = Literal["all", "zero", "mean", "mean-position", "resample", "resample-output", "noise", "initial"]
+KINDS = ("all", "zero", "mean", "mean-position", "resample", "resample-output", "noise", "initial")
 COLUMNS = ("step", "component", "kind", "in_context_accuracy", "in_context_loss", "kl")
 COMPONENTS = ("heads", "layers", "feed_forward", "embeddings", "matrices")
 
 
 def ablate(
-    run: Run,
+    run: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")] = None,
     /,
     step: str = "last",
-    kind: Kind = "mean",
+    kind: str = "mean",
     components: tuple[str, ...] = COMPONENTS,
     via: Via | None = None,
+    list: bool = False,
     output: TableOutput = TERMINAL,
 ) -> None:
     """Remove parts of the model and measure what is lost.
@@ -29,10 +34,21 @@ def ablate(
     Args:
         run: trajectory's folder, or the name of a shipped one.
         step: a stored step, several (0,300,600), last, or all.
-        kind: what stands in for a part: one kind of ablation, or all of them side by side.
+        kind: what stands in for a part: a kind of ablation (zero, mean, resample ...), or all of them side by side.
         components: names such as L1H1, W_K2, FF2 or pos->L2.k, groups (heads, parts, edges, paths ...), or all.
         via: hooks for one hooked forward per row; the shortcut by default, for models that it computes exactly.
+        list: explain each kind of ablation in one line.
     """
+    if list:
+        from induction_memory.interventions.replacements import kinds
+
+        for name, about in kinds().items():
+            print(f"{name:<24} {about}")
+        return
+    if run is None:
+        raise InputError("RUN: expected a trajectory's folder or name, or --list")
+    known = kind in KINDS or bool(own_modules())
+    require(known, "--kind", f"{', '.join(KINDS)}, or one of your own ({IMPORT} names its module)", repr(kind))
     chosen, names = step_of(step), listed(components)
     require_heads(run, names)
     opened = load(run)

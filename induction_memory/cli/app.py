@@ -15,6 +15,7 @@ from induction_memory.cli.branch import branch
 from induction_memory.cli.circuit import circuit
 from induction_memory.cli.demo import demo
 from induction_memory.cli.heads import heads
+from induction_memory.cli.own_code import import_own_modules
 from induction_memory.cli.patch import patch
 from induction_memory.cli.presets import presets
 from induction_memory.cli.probe import probe
@@ -51,7 +52,9 @@ COMMANDS = (
 def main() -> None:
     """Run the command line; an error is one line on standard error and its exit code, 2 for the user's mistake."""
     try:
-        parse()()
+        command = parse()
+        import_own_modules()
+        command()
     except Error as error:
         _stop(f"induction-memory: {error}", error.exit_code)
     except BrokenPipeError:

@@ -1,22 +1,12 @@
 """What stands in for an activation that is taken away: the kinds of ablation, and the door to new ones.
 
-For an activation y of a site, [batch, pos, d]:
-
-    zero              0
-    mean              the mean of y over sequences and positions
-    mean-position     the mean of y over sequences, at each position
-    resample          y of another sequence of the batch
-    resample-output   y of the same sequence with the outputs of its triggers changed
-    noise             Gaussian, each coordinate with y's own mean and standard deviation
-    initial           what the same weights computed before training, from the same input
-
-Their differences are informative. A component that only adds a constant matters under `zero` and not under `mean`. One
-that depends on the position alone does not matter under `mean-position`. One that carries no output of a trigger does
-not matter under `resample-output`.
+For an activation y of a site, [batch, pos, d], `kinds` has one line per kind. Their differences are informative. A
+component that only adds a constant matters under `zero` and not under `mean`. One that depends on the position alone
+does not matter under `mean-position`. One that carries no output of a trigger does not matter under `resample-output`.
 
 A kind is a function of the intact run and a site, and `ablation` gives it a name:
 
-    @im.ablation("median")
+    @im.ablation("median", about="median of y over positions, for each sequence")
     def median(run, site):
         return run.at(site).median(-2, keepdim=True).values
 """
@@ -44,25 +34,43 @@ Value = Float[Tensor, "#batch #pos d"]
 Replacement = Callable[["Ablated", str], Value]
 Kind = str | Replacement
 """The name of a kind of ablation, or the function itself."""
-_KINDS: dict[str, tuple[Replacement, Callable[["Replacements"], str | None]]] = {}
+_KINDS: dict[str, "_Named"] = {}
+
+
+@dataclass(frozen=True)
+class _Named:
+    """A kind of ablation with its name's line, and what a run may lack for it."""
+
+    function: Replacement
+    about: str
+    missing: Callable[["Replacements"], str | None]
 
 
 def ablation(
-    name: str, *, missing: Callable[["Replacements"], str | None] = lambda run: None
+    name: str, *, about: str = "", missing: Callable[["Replacements"], str | None] = lambda run: None
 ) -> Callable[[Replacement], Replacement]:
-    """Give a kind of ablation a name. `missing` says what a run lacks for it, if anything: `expected ..., got ...`."""
+    """Give a kind of ablation a name, and a line with its formula for `ablate --list`.
+
+    `missing` says what a run lacks for it, if anything: `expected ..., got ...`.
+    """
 
     def register(function: Replacement) -> Replacement:
-        require(name not in ("all", "none"), "ablation", "another name", repr(name))
-        _KINDS[name] = function, missing
+        known = _KINDS.get(name)
+        own = known is not None and known.function.__module__ == __name__ != function.__module__
+        require(name not in ("all", "none") and not own, "ablation", "a name that the package does not use", repr(name))
+        _KINDS[name] = _Named(function, about or (function.__doc__ or "").split("\n")[0], missing)
         return function
 
     return register
 
 
-def kinds() -> tuple[str, ...]:
-    """The names of all kinds."""
-    return tuple(_KINDS)
+def kinds() -> dict[str, str]:
+    """Every kind's name with one line on what stands in for the activation y.
+
+    >>> kinds()["mean"]
+    'the mean of y over sequences and positions'
+    """
+    return {name: kind.about for name, kind in _KINDS.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +115,7 @@ class Replacements:
     @property
     def kinds(self) -> tuple[str, ...]:
         """The kinds that this run allows: `initial` needs the initial weights, `resample` another sequence."""
-        return tuple(name for name, (_, missing) in _KINDS.items() if missing(self) is None)
+        return tuple(name for name, kind in _KINDS.items() if kind.missing(self) is None)
 
     @cached_property
     def other_outputs(self) -> Recording:
@@ -138,11 +146,11 @@ class Replacements:
             require(callable(kind), "kind", "a name or a function of the run and a site", repr(kind))
             return kind
         require(kind in _KINDS, "kind", f"all or one of {', '.join(_KINDS)}", repr(kind))
-        function, missing = _KINDS[kind]
-        reason = missing(self)
+        named = _KINDS[kind]
+        reason = named.missing(self)
         if reason is not None:
             raise InputError(f"kind: {reason}")
-        return function
+        return named.function
 
     def _checked(self, value: Tensor, site: str, kind: Kind) -> Value:
         own, name = tuple(self.recording.at(site).shape), name_of(kind)
@@ -168,22 +176,22 @@ def _no_initial_weights(run: Replacements) -> str | None:
     return "expected a trajectory, or the model before training as `initial`, got neither"
 
 
-@ablation("zero")
+@ablation("zero", about="0")
 def zero(run: Ablated, site: str) -> Value:
     return torch.zeros_like(run.at(site)[:1, :1])
 
 
-@ablation("mean")
+@ablation("mean", about="the mean of y over sequences and positions")
 def mean(run: Ablated, site: str) -> Value:
     return run.at(site).mean((0, 1), keepdim=True)
 
 
-@ablation("mean-position")
+@ablation("mean-position", about="the mean of y over sequences, at each position")
 def mean_by_position(run: Ablated, site: str) -> Value:
     return run.at(site).mean(0, keepdim=True)
 
 
-@ablation("resample", missing=_no_second_sequence)
+@ablation("resample", about="y of another sequence of the batch", missing=_no_second_sequence)
 def resample(run: Ablated, site: str) -> Value:
     return run.at(site).roll(1, dims=0)
 
@@ -193,18 +201,20 @@ def _no_triggers(run: Replacements) -> str | None:
     return None if known else "expected sequences with triggers for 'resample-output', got tokens alone"
 
 
-@ablation("resample-output", missing=_no_triggers)
+@ablation(
+    "resample-output", about="y of the same sequence with the outputs of its triggers changed", missing=_no_triggers
+)
 def resample_output(run: Ablated, site: str) -> Value:
     return run.all.other_outputs.at(site)
 
 
-@ablation("noise")
+@ablation("noise", about="Gaussian, each coordinate with y's own mean and standard deviation")
 def noise(run: Ablated, site: str) -> Value:
     y = run.at(site)
     drawn = torch.randn(y.shape, generator=torch.Generator().manual_seed(run.seed), dtype=y.dtype).to(y.device)
     return y.mean((0, 1)) + y.flatten(0, 1).std(0, correction=0) * drawn
 
 
-@ablation("initial", missing=_no_initial_weights)
+@ablation("initial", about="what the weights before training computed from the same input", missing=_no_initial_weights)
 def initial(run: Ablated, site: str) -> Value:
     return run.before_training.at(site)
