@@ -48,7 +48,7 @@ def ablate(
     if run is None:
         raise InputError("RUN: expected a trajectory's folder or name, or --list")
     known = kind in KINDS or bool(own_modules())
-    require(known, "--kind", f"{', '.join(KINDS)}, or one of your own ({IMPORT} names its module)", repr(kind))
+    require(known, "--kind", f"one of {', '.join(KINDS)}, or one of your own ({IMPORT} names its module)", repr(kind))
     chosen, names = step_of(step), listed(components)
     require_heads(run, names)
     opened = load(run)
