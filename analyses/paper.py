@@ -1,6 +1,6 @@
 """The paper on one screen, in plain torch: task, simplified model, three memories, recall. Nothing of the package.
 
-    python analyses/paper.py        # trains for a minute or two, some minutes on a busy machine
+    python analyses/paper.py        # trains for half a minute
 
 `docs/paper.md` explains each line; `tests/test_paper.py` holds each function equal to the package.
 """
@@ -61,7 +61,7 @@ def recall(W: Tensor, u: Tensor, v: Tensor, given: str) -> float:
     return (best == torch.arange(len(best))).float().mean().item()
 
 
-def main(steps: int = 600, n: int = 128, N: int = 65, T: int = 64, K: int = 5, d: int = 128) -> None:
+def main(steps: int = 200, n: int = 128, N: int = 65, T: int = 64, K: int = 5, d: int = 128) -> None:
     """Train the three memories by SGD on the outputs of triggers, and print what each recalls."""
     torch.manual_seed(0)
     pi_u = torch.randn(N).mul(2).softmax(0)  # some tokens are frequent, as in a text
@@ -72,7 +72,7 @@ def main(steps: int = 600, n: int = 128, N: int = 65, T: int = 64, K: int = 5, d
     for step in range(steps + 1):
         z, known = sample(n, T, K, pi_u, pi_b)
         out, target = logits(w, z[:, :-1])[known], z[:, 1:][known]
-        if step % 100 == 0:
+        if step % 40 == 0:
             sides = {"W_K1": "query", "W_K2": "query", "W_O2": "input"}
             found = {name: recall(w[name], *pairs(w)[name], given=side) for name, side in sides.items()}
             right = (out.argmax(-1) == target).float().mean().item()

@@ -5,7 +5,8 @@
     StorageError   the disk refused to read or to write              exit code 1
     DivergedError  the loss of a run is no longer finite             exit code 1
 
-The command line and the scripts of analyses/ print the line and end with the exit code.
+The command line and the scripts of analyses/ print the line and end with the exit code. A message that needs more than
+a line has an `entry`: the command line ends the line with the entry's address, and a traceback shows it as a note.
 """
 
 import sys
@@ -17,9 +18,24 @@ class Error(Exception):
     """The base of this package's errors: one printable line."""
 
     exit_code = 1
+    entry: str | None = None
+    """The heading in docs/reference/errors.md that says what to do."""
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, entry: str | None = None) -> None:
         super().__init__(printable(message))
+        self.entry = entry or type(self).entry
+        if self.entry is not None:
+            self.add_note(f"what to do: {self.address}")
+
+    @property
+    def address(self) -> str:
+        """Where the documentation says more; empty if the line says all."""
+        return f"docs/reference/errors.md#{self.entry}" if self.entry else ""
+
+    @property
+    def line(self) -> str:
+        """The message, and the address of its entry: what the command line prints."""
+        return f"{self} ({self.address})" if self.entry else str(self)
 
 
 class InputError(Error, ValueError):
@@ -30,6 +46,8 @@ class InputError(Error, ValueError):
 
 class DamagedError(Error):
     """A file does not hold what was written to it."""
+
+    entry = "damaged"
 
     def __init__(self, path: Path, what: str) -> None:
         super().__init__(f"{path}: expected what was written, got {what}")
@@ -46,6 +64,8 @@ class StorageError(Error):
 
 class DivergedError(Error):
     """Training left the numbers that a float can hold."""
+
+    entry = "diverged"
 
 
 def require(condition: bool, field: str, expected: str, got: object) -> None:
@@ -66,5 +86,5 @@ def run_script(main: Callable[..., None], about: str | None) -> None:
     try:
         tyro.cli(main, description=about)
     except Error as error:
-        print(f"{Path(sys.argv[0]).stem}: {error}", file=sys.stderr)
+        print(f"{Path(sys.argv[0]).stem}: {error.line}", file=sys.stderr)
         sys.exit(error.exit_code)

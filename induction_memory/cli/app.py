@@ -56,7 +56,7 @@ def main() -> None:
         import_own_modules()
         command()
     except Error as error:
-        _stop(f"induction-memory: {error}", error.exit_code)
+        _stop(f"induction-memory: {error.line}", error.exit_code)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

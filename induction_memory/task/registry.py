@@ -61,7 +61,8 @@ def task_type(name: str) -> type:
         hint = f"did you mean {nearest[0]}? " if nearest else ""
         raise InputError(
             f"task.name: expected one of {', '.join(names())}, got {name!r} "
-            f"({hint}a task of your own is registered with induction_memory.task.register before it is loaded)"
+            f"({hint}a task of your own is registered with induction_memory.task.register before it is loaded)",
+            entry="unregistered-task",
         )
     if name not in _registered:
         import_module(SHIPPED[name])

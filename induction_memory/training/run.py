@@ -255,7 +255,8 @@ def _require_place(
 def _require_same(out: Path, config: RunConfig, resume: Resume, first_step: int | None, begun_with: str | None) -> None:
     """Refuse another configuration or beginning than that of the run in `out`, unless it only adds steps at the end."""
     if resume is False:
-        raise InputError(f"out: expected a new or an empty folder (or --resume to go on), got a run in {str(out)!r}")
+        what = f"a new or an empty folder (or --resume to go on), got a run in {str(out)!r}"
+        raise InputError(f"out: expected {what}", entry="another-run")
     manifest = Manifest.read(out)
     begun = "a branch" if manifest.parent else "a run"
     if first_step not in (None, manifest.first_step) or (first_step == 0 and manifest.parent):
@@ -269,7 +270,8 @@ def _require_same(out: Path, config: RunConfig, resume: Resume, first_step: int 
     if asked > kept:
         del differences["train.steps"]
         for reason in why_not_longer(out, manifest, config):
-            raise InputError(f"train.steps: expected {kept}, as in the run to resume, got {asked}: {reason}")
+            got = f"train.steps: expected {kept}, as in the run to resume, got {asked}: {reason}"
+            raise InputError(got, entry="not-the-same-run")
     if differences:
         lines = [
             f"{path}: expected {there!r}, as in the run to resume, got {here!r}"

@@ -23,6 +23,8 @@ _HOLDER = re.compile(rb"process \d+ on .* since [-0-9:+ ]+")
 class BusyError(InputError):
     """Another process trains in the folder."""
 
+    entry = "locked"
+
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:

@@ -38,7 +38,8 @@ def find(path: str | Path) -> Path:
     names = sorted({p.parent.name for place in search_path() for p in place.glob(f"*/{MANIFEST}")})
     raise InputError(
         f"run: expected the folder of a trajectory or one of {', '.join(names)}, got {str(path)[:200]!r} (the shipped "
-        f"ones lie in checkpoints/ of the source; {VARIABLE} names folders that hold others)"
+        f"ones lie in checkpoints/ of the source; {VARIABLE} names folders that hold others)",
+        entry="unknown-run",
     )
 
 

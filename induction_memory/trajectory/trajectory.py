@@ -229,7 +229,8 @@ class Trajectory:
         around = " and ".join(map(str, below + above))
         raise InputError(
             f"step: expected one of the {len(stored)} stored steps ({stored[0]} to {stored[-1]}; "
-            f"next to it {around}), got {step}"
+            f"next to it {around}), got {step}",
+            entry="step-not-stored",
         )
 
     def resolve_all(self, steps: Sequence[int] | None) -> tuple[int, ...]:

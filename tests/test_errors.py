@@ -1,0 +1,41 @@
+"""Errors that need more than a line end with the address of their entry in the documentation."""
+
+import pickle
+import re
+import traceback
+from pathlib import Path
+
+import pytest
+
+import induction_memory as im
+from induction_memory.errors import DamagedError, DivergedError, InputError
+
+ROOT = Path(__file__).parents[1]
+ENTRY = re.compile(r'\bentry(?:: str \| None)? ?= ?"([\w-]+)"')
+
+
+def test_every_entry_that_the_code_names_is_a_heading_of_the_reference():
+    named = {entry for path in (ROOT / "induction_memory").rglob("*.py") for entry in ENTRY.findall(path.read_text())}
+    headings = set(re.findall(r"^## ([\w-]+)$", (ROOT / "docs/reference/errors.md").read_text(), re.M))
+    assert len(named) >= 7
+    assert named <= headings
+
+
+def test_the_line_of_a_message_ends_with_its_address_and_the_message_is_as_it_was():
+    with pytest.raises(InputError) as caught:
+        im.load("induction-alone").model(step=310)
+    error = caught.value
+    assert str(error).endswith("got 310")
+    assert error.line.endswith("got 310 (docs/reference/errors.md#step-not-stored)")
+    assert "what to do: docs/reference/errors.md#step-not-stored" in "".join(traceback.format_exception(error))
+
+
+def test_a_plain_message_has_no_address():
+    assert InputError("k: expected 1, got 2").line == "k: expected 1, got 2"
+
+
+def test_entries_survive_the_way_back_from_a_worker():
+    for error in (DamagedError(Path("x"), "nothing"), DivergedError("nan"), InputError("a: b", entry="locked")):
+        again = pickle.loads(pickle.dumps(error))
+        assert (str(again), again.entry) == (str(error), error.entry)
+        assert again.__notes__ == error.__notes__
