@@ -191,11 +191,15 @@ INTRODUCTION = """# Probes
 <!-- Written by `python analyses/probe_controls.py --docs docs/probes.md`; edit that instead. -->
 
 ```python
+import torch
+
 import induction_memory as im
-run = im.load("checkpoints/induction-alone")
+
+run = im.load("induction-alone")
+model, task = run.model(step=600), run.task
 im.probes.recall(run)                                      # step x probe: the paper's recalls, one batched pass
 im.probes.table(run, ["W_O2", "attention"], steps=[0, 300])  # tidy: step, probe, head, value
-im.probes.table(model, "all", task=task)                   # any model, every probe
+im.probes.table(model, ["recall", "weights"], task=task)   # any model; "all" for every probe
 ```
 
 `table` takes probes or families by name, on a trajectory, a model or stacked weights. A probe that a model cannot have

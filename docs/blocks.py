@@ -8,12 +8,14 @@ What a page can hold:
     ```python        run in order, in one namespace per page
     ```text          right after it: what the block prints, and the value of its last line
     <!-- shown -->   right after it: the same as Markdown, up to <!-- end -->
+    ```toml          written to the file that its first line names: # sweep.toml
     ```console       lines after "$ " are commands, the others are what they print
     ``` or ```bash   one command per line, run in the same folder
     0.95<!--= x:.2f -->   a number in a sentence, from the names of the blocks before it
     ![...](a.png)    a picture, made by the page's blocks if one of them writes a file of that name
 
-A command or block whose comment speaks of minutes or hours is not run, only parsed: the reader is told why.
+A command whose comment, or a block whose first line, speaks of minutes or hours or says what it needs (a cluster, a
+running kernel) is not run, only parsed: the reader is told why.
 Each page runs in a process of its own, in a folder of its own with links to `checkpoints` and `analyses`.
 """
 
@@ -35,7 +37,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-LONG = re.compile(r"#.*\b(minutes?|hours?)\b")
+LONG = re.compile(r"#.*\b(minutes?|hours?|needs)\b")
 INLINE = re.compile(r"([^\s(|]+?)<!--=\s*(.+?)\s*-->")
 PICTURE = re.compile(r"!\[[^\]]*\]\(([^)\s]+\.png)\)")
 NUMBER = re.compile(r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:e[-+]?\d+)?")
@@ -109,6 +111,8 @@ class Page:
                     self.compare(table, shown)
             elif block.language == "console":
                 self.console(block)
+            elif block.language == "toml" and (name := re.match(r"# ([\w-]+\.toml)", block.text)):
+                Path(name[1]).write_text(block.text, encoding="utf-8")
             elif block.language in ("", "bash", "sh"):
                 for line in commands(block.text):
                     self.command(line, parse_only=generated)

@@ -26,7 +26,8 @@ extensions = [
     "docstrings",
     "api_pages",
 ]
-exclude_patterns = ["_build", "pages", "notebooks/*.md"]
+halves = [p for p in (Path(__file__).parent / "notebooks").glob("*.md") if p.with_suffix(".ipynb").exists()]
+exclude_patterns = ["_build", "pages", *(f"notebooks/{p.name}" for p in halves)]
 
 html_theme = "furo"
 html_title = f"induction_memory {version}"

@@ -60,6 +60,7 @@ def _run(notebook, manager, client):
         if cell.cell_type == "code":
             cell.metadata.pop("execution", None)
             cell.execution_count = None
+            cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]  # progress
             for output in cell.outputs:
                 if "execution_count" in output:
                     output["execution_count"] = None
