@@ -13,6 +13,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+LONGEST = 1000
+"""Characters of a message; of a longer one the middle is left out."""
+
 
 class Error(Exception):
     """The base of this package's errors: one printable line."""
@@ -22,7 +25,7 @@ class Error(Exception):
     """The heading in docs/reference/errors.md that says what to do."""
 
     def __init__(self, message: str, entry: str | None = None) -> None:
-        super().__init__(printable(message))
+        super().__init__(shortened(printable(message)))
         self.entry = entry or type(self).entry
         if self.entry is not None:
             self.add_note(f"what to do: {self.address}")
@@ -77,6 +80,11 @@ def require(condition: bool, field: str, expected: str, got: object) -> None:
 def printable(text: str) -> str:
     """The text with control characters written as escapes: a file's name cannot move the cursor of a terminal."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def shortened(text: str) -> str:
+    """The text without its middle, where somebody has given us thousands of digits."""
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 400]} ... {text[-400:]}"
 
 
 def run_script(main: Callable[..., None], about: str | None) -> None:

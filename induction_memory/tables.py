@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from induction_memory.errors import InputError, require
+from induction_memory.files import require_file, write_file
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -100,25 +100,15 @@ def markdown(table: "pd.DataFrame", digits: int = DIGITS) -> str:
     return "\n".join(lines + [row([cell(value) for value in values]) for values in table.itertuples(index=False)])
 
 
-def require_file_name(path: Path) -> None:
-    """Refuse a path that `save` could not write to; asked before the work that the table costs."""
-    require(path.suffix in ENDINGS, "--out", f"a file ending in {', '.join(ENDINGS)}", repr(str(path)))
-    require(not path.is_dir(), "--out", "a file", f"the folder {str(path)!r}")
-
-
 def save(table: "pd.DataFrame", path: Path) -> None:
     """Write a table by the ending of its file's name."""
-    require_file_name(path)
-    writers = {
-        ".csv": lambda: table.to_csv(path, index=False),
-        ".json": lambda: table.to_json(path, orient="records", double_precision=15),
-        ".parquet": lambda: table.to_parquet(path, index=False),
+    require_file(path, ENDINGS, "--out")
+    contents = {
+        ".csv": lambda: table.to_csv(index=False),
+        ".json": lambda: table.to_json(orient="records", double_precision=15) or "[]",
+        ".parquet": lambda: table.to_parquet(index=False),
     }
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        writers[path.suffix]()
-    except OSError as error:
-        raise InputError(f"--out: expected a file that can be written, got {str(path)!r} ({error.strerror})") from error
+    write_file(path, contents[path.suffix](), "--out")
 
 
 def _valued(names: Sequence[str]) -> list[str]:

@@ -49,7 +49,7 @@ def ablate(
         raise InputError("RUN: expected a trajectory's folder or name, or --list")
     known = kind in KINDS or bool(own_modules())
     require(known, "--kind", f"one of {', '.join(KINDS)}, or one of your own ({IMPORT} names its module)", repr(kind))
-    chosen, names = step_of(step), listed(components)
+    chosen, names = step_of(step), listed(components, "--components")
     require_heads(run, names)
     opened = load(run)
     from induction_memory.interventions.ablations import ablate as measure

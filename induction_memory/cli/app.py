@@ -27,7 +27,7 @@ from induction_memory.cli.theory import theory
 from induction_memory.cli.train import train
 from induction_memory.cli.usage import usage_errors
 from induction_memory.cli.verify import verify
-from induction_memory.errors import Error
+from induction_memory.errors import Error, printable, shortened
 
 COMMANDS = (
     demo,
@@ -51,15 +51,24 @@ COMMANDS = (
 
 def main() -> None:
     """Run the command line; an error is one line on standard error and its exit code, 2 for the user's mistake."""
+    _open_streams()
     try:
-        command = parse()
-        import_own_modules()
-        command()
+        try:
+            command = parse()
+            import_own_modules()
+            command()
+        finally:
+            sys.stdout.flush()
     except Error as error:
         _stop(f"induction-memory: {error.line}", error.exit_code)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _abandon_output()
         sys.exit(1)
+    except OSError as error:
+        _abandon_output()
+        where = "standard output" if error.filename is None else str(error.filename)
+        told = f"{where}: expected to read or write it, got {error.strerror or error}"
+        _stop(f"induction-memory: {shortened(printable(told))}", 1)
     except KeyboardInterrupt as stop:
         told = f"induction-memory: {stop}" if str(stop) else "interrupted"
         _stop(told, 128 + getattr(stop, "number", signal.SIGINT))
@@ -82,6 +91,22 @@ def _ready(command: Callable[..., None]) -> Callable[..., Callable[[], None]]:
         return functools.partial(command, *arguments, **options)
 
     return collect
+
+
+def _open_streams() -> None:
+    """Streams that were closed before we began: writing to standard output is an error, messages are lost."""
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+
+
+def _abandon_output() -> None:
+    """Let what waits to be written go nowhere, so that the interpreter does not try once more at its end."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError:  # a stream of Python's own, without a descriptor
+        return
 
 
 def _stop(message: str, code: int) -> NoReturn:

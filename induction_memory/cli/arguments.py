@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from induction_memory.errors import InputError
+from induction_memory.errors import InputError, require
 
 if TYPE_CHECKING:
     from induction_memory.trajectory.trajectory import Trajectory
@@ -44,9 +44,20 @@ def require_heads(run: str, names: tuple[str, ...]) -> None:
             graph.resolve(name)
 
 
-def listed(items: tuple[str, ...]) -> tuple[str, ...]:
-    """Items given apart or joined by commas."""
-    return tuple(part.strip() for item in items for part in item.split(",") if part.strip())
+def listed(items: tuple[str, ...], option: str) -> tuple[str, ...]:
+    """Items given apart or joined by commas; an empty one is refused, as by an empty variable of a shell."""
+    parts = tuple(part.strip() for item in items for part in item.split(","))
+    require(all(parts), option, "names", repr(",".join(items)))
+    return parts
+
+
+def run_at(text: str, option: str) -> tuple[str, int]:
+    """The run and the step of RUN@STEP."""
+    name, _, at = text.rpartition("@")
+    try:
+        return name, int(at) if name and at.isascii() and at.isdigit() else int("")
+    except ValueError:  # also thousands of digits
+        raise InputError(f"{option}: expected RUN@STEP, got {text!r}") from None
 
 
 def steps_of(text: str) -> Literal["all"] | list[int]:

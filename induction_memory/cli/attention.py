@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from induction_memory.cli.arguments import Run, load, step_of
-from induction_memory.errors import require
+from induction_memory.files import require_file
 
 ENDINGS = (".html", ".png", ".pdf", ".svg")
 
@@ -17,7 +17,7 @@ def attention(run: Run, /, out: Path, step: str = "last", text: str | None = Non
         step: a stored step, several (0,300,600) side by side, or last.
         text: text to attend over; a sequence of the run's task by default.
     """
-    require(out.suffix in ENDINGS, "--out", f"a file ending in {', '.join(ENDINGS)}", repr(str(out)))
+    require_file(out, ENDINGS, "--out")
     chosen = step_of(step)
     opened = load(run)
     from induction_memory.views.attention import attention as look

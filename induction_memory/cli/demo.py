@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from induction_memory.errors import require
+from induction_memory.files import write_figure
 from induction_memory.tables import show
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def _run(trajectory_folder: Path, picture: Path, page: Path, quiet: bool) -> Non
         print(f"{name} recalls half of its pairs " + (f"from step {step} on" if step is not None else "never"))
     print("\nWhat is lost at the last step without each head, and with each memory back at its start:\n")
     show(losses(trajectory))
-    birth(metrics, recalls, "birth of an induction head").savefig(picture, dpi=130)
+    write_figure(birth(metrics, recalls, "birth of an induction head"), picture, dpi=130)
     report(trajectory, causal_steps=6, title="birth of an induction head").save(page)
     print(f"\nfigure      {picture}\npage        {page}  (open it in a browser and move the slider)")
     print(f"trajectory  {trajectory_folder}  (open it with induction_memory.load)")

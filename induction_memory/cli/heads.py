@@ -57,7 +57,7 @@ def heads(
     """
     if not runs:
         raise InputError("RUN: expected at least one trajectory's folder or name, got none")
-    chosen = step_of(step or ("all" if table in OVER_TRAINING else "last"))
+    chosen = step_of(step if step is not None else "all" if table in OVER_TRAINING else "last")
     opened = [load(run) for run in runs]
     from induction_memory.heads import identify
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from induction_memory.tables import Format, require_file_name
+from induction_memory.files import require_file
+from induction_memory.tables import ENDINGS, Format
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,7 +33,7 @@ class Output:
 
     def __post_init__(self) -> None:
         if self.out is not None:
-            require_file_name(self.out)
+            require_file(self.out, ENDINGS, "--out")
 
     def write(self, table: "pd.DataFrame", columns: Sequence[str] | None = None, *, empty: str = "no rows") -> None:
         """Print the table, or save it and print the path. The terminal shows `columns`; `empty` says why it is empty.

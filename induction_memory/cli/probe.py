@@ -34,7 +34,7 @@ def probe(
         return
     if run is None:
         raise InputError("RUN: expected a trajectory's folder or name, or --list")
-    table = library.table(load(run), listed(probes) or None, steps=steps_of(steps))
+    table = library.table(load(run), listed(probes, "--probes") or None, steps=steps_of(steps))
     skipped = table.attrs.get("skipped", {})
     if table.empty and skipped:
         name, reason = next(iter(skipped.items()))

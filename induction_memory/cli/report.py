@@ -7,7 +7,10 @@ from typing import Annotated
 import tyro
 
 from induction_memory.cli.arguments import load, steps_of
-from induction_memory.errors import InputError
+from induction_memory.errors import InputError, require
+from induction_memory.files import require_file
+
+MOST_MEGABYTES = 1000
 
 
 def report(
@@ -34,9 +37,8 @@ def report(
     if not runs:
         raise InputError("RUN: expected at least one trajectory's folder or name, got none")
     chosen = steps_of(steps)
-    from induction_memory.views.page.document import check_path
-
-    check_path(out)
+    require(0 < budget <= MOST_MEGABYTES, "--budget", f"megabytes from 0.5 to {MOST_MEGABYTES}", budget)
+    require_file(out, [".html"], "--out")
     from induction_memory.views.report import report as make
 
     page = make(

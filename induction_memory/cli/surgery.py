@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from induction_memory.cli.arguments import Run, load, step_of
+from induction_memory.cli.arguments import Run, load, run_at, step_of
 from induction_memory.cli.output import TERMINAL, TableOutput
 from induction_memory.errors import InputError
 
@@ -68,7 +68,5 @@ def surgery(
 
 def _model(where: str) -> Any:
     """The model at RUN@STEP."""
-    name, _, at = where.rpartition("@")
-    if not name or not (at.isascii() and at.isdigit()):
-        raise InputError(f"--transplant: expected RUN@STEP, got {where!r}")
-    return load(name).model(int(at))
+    name, at = run_at(where, "--transplant")
+    return load(name).model(at)

@@ -12,7 +12,7 @@ test of a cause (`reproduction/claims/causes.py`).
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
-from induction_memory.errors import InputError
+from induction_memory.errors import InputError, require
 from induction_memory.experiment.other_tasks import OTHER_TASKS
 from induction_memory.experiment.run_config import RunConfig
 from induction_memory.experiment.train_config import TrainConfig
@@ -30,6 +30,7 @@ class Preset:
 
 def preset(name: str) -> Preset:
     """The preset of that name; an unknown one is an error that names the nearest."""
+    require(isinstance(name, str), "preset", "a name that `presets` lists", repr(name))
     if name not in PRESETS:
         nearest = get_close_matches(name, PRESETS, n=3, cutoff=0) or list(PRESETS)[:3]
         raise InputError(f"preset: expected a name that `presets` lists, such as {', '.join(nearest)}, got {name!r}")

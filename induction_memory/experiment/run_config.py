@@ -17,6 +17,7 @@ from induction_memory.model.architecture import AnyModel, Architecture, model_fr
 from induction_memory.model.config import ModelConfig
 from induction_memory.task import registry
 from induction_memory.task.bigrams import BigramTask
+from induction_memory.task.fields import require_texts
 from induction_memory.task.protocol import Task, choose
 
 SIZES = {"d_vocab", "d_vocab_out", "n_ctx"}
@@ -36,7 +37,8 @@ class RunConfig:
     """Optimiser, loss, seeds, constraints and checkpoints."""
 
     def __post_init__(self) -> None:
-        require(isinstance(self.task, Task), "task", "a task (induction_memory.task.Task)", repr(self.task))
+        _require_parts(self.task, self.model)
+        require(isinstance(self.train, TrainConfig), "train", "a TrainConfig", repr(self.train))
         allowed = f"at least task.length = {self.task.length}"
         require(self.model.n_ctx >= self.task.length, "model.n_ctx", allowed, self.model.n_ctx)
         allowed = f"the vocabulary's size {self.task.n_inputs}"
@@ -70,6 +72,7 @@ class RunConfig:
     @classmethod
     def of(cls, task: Any, model: AnyModel, train: TrainConfig) -> "RunConfig":
         """An experiment in which the sizes that the model leaves at their defaults are those of the task."""
+        _require_parts(task, model)
         sized = model if isinstance(model, Architecture) else with_sizes(model, task, ModelConfig())
         return cls(task, sized, train)
 
@@ -97,7 +100,7 @@ class RunConfig:
         512
         """
         changes: dict[str, dict[str, Any]] = {"task": {}, "model": {}, "train": {}}
-        for setting in settings:
+        for setting in require_texts(settings, "--set", "a list of texts such as task.k=3"):
             path, equals, text = setting.partition("=")
             path = path.strip()
             require(equals == "=" and path != "", "--set", "PART.FIELD=VALUE", repr(setting))
@@ -141,6 +144,11 @@ class RunConfig:
             for name in {**mine[part], **theirs[part]}
             if mine[part].get(name) != theirs[part].get(name)
         }
+
+
+def _require_parts(task: Any, model: Any) -> None:
+    require(isinstance(task, Task), "task", "a task (induction_memory.task.Task)", repr(task))
+    require(isinstance(model, AnyModel), "model", "a ModelConfig or an Architecture", repr(model))
 
 
 def with_sizes(model: ModelConfig, task: Any, unset: ModelConfig) -> ModelConfig:

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from induction_memory.errors import require
 from induction_memory.field_docs import field_docs
+from induction_memory.files import require_folder, write_file
 from induction_memory.heads import carriers, history, matching, origins, predictability, sharing, stability
 from induction_memory.heads.games import ValueFunction, solve_games, value_function
 from induction_memory.heads.mediation import COLUMNS as PATH_COLUMNS
@@ -41,6 +42,7 @@ from induction_memory.progress import keeping
 from induction_memory.runner.recording import Via
 from induction_memory.subject import Steps, Subject, batch_of_tokens, subject
 from induction_memory.task.batch import Batch
+from induction_memory.task.fields import require_integer, require_seed
 
 SEQUENCES = 32
 REPEATED = 64
@@ -120,9 +122,9 @@ class Identification:
 
     def save(self, folder: str | Path) -> None:
         """Write the measured tables, one Parquet file each."""
-        Path(folder).mkdir(parents=True, exist_ok=True)
+        place = require_folder(folder, "folder")
         for field in fields(self):
-            getattr(self, field.name).to_parquet(Path(folder) / f"{field.name}.parquet", index=False)
+            write_file(place / f"{field.name}.parquet", getattr(self, field.name).to_parquet(index=False), "folder")
 
     @classmethod
     def read(cls, folder: str | Path) -> "Identification":
@@ -160,7 +162,9 @@ def identify(
     """
     listed = list(sources) if isinstance(sources, list | tuple) else [sources]
     require(len(listed) > 0, "runs", "at least one", "none")
-    require(sequences >= 2, "sequences", "2 or more", sequences)
+    require_integer(sequences, "sequences", 2, None)
+    require_integer(orders, "orders", 1, None)
+    require_seed(seed)
     given = batch(sequences) if callable(batch) else batch
     opened = [subject(source, step=step, batch=given, sequences=sequences, via=via) for source in listed]
     names, found = _names(opened), list[tuple[str, dict[str, pd.DataFrame]]]()

@@ -14,6 +14,7 @@ from induction_memory.errors import InputError
 from induction_memory.experiment.presets import with_seed
 from induction_memory.experiment.run_config import RunConfig
 from induction_memory.figures import heads as figures
+from induction_memory.files import write_figure, write_file
 from induction_memory.heads.examination import Identification, identify
 from induction_memory.heads.origins import DECIDES
 from induction_memory.trajectory.trajectory import load
@@ -54,7 +55,7 @@ def train_and_examine(name: str, config: dict[str, Any], out: str, train: bool, 
     if not (tables / "key").exists() or (tables / "key").read_text() != key:
         steps = run.steps[np.unique(np.linspace(0, len(run.steps) - 1, readings).round().astype(int))]
         identify(run, step=[int(step) for step in steps], sequences=sequences).save(tables)
-        (tables / "key").write_text(key)
+        write_file(tables / "key", key)
 
 
 def last_accuracy(folder: Path) -> float:
@@ -78,6 +79,5 @@ def draw(found: Identification, folder: Path) -> None:
         "mediation": figures.mediation(paths),
         "training": figures.over_training(shares, routes),
     }
-    folder.mkdir(parents=True, exist_ok=True)
     for name, figure in drawn.items():
-        figure.savefig(folder / f"{name}.png", dpi=130)
+        write_figure(figure, folder / f"{name}.png", dpi=130)

@@ -20,6 +20,7 @@ from induction_memory.runner.components import Graph
 from induction_memory.runner.recording import Runner, Via
 from induction_memory.subject import Sequences, Steps, subject
 from induction_memory.task.batch import Batch
+from induction_memory.task.fields import require_seed
 
 INTACT = "none"
 GROUPS = ("heads", "layers", "feed_forward", "embeddings", "matrices", "parts", "edges", "paths")
@@ -48,6 +49,7 @@ def ablate(
     `progress` is called after each with the number done. Without a batch 64 sequences are drawn, or 16 for several
     steps. `via="hooks"` runs one hooked forward per row.
     """
+    require_seed(seed)
     chosen = subject(source, step=step, batch=batch, task=task, initial=initial, via=via)
     if len(chosen.steps) > 1 and heads is None and components is None:
         components = GROUPS[:5]
@@ -69,8 +71,9 @@ def component_names(
         components = "all"
     names: list[str] = []
     if heads is not None:
-        names += graph.heads if isinstance(heads, str) and heads == "all" else map(graph.head, _listed(heads))
-    for name in [] if components is None else _listed(components):
+        names += graph.heads if isinstance(heads, str) and heads == "all" else map(graph.head, _listed(heads, "heads"))
+    for name in [] if components is None else _listed(components, "components"):
+        require(isinstance(name, str), "components", "names", repr(name))
         names += _group(graph, name) if name in (*GROUPS, "all") else [name]
     for name in names:
         graph.resolve(name)
@@ -94,8 +97,12 @@ def _group(graph: Graph, name: str) -> Iterable[str]:
     return [component for group in GROUPS[:6] for component in groups[group]]
 
 
-def _listed(names: Any) -> Sequence[Any]:
-    return [names] if isinstance(names, str) or callable(names) else list(names)
+def _listed(names: Any, field: str) -> Sequence[Any]:
+    if isinstance(names, str) or callable(names):
+        return [names]
+    several = isinstance(names, Sequence) and len(names) > 0
+    require(several, field, "a name, or a list of one or more", repr(names))
+    return list(names)
 
 
 @torch.no_grad()
@@ -111,7 +118,7 @@ def _ablate_one(
     recording = runner.record(batch.tokens)
     replacements = Replacements(recording, batch, initial, seed)
     names = component_names(recording.graph, heads, components)
-    kinds: Sequence[Kind] = replacements.kinds if kind == "all" else _listed(kind)
+    kinds: Sequence[Kind] = replacements.kinds if kind == "all" else _listed(kind, "kind")
     for one in kinds:
         replacements.function(one)
     cells = [(name, one) for name in names for one in kinds]

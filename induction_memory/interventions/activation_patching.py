@@ -31,6 +31,7 @@ from induction_memory.runner.variants import Patch
 from induction_memory.subject import SEQUENCES, Sequences, Steps, subject
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.corruptions import Corruption, Query, corrupt
+from induction_memory.task.fields import require_integer, require_seed
 from induction_memory.task.pairs import Pairs
 
 Positions = Literal["roles", "each", "all"] | Sequence[int]
@@ -59,6 +60,7 @@ def patch(
     """
     require(kind in get_args(PatchKind), "kind", "activation or path", repr(kind))
     chosen = subject(source, step=step, batch=batch, task=task, sequences=SEQUENCES, via=via)
+    require_seed(seed)
     pairs = corrupt(chosen.batch, corruption, np.random.default_rng(seed), query=query)
     tables = []
     with keeping(tables, "steps"):
@@ -104,7 +106,9 @@ def position_masks(pairs: Pairs, positions: Positions) -> dict[str | int, Bool[T
     require(
         positions == "each" or not isinstance(positions, str), "positions", "roles, each, all or numbers", positions
     )
-    numbers = range(1, length + 1) if positions == "each" else [int(number) for number in positions]
+    numbers = range(1, length + 1) if positions == "each" else positions
+    several = isinstance(numbers, Sequence) and len(numbers) > 0
+    require(several, "positions", "roles, each, all or numbers", repr(positions))
     for number in numbers:
-        require(1 <= number <= length, "positions", f"1 to {length} (the sequence)", number)
+        require_integer(number, "positions", 1, length, "(the sequence)")
     return {number: (here == number - 1).expand(len(pairs.query), -1) for number in numbers}

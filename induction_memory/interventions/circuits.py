@@ -32,6 +32,7 @@ from induction_memory.runner.recording import Recording, Runner, Via
 from induction_memory.runner.variants import Patch
 from induction_memory.subject import Sequences, Steps, subject
 from induction_memory.task.bigrams import BigramTask
+from induction_memory.task.fields import require_integer, require_number, require_seed
 from induction_memory.task.sampler import Batch
 
 Ranking = Literal["exact", "gradient", "integrated"]
@@ -100,6 +101,10 @@ class _Bench:
         return M, accuracy
 
 
+MOST_POINTS = 10_000
+"""Of the integral of the gradient."""
+
+
 def discover(
     source: Any,
     batch: Sequences = None,
@@ -120,7 +125,10 @@ def discover(
     The circuit is what the first ranking puts above `share` of its strongest edge. `sizes` are those of the curve, all
     when not given.
     """
-    require(0 < share < 1, "share", "a number between 0 and 1", share)
+    require_number(share, "share", 0, 1, open_low=True)
+    require_integer(points, "points", 1, MOST_POINTS)
+    require_integer(random_orders, "random_orders", 0, None)
+    require_seed(seed)
     require(len(rankings) > 0, "rankings", "at least one", "none")
     for name in rankings:
         require(name in get_args(Ranking), "rankings", f"names out of {', '.join(get_args(Ranking))}", repr(name))

@@ -45,12 +45,15 @@ from induction_memory.model.memories import UnsupportedError, head_names, weight
 from induction_memory.runner.swapped_weights import replaced
 from induction_memory.subject import SEQUENCES, Sequences, Steps, subject
 from induction_memory.task.bigrams import BigramTask
+from induction_memory.task.fields import as_tuple, require_number
 from induction_memory.task.sampler import Batch
 from induction_memory.trajectory.trajectory import Trajectory
 
 Names = str | Sequence[str]
 Head = int | str
 Projection = Literal["ideal", "complement"]
+MOST_STRENGTH = 1e30
+"""Scores above it overflow on their way through the model."""
 EDITS = ("erase", "insert", "swap", "project", "truncate", "transplant")
 
 
@@ -120,6 +123,7 @@ def place(
 ) -> tuple[Association, dict[str, str]]:
     """The stored memory of a model with two layers, and which heads it is about: head ("all" or one) and through."""
     require(model.cfg.n_layers == 2, "memory", "a model with two layers", f"one with {model.cfg.n_layers}")
+    require(through is None or memory == "W_K2", "through", "none: only W_K2 reads through a head", repr(through))
     layer = 1 if memory == "W_K1" else 2
     one = None if head is None else _named(head, layer, model.cfg.n_heads, "head")
     writer = None
@@ -140,6 +144,9 @@ def edited_memory(
     given = [name for name, value in edit.items() if value is not None and value is not False]
     require(len(given) == 1 and given[0] in EDITS, "edit", f"one of {', '.join(EDITS)}", ", ".join(given) or "none")
     name, value = given[0], edit[given[0]]
+    if strength is not None:
+        require(name == "insert", "strength", f"none: {name} needs no strength", repr(strength))
+        require_number(strength, "strength", -MOST_STRENGTH, MOST_STRENGTH)
     if name == "truncate":
         return f"truncate {value}", replace(a, W=edits.truncate(a.W, value)), None
     if name == "transplant":
@@ -148,7 +155,8 @@ def edited_memory(
         kind = "ideal" if value is True else value
         require(kind in ("ideal", "complement"), "project", "ideal or complement", repr(value))
         return f"project {kind}", edits.project(a, complement=kind == "complement"), None
-    names = [value] if isinstance(value, str) else list(value)
+    names = [value] if isinstance(value, str) else list(as_tuple(value, name))
+    require(bool(names) and all(isinstance(text, str) for text in names), name, "names such as 'a->b'", repr(value))
     if name == "swap":
         pairs, scores = _swapped(a, names)
     else:

@@ -205,7 +205,15 @@ def _place(names: tuple[str | int, ...], text: str, field: str) -> int:
         known = text.strip().isdigit() and int(text) in names
         require(known, field, f"positions {names[0]} to {names[-1]}", repr(text))
         return names.index(int(text))
-    readable = text.encode().decode("unicode_escape") if text.startswith("\\") else text
+    readable = text if text in names else _unescaped(text)
     shown = "".join(map(str, names)) if all(len(str(name)) == 1 for name in names) else names
     require(readable in names, field, f"tokens of the vocabulary {shown!r}", repr(text))
     return names.index(readable)
+
+
+def _unescaped(text: str) -> str:
+    """The text with an escape such as \\n read; itself if it has none."""
+    try:
+        return text.encode("ascii").decode("unicode_escape") if text.startswith("\\") else text
+    except UnicodeError:
+        return text

@@ -60,7 +60,8 @@ def project(a: Association, *, complement: bool = False) -> Association:
 def truncate(W: Float[Tensor, "*lead d_out d_in"], rank: int) -> Float[Tensor, "*lead d_out d_in"]:
     """The closest matrix of this rank, by the largest singular values: the best that a head of that width can store."""
     most = min(W.shape[-2:])
-    require(1 <= rank <= most, "truncate", f"a rank of 1 to {most}", rank)
+    whole = isinstance(rank, int) and not isinstance(rank, bool)
+    require(whole and 1 <= rank <= most, "truncate", f"a rank of 1 to {most}", rank)
     U, S, Vh = torch.linalg.svd(W, full_matrices=False)
     return (U[..., :rank] * S[..., None, :rank]) @ Vh[..., :rank, :]
 

@@ -19,6 +19,7 @@ from induction_memory.errors import require
 from induction_memory.lazy import quiet_import
 from induction_memory.model.architecture import KEY, AnyModel, Architecture
 from induction_memory.model.initial import generator, initial_weight
+from induction_memory.task.fields import require_seed
 
 with quiet_import():
     from transformer_lens import HookedTransformer, HookedTransformerConfig
@@ -51,7 +52,8 @@ def build(config: AnyModel, seed: int = 0) -> HookedTransformer:
     `model.trainable` names the parameters that learn; every other one has requires_grad False, the biases (zero)
     included. `model.model_config` is the configuration it was made from.
     """
-    require(seed >= 0, "seed", "a whole number of at least 0", seed)
+    require(isinstance(config, AnyModel), "config", "a ModelConfig", repr(config))
+    require_seed(seed)
     if isinstance(config, Architecture):
         model = _hooked(config, seed)
     else:

@@ -34,6 +34,7 @@ from induction_memory.model.build import build, remap
 from induction_memory.model.config import ModelConfig
 from induction_memory.model.memories import weights_of
 from induction_memory.task.bigrams import BigramTask
+from induction_memory.task.fields import require_texts
 
 Memory = Literal["W_K1", "W_K2", "W_O2", "W_F"]
 
@@ -65,6 +66,8 @@ def construct(
     The negatives: a memory in `leave_out` is all zeros, one in `shuffle` stores each input with a wrong output (a
     random cyclic order of the same outputs).
     """
+    require(isinstance(task, BigramTask), "task", "a BigramTask", repr(task))
+    require(config is None or isinstance(config, ModelConfig), "config", "a ModelConfig", repr(config))
     config = config or ModelConfig.simplified(d_vocab=task.vocab_size, n_ctx=task.length)
     scales = scales or Scales()
     require(
@@ -76,7 +79,8 @@ def construct(
     require(config.feed_forward != "relu", "model.feed_forward", "linear or none", "'relu'")
     require(config.d_vocab == task.vocab_size, "model.d_vocab", f"{task.vocab_size} (the task's)", config.d_vocab)
     has_feed_forward = config.has_feed_forward(2)
-    for name in (*leave_out, *shuffle):
+    negatives = [*require_texts(leave_out, "leave_out", "a list of memories")]
+    for name in (*negatives, *require_texts(shuffle, "shuffle", "a list of memories")):
         known = ["W_K1", "W_K2", "W_O2"] + ["W_F"] * has_feed_forward
         require(name in known, "construct", f"memories out of {', '.join(known)}", repr(name))
 

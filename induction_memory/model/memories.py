@@ -184,7 +184,11 @@ def number_of_layers(source: Any) -> int:
 def weights_of(source: Any) -> Mapping[str, Tensor]:
     """The weights of a model, or those of the mapping, with one matrix per head."""
     if isinstance(source, nn.Module):
-        return ungrouped({name: parameter.detach() for name, parameter in source.named_parameters()})
+        source = {name: parameter.detach() for name, parameter in source.named_parameters()}
+    if not (isinstance(source, Mapping) and "embed.W_E" in source):
+        raise InputError(
+            f"source: expected a TransformerLens model or its weights by name, got {type(source).__name__}"
+        )
     return ungrouped(source)
 
 

@@ -38,7 +38,7 @@ class Spec:
     @classmethod
     def parse(cls, name: str) -> "Spec | None":
         """The memory that a name speaks of; None if the name has another form."""
-        match = _NAME.fullmatch(name)
+        match = _NAME.fullmatch(name) if isinstance(name, str) else None
         if match is None:
             return None
         window: tuple[int, int | None] = (0, None)

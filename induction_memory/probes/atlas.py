@@ -50,6 +50,7 @@ def score_matrix(
 
 def recalled(source: Subject, memory: str) -> Bool[Tensor, "step head item"]:
     """Which association is recalled at which step."""
+    require(isinstance(memory, str), "memory", "the name of a memory", repr(memory))
     found, skipped = over_chunks(source.stack, {memory: lambda stack: hits(_single(stack, memory))}, CHUNK)
     for reason in skipped.values():
         raise UnsupportedError(f"{memory}: {reason}")

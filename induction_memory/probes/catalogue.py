@@ -52,6 +52,7 @@ def resolve(wanted: Names) -> list[Probe]:
     if wanted is None:
         return [find(name) for name in memory_recall.PAPER]
     listed = [wanted] if isinstance(wanted, str) or not isinstance(wanted, Iterable) else list(wanted)
+    require(bool(listed), "probes", "at least one", repr(wanted))
     chosen: dict[str, Probe] = {}
     for item in listed:
         for probe in _meant(item):

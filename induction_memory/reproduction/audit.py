@@ -23,7 +23,7 @@ from induction_memory.reproduction.measurement import make_record
 from induction_memory.reproduction.plan import FIGURES, Job, jobs
 from induction_memory.reproduction.records import Record, Records
 from induction_memory.reproduction.shipping import TRAJECTORIES
-from induction_memory.trajectory.search import SHIPPED, search_path
+from induction_memory.trajectory.search import SHIPPED, find, search_path
 from induction_memory.trajectory.trajectory import load
 
 AGREE = 1e-5
@@ -107,7 +107,7 @@ class AuditedRecord(Record):
 
 def audit(folder: Path | None = None) -> Audit:
     """All claims from the trajectories and sealed records in a folder, by default the one that ships."""
-    folder = sealed_folder() if folder is None else folder
+    folder = sealed_folder() if folder is None else find(folder)
     shipped = with_shipped(Records([]), jobs(list(FIGURES), "paper"), folder)
     broken, reads, compared = record_files.broken_seals(folder / record_files.FOLDER), [], []
     records = {name: _audited(record, None, reads) for name, record in shipped.items()}

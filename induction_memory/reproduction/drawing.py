@@ -18,6 +18,7 @@ from induction_memory.figures.freezing import freezing
 from induction_memory.figures.layernorm_mlp import realistic
 from induction_memory.figures.maps import Panel, induction_maps
 from induction_memory.figures.memories import memories
+from induction_memory.files import write_figure
 from induction_memory.reproduction import plan
 from induction_memory.reproduction.records import MissingRunError, Record, Records, tuned_run
 from induction_memory.theory.first_step_recall import one_step as measure_one_step
@@ -133,9 +134,8 @@ FIGURES: dict[int, Callable[[Material], Figure]] = {
 def draw(figure: int, given: Material, folder: Path) -> Path:
     """Draw a figure of the paper into the folder."""
     drawn = FIGURES[figure](given)
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"figure-{figure:02}.png"
-    drawn.savefig(path, dpi=DOTS_AN_INCH, metadata={"Software": None})
+    write_figure(drawn, path, dpi=DOTS_AN_INCH, metadata={"Software": None})
     return path
 
 

@@ -82,7 +82,7 @@ def figures(names: Iterable[str]) -> list[int]:
         number = name.lower().removeprefix("figure").lstrip("-_ 0")
         if name == "all":
             chosen += FIGURES
-        elif number.isascii() and number.isdecimal() and int(number) in FIGURES:
+        elif number in map(str, FIGURES):
             chosen.append(int(number))
         else:
             raise InputError(f"figure: expected all, or one of {', '.join(map(str, FIGURES))}, got {name!r}")

@@ -17,6 +17,7 @@ import pandas as pd
 
 from induction_memory.errors import InputError
 from induction_memory.experiment.run_config import RunConfig
+from induction_memory.files import write_file
 from induction_memory.reproduction.records import Record, Records
 
 FOLDER = "records"
@@ -27,7 +28,6 @@ DIGITS = 7
 
 def write(record: Record, folder: Path) -> None:
     """Write a record to a folder of its own."""
-    folder.mkdir(parents=True, exist_ok=True)
     about = {
         "name": record.name,
         "command": record.command,
@@ -36,9 +36,9 @@ def write(record: Record, folder: Path) -> None:
         "config": record.config.to_dict(),
         "last": {name: _rounded(value) for name, value in record.last.items()},
     }
-    (folder / "metrics.csv").write_text(_csv(record.metrics, index=False), encoding="utf-8")
-    (folder / "probes.csv").write_text(_csv(record.probes, index=True), encoding="utf-8")
-    (folder / "record.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+    write_file(folder / "metrics.csv", _csv(record.metrics, index=False))
+    write_file(folder / "probes.csv", _csv(record.probes, index=True))
+    write_file(folder / "record.json", json.dumps(about, indent=1) + "\n")
 
 
 def read(folder: Path) -> Record:
@@ -64,7 +64,7 @@ def seal(folder: Path) -> None:
     """Write the checksum of every record in a folder."""
     files = [path for path in sorted(folder.glob("*/*")) if path.name in FILES]
     lines = [f"{_checksum(path)}  {path.relative_to(folder).as_posix()}\n" for path in files]
-    (folder / SEALS).write_text("".join(lines), encoding="utf-8")
+    write_file(folder / SEALS, "".join(lines))
 
 
 def broken_seals(folder: Path) -> set[str]:

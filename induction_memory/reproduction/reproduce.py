@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from induction_memory.errors import require
+from induction_memory.files import require_folder, write_file
 from induction_memory.reproduction import claims
 from induction_memory.reproduction.audit import with_shipped
 from induction_memory.reproduction.drawing import Material, draw
@@ -19,6 +19,7 @@ from induction_memory.reproduction.plan import Job, Scale, describe, jobs
 from induction_memory.reproduction.records import MissingRunError, Records
 from induction_memory.reproduction.shipping import TRAJECTORIES
 from induction_memory.reproduction.training import gather
+from induction_memory.sweep.launch import require_workers
 from induction_memory.trajectory.search import SHIPPED
 from induction_memory.trajectory.trajectory import Trajectory, load
 
@@ -47,9 +48,9 @@ def reproduce(
 
     Where nothing is to be trained, what ships stands in for the runs of the paper's scale that are not there.
     """
-    require(workers >= 1, "--workers", "1 or more", workers)
-    require(out.is_dir() or not out.exists(), "--out", "a folder", repr(str(out)))
-    folder, planned = runs / scale, jobs(chosen, scale)
+    require_workers(workers)
+    out = require_folder(out, "--out")
+    folder, planned = require_folder(Path(runs) / scale, "--runs"), jobs(chosen, scale)
     records = gather(planned, folder, workers=workers, train=train, quiet=quiet)
     if not train and scale == "paper":
         records = with_shipped(records, planned)
@@ -65,8 +66,7 @@ def reproduce(
     verdicts = claims.check(records, wanted)
     links = {figure: path.relative_to(out).as_posix() for figure, path in pictures.items()}
     written = out / "reproduction.md"
-    out.mkdir(parents=True, exist_ok=True)
-    written.write_text(page(chosen, scale, records, verdicts, links, reasons), encoding="utf-8")
+    write_file(written, page(chosen, scale, records, verdicts, links, reasons), "--out")
     return Reproduction(verdicts, pictures, reasons, written)
 
 

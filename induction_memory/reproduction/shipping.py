@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 
 from induction_memory.experiment.other_tasks import OTHER_TASKS
 from induction_memory.experiment.presets import preset
+from induction_memory.files import write_file
 from induction_memory.reproduction import record_files
 from induction_memory.reproduction.measurement import provenance
 from induction_memory.reproduction.plan import FIGURES, jobs
@@ -78,7 +79,7 @@ def ship(runs: Path, out: Path = SHIPPED) -> list[str]:
         chosen = telling_steps(record.probes.index.to_numpy(), _curves(record), what.steps)
         thin(load(runs / "paper" / record.name), out / name, chosen.tolist())
         written.append(name)
-    (out / "README.md").write_text(index(out), encoding="utf-8")
+    write_file(out / "README.md", index(out))
     return written
 
 

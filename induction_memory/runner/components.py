@@ -164,6 +164,7 @@ class Graph:
 
     def resolve(self, name: str, field: str = "component") -> tuple[str, ...]:
         """The sites that a name stands for."""
+        require(isinstance(name, str), field, "the name of a component", repr(name))
         stream = _STREAM.match(name)
         if stream is not None and 1 <= int(stream[1]) <= self.n_layers:
             return self._stream(int(stream[1]))
@@ -185,7 +186,8 @@ class Graph:
 
     def head(self, head: Any, field: str = "heads") -> str:
         """The name of a head given as `L2H1` or as (layer, head), both from 1."""
-        name = head if isinstance(head, str) else "L{}H{}".format(*head)
+        pair = isinstance(head, tuple | list) and len(head) == 2
+        name = "L{}H{}".format(*head) if pair else head
         require(name in self.heads, field, f"heads out of {', '.join(self.heads)}", repr(head))
         return name
 

@@ -30,6 +30,7 @@ from induction_memory.runner.parameters import parameters
 from induction_memory.runner.recording import Runner, Via
 from induction_memory.subject.stack import Lazy, Stack, at_steps
 from induction_memory.task.batch import Batch
+from induction_memory.task.fields import require_integer
 from induction_memory.task.protocol import Task
 from induction_memory.task.sampler import step_rng, with_counts
 from induction_memory.trajectory.trajectory import Stacks, Trajectory, load
@@ -72,13 +73,21 @@ class Subject:
     @cached_property
     def batch(self) -> Any:
         """The sequences: those given, or drawn from the task with the run's evaluation seed."""
-        if isinstance(self.given, Batch):
-            return self.given
         if self.given is not None:
-            return batch_of_tokens(self.given)
+            given = self.given if isinstance(self.given, Batch) else batch_of_tokens(self.given)
+            self._require_tokens(given.tokens)
+            return given
         if self.known_task is None:
             raise InputError("batch: expected sequences of the task (a model alone does not know it), got none")
         return self.known_task.sample(self.drawn, step_rng(self.eval_seed, 0))
+
+    def _require_tokens(self, tokens: Int[Tensor, "batch pos"]) -> None:
+        """Refuse tokens that the model does not have."""
+        config: Any = self.source.model_config if isinstance(self.source, Trajectory) else None
+        size = getattr(config or getattr(self.source, "cfg", None), "d_vocab", None)
+        if size is not None and tokens.numel():
+            low, high = int(tokens.min()), int(tokens.max())
+            require(low >= 0 and high < size, "batch", f"tokens from 0 to {size - 1}", f"{low} to {high}")
 
     @property
     def eval_seed(self) -> int:
@@ -165,6 +174,11 @@ def subject(
     the step call it `field`.
     """
     require(task is None or isinstance(task, Task), "task", "a task", repr(task))
+    tokens = isinstance(batch, Tensor) and batch.dim() == 2 and not batch.is_floating_point() and len(batch) > 0
+    allowed = "a Batch, or whole numbers of shape [batch, pos]"
+    require(batch is None or isinstance(batch, Batch) or tokens, "batch", allowed, _described(batch))
+    if sequences is not None:
+        require_integer(sequences, "sequences", 1, None)
     opened = load(source) if isinstance(source, str | Path) else source
     if isinstance(opened, Subject):
         return opened
@@ -173,6 +187,7 @@ def subject(
         drawn = sequences or (SEQUENCES if len(steps) == 1 else SEQUENCES_PER_STEP)
         return Subject(opened.name, np.array(steps), opened, task or _task_of(opened), batch, drawn, initial, via)
     if isinstance(opened, Mapping):
+        require(bool(opened), "source", "weights by name", "none")
         steps = _positions(number_of_steps(opened), step, field)
         return Subject("weights", steps, opened, task, batch, sequences or SEQUENCES, initial, via)
     if not isinstance(opened, nn.Module) or not hasattr(opened, "run_with_hooks"):
@@ -249,4 +264,6 @@ def _task_of(run: Trajectory) -> Any:
 
 
 def _described(source: Any) -> str:
+    if isinstance(source, Tensor):
+        return f"{source.dtype} of shape {tuple(source.shape)}"
     return repr(source) if isinstance(source, int | float | None) else f"a {type(source).__name__}"

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from induction_memory.errors import DamagedError, InputError, require
+from induction_memory.files import require_folder
 from induction_memory.sweep import job as jobs
 from induction_memory.sweep import plan
 from induction_memory.sweep.estimate import cost
-from induction_memory.sweep.job import Job, Outcome
+from induction_memory.sweep.job import Job
 from induction_memory.sweep.loop import engine, work_off
 from induction_memory.sweep.plan import PlannedRun
+from induction_memory.trajectory.layout import MANIFEST
 
 COPY = "sweep.toml"
 FAILURES = "failures.json"
@@ -40,17 +42,18 @@ def start(
     from induction_memory.trajectory.durable import make_folder, write_durably
 
     require_workers(workers)
-    sweep, folder = plan.read(file), Path(out)
+    folder = require_folder(out)
+    require(not (folder / MANIFEST).exists(), "out", "a folder outside of other runs", f"the run {str(folder)!r}")
+    sweep = plan.read(file)
     content = Path(file).read_bytes()
     states = look(sweep.runs, folder)
     waiting = [run for run in sweep.runs if states[run.name] != "done"]
+    on = engine(min(workers, len(waiting)), scheduler) if waiting else None  # a wrong address leaves no folder behind
     make_folder(folder)
     if not ((folder / COPY).exists() and (folder / COPY).read_bytes() == content):
         write_durably(folder / COPY, [content])
-    ended: dict[str, Outcome] = {}
-    if waiting:
-        on = engine(min(workers, len(waiting)), scheduler)
-        ended = work_off([job_of(run, folder) for run in waiting], on, quiet=quiet)
+    jobs_left = [job_of(run, folder) for run in waiting]
+    ended = {} if on is None else work_off(jobs_left, on, quiet=quiet)
     failed = {name: outcome.error for name, outcome in ended.items() if outcome.state != "done"}
     if failed or (folder / FAILURES).exists():
         write_durably(folder / FAILURES, [json.dumps(failed, indent=1).encode() + b"\n"])
@@ -79,7 +82,6 @@ def job_of(run: PlannedRun, folder: Path) -> Job:
 
 def _state(run: PlannedRun, folder: Path) -> str:
     from induction_memory.experiment.run_config import RunConfig
-    from induction_memory.trajectory.layout import MANIFEST
     from induction_memory.trajectory.manifest import Manifest
 
     if not (folder / MANIFEST).exists():

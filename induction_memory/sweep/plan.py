@@ -107,10 +107,14 @@ class Sweep:
 
 def read(path: str | Path) -> Sweep:
     """The sweep of a TOML file; whatever the file says that is not understood is an error."""
+    require(isinstance(path, str | Path), "FILE", "a sweep's file", repr(path))
     try:
+        require(Path(path).is_file(), "FILE", "a sweep's file", repr(str(path)))  # a device may never end
         values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"FILE: expected a sweep's file, got {str(path)!r} ({error.strerror})") from error
+    except InputError:
+        raise
     except (ValueError, RecursionError) as error:  # not TOML, or not text
         raise InputError(f"{path}: expected TOML, got {' '.join(str(error).split())}") from error
     try:

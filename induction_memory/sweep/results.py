@@ -8,6 +8,7 @@ import pandas as pd
 
 from induction_memory.errors import Error, InputError, require
 from induction_memory.experiment.run_config import RunConfig
+from induction_memory.files import require_folder
 from induction_memory.sweep import plan
 from induction_memory.sweep.launch import COPY, FAILURES
 from induction_memory.trajectory import rows as row_files
@@ -31,7 +32,7 @@ def table(folder: str | Path) -> pd.DataFrame:
     >>> found.loc[found["run"] == "induction-alone", ["state", "steps"]].values.tolist()
     [['finished', 600]]
     """
-    place = Path(folder)
+    place = require_folder(folder, "folder")
     require(place.is_dir(), "folder", "the folder of a sweep", repr(str(folder)))
     planned = {run.name: run for run in plan.read(place / COPY).runs} if (place / COPY).exists() else {}
     errors = _errors(place / FAILURES)

@@ -33,6 +33,7 @@ TriggerChoice = Literal["random", "fixed"]
 TriggerDistribution = Literal["unigram", "uniform"]
 OutputDistribution = Literal["uniform", "bigram"]
 OutputPart = Literal["all", "train", "test"]
+MOST_LENGTH = 1_000_000
 SUM_TOLERANCE = 1e-6  # how far given probabilities may be from summing to one before they are scaled to it
 
 
@@ -80,7 +81,7 @@ class BigramTask:
                 object.__setattr__(self, name, as_tuple(value, f"task.{name}"))
         n = self.vocab_size
 
-        require_integer(self.length, "task.length", 1, None, "tokens")
+        require_integer(self.length, "task.length", 1, MOST_LENGTH, "tokens")
         require_integer(self.k, "task.k", 1, n, "triggers (the vocabulary)")
         require_integer(self.output_split_seed, "task.output_split_seed", 0, None)
         require_choice(self.triggers, "task.triggers", TriggerChoice)
@@ -121,6 +122,7 @@ class BigramTask:
         if isinstance(self.outputs, str):
             require_choice(self.outputs, "task.outputs", OutputDistribution, "a tuple")
         else:
+            require(isinstance(self.outputs, tuple), "task.outputs", "a name or probabilities", repr(self.outputs))
             nested = any(isinstance(row, tuple) for row in self.outputs)
             require_probabilities(self.outputs, "task.outputs", (n, n) if nested else (n,))
         if self.output_part != "all":

@@ -13,12 +13,35 @@ import numpy as np
 
 from induction_memory.errors import require
 
+MOST_TOKENS = 2**28
+"""Drawn at once: 2 GiB of tokens."""
+
 
 def require_integer(value: Any, field: str, low: int, high: int | None, what: str = "") -> None:
     """Raise an InputError unless `value` is a whole number between the bounds, both included."""
     ok = isinstance(value, int) and not isinstance(value, bool) and low <= value <= (value if high is None else high)
     bounds = f"a whole number of {low} or more" if high is None else f"{low} to {high}"
     require(ok, field, f"{bounds} {what}".strip(), repr(value))
+
+
+def require_draw(n: Any, length: int, rng: Any, field: str = "n") -> None:
+    """Raise an InputError unless `n` sequences can be drawn from the generator."""
+    most = MOST_TOKENS // (length + 1)
+    whole = int(n) if isinstance(n, np.integer) else n
+    require_integer(whole, field, 1, most, f"sequences ({MOST_TOKENS:,} tokens in all)")
+    require(isinstance(rng, np.random.Generator), "rng", "a numpy.random.Generator, as step_rng gives it", repr(rng))
+
+
+def require_seed(seed: Any, field: str = "seed") -> None:
+    """Raise an InputError unless `seed` is a whole number that every generator takes."""
+    require_integer(seed, field, 0, 2**63 - 1)
+
+
+def require_texts(value: Any, field: str, expected: str) -> list[str]:
+    """A list of texts, or an InputError; one text alone is none."""
+    good = isinstance(value, list | tuple) and all(isinstance(text, str) for text in value)
+    require(good, field, expected, repr(value))
+    return list(value)
 
 
 def require_number(value: Any, field: str, low: int | float, high: int | float, *, open_low: bool = False) -> None:

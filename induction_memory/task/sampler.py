@@ -19,6 +19,7 @@ from induction_memory.errors import require
 from induction_memory.task.alias import AliasTable, alias_table, split_uniform
 from induction_memory.task.batch import Batch as AnyBatch
 from induction_memory.task.bigrams import BigramTask
+from induction_memory.task.fields import require_draw, require_integer
 
 BLOCK = 32  # steps of the chain whose random numbers are drawn at once
 
@@ -84,13 +85,14 @@ def with_counts(
 def step_rng(seed: int, step: int) -> np.random.Generator:
     """The generator of training step `step`: a stream of its own, whatever was drawn at other steps."""
     for field, value in (("seed", seed), ("step", step)):
-        require(value >= 0, field, "a whole number of 0 or more", value)
+        require_integer(int(value) if isinstance(value, np.integer) else value, field, 0, None)
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(step,)))
 
 
 def sample(task: BigramTask, batch: int, rng: np.random.Generator) -> Batch:
     """Draw `batch` sequences of T + 1 tokens."""
-    require(batch >= 1, "batch", "1 or more sequences", batch)
+    require(isinstance(task, BigramTask), "task", "a BigramTask", repr(task))
+    require_draw(batch, task.length, rng, "batch")
     chain, outputs_given_trigger = _alias_tables(task)
     if task.fixed_triggers is None:
         triggers = race(task.trigger_probabilities, task.k, batch, rng)

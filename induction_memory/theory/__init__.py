@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from induction_memory.files import require_folder, write_figure, write_file
 from induction_memory.theory.catalogue import Entry, find, names
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ COLUMNS = ["check", "statement", "predicted", "measured", "tolerance", "verdict"
 
 def measure(names: Sequence[str] | None = None) -> Iterator[tuple[Entry, "Result"]]:
     """Run the checks one after the other, in the paper's order."""
-    for entry in find(None if names is None else [*names]):
+    for entry in find(names):
         yield entry, entry.run()
 
 
@@ -41,6 +42,8 @@ def run(names: Sequence[str] | None = None, out: Path | None = None) -> "pd.Data
     """Measure the named checks (all by default); with `out`, draw their pictures and write the table there."""
     import pandas as pd
 
+    if out is not None:
+        out = require_folder(out)
     tables = []
     for entry, result in measure(names):
         tables.append(table(entry, result))
@@ -48,7 +51,7 @@ def run(names: Sequence[str] | None = None, out: Path | None = None) -> "pd.Data
             save_picture(entry, result, out)
     whole = pd.concat(tables, ignore_index=True)
     if out is not None:
-        whole.to_csv(out / "theory.csv", index=False)
+        write_file(out / "theory.csv", whole.to_csv(index=False))
     return whole
 
 
@@ -56,10 +59,9 @@ def save_picture(entry: Entry, result: "Result", folder: Path) -> Path | None:
     """Draw a check's picture into `folder`; None when it has none."""
     from induction_memory.figures.theory import draw
 
-    folder.mkdir(parents=True, exist_ok=True)
     figure = draw(entry.name, result.tables)
     if figure is None:
         return None
     path = folder / f"{entry.name}.png"
-    figure.savefig(path, dpi=110)
+    write_figure(figure, path, dpi=110)
     return path

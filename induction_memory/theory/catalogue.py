@@ -1,6 +1,6 @@
 """The checks by name, in the paper's order. Nothing heavy is imported until one is run."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -59,9 +59,11 @@ def names() -> dict[str, str]:
     return {entry.name: f"{entry.title} ({entry.where})" for entry in CATALOGUE}
 
 
-def find(wanted: list[str] | tuple[str, ...] | None) -> tuple[Entry, ...]:
+def find(wanted: Sequence[str] | None) -> tuple[Entry, ...]:
     """The entries of the given names, in the paper's order; all of them for None."""
     known = names()
+    several = wanted is None or (isinstance(wanted, list | tuple) and len(wanted) > 0)
+    require(several, "checks", "a list of names, or none for all", repr(wanted))
     for name in wanted or ():
-        require(name in known, "check", f"one of {', '.join(known)}", name)
+        require(isinstance(name, str) and name in known, "check", f"one of {', '.join(known)}", repr(name))
     return tuple(entry for entry in CATALOGUE if not wanted or entry.name in wanted)

@@ -12,6 +12,7 @@ from induction_memory.experiment.constraints import Clamp, Freeze, Graft
 from induction_memory.experiment.run_config import RunConfig
 from induction_memory.memory import edits
 from induction_memory.model.associations import associate, written
+from induction_memory.task.fields import require_texts
 from induction_memory.training.preflight import graft_matrices
 from induction_memory.training.run import Resume, run_from, zero_optimizer
 from induction_memory.trajectory.trajectory import Trajectory
@@ -62,6 +63,8 @@ def branch_config(
 ) -> RunConfig:
     """The configuration of a branch: the run's, with rules from step `at` on."""
     train = config.train
+    for field, rules in (("freeze", freeze), ("clamps", clamps), ("grafts", grafts)):
+        require_texts(rules, field, "a list of rules written as text")
     frozen = [str(Freeze(rule.name, at, None) if ":" not in text else rule) for text, rule in _read(Freeze, freeze)]
     clamped = [str(Clamp(rule.kind, at) if "@" not in text else rule) for text, rule in _read(Clamp, clamps)]
     grafted = [str(Graft.parse(text, default_start=at)) for text in grafts]
@@ -74,7 +77,7 @@ def branch_config(
             grafts=(*(str(rule) for rule in train.graft_rules if rule.start > at), *grafted),
             steps=train.steps if steps is None else steps,
         )
-    ).with_settings(list(settings))
+    ).with_settings(require_texts(settings, "settings", "a list of texts such as train.momentum=0.5"))
     require(changed.train.steps >= at, "train.steps", f"at least {at} (the branch's first step)", changed.train.steps)
     same = changed.model.untrained() == config.model.untrained()
     require(same, "model", "the run's own architecture", "another")
@@ -106,9 +109,9 @@ def _origin(run: Trajectory, at: int, config: RunConfig, edit: Mapping[str, str 
 
 def edited(parameters: Mapping[str, Tensor], edit: Mapping[str, str | Sequence[str]], task: Any) -> dict[str, Tensor]:
     """The parameter that an edit changes: associations erased (score 0) or inserted (the ideal pairs' mean score)."""
-    kinds = [name for name in edit if name != "memory"]
-    right = "memory" in edit and len(kinds) == 1 and kinds[0] in ("erase", "insert")
-    require(right, "edit", 'such as {"memory": "W_K2", "erase": "e"} (erase or insert)', dict(edit))
+    kinds = [name for name in edit if name != "memory"] if isinstance(edit, Mapping) else []
+    right = len(kinds) == 1 and kinds[0] in ("erase", "insert") and "memory" in edit
+    require(right, "edit", 'such as {"memory": "W_K2", "erase": "e"} (erase or insert)', repr(edit))
     kind, memory = kinds[0], edit["memory"]
     require(isinstance(memory, str), "edit", "the name of one memory", repr(memory))
     names = [edit[kind]] if isinstance(edit[kind], str) else list(edit[kind])

@@ -4,7 +4,6 @@ A folder is prepared, locked and then always read back before training goes on, 
 branch take the same path: the bits on the disk are all that a run depends on.
 """
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from induction_memory.errors import DivergedError, InputError, require
 from induction_memory.experiment.run_config import RunConfig
 from induction_memory.experiment.train_config import TrainConfig
+from induction_memory.files import require_folder
 from induction_memory.model.architecture import AnyModel, Architecture, freeze
 from induction_memory.model.config import ModelConfig
 from induction_memory.task.protocol import Task
@@ -132,10 +132,9 @@ def run_from(
 
     `weights` are initial weights that were given: a run that began with others is not gone on with.
     """
-    require(isinstance(out, str | Path) and str(out) != "", "out", "a folder", repr(out))
-    out = Path(out)
-    longest = max(len(os.fsencode(part)) for part in out.absolute().parts)
-    require(longest <= 255, "out", "names of at most 255 bytes", f"one of {longest}")
+    known = isinstance(resume, bool) or (isinstance(resume, str) and resume == "or start")
+    require(known, "resume", "True, False or 'or start'", repr(resume))
+    out = require_folder(out)
     require_tracker(log)
     preflight.check(config)
     begun_with = None if weights is None else checksum(config.model, weights)

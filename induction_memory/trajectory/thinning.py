@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from induction_memory.errors import require
+from induction_memory.files import require_folder
 from induction_memory.task import registry
 from induction_memory.trajectory import manifest as manifests
 from induction_memory.trajectory import rows as row_files
@@ -39,7 +40,8 @@ def thin(
 
     If it is killed on its way, it can be called again: `out` counts as empty until it is whole.
     """
-    folder, source = Path(out), run.source
+    require(isinstance(run, Trajectory), "run", "a trajectory (as im.load gives it)", repr(run))
+    folder, source = require_folder(out), run.source
     require(may_begin(folder), "out", "a new or an empty folder", repr(str(folder)))
     chosen = sorted(set(run.resolve_all(steps)))
     states = {step: state for step in chosen if keep_optimizer and (state := source.optimizer(step)) is not None}

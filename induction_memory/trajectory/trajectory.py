@@ -10,8 +10,7 @@ for step, state in run: ...            one step in memory at a time
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from numbers import Real
-from os import PathLike
+from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 
 from induction_memory.errors import InputError, require
 from induction_memory.experiment.run_config import RunConfig
+from induction_memory.files import require_folder
 from induction_memory.model.architecture import AnyModel, Architecture
 from induction_memory.model.config import ModelConfig
 from induction_memory.task.protocol import Task
@@ -51,6 +51,7 @@ def load(path: str | Path, *, model: AnyModel | None = None, task: Task | None =
     folder = find(path)
     if (folder / MANIFEST).exists():
         require(model is None, "model", "none: the trajectory has its own", "a configuration")
+        require(task is None, "task", "none: the trajectory has its own", "a task")
         return Trajectory(FolderSource(folder))
     if is_export(folder):
         return Trajectory(ExportSource(folder))
@@ -169,6 +170,7 @@ class Trajectory:
 
         By its name in the HookedTransformer or in the paper; a frozen one is repeated without a copy.
         """
+        require(isinstance(parameter, str), "parameter", "the name of a parameter", repr(parameter))
         name = self.model_config.parameters.get(parameter, parameter)
         chosen = self.resolve_all(steps)
         if name in self.source.frozen:
@@ -190,7 +192,7 @@ class Trajectory:
         """Rows of embeddings, with a step axis only if they change; names as in `model.memories`."""
         from induction_memory.model import memories
 
-        return memories.embedding(Stacks(self, steps), name)
+        return memories.embedding(Stacks(self, self.resolve_all(steps)), name)
 
     def optimizer_state(self, step: int) -> dict[str, Tensor]:
         """The optimiser's state before update `step`."""
@@ -201,8 +203,7 @@ class Trajectory:
 
     def export(self, step: int, out: str | Path, nearest: bool = False) -> Path:
         """Write one step as config.json and model.safetensors into the new folder `out`, and return it."""
-        require(isinstance(out, str | PathLike), "out", "a new or an empty folder", repr(out))
-        folder, step = Path(out), self.resolve(step, nearest)
+        folder, step = require_folder(out), self.resolve(step, nearest)
         empty = not folder.exists() or not any(folder.iterdir())
         require(empty, "out", "a new or an empty folder", repr(str(folder)))
         initial = self.initial()
@@ -218,8 +219,8 @@ class Trajectory:
     def resolve(self, step: int, nearest: bool = False) -> int:
         """`step` if it is stored (or the stored one closest to it); else an error that says what is."""
         self.require_steps()
-        number = isinstance(step, Real) and not isinstance(step, bool) and math.isfinite(step) and step == int(step)
-        require(number, "step", "a whole number", repr(step))
+        whole = isinstance(step, Integral) or (isinstance(step, Real) and math.isfinite(step) and step == int(step))
+        require(whole and not isinstance(step, bool), "step", "a whole number", repr(step))
         stored = self.source.steps
         if step in stored:
             return int(step)

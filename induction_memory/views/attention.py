@@ -9,6 +9,7 @@ of a text are those of a fixed task that always have the same successor there, o
 """
 
 import base64
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +23,12 @@ from torch import Tensor
 from induction_memory.errors import InputError, require
 from induction_memory.field_docs import field_docs
 from induction_memory.figures.tokens import visible
+from induction_memory.files import require_file, write_file
 from induction_memory.runner.components import head_of
 from induction_memory.runner.recording import Runner, require_length
 from induction_memory.subject import SEQUENCES, Sequences, Steps, subject
 from induction_memory.task.bigrams import BigramTask
+from induction_memory.task.fields import require_integer
 from induction_memory.task.positions import after_same_context
 from induction_memory.task.sampler import Batch
 from induction_memory.views.attention_page import framed, page
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
 
 FORMATS = (".html", ".png", ".pdf", ".svg")
 SHOWN = 48  # tokens of a sampled sequence, when no length is given
+MOST_TOKENS = 100_000
 MOST = 12  # columns that one can still look at
 
 
@@ -109,13 +113,13 @@ class AttentionView:
 
     def save(self, path: str | Path) -> Path:
         """Write the page (.html) or the figure for paper (.png, .pdf, .svg)."""
-        path = Path(path)
-        require(path.suffix in FORMATS, "out", f"a file that ends in {', '.join(FORMATS)}", repr(str(path)))
-        require(path.parent.is_dir(), "out", "a file in a folder that exists", repr(str(path)))
+        path = require_file(path, FORMATS)
         if path.suffix == ".html":
-            path.write_text(self.html(), encoding="utf-8")
+            write_file(path, self.html())
         else:
-            self._draw(path, path.suffix[1:])
+            drawn = io.BytesIO()
+            self._draw(drawn, path.suffix[1:])
+            write_file(path, drawn.getvalue())
         return path
 
     def _draw(self, file: Any, kind: str) -> None:
@@ -149,7 +153,13 @@ def attention(
     require(text is None or batch is None, "text", "a text or a batch, not both", "both")
     read = [subject(one, step=step, batch=batch, task=task, sequences=SEQUENCES) for one in sources]
     task = task or next((one.known_task for one in read if one.known_task is not None), None)
-    require(length is None or length >= 1, "length", "1 or more tokens", length)
+    if length is not None:
+        require_integer(length, "length", 1, MOST_TOKENS, "tokens")
+    good = triggers is None or (text is not None and isinstance(triggers, Mapping))
+    require(good, "triggers", "trigger -> output, together with a text", repr(triggers))
+    require(
+        heads is None or (isinstance(heads, list | tuple) and len(heads) > 0), "heads", "a list of heads", repr(heads)
+    )
     cut = SHOWN if length is None and text is None and batch is None else length
     if text is None:
         tokens, pairs = _of_batch(read[0].batch, row, cut)
@@ -193,7 +203,7 @@ def _of_batch(batch: Batch, row: int | None, cut: int | None) -> tuple[Int[Tenso
     if row is None:
         again = torch.where(batch.in_context, batch.tokens, -1)[:, :cut]
         row = int(torch.tensor([len(tokens.unique()) for tokens in again]).argmax())
-    require(0 <= row < len(batch), "row", f"0 to {len(batch) - 1} (the batch)", row)
+    require_integer(row, "row", 0, len(batch) - 1, "(the batch)")
     return batch.tokens[row], dict(zip(batch.triggers[row].tolist(), batch.outputs[row].tolist(), strict=True))
 
 
@@ -203,7 +213,8 @@ def _of_text(
     """The tokens of a text and the output of each trigger that is given or found in it."""
     if task is None:
         raise InputError("task: expected the task whose vocabulary the text is in (a model alone has none), got none")
-    require(len(text) > 0, "text", "at least one character", repr(text))
+    good = isinstance(text, str | list | tuple) and len(text) > 0 and all(isinstance(token, str) for token in text)
+    require(good, "text", "at least one character", repr(text))
     encode = task.tables.encode
     tokens = torch.from_numpy(encode(text))
     if triggers is not None:

@@ -11,15 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from induction_memory.errors import InputError, require
+from induction_memory.files import require_file, write_file
 from induction_memory.task.bigrams import BigramTask
+from induction_memory.task.fields import require_integer
 from induction_memory.trajectory.trajectory import Trajectory, load
 from induction_memory.views.attention_page import framed
 from induction_memory.views.page.budget import within
-from induction_memory.views.page.document import check_path, document
-from induction_memory.views.page.gather import LENGTH, Progress, gather
+from induction_memory.views.page.document import document
+from induction_memory.views.page.gather import EVALUATED, LENGTH, Progress, gather
 from induction_memory.views.page.pack import Pack
 
 MOST_RUNS = 4
+MOST_TOKENS = 4096
 BUDGET = 8_000_000  # bytes of the HTML file
 
 
@@ -44,8 +47,8 @@ class Report:
 
     def save(self, path: str | Path) -> Path:
         """Write the page to an .html file."""
-        path = check_path(path)
-        path.write_text(self.html(), encoding="utf-8")
+        path = require_file(path, [".html"])
+        write_file(path, self.html())
         return path
 
     def _repr_html_(self) -> str:
@@ -77,11 +80,12 @@ def report(
     """
     listed = list(sources) if isinstance(sources, list | tuple) else [sources]
     require(1 <= len(listed) <= MOST_RUNS, "runs", f"1 to {MOST_RUNS} runs", len(listed))
-    for name, value in (("sequences", sequences), ("length", length), ("causal_steps", causal_steps)):
-        require(isinstance(value, int) and value >= 1, name, "a whole number of at least 1", repr(value))
-    require(budget >= 500_000, "budget", "at least 500000 bytes", budget)
+    require_integer(sequences, "sequences", 1, EVALUATED)
+    require_integer(length, "length", 1, MOST_TOKENS)
+    require_integer(causal_steps, "causal_steps", 1, 10_000)
+    require_integer(budget, "budget", 500_000, 10**10, "bytes")
     runs = [_opened(source) for source in listed]
-    chosen = [list(map(int, run.resolve_all(None if steps is None else list(steps)))) for run in runs]
+    chosen = [list(map(int, run.resolve_all(steps))) for run in runs]
     title = title or " and ".join(run.name for run in runs)
     say = progress or (lambda message: None)
     packs = [

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from induction_memory.errors import require
 from induction_memory.task.batch import Batch
+from induction_memory.task.fields import require_draw
 from induction_memory.task.pairs import Pairs, at
 from induction_memory.task.positions import one_key
 from induction_memory.task.protocol import Predictor
@@ -26,7 +27,7 @@ from induction_memory.task.protocol import Predictor
 
 def sample(task: Any, n: int, rng: np.random.Generator) -> Batch:
     """Draw `n` sequences of T symbols, and a target for each position that is asked."""
-    require(n >= 1, "n", "1 or more sequences", n)
+    require_draw(n, task.length, rng)
     S, T = task.symbols, task.length
     rows = rng.dirichlet(np.full(S, task.alpha), size=(n, S))
     thresholds = rows.cumsum(-1)[..., :-1]

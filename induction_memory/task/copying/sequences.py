@@ -15,6 +15,7 @@ from torch import Tensor
 
 from induction_memory.errors import require
 from induction_memory.task.batch import Batch
+from induction_memory.task.fields import require_draw
 from induction_memory.task.pairs import Pairs, at, last_of
 from induction_memory.task.positions import after_same_context, one_key, previous
 from induction_memory.task.protocol import Predictor
@@ -22,7 +23,7 @@ from induction_memory.task.protocol import Predictor
 
 def sample(task: Any, n: int, rng: np.random.Generator) -> Batch:
     """Draw `n` sequences; what follows the second trigger is its output and then more of the alphabet."""
-    require(n >= 1, "n", "1 or more sequences", n)
+    require_draw(n, task.length, rng)
     T, here = task.length, np.arange(n)
     span = np.array(task.spans)[rng.integers(len(task.spans), size=n)]
     first = span

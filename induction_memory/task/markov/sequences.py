@@ -10,15 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from induction_memory.errors import require
 from induction_memory.task.batch import Batch
+from induction_memory.task.fields import require_draw
 from induction_memory.task.pairs import Pairs
 from induction_memory.task.positions import after_same_context
 
 
 def sample(task: Any, n: int, rng: np.random.Generator) -> Batch:
     """Draw `n` sequences of T + 1 symbols: inputs z_1..z_T, targets z_2..z_{T+1} or their distributions."""
-    require(n >= 1, "n", "1 or more sequences", n)
+    require_draw(n, task.length, rng)
     S, order, T = task.symbols, task.order, task.length
     if task.chains is None:
         chosen = np.full(n, -1)

@@ -9,10 +9,10 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from induction_memory.errors import require
 from induction_memory.task.alias import AliasTable, alias_table
 from induction_memory.task.batch import Batch
 from induction_memory.task.corruptions import strangers
+from induction_memory.task.fields import require_draw
 from induction_memory.task.pairs import Pairs, at, with_queries
 from induction_memory.task.positions import after_same_context, previous
 from induction_memory.task.sampler import race
@@ -20,7 +20,7 @@ from induction_memory.task.sampler import race
 
 def sample(task: Any, n: int, rng: np.random.Generator) -> Batch:
     """Draw `n` sequences of T + 1 tokens: inputs z_1..z_T, targets z_2..z_{T+1}."""
-    require(n >= 1, "n", "1 or more sequences", n)
+    require_draw(n, task.length, rng)
     base, tau = task.bigrams, task.noise_token
     chain, outputs_given_trigger = _tables(base)
     if base.fixed_triggers is None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from induction_memory.errors import require
 from induction_memory.task.batch import Batch
+from induction_memory.task.fields import require_draw
 from induction_memory.task.pairs import Pairs, with_queries
 from induction_memory.task.positions import one_key
 from induction_memory.task.protocol import Predictor
@@ -23,7 +24,7 @@ Part = Literal["subject", "relation"]
 
 def sample(task: Any, n: int, rng: np.random.Generator) -> Batch:
     """Draw `n` sequences, each with a random fact in random places."""
-    require(n >= 1, "n", "1 or more sequences", n)
+    require_draw(n, task.length, rng)
     T = task.length
     subject, relation = rng.integers(task.subjects, size=n), rng.integers(task.relations, size=n)
     tokens = task.first_noise + rng.integers(max(task.noise_tokens, 1), size=(n, T))

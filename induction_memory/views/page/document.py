@@ -11,21 +11,10 @@ import html
 import re
 from functools import cache
 from importlib import resources
-from pathlib import Path
-
-from induction_memory.errors import require
 
 FILES = resources.files("induction_memory.views.page") / "static"
 _IMPORT = re.compile(r'^import (\{[^}]*\}) from "\./([\w-]+)\.js";$', re.MULTILINE)
 _EXPORT = re.compile(r"^export ((?:async )?(?:function|const|class) (\w+))", re.MULTILINE)
-
-
-def check_path(path: str | Path) -> Path:
-    """The path of an .html file that can be written, or an InputError."""
-    path = Path(path)
-    require(path.suffix == ".html", "out", "a file that ends in .html", repr(str(path)))
-    require(path.parent.is_dir(), "out", "a file in a folder that exists", repr(str(path)))
-    return path
 
 
 def source(name: str) -> str:
