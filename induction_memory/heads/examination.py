@@ -44,6 +44,7 @@ from induction_memory.subject import Steps, Subject, batch_of_tokens, subject
 from induction_memory.task.batch import Batch
 from induction_memory.task.fields import require_integer, require_seed
 
+MOST_ORDERS = 100_000
 SEQUENCES = 32
 REPEATED = 64
 """A model without sequences reads this many random tokens, repeated once; fewer if its context is shorter."""
@@ -163,7 +164,7 @@ def identify(
     listed = list(sources) if isinstance(sources, list | tuple) else [sources]
     require(len(listed) > 0, "runs", "at least one", "none")
     require_integer(sequences, "sequences", 2, None)
-    require_integer(orders, "orders", 1, None)
+    require_integer(orders, "orders", 1, MOST_ORDERS)
     require_seed(seed)
     given = batch(sequences) if callable(batch) else batch
     opened = [subject(source, step=step, batch=given, sequences=sequences, via=via) for source in listed]
