@@ -9,6 +9,7 @@ The command line and the scripts of analyses/ print the line and end with the ex
 a line has an `entry`: the command line ends the line with the entry's address, and a traceback shows it as a note.
 """
 
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -91,8 +92,12 @@ def run_script(main: Callable[..., None], about: str | None) -> None:
     """Call `main` with the command line's arguments; an error is one line on standard error and its exit code."""
     import tyro
 
+    name = Path(sys.argv[0]).stem
     try:
         tyro.cli(main, description=about)
     except Error as error:
-        print(f"{Path(sys.argv[0]).stem}: {error.line}", file=sys.stderr)
+        print(f"{name}: {error.line}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except KeyboardInterrupt as stop:
+        print(f"{name}: {str(stop) or 'interrupted'}", file=sys.stderr)
+        sys.exit(128 + getattr(stop, "number", signal.SIGINT))

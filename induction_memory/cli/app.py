@@ -70,8 +70,7 @@ def main() -> None:
         told = f"{where}: expected to read or write it, got {error.strerror or error}"
         _stop(f"induction-memory: {shortened(printable(told))}", 1)
     except KeyboardInterrupt as stop:
-        told = f"induction-memory: {stop}" if str(stop) else "interrupted"
-        _stop(told, 128 + getattr(stop, "number", signal.SIGINT))
+        _stop(f"induction-memory: {str(stop) or 'interrupted'}", 128 + getattr(stop, "number", signal.SIGINT))
 
 
 def parse() -> Callable[[], None]:

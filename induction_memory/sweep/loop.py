@@ -52,30 +52,31 @@ def engine(workers: int = 2, scheduler: str | None = None) -> Engine:
 def work_off(jobs: Sequence[Job], on: Engine, *, quiet: bool = False) -> dict[str, Outcome]:
     """Run every job to its end, done or failed; the engine is closed afterwards. Raises Stopped on a signal."""
     by_name = {job.name: job for job in jobs}
-    with _signals(), closing(on), Board(by_name, quiet=quiet) as board:
-        work = _Work(by_name, on, lambda line: _tell(board, quiet, line))
-        try:
+    work = _Work(by_name, on)
+    try:
+        with _signals() as raise_if_stopped, closing(on), Board(by_name, quiet=quiet) as board:
             for job in jobs:
                 on.submit(job)
             while len(work.ended) < len(by_name):
+                raise_if_stopped()
                 work.ask_again()
-                if (found := on.next(SECONDS_BETWEEN_LOOKS)) is not None:
-                    work.note(*found)
+                if (found := on.next(SECONDS_BETWEEN_LOOKS)) is not None and (line := work.note(*found)):
+                    _tell(board, quiet, line)
                 board.show(work.done, work.failed, on.running)
-        except Stopped as stopped:
-            stopped.done, stopped.jobs = len(work.done), len(by_name)
-            raise
+    except Stopped as stopped:
+        stopped.done, stopped.jobs = len(work.done), len(by_name)
+        raise
     return work.ended
 
 
 class _Work:
     """The jobs that have ended, and those that are to be run again."""
 
-    def __init__(self, jobs: Mapping[str, Job], on: Engine, tell: Callable[[str], None]) -> None:
+    def __init__(self, jobs: Mapping[str, Job], on: Engine) -> None:
         self.ended: dict[str, Outcome] = {}
         self.done: list[str] = []
         self.failed: list[str] = []
-        self._jobs, self._on, self._tell = jobs, on, tell
+        self._jobs, self._on = jobs, on
         self._deaths: Counter[str] = Counter()
         self._busy: dict[str, float] = {}
         self._told: set[str] = set()
@@ -87,23 +88,24 @@ class _Work:
             del self._busy[name]
             self._on.submit(self._jobs[name])
 
-    def note(self, name: str, outcome: Outcome) -> None:
-        """What follows from the end of an attempt."""
+    def note(self, name: str, outcome: Outcome) -> str | None:
+        """Do what follows from the end of an attempt; the line to be told, if there is one."""
         match outcome.state:
             case "died" if self._deaths[name] + 1 < ATTEMPTS:
                 self._deaths[name] += 1
-                self._tell(f"{name}: {outcome.error}; it is run again")
                 self._on.submit(self._jobs[name])
+                return f"{name}: {outcome.error}; it is run again"
             case "busy":
                 self._busy[name] = time.monotonic()
                 if outcome.error not in self._told:
                     self._told.add(outcome.error)
-                    self._tell(f"waiting: {outcome.error}")
+                    return f"waiting: {outcome.error}"
             case "stopped":
                 raise Error(f"{outcome.error}; what was trained is kept, and the same command goes on")
             case _:
                 self.ended[name] = outcome
                 (self.done if outcome.state == "done" else self.failed).append(name)
+        return None
 
 
 def _tell(board: Board, quiet: bool, line: str) -> None:
@@ -114,22 +116,33 @@ def _tell(board: Board, quiet: bool, line: str) -> None:
 
 
 @contextmanager
-def _signals() -> Iterator[None]:
-    """Turn the first SIGINT or SIGTERM into Stopped; the later ones are ignored, so that the processes are ended."""
+def _signals() -> Iterator[Callable[[], None]]:
+    """Turn the first SIGINT or SIGTERM into Stopped; the later ones are ignored, so that the processes are ended.
+
+    Python drops an exception that a signal raises inside of a destructor or a callback of the garbage collector.
+    Therefore the signal is remembered as well, and the function that this gives raises Stopped for it.
+    """
+    came: list[int] = []
+
+    def raise_if_stopped() -> None:
+        if came:
+            raise Stopped(came[0])
+
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield raise_if_stopped
         return
 
     def stop(number: int, frame: FrameType | None) -> None:
         for known in before:
             signal.signal(known, signal.SIG_IGN)
-        raise Stopped(number)
+        came.append(number)
+        raise_if_stopped()
 
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     for number in before:
         signal.signal(number, stop)
     try:
-        yield
+        yield raise_if_stopped
     finally:
         for number, handler in before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)

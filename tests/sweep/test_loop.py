@@ -118,6 +118,46 @@ def test_a_signal_stops_the_running_jobs_and_starts_no_other(tmp_path, number):
     assert not (tmp_path / "held-1").exists()
 
 
+class SignalledDestructor:
+    """A job whose end is looked for while an object dies, in whose destructor the signal comes."""
+
+    def __del__(self) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        for _ in range(1000):  # Python looks for signals between two turns
+            pass
+
+
+class NeverEnds:
+    """An engine without results; the first look at it meets the signal in a destructor."""
+
+    looks, closed = 0, False
+
+    def submit(self, job) -> None:
+        pass
+
+    def next(self, timeout):
+        self.looks += 1
+        if self.looks == 1:
+            SignalledDestructor()
+        return
+
+    def running(self):
+        return set()
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_signal_that_comes_inside_of_a_destructor_is_not_lost(tmp_path, monkeypatch):
+    dropped = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda event: dropped.append(event.exc_type))
+    on = NeverEnds()
+    with pytest.raises(Stopped, match="after 0 of 1 runs"):
+        work_off([job("a", tmp_path)], on)
+    assert dropped == [Stopped]
+    assert (on.looks, on.closed) == (1, True)
+
+
 def test_the_live_table_counts_and_tells_the_time_left(tmp_path):
     jobs = {name: job(name, tmp_path) for name in ("a", "b", "c", "d")}
     console = Console(force_terminal=True, width=80, record=True, highlight=False, file=io.StringIO())
