@@ -26,7 +26,8 @@ def report(
     """Write a page that shows whole runs: one HTML file that works offline, with a slider over training.
 
     Args:
-        runs: folders of trajectories, or names of shipped ones; several are shown side by side.
+        runs: folders of trajectories, or names of shipped ones; several are shown side by side. A sweep's folder is
+            shown as one table of its runs, with small curves.
         out: file to write, .html.
         steps: the stored steps to show: all, or a list such as 0,100,300.
         sequences: how many sequences the reader can choose from.
@@ -39,6 +40,13 @@ def report(
     chosen = steps_of(steps)
     require(0 < budget <= MOST_MEGABYTES, "--budget", f"megabytes from 0.5 to {MOST_MEGABYTES}", budget)
     require_file(out, [".html"], "--out")
+    if len(runs) == 1 and _holds_runs(Path(runs[0])):
+        from induction_memory.sweep.one_page import page as sweep_page
+
+        require(chosen == "all", "--steps", "all: the page of a sweep shows whole runs", steps)
+        sweep_page(runs[0]).save(out)
+        print(out)
+        return
     from induction_memory.views.report import report as make
 
     page = make(
@@ -51,3 +59,13 @@ def report(
     )
     page.save(out)
     print(out)
+
+
+def _holds_runs(folder: Path) -> bool:
+    """Whether a path is the folder of a sweep, or of runs, and no run itself."""
+    from induction_memory.trajectory.layout import MANIFEST
+
+    try:
+        return not (folder / MANIFEST).exists() and any(folder.glob(f"*/{MANIFEST}"))
+    except (OSError, ValueError):
+        return False

@@ -6,10 +6,11 @@ from induction_memory.lazy import lazily
 
 if TYPE_CHECKING:
     from induction_memory.sweep.launch import start as start
+    from induction_memory.sweep.one_page import page as page
     from induction_memory.sweep.plan import Sweep as Sweep
     from induction_memory.sweep.plan import read as read
     from induction_memory.sweep.results import table as table
 
-_WHERE = {"Sweep": "plan", "read": "plan", "start": "launch", "table": "results"}
+_WHERE = {"Sweep": "plan", "read": "plan", "start": "launch", "page": "one_page", "table": "results"}
 
 __getattr__, __dir__ = lazily(__name__, _WHERE)

@@ -34,7 +34,7 @@ def table(folder: str | Path) -> pd.DataFrame:
     """
     place = require_folder(folder, "folder")
     require(place.is_dir(), "folder", "the folder of a sweep", repr(str(folder)))
-    planned = {run.name: run for run in plan.read(place / COPY).runs} if (place / COPY).exists() else {}
+    planned = {run.name: run for run in plan.read(place / COPY).runs} if is_sweep(place) else {}
     errors = _errors(place / FAILURES)
     there = {path.parent.name for path in place.glob(f"*/{MANIFEST}")}
     names = [*planned, *sorted(there - planned.keys())]
@@ -47,6 +47,11 @@ def table(folder: str | Path) -> pd.DataFrame:
         rows.append({"run": name} | row)
         settings.append({} if config is None else _flat(config))
     return _with_settings(rows, settings)
+
+
+def is_sweep(folder: Path) -> bool:
+    """Whether a folder holds a sweep's file."""
+    return (folder / COPY).is_file()
 
 
 def _row(place: Path, there: bool, error: str | None) -> tuple[dict[str, Any], RunConfig | None]:

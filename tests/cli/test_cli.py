@@ -127,7 +127,10 @@ def test_presets_are_listed_by_figure_with_one_entry_for_the_step_sizes_of_figur
         (("verify", "OUT"), "run: expected the folder of a trajectory"),
         (("reproduce", "12", "--out", "OUT"), "figure: expected all, or one of 2, 3"),
         (("reproduce", "3", "--check"), "--check: expected no figures"),
-        (("reproduce", "9", "--out", "OUT", "--workers", "0"), "--workers: expected 1 or more, got 0"),
+        (
+            ("reproduce", "9", "--out", "OUT", "--workers", "0"),
+            "--workers: expected a whole number from 1 to 1024",
+        ),
     ],
 )
 def test_a_mistake_is_one_line_and_writes_nothing(run, arguments, message, tmp_path):

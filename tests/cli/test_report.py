@@ -1,6 +1,8 @@
 import pytest
 
 from induction_memory.cli.app import main
+from induction_memory.training.run import start
+from tests.tiny_runs import tiny
 from tests.views.page_runs import hostile_run
 
 
@@ -14,11 +16,21 @@ def test_the_command_writes_a_page(monkeypatch, capsys, tmp_path):
     assert out.read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
+def test_a_folder_of_runs_is_one_table_on_a_page(monkeypatch, capsys, tmp_path):
+    start(tiny(), tmp_path / "runs" / "a", quiet=True)
+    monkeypatch.setattr(
+        "sys.argv", ["induction-memory", "report", str(tmp_path / "runs"), "--out", f"{tmp_path}/x.html"]
+    )
+    main()
+    assert capsys.readouterr().out == f"{tmp_path}/x.html\n"
+    assert "1 runs: 1 finished" in (tmp_path / "x.html").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["induction-alone", "--out", "page.pdf"], "out: expected a file that ends in .html"),
-        (["induction-alone", "--out", "no/such/folder/page.html"], "out: expected a file in a folder that exists"),
+        (["induction-alone", "--out", "page.pdf"], "--out: expected a file ending in .html"),
+        (["induction-alone", "--out", "."], "--out: expected a file ending in .html"),
         (["--out", "page.html"], "RUN: expected at least one"),
         (["nowhere", "--out", "page.html"], "run: expected the folder of a trajectory"),
         (["induction-alone", "--out", "page.html", "--steps", "x"], "--steps: expected all, or whole numbers"),

@@ -45,11 +45,11 @@ def test_a_mistake_is_one_line_and_writes_nothing(run, tmp_path, arguments, mess
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_that_the_disk_refuses_is_one_line_and_exit_1(run, tmp_path):
+def test_a_folder_that_cannot_be_is_one_line_and_exit_2(run, tmp_path):
     file = str(write(tmp_path))
     code, printed, told = run(file, "--out", file)
-    assert (code, printed) == (1, "")
-    assert "expected to write it, got" in told
+    assert (code, printed) == (2, "")
+    assert "out: expected a folder, got" in told
     assert told.count("\n") == 1
 
 

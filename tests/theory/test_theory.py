@@ -193,7 +193,7 @@ def test_run_returns_one_table_and_writes_it(tmp_path):
 
 
 def test_an_unknown_check_is_refused_with_the_known_names():
-    with pytest.raises(InputError, match=r"check: expected one of lemma-1, .*one-step, got lemma-9"):
+    with pytest.raises(InputError, match=r"check: expected one of lemma-1, .*one-step, got 'lemma-9'"):
         find(["lemma-9"])
 
 

@@ -11,6 +11,7 @@ from induction_memory.errors import DivergedError, Error, InputError, StorageErr
 from induction_memory.experiment.run_config import RunConfig
 from induction_memory.model.config import ModelConfig
 from induction_memory.task.bigrams import BigramTask
+from induction_memory.training import run as training_run
 from induction_memory.training.branching import branch
 from induction_memory.training.interruption import Stopped
 from induction_memory.training.run import start, train
@@ -154,6 +155,12 @@ def test_a_read_only_folder_and_one_that_vanishes_are_clear_errors(tmp_path, mon
         raise PermissionError(13, "Permission denied")
 
     with monkeypatch.context() as patch:
+        patch.setattr(durable.os, "open", read_only)
+        with pytest.raises(InputError, match=r"^out: expected a folder that can be made, got .*\(Permission denied\)$"):
+            start(tiny(), tmp_path / "run", quiet=True)
+    (tmp_path / "run").mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(training_run, "require_folder", lambda out: out)  # it was writable a moment ago
         patch.setattr(durable.os, "open", read_only)
         with pytest.raises(StorageError, match="Permission denied"):
             start(tiny(), tmp_path / "run", quiet=True)

@@ -249,7 +249,7 @@ assert "matplotlib" not in sys.modules, "drawn by it"
 
 
 def test_an_unknown_format_is_refused(view, tmp_path):
-    with pytest.raises(InputError, match=r"ends in \.html, \.png, \.pdf, \.svg"):
+    with pytest.raises(InputError, match=r"ending in \.html, \.png, \.pdf, \.svg"):
         view.save(tmp_path / "maps.gif")
 
 

@@ -191,8 +191,8 @@ def test_data_cannot_leave_its_element_and_the_policy_names_the_script():
     [
         ({"sources": []}, "runs: expected 1 to 4 runs"),
         ({"sources": [3]}, "runs: expected trajectories"),
-        ({"length": 0}, "length: expected a whole number"),
-        ({"budget": 1000}, "budget: expected at least"),
+        ({"length": 0}, "length: expected 1 to 4096"),
+        ({"budget": 1000}, "budget: expected 500000 to"),
         ({"steps": [1]}, "step: expected one of the"),
     ],
 )
@@ -202,7 +202,7 @@ def test_mistakes_are_named(arguments, message, unchecked):
 
 
 def test_a_page_is_saved_as_html_only(page, tmp_path):
-    with pytest.raises(InputError, match=r"ends in \.html"):
+    with pytest.raises(InputError, match=r"ending in \.html"):
         page.save(tmp_path / "page.pdf")
     assert page.save(tmp_path / "page.html").read_text(encoding="utf-8") == page.html()
 

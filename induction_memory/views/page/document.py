@@ -45,7 +45,7 @@ def document(title: str, blob: bytes) -> str:
     """The whole page for one blob of data."""
     code, style = script(), source("page.css")
     policy = (
-        f"default-src 'none'; script-src {_hash(code)}; style-src {_hash(style)}; img-src data: blob:; "
+        f"default-src 'none'; script-src {digest(code)}; style-src {digest(style)}; img-src data: blob:; "
         "base-uri 'none'; form-action 'none'"
     )
     parts = {
@@ -58,5 +58,6 @@ def document(title: str, blob: bytes) -> str:
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], source("page.html"))
 
 
-def _hash(text: str) -> str:
+def digest(text: str) -> str:
+    """The hash by which a policy admits a script or a style."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
