@@ -178,7 +178,9 @@ def embedding(source: Any, name: str, *, fold: bool = True) -> Float[Tensor, "*l
 
 
 def number_of_layers(source: Any) -> int:
-    return 1 + max(int(n.split(".")[1]) for n in weights_of(source) if n.startswith("blocks."))
+    found = [int(n.split(".")[1]) for n in weights_of(source) if n.startswith("blocks.") and n.split(".")[1].isdigit()]
+    require(bool(found), "model", "parameters with TransformerLens's names (blocks.0.attn.W_K ...)", "none of them")
+    return 1 + max(found)
 
 
 def weights_of(source: Any) -> Mapping[str, Tensor]:

@@ -58,7 +58,7 @@ def recall_between(
 
 def _matrix(stack: Stack, W: str | Tensor, layers: tuple[int, ...]) -> Float[Tensor, "step *head d_out d_in"]:
     if isinstance(W, Tensor):
-        return axes.spread(W[None, None], layers)
+        return axes.spread(W.detach()[None, None], layers)
     require(isinstance(W, str), "W", "a matrix or the name of one", repr(W))
     matrix = axes.matrix(stack, W.removesuffix("^T"), layers)
     return matrix.mT if W.endswith("^T") else matrix
@@ -66,6 +66,6 @@ def _matrix(stack: Stack, W: str | Tensor, layers: tuple[int, ...]) -> Float[Ten
 
 def _rows(stack: Stack, rows: str | Tensor, layers: tuple[int, ...]) -> Float[Tensor, "step *head n d"]:
     if isinstance(rows, Tensor):
-        return axes.spread(rows[None, None], layers)
+        return axes.spread(rows.detach()[None, None], layers)
     require(isinstance(rows, str), "embeddings", "rows of vectors or their name", repr(rows))
     return axes.rows(stack, rows, layers)

@@ -8,6 +8,7 @@ from transformer_lens.model_bridge import TransformerBridge
 
 from induction_memory import probes
 from induction_memory.errors import InputError
+from induction_memory.model.memories import memory
 from induction_memory.subject import model_weights
 from induction_memory.task import BigramTask, Corpus
 from induction_memory.task.sampler import make_batch, sample, step_rng
@@ -129,3 +130,14 @@ def test_both_kinds_of_model_give_the_same_numbers_from_the_same_weights():
     assert mine["value"].tolist() == pytest.approx(other["value"].tolist(), rel=1e-4)
     a, b = (probes.head_scores(m, length=10)[["previous_token", "induction"]].to_numpy() for m in (ours, theirs))
     assert a == pytest.approx(b, abs=1e-5)
+
+
+def test_a_users_own_matrix_may_still_ask_for_gradients():
+    model = hooked()
+    W, rows = torch.eye(4, requires_grad=True), torch.eye(4, requires_grad=True)
+    assert probes.recall_between(model, W, inputs=rows, outputs=rows)["recall"].tolist() == [1.0]
+
+
+def test_memories_of_a_model_with_other_names_are_refused_in_one_line():
+    with pytest.raises(InputError, match=r"^model: expected parameters with TransformerLens's names .*, got none"):
+        memory(torch.nn.Linear(2, 2), "W_O2")
