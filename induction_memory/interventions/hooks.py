@@ -4,8 +4,8 @@
     model.run_with_hooks(tokens, fwd_hooks=hooks + mine)
 
 They are the patches of `runner/hooked.py`, which defines every intervention of this package. A component has one of the
-names of `runner/components.py`. No flag of the model has to be set, except for edges into heads (`use_split_qkv_input`)
-and into feed-forwards (`use_hook_mlp_in`).
+names of `runner/components.py`. No flag of the model has to be set, except for edges into heads (`use_split_qkv_input`,
+where the model offers it) and into feed-forwards (`use_hook_mlp_in`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +20,8 @@ from induction_memory.errors import require
 from induction_memory.interventions.replacements import Kind, Replacements
 from induction_memory.runner.choice import runner
 from induction_memory.runner.components import ARROW, Graph
-from induction_memory.runner.hooked import Hook, patch_hooks
+from induction_memory.runner.hooked import SPLIT, head_projections
+from induction_memory.runner.patch_hooks import Hook, patch_hooks
 from induction_memory.runner.variants import Patch
 from induction_memory.subject import Sequences, subject
 
@@ -101,9 +102,13 @@ class _Edit(Patch):
 
 
 def _hooks(model: Any, patches: Sequence[Patch]) -> list[Hook]:
+    projected = ()
     targets = [patch.site.split(ARROW)[1] for patch in patches if ARROW in patch.site]
     for target in targets:
-        flag = "use_split_qkv_input" if "." in target else "use_hook_mlp_in" if target.startswith("FF") else None
+        flag = SPLIT if "." in target else "use_hook_mlp_in" if target.startswith("FF") else None
         ready = flag is None or getattr(model.cfg, flag, False)
+        if flag == SPLIT and not ready:
+            projected = projected or head_projections(model)
+            ready = bool(projected)
         require(ready, "model", f"set_{flag}(True) for hooks on an edge into {target}", "it unset")
-    return patch_hooks(Graph.of(model), patches, [block.attn.W_O.detach() for block in model.blocks])
+    return patch_hooks(Graph.of(model), patches, [block.attn.W_O.detach() for block in model.blocks], projected)

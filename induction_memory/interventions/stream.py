@@ -24,7 +24,7 @@ from induction_memory.errors import require
 from induction_memory.interventions.hooks import record
 from induction_memory.memory.association import Association, Side
 from induction_memory.runner.components import Graph, head_of, layer_of
-from induction_memory.runner.hooked import Hook
+from induction_memory.runner.patch_hooks import Hook
 
 ROWS_AT_ONCE = 4096
 

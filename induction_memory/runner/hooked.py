@@ -1,11 +1,6 @@
 """The definition: patches as TransformerLens hooks, one forward per variant.
 
-For any HookedTransformer, and for a TransformerBridge by the names that both share. With `amount` a, and y what the
-model as it was handed over computes at a site,
-
-    writer or q, k, v of a head     y  <-  y + a (value - y)
-    edge writer -> input            x_input  <-  x_input + a (value - y_writer)
-
+For any HookedTransformer, and for a TransformerBridge by the names that both share. `patch_hooks.py` makes the hooks.
 Hooks of the user's run first and stay: patches act on what they return. TransformerLens offers a head's own output and
 its own inputs behind flags. The flags are set for the run and put back, and a user's hook at a point that the flags
 alone bring to life stays asleep.
@@ -14,6 +9,7 @@ alone bring to life stays asleep.
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -22,16 +18,18 @@ from torch import Tensor, nn
 
 from induction_memory.errors import InputError, require
 from induction_memory.runner.attention import take
-from induction_memory.runner.components import ARROW, Graph, head_of
+from induction_memory.runner.components import ARROW, Graph
 from induction_memory.runner.parameters import parameters
+from induction_memory.runner.patch_hooks import Hook, patch_hooks
+from induction_memory.runner.projections import Projection, projections
 from induction_memory.runner.recording import Recording, Via, require_length
 from induction_memory.runner.swapped_weights import replaced
-from induction_memory.runner.variants import Patch, Variant
+from induction_memory.runner.variants import Variant
 
-Hook = tuple[str, Callable[..., Tensor | None]]
+SPLIT = "use_split_qkv_input"
 POINTS = {
     "use_attn_result": ("attn.hook_result",),
-    "use_split_qkv_input": ("hook_q_input", "hook_k_input", "hook_v_input"),
+    SPLIT: ("hook_q_input", "hook_k_input", "hook_v_input"),
     "use_hook_mlp_in": ("hook_mlp_in",),
     "ungroup_grouped_query_attention": (),
 }
@@ -50,6 +48,14 @@ class HookedRunner:
         self._W_O: tuple[Tensor, ...] = ()
         if not _offers(model, "use_attn_result"):
             self._W_O = tuple(block.attn.W_O.detach() for block in self.model.blocks)
+
+    @cached_property
+    def _splits(self) -> bool:
+        return _offers(self.model, SPLIT)
+
+    @cached_property
+    def _projections(self) -> tuple[Projection, ...]:
+        return projections(self.model)
 
     @property
     def n_ctx(self) -> int:
@@ -79,8 +85,11 @@ class HookedRunner:
         self, recording: Recording, variants: Sequence[Variant], queries: Int[Tensor, "batch m"] | None
     ) -> Iterator[tuple[list[int], Float[Tensor, "variant batch m vocab"]]]:
         flags = self._flags([patch.site for variant in variants for patch in variant])
+        projected = self._projections if SPLIT in flags and not self._splits else ()
+        flags = [flag for flag in flags if not (projected and flag == SPLIT)]
         for index, variant in enumerate(variants):
-            logits = self._forward(recording.tokens, patch_hooks(self.graph, variant, self._W_O), flags)
+            hooks = patch_hooks(self.graph, variant, self._W_O, projected)
+            logits = self._forward(recording.tokens, hooks, flags)
             yield [index], (logits if queries is None else take(logits, queries)).unsqueeze(0)
 
     def pattern(self, recording: Recording, layer: int) -> Float[Tensor, "batch head query key"]:
@@ -98,58 +107,9 @@ class HookedRunner:
         return [flag for flag in _flags(self.model, sites) if not (self._W_O and flag == "use_attn_result")]
 
 
-def patch_hooks(graph: Graph, variant: Variant, W_O: Sequence[Tensor] = ()) -> list[Hook]:
-    """The patches of a variant as hooks for `run_with_hooks`, in the order of the computation.
-
-    A head's output is patched at `hook_result`. With the layers' W_O given, it is computed from `hook_z` instead, and
-    the change is added at `hook_attn_out`.
-    """
-    written: dict[str, Tensor] = {}
-    nodes: dict[str, list[Patch]] = {}
-    edges: dict[str, list[tuple[str, Patch]]] = {}
-    for patch in variant:
-        source, arrow, target = patch.site.partition(ARROW)
-        if arrow:
-            edges.setdefault(target, []).append((source, patch))
-        else:
-            nodes.setdefault(source, []).append(patch)
-    sources = {source for patches in edges.values() for source, _ in patches}
-
-    def write(name: str, value: Tensor) -> Tensor:
-        for patch in nodes.get(name, ()):
-            value = _blended(value, patch)
-        written[name] = value
-        return value
-
-    def read(name: str, stream: Tensor) -> Tensor:
-        for source, patch in edges.get(name, ()):
-            stream = stream + (_blended(written[source], patch) - written[source])
-        return stream
-
-    hooks: list[Hook] = []
-
-    def add(point: str, names: Sequence[str], function: Callable[[str, Tensor], Tensor], by_head: bool) -> None:
-        used = [name for name in names if (name in edges if function is read else name in nodes or name in sources)]
-        if used:
-            hooks.append((point, _by_head(function, used) if by_head else _whole(function, used[0])))
-
-    add("hook_embed", ["embed"], write, False)
-    add("hook_pos_embed", ["pos"], write, False)
-    for layer in range(1, graph.n_layers + 1):
-        block, heads = f"blocks.{layer - 1}", graph.heads_of(layer)
-        for letter in "qkv":
-            inputs = [f"{head}.{letter}" for head in heads]
-            add(f"{block}.hook_{letter}_input", inputs, read, True)
-            add(f"{block}.attn.hook_{letter}", inputs, write, True)
-        if W_O:
-            used = [head for head in heads if head in nodes or head in sources]
-            hooks += _by_z(block, W_O[layer - 1], write, used) if used else []
-        else:
-            add(f"{block}.attn.hook_result", heads, write, True)
-        add(f"{block}.hook_mlp_in", [f"FF{layer}"], read, False)
-        add(f"{block}.hook_mlp_out", [f"FF{layer}"], write, False)
-    add(f"blocks.{graph.n_layers - 1}.hook_resid_post", ["out"], read, False)
-    return hooks
+def head_projections(model: nn.Module) -> tuple[Projection, ...]:
+    """What stands in for the heads' own inputs in a model that does not offer them; empty for one that does."""
+    return () if _offers(model, SPLIT) else projections(model)
 
 
 @contextmanager
@@ -174,7 +134,7 @@ def _flags(model: Any, sites: Sequence[str] | None = None) -> list[str]:
     reads = sites is None or any("." in site for site in sites)
     flags = ["use_attn_result"] if heads else []
     if any("." in target for target in targets):
-        flags.append("use_split_qkv_input")
+        flags.append(SPLIT)
         points = [model.hook_dict.get(f"blocks.{layer}.hook_attn_in") for layer in range(model.cfg.n_layers)]
         if getattr(model.cfg, "use_attn_in", False) and any(point is not None and point.fwd_hooks for point in points):
             raise InputError(
@@ -239,38 +199,3 @@ def _keep(kept: dict[str, Tensor], name: str) -> Callable[..., None]:
         kept[name] = value.detach().clone()
 
     return hook
-
-
-def _whole(function: Callable[[str, Tensor], Tensor], name: str) -> Callable[..., Tensor]:
-    return lambda value, hook: function(name, value)
-
-
-def _by_head(function: Callable[[str, Tensor], Tensor], names: Sequence[str]) -> Callable[..., Tensor]:
-    def hook(value: Tensor, hook: Any) -> Tensor:
-        parts = list(value.unbind(2))
-        for name in names:
-            head = head_of(name)[1] - 1
-            parts[head] = function(name, parts[head])
-        return torch.stack(parts, dim=2)
-
-    return hook
-
-
-def _by_z(block: str, W_O: Tensor, write: Callable[[str, Tensor], Tensor], heads: Sequence[str]) -> list[Hook]:
-    """Hooks that patch the outputs of some heads of a block, computed from their z."""
-    changes: list[Tensor] = []
-
-    def note(z: Tensor, hook: Any) -> None:
-        changes.clear()
-        for head in heads:
-            own = z[:, :, head_of(head)[1] - 1] @ W_O[head_of(head)[1] - 1]
-            changes.append(write(head, own) - own)
-
-    return [(f"{block}.attn.hook_z", note), (f"{block}.hook_attn_out", lambda out, hook: out + sum(changes))]
-
-
-def _blended(own: Tensor, patch: Patch) -> Tensor:
-    value, where = patch.value, None if patch.where is None else patch.where.unsqueeze(-1)
-    batch = max(len(own), len(value), 1 if where is None else len(where))
-    own, value = own.expand(batch, -1, -1), value.expand(batch, own.shape[1], -1)
-    return patch.blend(own, value, where)
