@@ -186,7 +186,7 @@ def _escaped(text: str) -> str:
     return text.replace("|", "\\|").replace("*", "\\*").replace("<", "&lt;")
 
 
-INTRODUCTION = """# Probes
+INTRODUCTION = """# Every probe, and its controls
 
 <!-- Written by `python analyses/probe_controls.py --docs docs/probes.md`; edit that instead. -->
 

@@ -26,7 +26,7 @@ def rest(text):
         elif first.startswith(">>>"):
             out.append(".. code-block:: pycon\n\n" + "\n".join("   " + row.strip("\n") for row in _dedent(rows)))
         elif all(row.startswith("    ") for row in rows if row.strip()):
-            out.append("::\n\n" + "\n".join("   " + row for row in _dedent(rows)))
+            out.append(".. code-block:: none\n\n" + "\n".join("   " + row for row in _dedent(rows)))
         else:
             out.append("\n".join(_inline(part) for part in _split(rows)))
     return "\n\n".join(out)
@@ -40,12 +40,12 @@ def _split(rows):
             literal.append(row)
             continue
         if literal:
-            parts += ["\n::\n\n" + "\n".join("   " + line for line in _dedent(literal)) + "\n"]
+            parts += ["\n.. code-block:: none\n\n" + "\n".join("   " + line for line in _dedent(literal)) + "\n"]
             literal = []
         text = row
         parts.append(text)
     if literal:
-        parts += ["\n::\n\n" + "\n".join("   " + line for line in _dedent(literal)) + "\n"]
+        parts += ["\n.. code-block:: none\n\n" + "\n".join("   " + line for line in _dedent(literal)) + "\n"]
     return parts
 
 
@@ -70,7 +70,7 @@ def _dedent(rows):
 
 def _inline(text):
     """Code between backquotes as code, everything else as plain characters."""
-    if text.startswith("\n::"):
+    if text.startswith("\n.. code-block"):
         return text
     pieces = re.split(r"(`+[^`]+`+)", text)
     return "".join(

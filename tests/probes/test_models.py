@@ -140,4 +140,4 @@ def test_a_users_own_matrix_may_still_ask_for_gradients():
 
 def test_memories_of_a_model_with_other_names_are_refused_in_one_line():
     with pytest.raises(InputError, match=r"^model: expected parameters with TransformerLens's names .*, got none"):
-        memory(torch.nn.Linear(2, 2), "W_O2")
+        memory(bridge(), "W_O2")
