@@ -13,7 +13,6 @@ from itertools import combinations
 import numpy as np
 import pandas as pd
 from jaxtyping import Float, Int
-from scipy.optimize import linear_sum_assignment
 
 from induction_memory.heads.roles import VOTES
 from induction_memory.heads.selection import listed, rows_of
@@ -35,6 +34,8 @@ def match(
     a: Float[np.ndarray, "head_a score"], b: Float[np.ndarray, "head_b score"]
 ) -> tuple[Int[np.ndarray, " pair"], Int[np.ndarray, " pair"], Float[np.ndarray, " pair"]]:
     """Rows of a, the rows of b they are matched with, and the distances."""
+    from scipy.optimize import linear_sum_assignment
+
     distance = np.sqrt(np.nansum(np.square(a[:, None] - b[None, :]), axis=-1))
     rows, columns = linear_sum_assignment(distance)
     return rows, columns, distance[rows, columns]

@@ -73,7 +73,8 @@ class _Bench:
 
     recording: Recording
     batch: Batch
-    queries: Int[Tensor, "batch m"]
+    queries: Int[Tensor, "batch m"] | None
+    """The in-context positions, where they are few; None for all positions."""
     counted: Bool[Tensor, "batch m"]
     replacement: Mapping[str, Tensor]
 
@@ -88,7 +89,8 @@ class _Bench:
         self, logits: Float[Tensor, "variant batch m vocab"]
     ) -> tuple[Float[Tensor, " variant"], Float[Tensor, " variant"]]:
         """M and the accuracy of each variant."""
-        targets = self.batch.targets.gather(1, self.queries).expand(logits.shape[:-1]).unsqueeze(-1)
+        targets = self.batch.targets if self.queries is None else self.batch.targets.gather(1, self.queries)
+        targets = targets.expand(logits.shape[:-1]).unsqueeze(-1)
         M = logits.gather(-1, targets).squeeze(-1) - logits.mean(-1)
         correct = (logits.argmax(-1, keepdim=True) == targets).squeeze(-1)
         return M[..., self.counted].mean(-1), correct[..., self.counted].float().mean(-1)
@@ -160,9 +162,12 @@ def _bench(runner: Runner, batch: Batch, kind: Kind, initial: Any, seed: int) ->
     replacements = Replacements(recording, batch, initial, seed)
     values = {writer: replacements.value(writer, kind) for writer in recording.graph.writers}
     most = int(batch.in_context.sum(1).max())
-    counted, queries = batch.in_context.int().topk(most, dim=1)
+    counted, queries = batch.in_context, None
+    if most <= counted.shape[1] // 2:
+        chosen, queries = counted.int().topk(most, dim=1)
+        counted = chosen.bool()
     by_edge = {edge: values[edge.split("->")[0]] for edge in recording.graph.edges}
-    return _Bench(recording, batch, queries, counted.bool(), by_edge)
+    return _Bench(recording, batch, queries, counted, by_edge)
 
 
 def _effects(bench: _Bench, ranking: str, points: int) -> np.ndarray:
@@ -174,7 +179,7 @@ def _effects(bench: _Bench, ranking: str, points: int) -> np.ndarray:
     alphas = [0.0] if ranking == "gradient" else [(i + 0.5) / points for i in range(points)]
     slopes = []
     for alpha in alphas:
-        amounts = torch.full((len(edges),), alpha, device=bench.queries.device, requires_grad=True)
+        amounts = torch.full((len(edges),), alpha, device=bench.counted.device, requires_grad=True)
         variant = [patch for i, edge in enumerate(edges) for patch in bench.without([edge], amounts[i])]
         with torch.enable_grad():
             M, _ = bench.performance(bench.recording.patched_logits([variant], queries=bench.queries))
@@ -187,8 +192,11 @@ def _curve(
 ) -> pd.DataFrame:
     whole, nothing = ends
     cells = [(name, n, order) for name, order in orders for n in sizes]
-    kept, accuracy = bench.measure([bench.without(order[n:]) for _, n, order in cells])
-    lost, _ = bench.measure([bench.without(order[:n]) for _, n, order in cells])
+    removed = [frozenset(edges) for _, n, order in cells for edges in (order[n:], order[:n])]
+    place = {edges: i for i, edges in enumerate(dict.fromkeys(removed))}  # different orders share many circuits
+    M, accuracies = bench.measure([bench.without(edge for edge in bench.graph.edges if edge in s) for s in place])
+    which = np.array([place[edges] for edges in removed]).reshape(-1, 2)
+    kept, lost, accuracy = M[which[:, 0]], M[which[:, 1]], accuracies[which[:, 0]]
     table = pd.DataFrame([cell[:2] for cell in cells], columns=["ranking", "n"])
     table["faithfulness"] = (kept - nothing) / (whole - nothing)
     table["completeness"] = (whole - lost) / (whole - nothing)

@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from induction_memory.model.memories import UnsupportedError
+from induction_memory.runner.recording import Runner
 from induction_memory.subject.stack import Stack
 from induction_memory.task.sampler import Batch
 
@@ -20,16 +21,23 @@ REPEATED_SEED = 0
 class Activations:
     """One model on one batch. Nothing is run before the first probe asks."""
 
-    model: nn.Module
-    """Any TransformerLens model."""
+    build: Callable[[], nn.Module]
+    """Makes the TransformerLens model, or hands it over."""
     sequences: Batch | None
     """The sequences; None if no batch or task was given, and then only the standard head scores are available."""
     stack: Stack
     """Its weights, with the task."""
+    runner: Runner | None = None
+    """Runs the model without TransformerLens, if it has no norms (their scales are not recorded there)."""
     batch_facts: dict[str, Any] = field(default_factory=dict, repr=False)
     """What depends on the batch alone, by name; shared by the steps of a run."""
     kept: dict[str, Any] = field(default_factory=dict, repr=False)
     """What has been run or computed at this step, by name."""
+
+    @property
+    def model(self) -> nn.Module:
+        """The TransformerLens model, made at the first request."""
+        return self.once("model", self.build)
 
     @property
     def n_layers(self) -> int:
@@ -38,6 +46,14 @@ class Activations:
     @property
     def n_heads(self) -> int:
         return self.stack.n_heads
+
+    @property
+    def parallel(self) -> bool:
+        """Whether attention and feed-forward of a layer read the same stream."""
+        if self.runner is not None:
+            return self.runner.graph.parallel
+        cfg: Any = self.model.cfg
+        return bool(cfg.parallel_attn_mlp)
 
     @property
     def batch(self) -> Batch:
@@ -66,15 +82,29 @@ class Activations:
     def repeated_pattern(self, layer: int) -> Float[Tensor, "batch head query key"]:
         """Attention on random sequences that are repeated once."""
         self._require_layer(layer)
-        tokens, patterns = self.once("repeated", lambda: run_repeated(self.model, self.stack.n_layers))
-        assert tokens.shape[1] % 2 == 0
-        return patterns[layer - 1]
+        return self.once("repeated", self._repeated)(layer)
+
+    def _repeated(self) -> Callable[[int], Tensor]:
+        if self.runner is None:
+            patterns = run_repeated(self.model, self.stack.n_layers)
+            return lambda layer: patterns[layer - 1]
+        length = self.runner.n_ctx // 2
+        tokens = self.of_batch("repeated tokens", lambda: standard_tokens(self.stack.vocab_size, length))
+        return self.runner.record(tokens).pattern
+
+    def mass(self, layer: int, name: str, sought: Bool[Tensor, "batch query key"]) -> Float[Tensor, "batch head query"]:
+        """The attention that each query of a layer gives to the sought keys, kept under a name."""
+        return self.once(f"mass {name} {layer}", lambda: attention_to(self.pattern(layer), sought))
 
     @property
     def cache(self) -> dict[str, Tensor]:
         """The activations of one forward pass: logits, patterns, and what attributions read."""
 
         def compute() -> dict[str, Tensor]:
+            if self.runner is not None:
+                recording = self.runner.record(self.batch.tokens)
+                patterns = {pattern_name(layer): recording.pattern(layer) for layer in range(1, self.n_layers + 1)}
+                return {"logits": recording.logits, **recording.activations, **patterns}
             wanted = [pattern_name(layer) for layer in range(1, self.n_layers + 1)]
             wanted += ["hook_embed", "hook_pos_embed", "ln_final.hook_scale"]
             for layer in range(self.n_layers):
@@ -115,6 +145,13 @@ def run(model: nn.Module, tokens: Int[Tensor, "batch pos"], wanted: list[str]) -
     return {"logits": logits} | {name: cache[name] for name in wanted if name in passed}
 
 
+def attention_to(
+    pattern: Float[Tensor, "batch head query key"], sought: Bool[Tensor, "batch query key"]
+) -> Float[Tensor, "batch head query"]:
+    """The attention that each query gives to the sought keys."""
+    return torch.einsum("bhqk,bqk->bhq", pattern, sought.to(pattern.dtype))
+
+
 def repeated_tokens(
     vocab_size: int, length: int, batch: int, generator: torch.Generator
 ) -> Int[Tensor, "batch twice_length"]:
@@ -123,11 +160,15 @@ def repeated_tokens(
     return torch.cat([once, once], dim=1)
 
 
-def run_repeated(model: nn.Module, n_layers: int, length: int | None = None) -> tuple[Tensor, list[Tensor]]:
-    """Random sequences repeated once, each half `length` tokens (half the context if not given), and all patterns."""
-    cfg: Any = model.cfg
+def standard_tokens(vocab_size: int, length: int) -> Int[Tensor, "batch twice_length"]:
+    """The repeated sequences of the standard scores."""
     generator = torch.Generator().manual_seed(REPEATED_SEED)
-    tokens = repeated_tokens(cfg.d_vocab, length or cfg.n_ctx // 2, REPEATED_SEQUENCES, generator)
+    return repeated_tokens(vocab_size, length, REPEATED_SEQUENCES, generator)
+
+
+def run_repeated(model: nn.Module, n_layers: int, length: int | None = None) -> list[Tensor]:
+    """All patterns on random sequences repeated once, each half `length` tokens (half the context if not given)."""
+    cfg: Any = model.cfg
     names = [pattern_name(layer) for layer in range(1, n_layers + 1)]
-    cache = run(model, tokens, names)
-    return tokens, [cache[name] for name in names]
+    cache = run(model, standard_tokens(cfg.d_vocab, length or cfg.n_ctx // 2), names)
+    return [cache[name] for name in names]

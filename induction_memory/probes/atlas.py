@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from jaxtyping import Bool
-from scipy.stats import spearmanr
 from torch import Tensor
 
 from induction_memory.errors import require
@@ -93,6 +92,8 @@ def trends(table: pd.DataFrame) -> pd.DataFrame:
 
     Columns: memory, head, of, against, rho, p_value, n, born. rho is nan where one side does not vary.
     """
+    from scipy.stats import spearmanr
+
     against = "position" if "position" in table else "frequency"
     rows = []
     for _, group in table.groupby(["memory", "head"], sort=False):

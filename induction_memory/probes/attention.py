@@ -29,7 +29,7 @@ from torch import Tensor
 
 from induction_memory.errors import require
 from induction_memory.model.memories import UnsupportedError, head_name
-from induction_memory.probes.activations import Activations, run_repeated
+from induction_memory.probes.activations import Activations, attention_to, run_repeated
 from induction_memory.probes.registry import Probe, split_layer
 from induction_memory.subject import subject
 from induction_memory.task.positions import after_same_context
@@ -78,8 +78,7 @@ def induction(
     queries: Bool[Tensor, "batch query"],
 ) -> Float[Tensor, " head"]:
     """Mean over the queries of the attention to the sought keys, corrected for chance."""
-    mass = torch.einsum("bhqk,bqk->bhq", pattern, sought.to(pattern.dtype))
-    return chance_corrected(mean_where(mass, queries), _chance(sought, queries))
+    return chance_corrected(mean_where(attention_to(pattern, sought), queries), _chance(sought, queries))
 
 
 def induction_argmax(
@@ -94,10 +93,19 @@ def induction_argmax(
 
 def entropy(pattern: Float[Tensor, "batch head query key"], *, share: bool = False) -> Float[Tensor, " head"]:
     """Mean entropy of the attention of t >= 1, in nats or as a share of the largest possible, log(t + 1)."""
-    nats = torch.special.entr(pattern).sum(-1)[..., 1:].double()
+    return _mean_entropy(torch.special.entr(pattern).sum(-1), share)
+
+
+def _mean_entropy(nats: Float[Tensor, "batch head query"], share: bool) -> Float[Tensor, " head"]:
+    from_second = nats[..., 1:].double()
     if share:
-        nats = nats / torch.arange(2, pattern.shape[-1] + 1, device=nats.device).log()
-    return nats.mean((0, 2))
+        from_second = from_second / torch.arange(2, nats.shape[-1] + 1, device=nats.device).log()
+    return from_second.mean((0, 2))
+
+
+def _entropy(a: Activations, layer: int, share: bool) -> Float[Tensor, " head"]:
+    nats = a.once(f"entropy {layer}", lambda: torch.special.entr(a.pattern(layer)).sum(-1))
+    return _mean_entropy(nats, share)
 
 
 def mean_where(values: Tensor, queries: Bool[Tensor, "batch query"]) -> Float[Tensor, " head"]:
@@ -128,7 +136,7 @@ def head_scores(source: Any, *, step: int | None = None, length: int | None = No
     cfg: Any = model.cfg
     longest = cfg.n_ctx // 2
     require(length is None or 2 <= length <= longest, "length", f"2 to {longest} (half the context)", length)
-    _, patterns = run_repeated(model, cfg.n_layers, length)
+    patterns = run_repeated(model, cfg.n_layers, length)
     rows = []
     for layer, pattern in enumerate(patterns, start=1):
         previous, repeated = _previous_mass(pattern), repeated_induction(pattern)
@@ -155,8 +163,17 @@ def _triggers(a: Activations) -> Bool[Tensor, "batch query"]:
     return a.batch.in_context
 
 
+def _repeated(a: Activations) -> Bool[Tensor, "batch query"]:
+    return a.of_batch("repeated", lambda: _sought(a).any(-1))
+
+
 def _others(a: Activations) -> Bool[Tensor, "batch query"]:
-    return _sought(a).any(-1) & a.batch.global_
+    return _repeated(a) & a.batch.global_
+
+
+def _induction(a: Activations, layer: int, name: str, queries: Bool[Tensor, "batch query"]) -> Float[Tensor, " head"]:
+    chance = a.of_batch(f"chance {name}", lambda: _chance(_sought(a), queries))
+    return chance_corrected(mean_where(a.mass(layer, "induction", _sought(a)), queries), chance)
 
 
 def _token_at(a: Activations, positions: Int[Tensor, "batch head query"]) -> Int[Tensor, "batch head query"]:
@@ -189,14 +206,14 @@ def _previous_where_attended(a: Activations) -> Float[Tensor, "head head2"]:
 _MEASURES: dict[str, Callable[[Activations, int], Tensor]] = {
     "previous_token_mass": lambda a, layer: previous_token(a.pattern(layer)),
     "previous_token_argmax": lambda a, layer: previous_token_argmax(a.attended(layer)),
-    "induction_mass": lambda a, layer: induction(a.pattern(layer), _sought(a), _triggers(a)),
+    "induction_mass": lambda a, layer: _induction(a, layer, "triggers", _triggers(a)),
     "induction_argmax": lambda a, layer: induction_argmax(a.attended(layer), _sought(a), _triggers(a)),
-    "induction_repeated_mass": lambda a, layer: induction(a.pattern(layer), _sought(a), _sought(a).any(-1)),
-    "induction_repeated_argmax": lambda a, layer: induction_argmax(a.attended(layer), _sought(a), _sought(a).any(-1)),
-    "induction_other_mass": lambda a, layer: induction(a.pattern(layer), _sought(a), _others(a)),
+    "induction_repeated_mass": lambda a, layer: _induction(a, layer, "repeated", _repeated(a)),
+    "induction_repeated_argmax": lambda a, layer: induction_argmax(a.attended(layer), _sought(a), _repeated(a)),
+    "induction_other_mass": lambda a, layer: _induction(a, layer, "others", _others(a)),
     "induction_other_argmax": lambda a, layer: induction_argmax(a.attended(layer), _sought(a), _others(a)),
-    "entropy": lambda a, layer: entropy(a.pattern(layer)),
-    "entropy_share": lambda a, layer: entropy(a.pattern(layer), share=True),
+    "entropy": partial(_entropy, share=False),
+    "entropy_share": partial(_entropy, share=True),
     "previous_after_trigger": _previous_after_trigger,
     "match": _match,
     "attended_is_target": lambda a, layer: mean_where(

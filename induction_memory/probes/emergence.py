@@ -25,7 +25,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from jaxtyping import Float, Int
-from scipy.stats import binomtest
 
 from induction_memory.errors import require
 from induction_memory.model.memory_names import Spec
@@ -141,6 +140,8 @@ def birth_order(
     between the births), and resampled: the share of resamplings of the associations, within the runs, in which the
     order holds. For runs with one head per layer.
     """
+    from scipy.stats import binomtest
+
     listed = list(runs) if isinstance(runs, list | tuple) else [runs]
     changes = np.empty((len(listed), len(expected)))
     drawn = np.empty((len(listed), len(expected), resamples))

@@ -18,7 +18,6 @@ forward pass and its bias is left out, so that attributions stay linear. With se
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -77,7 +76,7 @@ def _has_feed_forward(a: Activations, layer: int) -> bool:
     """Whether the layer has a feed-forward with weights (not a stand-in that returns zeros)."""
     if f"blocks.{layer - 1}.hook_mlp_out" not in a.cache:
         return False
-    return next(a.model.get_submodule(f"blocks.{layer - 1}.mlp").parameters(), None) is not None
+    return a.runner is not None or next(a.model.get_submodule(f"blocks.{layer - 1}.mlp").parameters(), None) is not None
 
 
 def _feed_forward(a: Activations, layer: int) -> Float[Tensor, "batch pos d"]:
@@ -97,8 +96,7 @@ def _read_by_values(a: Activations, part: str) -> Float[Tensor, "batch pos head 
 
 def _read_by_feed_forward(a: Activations, part: str) -> Float[Tensor, "batch pos d"]:
     a.stack.require_weights("blocks.1.mlp.W_F", "a linear feed-forward in layer 2")
-    cfg: Any = a.model.cfg
-    if cfg.parallel_attn_mlp:
+    if a.parallel:
         raise UnsupportedError("needs sequential blocks, in this model W_F does not read layer 2's output")
     read = _normalised(a, _stream(a, part), "blocks.1.ln2.hook_scale")
     return read @ a.stack.memory("W_F")[0, 0].mT

@@ -7,6 +7,7 @@ each time, because a change in their code could not be seen.
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from induction_memory.errors import InputError, require
+from induction_memory.model.config import ModelConfig
 from induction_memory.model.memories import UnsupportedError, head_names
 from induction_memory.probes import cache, catalogue
 from induction_memory.probes.activations import Activations
 from induction_memory.probes.chunks import over_chunks
 from induction_memory.probes.registry import Probe
+from induction_memory.progress import track
+from induction_memory.runner.recording import Runner
 from induction_memory.subject import SEQUENCES, Subject
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.sampler import Batch
@@ -99,12 +103,14 @@ def _of_activations(
     skipped: dict[str, str] = {}
     rows: dict[str, list[Tensor]] = {p.name: [] for p in probes}
     facts: dict[str, Any] = {}
-    for i, step in enumerate(source.steps):
+    for i, step in enumerate(track(source.steps.tolist(), "steps")):
         try:
-            model = source.model(int(step))
+            runner = _without_norms(source, step)
+            model = None if runner is not None else source.model(step)
         except UnsupportedError as reason:
             return {}, {p.name: str(reason) for p in probes}
-        at_step = Activations(model, batch, source.stack.at(slice(i, i + 1)), facts)
+        build = partial(source.model, step) if model is None else lambda model=model: model
+        at_step = Activations(build, batch, source.stack.at(slice(i, i + 1)), runner, facts)
         for probe in probes:
             if probe.name in skipped:
                 continue
@@ -116,6 +122,17 @@ def _of_activations(
             progress(i + 1, len(source.steps))
     n_heads = source.stack.n_heads
     return {p.name: _curves(p, torch.stack(rows[p.name]), n_heads) for p in probes if p.name not in skipped}, skipped
+
+
+def _without_norms(source: Subject, step: int) -> Runner | None:
+    """Runs a step of a trajectory without TransformerLens; None if that does not record all that probes read."""
+    if source.run is None or source.via == "hooks":
+        return None
+    try:
+        config = source.run.model_config
+    except InputError:
+        return None
+    return source.runner(step) if isinstance(config, ModelConfig) and not config.layer_norm else None
 
 
 def _curves(probe: Probe, values: Float[Tensor, "step *head"], n_heads: int) -> Curves:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from induction_memory.model.config import ModelConfig
 from induction_memory.runner import attention, forward
-from induction_memory.runner.components import ARROW, Graph, head_of
+from induction_memory.runner.components import ARROW, Graph, head_of, layer_of
 from induction_memory.runner.group import Group
 from induction_memory.runner.network import Layer, Network
 from induction_memory.runner.parameters import parameters
@@ -103,12 +103,18 @@ class FastRunner:
         for index, variant in enumerate(variants):
             depth[min((_depth(self.graph, patch) for patch in variant), default=0)].append(index)
         at_once = max(1, TOKENS_AT_ONCE // recording.tokens.numel())
-        for _, indices in sorted(depth.items()):
-            for start in range(0, len(indices), at_once):
-                chosen = indices[start : start + at_once]
-                with self.network(recording) as network:
-                    logits = forward.logits(Group(network, recording, [variants[i] for i in chosen], queries))
-                yield chosen, logits
+        for _, deep in sorted(depth.items()):
+            for start, indices in _by_start(self.graph, variants, deep):
+                begun: Group | None = None
+                for first in range(0, len(indices), at_once):
+                    chosen = indices[first : first + at_once]
+                    with self.network(recording) as network:
+                        group = Group(network, recording, [variants[i] for i in chosen], queries)
+                        if start:
+                            begun = begun or _begin(group, start, [variants[i] for i in indices])
+                            group.go_on_from(begun)
+                        logits = forward.logits(group)
+                    yield chosen, logits
 
     @contextmanager
     def network(self, recording: Recording) -> Iterator[Network]:
@@ -124,6 +130,37 @@ class FastRunner:
         with torch.no_grad(), self.network(recording) as network:
             q, k = (network[layer].rotated(recording.layer(layer, f"attn.hook_{one}")[None])[0] for one in "qk")
             return attention.pattern(q, k, network[layer].scale)
+
+
+def _by_start(
+    graph: Graph, variants: Sequence[Variant], indices: Sequence[int]
+) -> Iterator[tuple[list[Patch], list[int]]]:
+    """Variants that share their patches before the last layer, with these patches; then all others, with none."""
+    starts: dict[tuple, list[int]] = defaultdict(list)
+    for index in indices:
+        early = [patch for patch in variants[index] if _is_early(graph, patch)]
+        starts[tuple(sorted((p.site, id(p.value), id(p.where), id(p.amount)) for p in early))].append(index)
+    alone = [index for key, members in starts.items() if not key or len(members) == 1 for index in members]
+    for key, members in starts.items():
+        if key and len(members) > 1:
+            yield [patch for patch in variants[members[0]] if _is_early(graph, patch)], members
+    if alone:
+        yield [], sorted(alone)
+
+
+def _begin(like: Group, start: list[Patch], variants: Sequence[Variant]) -> Group:
+    """One run with the patches that the variants share, as far as the last layer."""
+    group = Group(like.network, like.recording, [start], like.queries)
+    group.sources |= {patch.site.split(ARROW)[0] for variant in variants for patch in variant if ARROW in patch.site}
+    forward.before_last_layer(group)
+    return group
+
+
+def _is_early(graph: Graph, patch: Patch) -> bool:
+    """Whether a patch changes something before the last layer's heads read it."""
+    source, arrow, target = patch.site.partition(ARROW)
+    reads = target if arrow else source
+    return reads != "out" and layer_of(reads.partition(".")[0]) < graph.n_layers
 
 
 def _layer(

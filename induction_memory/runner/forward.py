@@ -23,16 +23,15 @@ WIDEST = 40.0  # range of scores whose exponentials can be added up in float32 w
 def logits(group: Group) -> Float[Tensor, "variant batch m vocab"]:
     """The logits of every variant of a group."""
     graph = group.recording.graph
-    for name in ("embed", "pos")[: 1 + graph.positions]:
-        _embedding(group, name)
-    for layer in range(1, graph.n_layers + 1):
-        before = group.x
-        _attention(group, layer)
-        if layer == graph.n_layers and group.x is not None and _is_linear(group):
-            assert group.network.tail is not None
-            return group.network.tail(group.x)
-        if layer in graph.feed_forwards:
-            _feed_forward(group, layer, before)
+    if not group.begun:
+        before_last_layer(group)
+    last, before = graph.n_layers, group.x
+    _attention(group, last)
+    if group.x is not None and _is_linear(group):
+        assert group.network.tail is not None
+        return group.network.tail(group.x)
+    if last in graph.feed_forwards:
+        _feed_forward(group, last, before)
     changes = group.changes("out")
     if group.x is None and not changes:
         return group.intact(group.recording.logits)
@@ -40,6 +39,19 @@ def logits(group: Group) -> Float[Tensor, "variant batch m vocab"]:
     if changes:
         stream = torch.stack([stream[i] + changes.get(i, 0.0) for i in range(len(group.variants))])
     return group.network.unembed(stream)
+
+
+def before_last_layer(group: Group) -> None:
+    """The stream of every variant of a group, as the last layer reads it."""
+    graph = group.recording.graph
+    for name in ("embed", "pos")[: 1 + graph.positions]:
+        _embedding(group, name)
+    for layer in range(1, graph.n_layers):
+        before = group.x
+        _attention(group, layer)
+        if layer in graph.feed_forwards:
+            _feed_forward(group, layer, before)
+    group.begun = True
 
 
 def _is_linear(group: Group) -> bool:
@@ -163,14 +175,33 @@ def _projections(group: Group, layer: int, letters: str) -> list[Float[Tensor, "
     assert group.x is not None
     weights = group.network[layer]
     if group.rows is None:
-        results = list(weights.project(weights.norm(group.x), letters))
-    else:
-        index, results = group.rows[..., None, None], []
-        fresh_rows = weights.project(weights.norm(take(group.x, group.rows)), letters)
-        for letter, fresh in zip(letters, fresh_rows, strict=True):
-            recorded = group.intact(group.recording.layer(layer, f"attn.hook_{letter}"))
-            results.append(recorded.scatter(2, index.expand_as(fresh), fresh))
+        plain = "".join(letter for letter in letters if not _all_changed(group, layer, letter))
+        fresh = dict(zip(plain, weights.project(weights.norm(group.x), plain), strict=True)) if plain else {}
+        return [
+            _with_reads(group, layer, letter, fresh[letter]) if letter in fresh else _changed(group, layer, letter)
+            for letter in letters
+        ]
+    index, results = group.rows[..., None, None], []
+    fresh_rows = weights.project(weights.norm(take(group.x, group.rows)), letters)
+    for letter, fresh in zip(letters, fresh_rows, strict=True):
+        recorded = group.intact(group.recording.layer(layer, f"attn.hook_{letter}"))
+        results.append(recorded.scatter(2, index.expand_as(fresh), fresh))
     return [_with_reads(group, layer, letter, result) for letter, result in zip(letters, results, strict=True)]
+
+
+def _all_changed(group: Group, layer: int, letter: str) -> bool:
+    """Whether every variant has patched edges into the one head of a layer, and no other patch there."""
+    site = f"L{layer}H1.{letter}"
+    everywhere = len({i for i, _, _ in group.edges[site]}) == len(group.variants)
+    return everywhere and group.recording.graph.n_heads == 1 and not group.nodes[site]
+
+
+def _changed(group: Group, layer: int, letter: str) -> Float[Tensor, "variant batch m head d_head"]:
+    """The queries, keys or values of that head."""
+    assert group.x is not None
+    weights, changes = group.network[layer], group.changes(f"L{layer}H1.{letter}")
+    streams = group.x + torch.stack([changes[i] for i in range(len(group.variants))])
+    return weights.project(weights.norm(streams), letter)[0]
 
 
 def _with_reads(group: Group, layer: int, letter: str, result: Tensor) -> Float[Tensor, "variant batch m head d_head"]:

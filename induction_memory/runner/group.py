@@ -33,6 +33,7 @@ class Group:
         self.x: Tensor | None = None
         self.rows: Tensor | None = None  # None: x can differ at any position
         self.late = False
+        self.begun = False  # whether the layers before the last are done
         self.nodes: dict[str, list[tuple[int, Patch]]] = defaultdict(list)
         self.edges: dict[str, list[tuple[int, str, Patch]]] = defaultdict(list)
         for index, variant in enumerate(variants):
@@ -44,6 +45,15 @@ class Group:
                     self.nodes[source].append((index, patch))
         self.sources = {source for patches in self.edges.values() for _, source, _ in patches}
         self.written: dict[str, Tensor] = {}  # what the sources of edges wrote, where it is not as recorded
+
+    def go_on_from(self, begun: "Group") -> None:
+        """Take over the stream of a single run that has the patches which all variants share."""
+        copies = len(self.variants)
+        self.x, self.rows = (
+            one if one is None else one.expand(copies, *one.shape[1:]) for one in (begun.x, begun.rows)
+        )
+        self.written = {name: value.expand(copies, *value.shape[1:]) for name, value in begun.written.items()}
+        self.begun = True
 
     def replaced(self, name: str, own: Tensor) -> Tensor:
         """A writer's output with its patches applied."""

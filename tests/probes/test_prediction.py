@@ -81,7 +81,7 @@ def test_references_are_at_distance_zero_from_themselves():
 def pretending(log_q, batch):
     """The activations of a model that predicts q."""
     model = untrained(d_model=24, length=16)
-    at = Activations(model, batch, subject(model, task=TINY).stack)
+    at = Activations(lambda: model, batch, subject(model, task=TINY).stack)
     at.kept["cache"] = {"logits": log_q}
     return at
 
