@@ -7,12 +7,16 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 CORE := $(VENV)/.core
 DEV := $(VENV)/.dev
+NOTEBOOK := $(VENV)/.notebook
 DOCS := $(VENV)/.docs
 
-.PHONY: demo pages test test-quick test-hard coverage lint bench docs release clean
+.PHONY: demo notebook pages test test-quick test-hard coverage lint bench docs release clean
 
 demo: $(CORE)
 	$(BIN)/induction-memory demo
+
+notebook: $(NOTEBOOK)
+	$(BIN)/jupyter lab docs/notebooks
 
 pages: $(CORE)
 	$(BIN)/python analyses/pages.py
@@ -63,6 +67,10 @@ $(DEV): $(CORE)
 
 $(DOCS): $(CORE)
 	$(BIN)/pip install -q -e '.[docs]'
+	touch $@
+
+$(NOTEBOOK): $(CORE)
+	$(BIN)/pip install -q -e '.[notebook]'
 	touch $@
 
 clean:

@@ -31,7 +31,7 @@ def main(
         out: .csv file for the whole table.
     """
     require(out is None or out.parent.is_dir(), "out", "a file in a folder that is there", repr(str(out)))
-    table = im.ablate(im.load(run), components=components, step=step)
+    table = im.ablate(im.load(run), components=components, kind="all", step=step)
     print(table.pivot(index="component", columns="kind", values="in_context_accuracy").round(3).to_string(na_rep=""))
     if out is not None:
         table.to_csv(out, index=False)

@@ -10,7 +10,7 @@ import torch
 
 from induction_memory import BigramTask, ModelConfig, construct, sample, step_rng
 from induction_memory.errors import require, run_script
-from induction_memory.model.construct import Scales
+from induction_memory.model.construction import Scales
 from induction_memory.tables import markdown
 
 

@@ -26,9 +26,9 @@ import numpy as np
 import pandas as pd
 
 from induction_memory.errors import run_script
-from induction_memory.model.build import build
+from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
-from induction_memory.model.construct import construct
+from induction_memory.model.construction import construct
 from induction_memory.probes import catalogue, tidy
 from induction_memory.task.bigrams import BigramTask
 

@@ -22,7 +22,7 @@ from induction_memory.interventions.ablations import ablate
 from induction_memory.interventions.effects import answer_logit, contrast, effects
 from induction_memory.interventions.outcome import Scorer
 from induction_memory.interventions.path_patching import patch_paths
-from induction_memory.model.build import build
+from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
 from induction_memory.runner.choice import record
 from induction_memory.runner.components import Graph, head_of

@@ -20,9 +20,9 @@ from bench.sampler import median_seconds
 from induction_memory.experiment.run_config import RunConfig
 from induction_memory.experiment.train_config import TrainConfig
 from induction_memory.memory import kl
-from induction_memory.model.build import build
+from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
-from induction_memory.model.memories import embedding, memory
+from induction_memory.model.memories import embedding, matrix
 from induction_memory.probes import recall
 from induction_memory.task import BigramTask
 from induction_memory.trajectory.manifest import Manifest
@@ -59,8 +59,8 @@ def probe(model: nn.Module, task: BigramTask) -> dict[str, float]:
     """The paper's probes of one model, in plain tensor code."""
     p, w_E, w_U = (embedding(model, name) for name in ("p", "w_E", "w_U"))
     positions, tokens = (
-        p[1:] @ memory(model, "W_K1") @ p.T,
-        w_E @ memory(model, "W_K2") @ embedding(model, "Phi_1 w_E").T,
+        p[1:] @ matrix(model, "W_K1") @ p.T,
+        w_E @ matrix(model, "W_K2") @ embedding(model, "Phi_1 w_E").T,
     )
     hidden = torch.ones(len(p), len(p), dtype=torch.bool).triu(1)[1:]
     found = {
@@ -68,8 +68,8 @@ def probe(model: nn.Module, task: BigramTask) -> dict[str, float]:
         "W_K1_first64": diagonal_wins(positions[:63, :63]),
         "W_K1_causal": diagonal_wins(positions.masked_fill(hidden, -torch.inf)),
         "W_K2": diagonal_wins(tokens),
-        "W_O2": diagonal_wins(w_E @ memory(model, "Phi_2").T @ w_U.T),
-        "W_F_kl": kl((w_E @ memory(model, "W_F").T @ w_U.T).double(), torch.tensor(task.bigram), "to model"),
+        "W_O2": diagonal_wins(w_E @ matrix(model, "Phi_2").T @ w_U.T),
+        "W_F_kl": kl((w_E @ matrix(model, "W_F").T @ w_U.T).double(), torch.tensor(task.bigram), "to model"),
     }
     return {name: float(value) for name, value in found.items()}
 

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from induction_memory.experiment.train_config import Loss
-from induction_memory.model.build import build
+from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
 from induction_memory.task import BigramTask, sample, step_rng
 from induction_memory.training.forward import Evaluation, evaluate, plain_evaluate

@@ -18,9 +18,10 @@ _NAMES = {
     "step_rng": "task.sampler",
     "ModelConfig": "model.config",
     "Architecture": "model.architecture",
-    "build": "model.build",
-    "construct": "model.construct",
+    "build": "model.building",
+    "construct": "model.construction",
     "embedding": "model.memories",
+    "matrix": "model.memories",
     "TrainConfig": "experiment.train_config",
     "RunConfig": "experiment.run_config",
     "Trajectory": "trajectory.trajectory",
@@ -87,10 +88,11 @@ if TYPE_CHECKING:
     from induction_memory.interventions.replacements import ablation as ablation
     from induction_memory.interventions.surgery import surgery as surgery
     from induction_memory.model.architecture import Architecture as Architecture
-    from induction_memory.model.build import build as build
+    from induction_memory.model.building import build as build
     from induction_memory.model.config import ModelConfig as ModelConfig
-    from induction_memory.model.construct import construct as construct
+    from induction_memory.model.construction import construct as construct
     from induction_memory.model.memories import embedding as embedding
+    from induction_memory.model.memories import matrix as matrix
     from induction_memory.probes.registry import probe as probe
     from induction_memory.reproduction.audit import audit as audit
     from induction_memory.reproduction.reproduce import reproduce as reproduce

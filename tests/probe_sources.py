@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from induction_memory.model.build import build
+from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
-from induction_memory.model.construct import Memory, construct
+from induction_memory.model.construction import Memory, construct
 from induction_memory.task.bigrams import BigramTask
 
 LENGTH = 48

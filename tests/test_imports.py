@@ -91,3 +91,19 @@ def test_importing_the_package_loads_nothing_else():
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     )
     assert not loaded & (NOT_FOR_A_CONFIG | {"numpy", "tyro", "rich"})
+
+
+def test_no_name_of_a_package_is_also_one_of_its_modules():
+    """`im.model.build` is the function, always: importing a module of that name would replace it."""
+    for package in sorted({path.parent for path in FILES if path.name == "__init__.py"}):
+        tree = ast.parse((package / "__init__.py").read_text())
+        lazy = [node for node in tree.body if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict)]
+        where = [node.value for node in lazy if getattr(node.targets[0], "id", "") in ("_WHERE", "_NAMES")]
+        names = {
+            key.value
+            for table in where
+            if isinstance(table, ast.Dict)
+            for key in table.keys
+            if isinstance(key, ast.Constant)
+        }
+        assert not names & {path.stem for path in package.iterdir()}, package

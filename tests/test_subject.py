@@ -9,7 +9,7 @@ import torch
 
 from induction_memory.errors import InputError
 from induction_memory.interventions.ablations import ablate
-from induction_memory.model.build import build
+from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
 from induction_memory.subject import SEQUENCES, SEQUENCES_PER_STEP, batch_of_tokens, subject
 from induction_memory.trajectory.trajectory import load
@@ -68,7 +68,7 @@ def test_tokens_are_sequences_too():
 
 def test_hooks_and_shortcut_give_the_same_table():
     model = build(ModelConfig.full(d_model=16, n_ctx=12, d_vocab=5, n_heads=2), seed=1)
-    fast, hooked = (ablate(model, tokens_of(), via=via) for via in ("fast", "hooks"))
+    fast, hooked = (ablate(model, tokens_of(), kind="all", via=via) for via in ("fast", "hooks"))
     assert fast["component"].tolist() == hooked["component"].tolist()
     numbers = fast.columns[2:]
     np.testing.assert_allclose(fast[numbers].astype(float), hooked[numbers].astype(float), atol=1e-5, rtol=1e-3)

@@ -54,7 +54,7 @@ class Trainer:
 
 
 def main() -> None:
-    from induction_memory.model.build import build
+    from induction_memory.model.building import build
     from induction_memory.training import forward, run
 
     assert build

@@ -31,9 +31,9 @@ from transformer_lens import HookedTransformer
 from induction_memory.errors import require
 from induction_memory.field_docs import field_docs
 from induction_memory.memory.association import store
-from induction_memory.model.build import build
+from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
-from induction_memory.model.memories import embedding, set_memory
+from induction_memory.model.memories import embedding, set_matrix
 from induction_memory.task.bigrams import BigramTask
 
 KEYS = 50.0  # logits of a stored pair of positions
@@ -96,12 +96,12 @@ def plant(
     unread = _outside(w_U, generator)
     nothing, eye, idle = torch.zeros_like(match), torch.eye(d_model), [R_idle] * (n_heads - 3)
 
-    set_memory(model, "W_K1", torch.stack([before, itself, itself, *[nothing] * len(idle)]))
-    set_memory(model, "W_V1", torch.stack([R_P, R_C, R_C, *idle]))
-    set_memory(model, "W_O1", torch.stack([eye] * n_heads))
-    set_memory(model, "W_K2", torch.stack([match] * 3 + [nothing] * len(idle)))
-    set_memory(model, "W_V2", torch.stack([eye] * n_heads))
-    set_memory(model, "W_O2", torch.stack([shares[0] * copy, shares[1] * copy, *[unread] * (n_heads - 2)]))
+    set_matrix(model, "W_K1", torch.stack([before, itself, itself, *[nothing] * len(idle)]))
+    set_matrix(model, "W_V1", torch.stack([R_P, R_C, R_C, *idle]))
+    set_matrix(model, "W_O1", torch.stack([eye] * n_heads))
+    set_matrix(model, "W_K2", torch.stack([match] * 3 + [nothing] * len(idle)))
+    set_matrix(model, "W_V2", torch.stack([eye] * n_heads))
+    set_matrix(model, "W_O2", torch.stack([shares[0] * copy, shares[1] * copy, *[unread] * (n_heads - 2)]))
     return Planted(model, _roles(n_heads), _shares(n_heads, shares), "L2H3", ("L1H2", "L1H3"))
 
 

@@ -1,7 +1,6 @@
-"""The paper's architectures as HookedTransformers, and their weights as memories.
+"""The paper's architectures as HookedTransformers, and their weights as matrices in the paper's orientation.
 
-Names are resolved when first used, so that a config needs no torch. `build` and `construct` are modules here; the
-functions of those names are `induction_memory.build` and `induction_memory.construct`.
+Names are resolved when first used, so that a config needs no torch.
 """
 
 from typing import TYPE_CHECKING
@@ -9,11 +8,20 @@ from typing import TYPE_CHECKING
 from induction_memory.lazy import lazily
 
 if TYPE_CHECKING:
+    from induction_memory.model.building import build as build
     from induction_memory.model.config import ModelConfig as ModelConfig
+    from induction_memory.model.construction import construct as construct
     from induction_memory.model.memories import embedding as embedding
-    from induction_memory.model.memories import memory as memory
-    from induction_memory.model.memories import set_memory as set_memory
+    from induction_memory.model.memories import matrix as matrix
+    from induction_memory.model.memories import set_matrix as set_matrix
 
-_WHERE = {"ModelConfig": "config", "embedding": "memories", "memory": "memories", "set_memory": "memories"}
+_WHERE = {
+    "ModelConfig": "config",
+    "build": "building",
+    "construct": "construction",
+    "embedding": "memories",
+    "matrix": "memories",
+    "set_matrix": "memories",
+}
 
 __getattr__, __dir__ = lazily(__name__, _WHERE)

@@ -60,7 +60,7 @@ class Architecture:
         architecture = cls(tuple((name, _plain(name, value)) for name, value in values.items()))
         if is_model:
             from induction_memory.model.as_built import departure_from
-            from induction_memory.model.build import skeleton
+            from induction_memory.model.building import skeleton
 
             reason = departure_from(given, skeleton(architecture))
             require(reason is None, "model", "a HookedTransformer as its configuration makes it", f"one where {reason}")
@@ -196,7 +196,7 @@ def frozen_parameters(names: Sequence[str], known: Sequence[str] | Mapping[str, 
 
 @lru_cache(maxsize=16)
 def _shapes(settings: tuple[tuple[str, Any], ...]) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    from induction_memory.model.build import skeleton
+    from induction_memory.model.building import skeleton
 
     model = skeleton(Architecture(settings))
     return tuple((name, tuple(parameter.shape)) for name, parameter in model.named_parameters())

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from induction_memory.model.architecture import Architecture
-from induction_memory.model.build import skeleton
+from induction_memory.model.building import skeleton
 from induction_memory.model.config import ModelConfig
 
 _NOT_COMPUTED_WITH = {"training", "name", "cfg"}
@@ -33,7 +33,7 @@ def departure(model: nn.Module) -> str | None:
     if isinstance(config, Architecture):
         return "the model has a configuration of its own, not a ModelConfig"
     if not isinstance(config, ModelConfig):
-        return "the model was not made by induction_memory.model.build"
+        return "the model was not made by induction_memory.model.building"
     return departure_from(model, _skeleton(config))
 
 

@@ -152,7 +152,7 @@ def head_names(layers: tuple[int, ...], n_heads: int) -> list[str]:
     return names
 
 
-def memory(source: Any, name: str, *, fold: bool = True) -> Float[Tensor, "*lead d_out d_in"]:
+def matrix(source: Any, name: str, *, fold: bool = True) -> Float[Tensor, "*lead d_out d_in"]:
     """The matrix `name` (`W_K1`, `W_O2`, `Phi_1`, `W_V2`, `W_F` ...) of a model or of a (stacked) state dict.
 
     A head axis stands before the last two only if there is more than one head, and a step axis before everything if the
@@ -268,10 +268,10 @@ def _is_identity(W_Q: Float[Tensor, "*step head d d_head"]) -> bool:
     return bool((torch.eye(W_Q.shape[-1], dtype=W_Q.dtype, device=W_Q.device) == W_Q).all())
 
 
-def set_memory(model: nn.Module, name: str, W: Float[Tensor, "*head d_out d_in"]) -> None:
+def set_matrix(model: nn.Module, name: str, W: Float[Tensor, "*head d_out d_in"]) -> None:
     """Write a matrix given in the paper's orientation into the model, in place.
 
-    What `memory(model, name, fold=False)` reads afterwards is W. `W_K<l>` is written through the queries: with W_Q = I
+    What `matrix(model, name, fold=False)` reads afterwards is W. `W_K<l>` is written through the queries: with W_Q = I
     it becomes W_K itself, otherwise W_K = (W_Q^-1 W)^T, so the heads must be as wide as the model.
     """
     parameters = dict(model.named_parameters())

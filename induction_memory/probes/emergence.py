@@ -17,7 +17,7 @@ correlated at every shift; the lag is the shift of the largest correlation, posi
 the first.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from math import factorial
 from typing import Any
@@ -31,6 +31,7 @@ from induction_memory.model.memory_names import Spec
 from induction_memory.probes.atlas import recalled
 from induction_memory.probes.tidy import table
 from induction_memory.subject import Steps, subject
+from induction_memory.subject.configurations import by_configuration
 from induction_memory.task.sampler import sample, step_rng
 
 EXPECTED_ORDER = ("W_O2", "W_K2", "W_K1")  # top-down, Section 5
@@ -83,10 +84,20 @@ def change_points(
     """When each probe of a run, or of several runs together, changes: one row per probe and head.
 
     Columns: probe, head, change, low, high (the confidence interval), before, after (levels), replicates, over. Several
-    runs must have their steps in common.
+    runs must have their steps in common. Runs that differ in more than their seeds are kept apart, and a first column
+    `configuration` says what differs.
     """
     require(0 < level < 1, "level", "a share between 0 and 1", level)
-    runs = list(sources) if isinstance(sources, list | tuple) else [sources]
+
+    def measured(runs: list[Any]) -> pd.DataFrame:
+        return _change_points(runs, names, steps, level, resamples, batches, seed)
+
+    return _per_configuration(sources, measured)
+
+
+def _change_points(
+    runs: list[Any], names: Sequence[str], steps: Steps, level: float, resamples: int, batches: int, seed: int
+) -> pd.DataFrame:
     rows = []
     for name in names:
         curves, over = _replicates(runs, name, steps, batches)
@@ -99,6 +110,16 @@ def change_points(
             found = {"change": change, "low": low, "high": high, "before": before, "after": after}
             rows.append({"probe": name, "head": head} | found | {"replicates": len(values), "over": over})
     return pd.DataFrame(rows)
+
+
+def _per_configuration(runs: Any, measured: Callable[[list[Any]], pd.DataFrame]) -> pd.DataFrame:
+    """One table per group of runs that differ in their seeds alone, below one another."""
+    groups = by_configuration(list(runs) if isinstance(runs, list | tuple) else [runs])
+    if len(groups) == 1:
+        return measured(groups[0][1])
+    tables = [measured(members).assign(configuration=label) for label, members in groups]
+    joined = pd.concat(tables, ignore_index=True)
+    return joined[["configuration", *joined.columns.drop("configuration")]]
 
 
 def _replicates(
@@ -138,11 +159,15 @@ def birth_order(
 
     One row per neighbouring pair and one for the whole order: order, runs, in_order, p_value, median_lead (steps
     between the births), and resampled: the share of resamplings of the associations, within the runs, in which the
-    order holds. For runs with one head per layer.
+    order holds. For runs with one head per layer. Runs that differ in more than their seeds are kept apart, and a first
+    column `configuration` says what differs.
     """
+    return _per_configuration(runs, lambda listed: _birth_order(listed, expected, steps, seed, resamples))
+
+
+def _birth_order(listed: list[Any], expected: Sequence[str], steps: Steps, seed: int, resamples: int) -> pd.DataFrame:
     from scipy.stats import binomtest
 
-    listed = list(runs) if isinstance(runs, list | tuple) else [runs]
     changes = np.empty((len(listed), len(expected)))
     drawn = np.empty((len(listed), len(expected), resamples))
     for r, run in enumerate(listed):

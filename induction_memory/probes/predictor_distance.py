@@ -94,7 +94,7 @@ def _setting(
 def _logits(source: Any, steps: Any, batch: Batch) -> Iterator[tuple[int, Float[Tensor, "batch pos output"]]]:
     """The model's logits on the batch at each step."""
     if isinstance(source, Trajectory):
-        from induction_memory.model.build import build
+        from induction_memory.model.building import build
 
         model = build(source.model_config)
         for step in source.resolve_all(steps if steps is None else [int(one) for one in np.atleast_1d(steps)]):

@@ -131,7 +131,7 @@ def _known_types() -> frozenset[type]:
     from transformer_lens.hook_points import HookPoint
     from transformer_lens.utilities.typed_module_list import TypedModuleList
 
-    from induction_memory.model.build import LinearFeedForward, NoFeedForward
+    from induction_memory.model.building import LinearFeedForward, NoFeedForward
 
     ours = {LinearFeedForward, NoFeedForward}
     plain = {nn.ModuleList, TypedModuleList, nn.Identity, nn.Linear, HookedTransformer, HookPoint}

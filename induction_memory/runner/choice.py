@@ -55,7 +55,7 @@ def record(model: "nn.Module | Runner", tokens: Int[Tensor, "batch pos"], via: V
 
 def _built(weights: Mapping[str, Tensor], config: AnyModel) -> nn.Module:
     """The HookedTransformer of a configuration with these weights."""
-    from induction_memory.model.build import build
+    from induction_memory.model.building import build
 
     model = build(config)
     parameters = dict(model.named_parameters())

@@ -128,7 +128,7 @@ class Network:
     @classmethod
     def of_model(cls, model: Any) -> "Network":
         """The network of a HookedTransformer, with the weights that it has now."""
-        from induction_memory.model.build import LinearFeedForward
+        from induction_memory.model.building import LinearFeedForward
 
         graph, W_U, b_U = Graph.of(model), model.unembed.W_U.detach(), model.unembed.b_U.detach()
         norm = _same if model.cfg.normalization_type is None else _any_axes(model.ln_final)

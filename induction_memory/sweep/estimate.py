@@ -85,7 +85,7 @@ def _kind(config: RunConfig) -> RunConfig:
 def _seconds_per_step(config: RunConfig) -> float:
     import torch
 
-    from induction_memory.model.build import build
+    from induction_memory.model.building import build
     from induction_memory.training.loop import train
 
     before = torch.get_num_threads()
@@ -111,7 +111,7 @@ def _bytes(config: RunConfig, still: int, moving: int) -> int:
 
 def _numbers(config: RunConfig) -> tuple[int, int]:
     """Numbers in the parameters that stay and in those that move."""
-    from induction_memory.model.build import build
+    from induction_memory.model.building import build
 
     moving = set(config.moving_parameters)
     sizes = {name: value.numel() for name, value in build(config.model).named_parameters()}

@@ -1,6 +1,6 @@
 """One pass over a batch, as training needs it: the loss, its gradients, and how each position was predicted.
 
-`evaluate` is the entry. Models that are as `model/build.py` made them take the fast path: hand-written forward and
+`evaluate` is the entry. Models that are as `model/building.py` made them take the fast path: hand-written forward and
 backward (`fast/network.py`) on the model's own parameters, in micro-batches that stay in cache, spread over threads.
 Any other model takes the reference path (`reference.py`), and a warning in the log says so once for each reason.
 

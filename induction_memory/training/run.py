@@ -189,7 +189,7 @@ def _go_on(out: Path, config: RunConfig, quiet: bool, log: str | None) -> None:
 
 def _model(config: RunConfig, point: ResumePoint) -> nn.Module:
     """The model that training goes on with, on its device."""
-    from induction_memory.model.build import build
+    from induction_memory.model.building import build
 
     model = build(config.model)
     if config.train.device != "cpu":
@@ -202,7 +202,7 @@ def _model(config: RunConfig, point: ResumePoint) -> nn.Module:
 
 def _new(config: RunConfig, weights: Mapping[str, Tensor] | None = None) -> Origin:
     """A run from its initialisation, or from the weights given."""
-    from induction_memory.model.build import build
+    from induction_memory.model.building import build
 
     model = build(config.model, config.train.init_seed)
     if weights is not None:

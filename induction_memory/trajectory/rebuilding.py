@@ -39,7 +39,7 @@ def initial_weights(source: FolderSource | PlainSource) -> dict[str, Tensor] | N
 def _drawn(source: FolderSource | PlainSource, config: AnyModel, seed: int) -> dict[str, Tensor]:
     """The weights that training begins with, drawn from the seed."""
     if isinstance(config, Architecture):
-        from induction_memory.model.build import build
+        from induction_memory.model.building import build
 
         return {name: parameter.detach() for name, parameter in build(config, seed).named_parameters()}
     return with_tied(config, {n: initial_weight(n, shape, config, seed) for n, shape in source.shapes.items()})

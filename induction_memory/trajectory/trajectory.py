@@ -34,7 +34,7 @@ from induction_memory.trajectory.search import find
 from induction_memory.trajectory.states import checksum, fill
 
 if TYPE_CHECKING:
-    from induction_memory.model.build import HookedTransformer
+    from induction_memory.model.building import HookedTransformer
 else:
     HookedTransformer = nn.Module  # reading weights does not wait for TransformerLens
 
@@ -142,7 +142,7 @@ class Trajectory:
 
     def model(self, step: int | Literal["last"] = "last", nearest: bool = False) -> HookedTransformer:
         """The model at one step, the last one by default; `nearest` takes the stored step that is closest."""
-        from induction_memory.model.build import build
+        from induction_memory.model.building import build
 
         self.require_steps()
         state = self.state(int(self.steps[-1]) if isinstance(step, str) and step == "last" else step, nearest)
@@ -152,7 +152,7 @@ class Trajectory:
 
     def models(self) -> Iterator[tuple[int, HookedTransformer]]:
         """Step and model, one after another. It is one model, whose weights change."""
-        from induction_memory.model.build import build
+        from induction_memory.model.building import build
 
         model = build(self.model_config)
         for step, state in self:

@@ -5,7 +5,7 @@ import torch
 
 from induction_memory.errors import InputError
 from induction_memory.experiment.constraints import Clamp, Freeze, Graft, clamped_kinds, frozen_names
-from induction_memory.model.build import build
+from induction_memory.model.building import build
 from induction_memory.training.loop import train
 from induction_memory.training.optimizer import sgd_update
 from tests.tiny_runs import tiny

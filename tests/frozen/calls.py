@@ -125,11 +125,13 @@ def probes_head_scores(run: Any, steps: list[int]) -> pd.DataFrame:
 
 
 def ablate(run: Any, steps: list[int]) -> pd.DataFrame:
-    return im.ablate(run, sequences(run), components=["heads", "layers", "feed_forward", "embeddings"], step=steps)
+    return im.ablate(
+        run, sequences(run), components=["heads", "layers", "feed_forward", "embeddings"], kind="all", step=steps
+    )
 
 
 def ablate_matrices(run: Any, steps: list[int]) -> pd.DataFrame:
-    return im.ablate(run, sequences(run), components="matrices", step=steps)
+    return im.ablate(run, sequences(run), components="matrices", kind="all", step=steps)
 
 
 def ablate_parts(run: Any, steps: list[int]) -> pd.DataFrame:

@@ -7,7 +7,7 @@ from induction_memory.heads.coalitions import coalition_sums
 from induction_memory.heads.games import edges, solve_games, value_function
 from induction_memory.heads.questions import ask
 from induction_memory.heads.shapley import all_coalitions
-from induction_memory.model.build import build
+from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
 from induction_memory.runner.attention import attend
 from induction_memory.runner.choice import runner

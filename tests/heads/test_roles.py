@@ -9,9 +9,9 @@ from induction_memory.heads.planted import plant
 from induction_memory.heads.roles import ROLES, VOTES, choice, support, verdicts
 from induction_memory.heads.sharing import relation
 from induction_memory.heads.votes import attention_scores, chosen_tokens, weight_recalls
-from induction_memory.model.build import build
+from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
-from induction_memory.model.memories import embedding, memory
+from induction_memory.model.memories import embedding, matrix
 from induction_memory.runner.parameters import parameters
 from induction_memory.subject import batch_of_tokens
 from induction_memory.task import BigramTask, Corpus, sample, step_rng
@@ -151,7 +151,7 @@ def test_weight_recalls_equal_loops_over_heads_tokens_and_positions(early, monke
     tokens, length = torch.tensor([0, 2, 3, 4]), 6
     key_query, value_output = weight_recalls(parameters(model), tokens, length)
     w_E, w_U, p = embedding(model, "w_E")[tokens], embedding(model, "w_U")[tokens], embedding(model, "p")
-    W_K, Phi = ([memory(model, f"{name}{layer}") for layer in (1, 2)] for name in ("W_K", "Phi_"))
+    W_K, Phi = ([matrix(model, f"{name}{layer}") for layer in (1, 2)] for name in ("W_K", "Phi_"))
     asked = range(1, min(length, early))
     chance = np.mean([1 / (t + 1) for t in asked])
     written = [w_E @ Phi[0][h].T for h in range(2)]

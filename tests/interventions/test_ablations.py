@@ -7,7 +7,7 @@ from induction_memory.errors import InputError
 from induction_memory.interventions.ablations import ablate, component_names
 from induction_memory.interventions.outcome import score
 from induction_memory.interventions.replacements import Replacements, kinds
-from induction_memory.model.build import build
+from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
 from induction_memory.runner.choice import record
 from induction_memory.runner.components import Graph
@@ -40,7 +40,7 @@ PARTS = ["heads", "layers", "feed_forward", "embeddings", "W_Q1", "W_out2", "pos
 
 
 def test_every_kind_stands_in_one_table_with_its_scores(model, batch):
-    table = ablate(model, batch, components=PARTS, initial=build(CONFIG, seed=1))
+    table = ablate(model, batch, components=PARTS, kind="all", initial=build(CONFIG, seed=1))
     parts = table[table["component"] != "none"]
     assert set(parts["kind"]) == set(kinds())
     assert (parts.groupby("component").size() == len(kinds())).all()
@@ -116,7 +116,7 @@ def test_the_kinds_put_what_they_say_in_place(model, batch):
 
 
 def test_positions_alone_are_not_missed_when_replaced_by_their_mean_at_each_position(model, batch):
-    table = ablate(model, batch, components=["pos"]).set_index("kind")
+    table = ablate(model, batch, components=["pos"], kind="all").set_index("kind")
     assert table.loc["mean-position", "kl"] == pytest.approx(0, abs=1e-6)
     assert table.loc["resample", "kl"] == pytest.approx(0, abs=1e-6)
     assert table.loc["zero", "kl"] > 1e-4
@@ -135,7 +135,7 @@ def test_changed_outputs_change_only_what_follows_a_trigger(batch):
 
 def test_the_model_is_bitwise_the_same_afterwards_even_after_an_exception(model, batch):
     before = snapshot(model)
-    ablate(model, batch, heads="all", initial=build(CONFIG, seed=1))
+    ablate(model, batch, heads="all", kind="all", initial=build(CONFIG, seed=1))
     weights = {"blocks.0.attn.W_K": torch.zeros_like(model.W_K[0])}
 
     def fail():

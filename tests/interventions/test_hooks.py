@@ -5,7 +5,7 @@ import torch
 
 import induction_memory as im
 from induction_memory.errors import InputError
-from induction_memory.model.build import build
+from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
 from induction_memory.runner.choice import record
 from induction_memory.runner.variants import Patch

@@ -8,7 +8,7 @@ from induction_memory.interventions.attribution_patching import agreement, attri
 from induction_memory.interventions.circuits import discover
 from induction_memory.interventions.effects import contrast, effects
 from induction_memory.interventions.path_patching import patch_paths
-from induction_memory.model.build import build
+from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
 from induction_memory.runner.components import Graph
 from induction_memory.runner.variants import Patch

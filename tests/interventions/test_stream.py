@@ -12,7 +12,7 @@ import induction_memory as im
 from induction_memory.errors import InputError
 from induction_memory.memory import recall
 from induction_memory.model.associations import associate
-from induction_memory.model.build import build
+from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
 
 SIZES = {"d_model": 16, "n_layers": 2, "n_heads": 2, "d_head": 8, "n_ctx": 12, "d_vocab": 7, "d_mlp": 24, "seed": 0}

@@ -9,7 +9,7 @@ from induction_memory.experiment.run_config import RunConfig
 from induction_memory.experiment.train_config import TrainConfig
 from induction_memory.interventions.ablations import ablate
 from induction_memory.interventions.outcome import score
-from induction_memory.model.build import build
+from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
 from induction_memory.task.markov.task import MarkovChains
 from induction_memory.task.noisy.task import NoisyTriggers

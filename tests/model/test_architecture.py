@@ -9,8 +9,8 @@ from transformer_lens import HookedTransformer, HookedTransformerConfig
 import induction_memory as im
 from induction_memory.errors import DamagedError, InputError
 from induction_memory.model.architecture import Architecture, freeze, model_from_dict
-from induction_memory.model.build import build
-from induction_memory.model.memories import Memories, memory, weights_of
+from induction_memory.model.building import build
+from induction_memory.model.memories import Memories, matrix, weights_of
 from induction_memory.trajectory.manifest import Manifest
 
 TASK = im.BigramTask(length=10, k=2)
@@ -143,7 +143,7 @@ def test_grouped_heads_are_read_with_one_matrix_per_head():
     weights = weights_of(model)
     assert torch.equal(weights["blocks.1.attn.W_V"], model.blocks[1].attn.W_V)
     expected = model.blocks[0].attn.W_Q[3] @ model.blocks[0].attn.W_K[3].T
-    torch.testing.assert_close(memory(model, "W_K1", fold=False)[3], expected)
+    torch.testing.assert_close(matrix(model, "W_K1", fold=False)[3], expected)
     assert Memories(weights).n_heads == 4
 
 
@@ -153,7 +153,7 @@ def test_an_rms_norm_is_folded_without_centring():
         model.blocks[0].ln1.w.uniform_(0.5, 2)
     attn, gain = model.blocks[0].attn, model.blocks[0].ln1.w
     expected = (gain[:, None] * attn.W_V[1]) @ attn.W_O[1]
-    torch.testing.assert_close(memory(model, "Phi_1")[1], expected.T)
+    torch.testing.assert_close(matrix(model, "Phi_1")[1], expected.T)
     m = Memories(weights_of(model))
     rows = torch.randn(1, 5, 16)
     torch.testing.assert_close(m.normed("blocks.0.ln1", rows), model.blocks[0].ln1(rows))

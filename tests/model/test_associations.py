@@ -9,9 +9,9 @@ import torch
 from induction_memory.errors import InputError
 from induction_memory.memory import Association, recall
 from induction_memory.model.associations import associate, carrier, parameter_of, trigger_tokens, written
-from induction_memory.model.build import build
+from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
-from induction_memory.model.construct import construct
+from induction_memory.model.construction import construct
 from induction_memory.model.memories import Memories, UnsupportedError, head_names, weights_of
 from induction_memory.model.memory_names import Spec
 from induction_memory.task.bigrams import BigramTask

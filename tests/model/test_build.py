@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from induction_memory.model.build import build
+from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
 from tests import paper_model
 

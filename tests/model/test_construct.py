@@ -4,10 +4,10 @@ import torch
 from induction_memory.errors import InputError
 from induction_memory.memory import matching, recall
 from induction_memory.model.associations import bigram_logits
-from induction_memory.model.build import build
+from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
-from induction_memory.model.construct import Scales, construct
-from induction_memory.model.memories import embedding, memory
+from induction_memory.model.construction import Scales, construct
+from induction_memory.model.memories import embedding, matrix
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.sampler import sample, step_rng
 
@@ -29,9 +29,9 @@ def recalls(model) -> dict[str, float]:
     p, w_E, w_U = (embedding(model, n) for n in ("p", "w_E", "w_U"))
     Q = torch.tensor(sorted(TASK.fixed_triggers.tolist()))
     return {
-        "W_K1": recall(matching(memory(model, "W_K1"), p[:-1], p, torch.arange(1, 256))).item(),
-        "W_K2": recall(matching(memory(model, "W_K2"), embedding(model, "Phi_1 w_E")[Q], w_E, Q)).item(),
-        "W_O2": recall(matching(memory(model, "W_O2"), embedding(model, "W_V2 w_E"), w_U)).item(),
+        "W_K1": recall(matching(matrix(model, "W_K1"), p[:-1], p, torch.arange(1, 256))).item(),
+        "W_K2": recall(matching(matrix(model, "W_K2"), embedding(model, "Phi_1 w_E")[Q], w_E, Q)).item(),
+        "W_O2": recall(matching(matrix(model, "W_O2"), embedding(model, "W_V2 w_E"), w_U)).item(),
     }
 
 
@@ -57,10 +57,10 @@ def test_a_stored_pair_scores_its_scale_in_every_parametrisation():
             scales=Scales(W_K1=7.0, W_K2=5.0, W_O2=3.0),
         )
         p = embedding(model, "p")
-        stored = matching(memory(model, "W_K1"), p[:-1], p[1:]).scores.diagonal()
+        stored = matching(matrix(model, "W_K1"), p[:-1], p[1:]).scores.diagonal()
         assert stored.mean().item() == pytest.approx(7, rel=0.02)
         copied = matching(
-            memory(model, "W_O2"), embedding(model, "W_V2 w_E"), embedding(model, "w_U")
+            matrix(model, "W_O2"), embedding(model, "W_V2 w_E"), embedding(model, "w_U")
         ).scores.diagonal()
         assert copied.mean().item() == pytest.approx(3, rel=0.05)
 
@@ -87,7 +87,7 @@ def test_random_weights_recall_nothing(batch):
 
 def test_the_feed_forward_stores_the_global_bigrams_without_the_fixed_triggers():
     model = construct(TASK, ModelConfig.simplified(d_model=512), scales=Scales(W_F=1.0))
-    s = matching(memory(model, "W_F"), embedding(model, "w_E"), embedding(model, "w_U")).scores.T
+    s = matching(matrix(model, "W_F"), embedding(model, "w_E"), embedding(model, "w_U")).scores.T
     target = bigram_logits(TASK, Scales().smoothing)
     assert torch.corrcoef(torch.stack([s.flatten(), target.flatten()]))[0, 1] > 0.8
     assert not target[torch.tensor(TASK.fixed_triggers)].any()

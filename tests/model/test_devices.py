@@ -5,7 +5,7 @@ import torch
 
 from induction_memory.memory import alignment, hits, margin, rank, recall, signal_to_interference, soft_recall
 from induction_memory.model.associations import associate
-from induction_memory.model.build import build
+from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
 from induction_memory.model.memories import weights_of
 from induction_memory.task.bigrams import BigramTask

@@ -3,7 +3,7 @@ import torch
 
 from induction_memory import probes
 from induction_memory.model import memories
-from induction_memory.model.build import build
+from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
 from induction_memory.probes import composition
 from induction_memory.task.sampler import sample, step_rng

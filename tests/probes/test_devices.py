@@ -2,7 +2,7 @@
 
 import torch
 
-from induction_memory.model.build import build
+from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
 from induction_memory.model.memories import UnsupportedError, weights_of
 from induction_memory.probes.catalogue import FAMILIES

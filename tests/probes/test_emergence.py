@@ -121,3 +121,14 @@ def test_lead_and_lag_of_a_run_s_probes():
 def test_a_level_is_a_share():
     with pytest.raises(InputError, match="level"):
         probes.change_points(growing([1]), level=95.0)
+
+
+def test_runs_that_differ_in_more_than_seeds_are_kept_apart(tmp_path):
+    changed = {"a": {}, "b": {"init_seed": 5}, "c": {"learning_rate": 0.01}}
+    runs = [start(tiny(**settings), tmp_path / name, quiet=True) for name, settings in changed.items()]
+    table = probes.change_points(runs, ["W_K1"], resamples=5)
+    rates = [runs[0].config.train.learning_rate, 0.01]
+    assert table["configuration"].tolist() == [f"train.learning_rate={rate}" for rate in rates]
+    assert table["over"].tolist() == ["seeds", "associations"]
+    assert "configuration" not in probes.change_points(runs[:2], ["W_K1"], resamples=5)
+    assert probes.birth_order(runs, resamples=5).groupby("configuration")["runs"].first().tolist() == [1, 2]

@@ -6,7 +6,7 @@ import torch
 from induction_memory.errors import InputError
 from induction_memory.experiment.run_config import RunConfig
 from induction_memory.experiment.train_config import TrainConfig
-from induction_memory.model.build import build
+from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
 from induction_memory.probes.predictor_distance import predictor_distances, predictor_mixture, predictor_phases
 from induction_memory.task.copying.task import Copying

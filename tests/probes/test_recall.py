@@ -7,7 +7,7 @@ from induction_memory import probes
 from induction_memory.errors import InputError
 from induction_memory.memory import Association, kl, matching
 from induction_memory.model import memories
-from induction_memory.model.build import build
+from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
 from tests.memory import slow_association as slow
 from tests.probe_sources import FIXED, RANDOM, TINY, at_step, constructed, stacked, untrained

@@ -9,7 +9,7 @@ import torch
 import induction_memory as im
 from induction_memory import probes
 from induction_memory.errors import InputError
-from induction_memory.model.build import build
+from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
 from induction_memory.probes import cache, catalogue, measuring, registry
 from induction_memory.probes.prediction import VISIBLE

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformer_lens import HookedTransformer, HookedTransformerConfig
 
-from induction_memory.model.build import build
+from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
 from induction_memory.runner import accepted
 from induction_memory.runner.accepted import objection

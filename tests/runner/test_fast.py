@@ -3,7 +3,7 @@ import torch
 from transformer_lens import HookedTransformer, HookedTransformerConfig
 
 from induction_memory.errors import InputError
-from induction_memory.model.build import build
+from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
 from induction_memory.runner import fast as fast_runner
 from induction_memory.runner.attention import running_mean

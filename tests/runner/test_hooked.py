@@ -9,7 +9,7 @@ from transformer_lens.config import TransformerBridgeConfig
 from transformer_lens.model_bridge import TransformerBridge
 
 from induction_memory.errors import InputError
-from induction_memory.model.build import build
+from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
 from induction_memory.runner import choice
 from induction_memory.runner.choice import record, runner

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from induction_memory.errors import InputError
-from induction_memory.model.build import build
+from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.corpus import Corpus
@@ -282,7 +282,7 @@ def test_the_reasons_to_refuse_a_model_are_told():
     assert supported(model) == "blocks.0.mlp.b_in is a bias that is trained or not zero"
     assert "float64" in str(supported(build(ARCHITECTURES["full"], seed=15).to(torch.float64)))
     del model.model_config
-    assert supported(model) == "the model was not made by induction_memory.model.build"
+    assert supported(model) == "the model was not made by induction_memory.model.building"
 
 
 def test_a_vocabulary_of_one_token_takes_the_plain_path():

@@ -10,9 +10,9 @@ import torch
 from rich.console import Console
 
 from induction_memory.errors import DivergedError, InputError
-from induction_memory.model.build import build
+from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
-from induction_memory.model.construct import construct
+from induction_memory.model.construction import construct
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.sampler import sample, step_rng
 from induction_memory.training import tracking

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from induction_memory.experiment.run_config import RunConfig
 from induction_memory.experiment.train_config import TrainConfig
-from induction_memory.model.build import build
+from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
 from induction_memory.task import registry
 from induction_memory.task.batch import Batch

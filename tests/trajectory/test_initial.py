@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import induction_memory as im
-from induction_memory.model.build import build
+from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
 from induction_memory.subject import subject
 from induction_memory.training.branching import branch

@@ -14,9 +14,9 @@ import induction_memory as im
 from induction_memory.errors import DamagedError, InputError
 from induction_memory.memory.edits import pair_scores
 from induction_memory.model.associations import associate
-from induction_memory.model.build import build
+from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
-from induction_memory.model.memories import embedding, memory
+from induction_memory.model.memories import embedding, matrix
 from induction_memory.task.sampler import sample, step_rng
 from induction_memory.training.branching import branch
 from induction_memory.training.loop import train
@@ -92,7 +92,7 @@ def test_a_model_of_a_step_predicts_as_the_model_did_then(run, states):
 
 def test_memories_and_embeddings_are_those_of_the_models(run):
     for name in ("W_K1", "W_K2", "W_O2", "W_F", "Phi_1", "W_V2"):
-        expected = torch.stack([memory(run.model(step), name) for step in STEPS])
+        expected = torch.stack([matrix(run.model(step), name) for step in STEPS])
         torch.testing.assert_close(run.memory(name), expected)
         torch.testing.assert_close(run.memory(name, [2, 8]), expected[[2, 5]])
     for name in ("w_E", "p", "w_U", "Phi_1 w_E"):
@@ -147,7 +147,7 @@ def test_a_run_that_is_still_training_can_be_read(unfinished, states):
     assert growing.steps.tolist() == STEPS[:-1]
     assert growing.metrics["step"].tolist() == list(range(10))
     assert torch.equal(growing.stack("W_K1")[5], states[8]["blocks.0.attn.W_K"])
-    assert torch.equal(growing.memory("W_K1", [8])[0], memory(growing.model(8), "W_K1"))
+    assert torch.equal(growing.memory("W_K1", [8])[0], matrix(growing.model(8), "W_K1"))
     assert growing.optimizer_state(8).keys() == growing.optimizer_state(0).keys()
     assert verify(unfinished) == []
     before = growing.fingerprint
@@ -341,9 +341,9 @@ def test_other_architectures_come_back_too(model, tmp_path):
     tokens = sample(TASK, 2, step_rng(9, 0)).tokens
     again = run.model(3)
     assert torch.equal(again(tokens), live(tokens))
-    expected = memory(again, "W_K2")
+    expected = matrix(again, "W_K2")
     torch.testing.assert_close(run.memory("W_K2")[-1], expected)
-    torch.testing.assert_close(run.memory("W_K2"), torch.stack([memory(run.model(s), "W_K2") for s in range(4)]))
+    torch.testing.assert_close(run.memory("W_K2"), torch.stack([matrix(run.model(s), "W_K2") for s in range(4)]))
     if model.tied_output:
         assert torch.equal(run.stack("W_U"), run.stack("W_E").mT)
         assert again.unembed.W_U.data_ptr() == again.embed.W_E.data_ptr()

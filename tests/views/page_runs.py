@@ -6,7 +6,7 @@ import numpy as np
 
 from induction_memory.experiment.run_config import RunConfig
 from induction_memory.model.config import ModelConfig
-from induction_memory.model.memories import set_memory
+from induction_memory.model.memories import set_matrix
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.corpus import Corpus
 from induction_memory.training.run import start
@@ -43,9 +43,9 @@ def decoded(run, step):
     model = run.model(step)
     for layer, blocks in enumerate(facts["layers"], start=1):
         for kind, matrix in blocks["heads"][0].items():
-            set_memory(model, f"{kind}{layer}", live.decode(arrays, matrix, steps.index(step)))
+            set_matrix(model, f"{kind}{layer}", live.decode(arrays, matrix, steps.index(step)))
         if blocks["feed_forward"] is not None:
-            set_memory(model, "W_F", live.decode(arrays, blocks["feed_forward"], steps.index(step)))
+            set_matrix(model, "W_F", live.decode(arrays, blocks["feed_forward"], steps.index(step)))
     return model
 
 

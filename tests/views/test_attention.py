@@ -15,7 +15,7 @@ from PIL import Image
 from induction_memory.errors import InputError
 from induction_memory.figures.attention import OTHER, RIGHT, attention_figure
 from induction_memory.figures.tokens import visible
-from induction_memory.model.build import build
+from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.corpus import Corpus
