@@ -119,7 +119,7 @@ def _per_configuration(runs: Any, measured: Callable[[list[Any]], pd.DataFrame])
         return measured(groups[0][1])
     tables = [measured(members).assign(configuration=label) for label, members in groups]
     joined = pd.concat(tables, ignore_index=True)
-    return joined[["configuration", *joined.columns.drop("configuration")]]
+    return pd.DataFrame(joined[["configuration", *joined.columns.drop("configuration")]])
 
 
 def _replicates(

@@ -1,11 +1,12 @@
 """Branches: train on from a stored step of a run, with the batches that run would have seen, under other rules."""
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from induction_memory.errors import require
 from induction_memory.experiment.constraints import Clamp, Freeze, Graft
@@ -13,6 +14,7 @@ from induction_memory.experiment.run_config import RunConfig
 from induction_memory.memory import edits
 from induction_memory.model.associations import associate, written
 from induction_memory.task.fields import require_texts
+from induction_memory.model.memories import matrix, set_matrix
 from induction_memory.training.preflight import graft_matrices
 from induction_memory.training.run import Resume, run_from, zero_optimizer
 from induction_memory.trajectory.trajectory import Trajectory
@@ -26,7 +28,7 @@ def branch(
     *,
     freeze: Sequence[str] = (),
     clamps: Sequence[str] = (),
-    grafts: Sequence[str] = (),
+    grafts: Sequence[str] | Mapping[str, Tensor | nn.Module | Trajectory] = (),
     edit: Mapping[str, str | Sequence[str]] | None = None,
     steps: int | None = None,
     settings: Sequence[str] = (),
@@ -41,14 +43,43 @@ def branch(
     freezes from `at`. `steps` is the number of the last step (the run's own when not given); `settings` change any
     other field by its path. The optimiser goes on from its stored state; if none was kept, from zero.
 
+    `grafts` are rules such as "W_O2=RUN@STEP", where RUN is a trajectory's name or folder, also a plain folder of
+    checkpoints. Or they map names to what stands there from `at` on: a matrix in the paper's orientation (as
+    `im.matrix` reads it), a model (`im.construct(...)` too), or a trajectory (its last step). The optimiser's state of
+    a grafted matrix stays as it was, momentum included: freeze the matrix to hold what was grafted.
+
     `edit` changes associations of one memory before the first update: `{"memory": "W_K2", "erase": "e"}`, or "insert".
     The optimiser's state of the edited matrix begins at zero.
     """
     require(isinstance(run, Trajectory), "run", "a trajectory (as im.load gives it)", type(run).__name__)
     at = run.resolve(at)
-    config = branch_config(run.config, at, freeze=freeze, clamps=clamps, grafts=grafts, steps=steps, settings=settings)
+    given = _given(run, at, grafts) if isinstance(grafts, Mapping) else {}
+    rules = [str(rule) for rule in given] if isinstance(grafts, Mapping) else grafts
+    config = branch_config(run.config, at, freeze=freeze, clamps=clamps, grafts=rules, steps=steps, settings=settings)
     how = {"resume": resume, "quiet": quiet, "log": log, "command": command}
-    return run_from(lambda: _origin(run, at, config, edit), at, config, out, **how)
+    return run_from(lambda: _origin(run, at, config, edit, given), at, config, out, **how)
+
+
+def _given(run: Trajectory, at: int, grafts: Mapping[str, Any]) -> dict[Graft, Tensor]:
+    """The rule and the parameter of each matrix that was handed over; the rule has the matrix's checksum as its run."""
+    rules = {}
+    for name, source in grafts.items():
+        known = isinstance(source, Tensor | nn.Module | Trajectory)
+        allowed = "a matrix, a model or a trajectory (or rules such as W_O2=RUN@STEP)"
+        require(known, "grafts", allowed, f"{type(source).__name__} for {name}")
+        given = source if isinstance(source, Tensor) else matrix(_model(source), name, fold=False)
+        target = run.model(at)
+        wanted = tuple(matrix(target, name, fold=False).shape)
+        require(tuple(given.shape) == wanted, "grafts", f"a matrix of shape {wanted} for {name}", tuple(given.shape))
+        set_matrix(target, name, given.detach())
+        parameter = dict(target.named_parameters())[run.model_config.parameters[name]].detach().clone()
+        checksum = hashlib.sha256(parameter.cpu().contiguous().numpy().tobytes()).hexdigest()
+        rules[Graft(name, f"given-{checksum[:12]}", 0, at)] = parameter
+    return rules
+
+
+def _model(source: nn.Module | Trajectory) -> nn.Module:
+    return source.model() if isinstance(source, Trajectory) else source
 
 
 def branch_config(
@@ -88,7 +119,13 @@ def _read(kind: Any, texts: Sequence[str]) -> list[tuple[str, Any]]:
     return [(text, kind.parse(text)) for text in texts]
 
 
-def _origin(run: Trajectory, at: int, config: RunConfig, edit: Mapping[str, str | Sequence[str]] | None) -> Origin:
+def _origin(
+    run: Trajectory,
+    at: int,
+    config: RunConfig,
+    edit: Mapping[str, str | Sequence[str]] | None,
+    given: Mapping[Graft, Tensor],
+) -> Origin:
     """A branch from a stored step."""
     parameters = run.state(at)
     changed = {} if edit is None else edited(parameters, edit, config.task)
@@ -104,7 +141,7 @@ def _origin(run: Trajectory, at: int, config: RunConfig, edit: Mapping[str, str 
     }
     if edit is not None:
         parent["edit"] = {name: list(value) if not isinstance(value, str) else value for name, value in edit.items()}
-    return Origin(parameters | changed, optimizer, graft_matrices(config), run.initial(), at, parent)
+    return Origin(parameters | changed, optimizer, graft_matrices(config, given), run.initial(), at, parent)
 
 
 def edited(parameters: Mapping[str, Tensor], edit: Mapping[str, str | Sequence[str]], task: Any) -> dict[str, Tensor]:

@@ -6,6 +6,7 @@ averages over, a graft that does not fit.
 
 import math
 import os
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -30,10 +31,10 @@ def check(config: RunConfig) -> None:
     _check_loss(config)
 
 
-def graft_matrices(config: RunConfig) -> dict[Graft, Tensor]:
-    """The matrix of each graft, of the shape that it replaces."""
-    matrices = {}
-    for rule in config.train.graft_rules:
+def graft_matrices(config: RunConfig, given: Mapping[Graft, Tensor] | None = None) -> dict[Graft, Tensor]:
+    """The matrix of each graft, of the shape that it replaces: those given, and the others from their runs."""
+    matrices = dict(given or {})
+    for rule in (rule for rule in config.train.graft_rules if rule not in matrices):
         run = load(rule.run)
         known = run.model_config.parameters
         require(rule.name in known, "train.grafts", f"a matrix that {rule.run} has", repr(rule.name))

@@ -184,7 +184,7 @@ class Trajectory:
         """A matrix over all steps (or those given) in the paper's orientation; names as in `model.memories`."""
         from induction_memory.model import memories
 
-        value = memories.memory(Stacks(self, steps), name)
+        value = memories.matrix(Stacks(self, steps), name)
         with_heads = self.model_config.n_heads > 1 and not name.startswith("W_F")
         return value if value.dim() == 3 + with_heads else expand(value, len(self.resolve_all(steps)))
 

@@ -52,8 +52,8 @@ def test_the_score_matrix_is_labelled_and_shows_the_diagonal():
 def test_heads_are_chosen_by_name():
     model = untrained(d_model=24, length=16, n_heads=2, identity_queries=False)
     matrix = probes.score_matrix(model, "W_K2", head="L1H2>L2H1")
-    w_E, Phi_1 = memories.embedding(model, "w_E"), memories.memory(model, "Phi_1")
-    expected = w_E @ memories.memory(model, "W_K2")[0] @ (w_E @ Phi_1[1].T).T
+    w_E, Phi_1 = memories.embedding(model, "w_E"), memories.matrix(model, "Phi_1")
+    expected = w_E @ memories.matrix(model, "W_K2")[0] @ (w_E @ Phi_1[1].T).T
     np.testing.assert_allclose(matrix.to_numpy(), expected.numpy(), rtol=1e-3, atol=1e-4)
     with pytest.raises(InputError, match="head: expected one of 'L1H1>L2H1'"):
         probes.score_matrix(model, "W_K2")

@@ -13,7 +13,7 @@ from tests.probe_sources import FIXED, TINY, constructed, untrained
 def test_scores_are_ratios_of_norms_for_every_pair_of_heads():
     model = untrained(d_model=24, length=16, n_heads=2, identity_queries=False)
     found = probes.table(model, "composition", task=TINY).set_index(["probe", "head"])["value"]
-    W_K2, Phi_1, Phi_2 = (memories.memory(model, name) for name in ("W_K2", "Phi_1", "Phi_2"))
+    W_K2, Phi_1, Phi_2 = (memories.matrix(model, name) for name in ("W_K2", "Phi_1", "Phi_2"))
     for h in range(2):
         for g in range(2):
             for letter, A in (("K", W_K2[g]), ("Q", W_K2[g].T), ("V", Phi_2[g])):
@@ -55,7 +55,7 @@ def test_copying_reads_the_same_eigenvalues_from_the_smaller_matrix():
     assert composition.copying(torch.eye(4)) == 1
     assert composition.copying(-torch.eye(4)) == -1
     small = untrained(d_model=24, length=16)  # 65 tokens, 24 dimensions
-    W_E, W_U, Phi = memories.embedding(small, "w_E"), memories.embedding(small, "w_U"), memories.memory(small, "Phi_2")
+    W_E, W_U, Phi = memories.embedding(small, "w_E"), memories.embedding(small, "w_U"), memories.matrix(small, "Phi_2")
     values = torch.linalg.eigvals((W_U @ Phi @ W_E.T).double())
     expected = (values.real.sum() / values.abs().sum()).item()
     found = probes.table(small, ["copying2"], task=TINY)["value"].item()

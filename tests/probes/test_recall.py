@@ -28,7 +28,7 @@ def loop_recall(model, T: int) -> dict[str, float]:
     """The paper's recalls of one model, an input at a time, a head at a time, from its own weights."""
 
     def heads(name):
-        W = memories.memory(model, name)
+        W = memories.matrix(model, name)
         return W if W.dim() == 3 else W[None]
 
     p, w_E, w_U = (memories.embedding(model, name) for name in ("p", "w_E", "w_U"))
@@ -74,9 +74,9 @@ def test_all_steps_at_once_equal_a_loop_over_hooked_transformers(case):
 def test_every_reading_is_that_of_the_slow_association():
     model = untrained(d_model=32, length=16)
     p, w_U = memories.embedding(model, "p").detach(), memories.embedding(model, "w_U").detach()
-    W_O2, values = memories.memory(model, "W_O2").detach(), memories.embedding(model, "W_V2 w_E").detach()
+    W_O2, values = memories.matrix(model, "W_O2").detach(), memories.embedding(model, "W_V2 w_E").detach()
     found = probes.table(model, "recall", task=TINY).set_index("probe")["value"]
-    positions = Association("W_K1", memories.memory(model, "W_K1").detach(), p[:-1], p[1:], torch.eye(15), "output")
+    positions = Association("W_K1", memories.matrix(model, "W_K1").detach(), p[:-1], p[1:], torch.eye(15), "output")
     for name, a in (("W_K1", positions), ("W_O2", matching(W_O2, values, w_U))):
         assert found[name] == np.mean(slow.hits(a))
         assert found[f"{name}_rank"] == np.mean(slow.ranks(a))
@@ -88,7 +88,7 @@ def test_every_reading_is_that_of_the_slow_association():
 
 def test_the_divergences_are_those_of_the_feed_forward_s_logits():
     model = untrained(d_model=32, length=16)
-    W_F, w_E, w_U = (memories.memory(model, "W_F"), *(memories.embedding(model, n) for n in ("w_E", "w_U")))
+    W_F, w_E, w_U = (memories.matrix(model, "W_F"), *(memories.embedding(model, n) for n in ("w_E", "w_U")))
     logits = (w_E @ W_F.T @ w_U.T).double()
     found = probes.table(model, "recall", task=TINY).set_index("probe")["value"]
     pi_b = torch.tensor(TINY.bigram)
@@ -129,7 +129,7 @@ def test_theory_s_spurious_memory_is_seen_where_it_is_stored():
     model = untrained(d_model=256)
     w_U, remapped = memories.embedding(model, "w_U"), memories.embedding(model, "Phi_1 w_E")
     weights = {name: value.detach().clone() for name, value in model.named_parameters()}
-    stored = w_U.T @ (remapped @ memories.memory(model, "W_V2").T)
+    stored = w_U.T @ (remapped @ memories.matrix(model, "W_V2").T)
     weights["blocks.1.attn.W_O"] = weights["blocks.1.attn.W_O"] + stored.T
     table = probes.recall(weights, ["W_O2", "W_O2_spurious"], task=FIXED)
     assert table.loc[0, "W_O2_spurious"] > 0.9

@@ -38,7 +38,7 @@ def test_the_constructed_memories_are_the_ideal_ones_and_random_weights_are_not(
 def test_overlap_is_one_when_the_two_maps_are_equal():
     model = untrained(d_model=24, length=16)
     stack = {name: value.detach().clone() for name, value in model.named_parameters()}
-    stack["blocks.1.mlp.W_F"] = memories.memory(model, "Phi_2").T.clone()
+    stack["blocks.1.mlp.W_F"] = memories.matrix(model, "Phi_2").T.clone()
     names = ["overlap_W_F_W_O2", "overlap_logits_W_F_W_O2"]
     assert probes.table(stack, names, task=TINY)["value"].tolist() == pytest.approx([1, 1])
     assert probes.table(model, names, task=TINY)["value"].abs().max() < 0.2
@@ -47,7 +47,7 @@ def test_overlap_is_one_when_the_two_maps_are_equal():
 def test_the_spectrum_is_that_of_the_matrix():
     model = untrained(d_model=24, length=16, n_heads=2, identity_queries=False)
     found = probes.spectrum(model, "W_K2")
-    for head, W in enumerate(memories.memory(model, "W_K2")):
+    for head, W in enumerate(memories.matrix(model, "W_K2")):
         values = found.loc[found["head"] == f"L2H{head + 1}", "value"].to_numpy()
         np.testing.assert_allclose(values, torch.linalg.svdvals(W).numpy(), rtol=1e-4, atol=1e-5)
     assert found["rank"].max() == 24
