@@ -11,7 +11,7 @@ from induction_memory.task.bigrams import BigramTask
 def weights(model):
     """A HookedTransformer's weights under the names and in the orientation of the screen."""
     names = ("W_K1", "W_V1", "W_O1", "W_K2", "W_V2", "W_O2")
-    maps = {name: im.model.memory(model, name).squeeze() for name in names}
+    maps = {name: im.matrix(model, name).squeeze() for name in names}
     return {"w_E": im.embedding(model, "w_E"), "p": im.embedding(model, "p"), "w_U": im.embedding(model, "w_U"), **maps}
 
 
