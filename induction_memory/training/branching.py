@@ -45,8 +45,8 @@ def branch(
 
     `grafts` are rules such as "W_O2=RUN@STEP", where RUN is a trajectory's name or folder, also a plain folder of
     checkpoints. Or they map names to what stands there from `at` on: a matrix in the paper's orientation (as
-    `im.matrix` reads it), a model (`im.construct(...)` too), or a trajectory (its last step). The optimiser's state of
-    a grafted matrix stays as it was, momentum included: freeze the matrix to hold what was grafted.
+    `im.matrix` reads it), a model (`im.construct(...)` too), or a trajectory (its last step). The momentum of a
+    grafted matrix begins at zero, and it trains on: freeze it to hold what was grafted.
 
     `edit` changes associations of one memory before the first update: `{"memory": "W_K2", "erase": "e"}`, or "insert".
     The optimiser's state of the edited matrix begins at zero.
