@@ -13,8 +13,8 @@ from induction_memory.experiment.constraints import Clamp, Freeze, Graft
 from induction_memory.experiment.run_config import RunConfig
 from induction_memory.memory import edits
 from induction_memory.model.associations import associate, written
-from induction_memory.task.fields import require_texts
 from induction_memory.model.memories import matrix, set_matrix
+from induction_memory.task.fields import require_texts
 from induction_memory.training.preflight import graft_matrices
 from induction_memory.training.run import Resume, run_from, zero_optimizer
 from induction_memory.trajectory.trajectory import Trajectory

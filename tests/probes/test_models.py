@@ -8,7 +8,7 @@ from transformer_lens.model_bridge import TransformerBridge
 
 from induction_memory import probes
 from induction_memory.errors import InputError
-from induction_memory.model.memories import memory
+from induction_memory.model.memories import matrix
 from induction_memory.subject import model_weights
 from induction_memory.task import BigramTask, Corpus
 from induction_memory.task.sampler import make_batch, sample, step_rng
@@ -140,4 +140,4 @@ def test_a_users_own_matrix_may_still_ask_for_gradients():
 
 def test_memories_of_a_model_with_other_names_are_refused_in_one_line():
     with pytest.raises(InputError, match=r"^model: expected parameters with TransformerLens's names .*, got none"):
-        memory(bridge(), "W_O2")
+        matrix(bridge(), "W_O2")
