@@ -1,0 +1,1 @@
+"""Tables and arrays -> pictures on paper. Imports no model."""
