@@ -139,5 +139,5 @@ def test_a_users_own_matrix_may_still_ask_for_gradients():
 
 
 def test_memories_of_a_model_with_other_names_are_refused_in_one_line():
-    with pytest.raises(InputError, match=r"^model: expected parameters with TransformerLens's names .*, got none"):
+    with pytest.raises(InputError, match=r"^source: expected a TransformerLens model or its weights by name, got"):
         matrix(bridge(), "W_O2")
