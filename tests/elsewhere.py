@@ -58,7 +58,8 @@ class MadeThere(torch.overrides.TorchFunctionMode):
             kwargs["device"] = "cpu"
             return Elsewhere(function(*args, **kwargs))
         to_there = function is torch.Tensor.to and not isinstance(args[0], Elsewhere)
-        if to_there and any(isinstance(x, Elsewhere) or x == META for x in args[1:]):
+        asked = [torch.device(x) if isinstance(x, str) else x for x in args[1:]]
+        if to_there and any(isinstance(x, Elsewhere) or x == META for x in asked):
             like = next((x for x in args[1:] if isinstance(x, Elsewhere)), None)
             return Elsewhere(args[0] if like is None else args[0].to(like.inner))
         return function(*args, **kwargs)

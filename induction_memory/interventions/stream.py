@@ -63,10 +63,11 @@ def attention_scores(
     rows = {"keys": _checked(model, keys, "keys"), "queries": _checked(model, queries, "queries")}
     require(distance >= 1, "distance", "1 or more", distance)
     require(distance < transformer.cfg.n_ctx, "distance", f"less than {transformer.cfg.n_ctx} (n_ctx)", distance)
-    pairs = torch.cartesian_prod(torch.arange(len(queries)), torch.arange(len(keys)))
+    j, i = (torch.arange(len(side), device=rows["keys"].device) for side in (queries, keys))
+    pairs = torch.cartesian_prod(j, i)
     found = []
     for part in pairs.split(ROWS_AT_ONCE):
-        stream = torch.zeros(len(part), distance + 1, keys.shape[-1]).to(rows["keys"])
+        stream = rows["keys"].new_zeros(len(part), distance + 1, keys.shape[-1])
         stream[:, 0], stream[:, -1] = rows["keys"][part[:, 1]], rows["queries"][part[:, 0]]
         kept: dict[str, Tensor] = {}
         points = ("hook_attn_scores", "hook_q", "hook_k")

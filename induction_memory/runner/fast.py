@@ -85,6 +85,7 @@ class FastRunner:
         if weights:
             runner = FastRunner(self.graph, self.n_ctx, self._networks, self._weights, {**self._swapped, **weights})
         require_length(tokens, self.n_ctx)
+        tokens = tokens.to(self.weights["embed.W_E"].device)
         with torch.no_grad(), self._networks(runner._swapped) as network:
             kept = {"hook_embed": network.embed(tokens)}
             x = kept["hook_embed"]

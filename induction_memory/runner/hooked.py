@@ -68,6 +68,7 @@ class HookedRunner:
     def record(self, tokens: Int[Tensor, "batch pos"], weights: Mapping[str, Tensor] | None = None) -> Recording:
         runner = HookedRunner(self.model, {**self._swapped, **weights}) if weights else self
         require_length(tokens, self.n_ctx)
+        tokens = tokens.to(next(self.model.parameters()).device)
         kept: dict[str, Tensor] = {}
         names = ["hook_embed", "hook_pos_embed"] if self.graph.positions else ["hook_embed"]
         for layer in range(1, self.graph.n_layers + 1):

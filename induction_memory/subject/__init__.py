@@ -72,7 +72,14 @@ class Subject:
 
     @cached_property
     def batch(self) -> Any:
-        """The sequences: those given, or drawn from the task with the run's evaluation seed."""
+        """The sequences: those given, or drawn from the task with the run's evaluation seed, where the model is."""
+        found = self._sequences()
+        if not isinstance(self.source, nn.Module):
+            return found
+        device = next(self.source.parameters()).device
+        return found if found.tokens.device == device else found.to(device)
+
+    def _sequences(self) -> Any:
         if self.given is not None:
             given = self.given if isinstance(self.given, Batch) else batch_of_tokens(self.given)
             self._require_tokens(given.tokens)

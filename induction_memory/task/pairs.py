@@ -51,7 +51,7 @@ def last_of(mask: Bool[Tensor, "batch pos"]) -> Int[Tensor, " batch"]:
 
 def random_of(mask: Bool[Tensor, "batch pos"], rng: np.random.Generator) -> Int[Tensor, " batch"]:
     """A random position of the mask in each sequence."""
-    return torch.from_numpy(rng.random(mask.shape)).masked_fill(~mask, -1).argmax(1)
+    return torch.from_numpy(rng.random(mask.shape)).to(mask.device).masked_fill(~mask, -1).argmax(1)
 
 
 def with_queries(

@@ -195,7 +195,7 @@ def marks(tokens: Int[Tensor, " pos"], pairs: Mapping[int, int]) -> dict[str, np
     is_output = torch.zeros_like(is_trigger)
     is_output[1:] = is_trigger[:-1] & (answer[:-1] == tokens[1:])
     arrays = {"right": boxed & is_right, "other": boxed & ~is_right, "triggers": is_trigger, "outputs": is_output}
-    return {name: array.numpy() for name, array in arrays.items()}
+    return {name: array.cpu().numpy() for name, array in arrays.items()}
 
 
 def _of_batch(batch: Batch, row: int | None, cut: int | None) -> tuple[Int[Tensor, " pos"], dict[int, int]]:

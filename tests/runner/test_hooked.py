@@ -234,7 +234,7 @@ def test_a_bridge_runs_by_the_names_it_shares():
     (edge,) = hooked.patched_logits([[Patch("L1H1->L2H1.k", hooked.at("L1H1"))]])
     torch.testing.assert_close(edge, expected, atol=1e-5, rtol=1e-5)
     bridge.add_perma_hook("blocks.1.attn.hook_k", lambda k, hook: k * k)
-    with pytest.raises(InputError, match="or whose k are linear in the normalised stream, got neither in blocks.1"):
+    with pytest.raises(InputError, match=r"or whose k are linear in the normalised stream, got neither in blocks\.1"):
         record(bridge, tokens).patched_logits([[Patch("L1H1->L2H1.k", hooked.at("L1H1"))]])
 
 
