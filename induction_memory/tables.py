@@ -8,6 +8,7 @@ columns and all digits.
 
 import itertools
 import math
+import re
 import shutil
 import sys
 import textwrap
@@ -15,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from induction_memory.errors import printable
 from induction_memory.files import require_file, write_file
 
 if TYPE_CHECKING:
@@ -38,12 +40,26 @@ GAP = "  "
 def show(table: "pd.DataFrame", format: Format = "table", columns: Sequence[str] | None = None) -> None:
     """Print a table and nothing else on standard output; `columns` are those that the terminal shows, None for all."""
     if format == "csv":
-        text = table.to_csv(index=False)
+        text = csv(table)
     elif format == "json":
         text = (table.to_json(orient="records", double_precision=15) or "[]") + "\n"
     else:
         text = terminal(table, columns, shutil.get_terminal_size((WIDTH, 24)).columns) + "\n"
     sys.stdout.write(text)
+
+
+def csv(table: "pd.DataFrame") -> str:
+    """The table as CSV; text that a spreadsheet would take for a formula begins with an apostrophe.
+
+    >>> import pandas as pd
+    >>> print(csv(pd.DataFrame({"token": ["=1+1", "-", "a"], "score": [-1.5, 0.0, 2.0]})), end="")
+    token,score
+    '=1+1,-1.5
+    -,0.0
+    a,2.0
+    """
+    text = [name for name in table.columns if table[name].dtype.kind not in "iufb"]
+    return table.assign(**{name: table[name].map(_no_formula) for name in text}).to_csv(index=False)
 
 
 def terminal(table: "pd.DataFrame", columns: Sequence[str] | None = None, width: int = WIDTH) -> str:
@@ -87,10 +103,10 @@ def number(value: float, error: float = math.nan) -> str:
 
 
 def markdown(table: "pd.DataFrame", digits: int = DIGITS) -> str:
-    """The table in Markdown; a bar in a cell is escaped, so that it ends no column."""
+    """The table in Markdown; a cell can end no column and no line, and holds no HTML."""
 
     def row(cells: Sequence[Any]) -> str:
-        return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
+        return "| " + " | ".join(_harmless(str(cell)) for cell in cells) + " |"
 
     def cell(value: Any) -> str:
         missing = value is None or (isinstance(value, float) and math.isnan(value))
@@ -104,11 +120,20 @@ def save(table: "pd.DataFrame", path: Path) -> None:
     """Write a table by the ending of its file's name."""
     require_file(path, ENDINGS, "--out")
     contents = {
-        ".csv": lambda: table.to_csv(index=False),
+        ".csv": lambda: csv(table),
         ".json": lambda: table.to_json(orient="records", double_precision=15) or "[]",
         ".parquet": lambda: table.to_parquet(index=False),
     }
     write_file(path, contents[path.suffix](), "--out")
+
+
+def _no_formula(value: Any) -> Any:
+    formula = isinstance(value, str) and len(value) > 1 and value[0] in "=+-@\t\r"
+    return f"'{value}" if formula else value
+
+
+def _harmless(cell: str) -> str:
+    return re.sub(r"<(?=[A-Za-z/!?])", "&lt;", printable(cell).replace("|", "\\|"))
 
 
 def _valued(names: Sequence[str]) -> list[str]:
@@ -128,7 +153,7 @@ def _cells(table: "pd.DataFrame", name: str) -> list[str]:
 def _word(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return "" if value is None else str(value)
+    return "" if value is None else printable(str(value))
 
 
 def _aligned(values: Sequence[float]) -> list[str]:

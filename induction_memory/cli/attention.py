@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from induction_memory.cli.arguments import Run, load, step_of
+from induction_memory.errors import printable
 from induction_memory.files import require_file
 
 ENDINGS = (".html", ".png", ".pdf", ".svg")
@@ -23,4 +24,4 @@ def attention(run: Run, /, out: Path, step: str = "last", text: str | None = Non
     from induction_memory.views.attention import attention as look
 
     look(opened, step=chosen, text=text).save(out)
-    print(out)
+    print(printable(str(out)))

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from induction_memory.cli.arguments import Run, listed, load, this_command
-from induction_memory.errors import InputError
+from induction_memory.errors import InputError, printable
 
 
 def branch(
@@ -50,7 +50,7 @@ def branch(
         command=this_command(),
     )
     if not quiet:
-        print(f"steps {result.steps[0]} to {result.steps[-1]} in {out}")
+        print(f"steps {result.steps[0]} to {result.steps[-1]} in {printable(str(out))}")
 
 
 def _edit(text: str) -> dict[str, str]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+from induction_memory.errors import printable
 from induction_memory.files import require_file
 from induction_memory.tables import ENDINGS, Format
 
@@ -44,7 +45,7 @@ class Output:
 
         if self.out is not None:
             save(table, self.out)
-            print(self.out)
+            print(printable(str(self.out)))
             return
         if table.empty:
             print(empty, file=sys.stderr)
@@ -52,7 +53,7 @@ class Output:
             constant = {name: said[0] for name in CONTEXT if len(said := _values(table, name)) == 1 and len(table) > 1}
             said = [f"{name} {value}" for name, value in constant.items() if value]
             if said:
-                print(", ".join(said))
+                print(printable(", ".join(said)))
             table = table.drop(columns=[*constant])
         if not (table.empty and self.format == "table"):
             show(table, self.format, columns if self.columns == "chosen" else None)

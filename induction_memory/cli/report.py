@@ -7,7 +7,7 @@ from typing import Annotated
 import tyro
 
 from induction_memory.cli.arguments import load, steps_of
-from induction_memory.errors import InputError, require
+from induction_memory.errors import InputError, printable, require
 from induction_memory.files import require_file
 
 MOST_MEGABYTES = 1000
@@ -45,7 +45,7 @@ def report(
 
         require(chosen == "all", "--steps", "all: the page of a sweep shows whole runs", steps)
         sweep_page(runs[0]).save(out)
-        print(out)
+        print(printable(str(out)))
         return
     from induction_memory.views.report import report as make
 
@@ -58,7 +58,7 @@ def report(
         progress=None if quiet else lambda message: print(message, file=sys.stderr),
     )
     page.save(out)
-    print(out)
+    print(printable(str(out)))
 
 
 def _holds_runs(folder: Path) -> bool:

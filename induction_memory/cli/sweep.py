@@ -6,7 +6,7 @@ from typing import Annotated
 
 import tyro
 
-from induction_memory.errors import InputError
+from induction_memory.errors import InputError, printable
 
 
 def sweep(
@@ -39,7 +39,7 @@ def sweep(
     ended = start(file, out, workers=workers, scheduler=scheduler, quiet=quiet)
     if not quiet:
         before = f", {len(ended.skipped)} done before" if ended.skipped else ""
-        print(f"{len(ended.done)} runs trained{before}, {len(ended.failed)} failed, in {out}")
+        print(f"{len(ended.done)} runs trained{before}, {len(ended.failed)} failed, in {printable(str(out))}")
     for error in dict.fromkeys(ended.failed.values()):
         names = [name for name in ended.failed if ended.failed[name] == error]
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""

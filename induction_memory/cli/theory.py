@@ -6,6 +6,7 @@ from typing import Annotated
 
 import tyro
 
+from induction_memory.errors import printable
 from induction_memory.tables import show
 
 COLUMNS = ("check", "statement", "predicted", "measured", "tolerance", "result")
@@ -32,6 +33,6 @@ def theory(checks: Annotated[tuple[str, ...], tyro.conf.Positional] = (), /, out
     counts = ", ".join(f"{found.count(result)} {result}" for result in reversed(order) if result in found)
     print(f"\n{len(found)} statements: {counts}")
     if out is not None:
-        print(out)
+        print(printable(str(out)))
     if not bool(table["expected"].all()):
         sys.exit(1)

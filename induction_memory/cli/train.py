@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import tyro
 
 from induction_memory.cli.arguments import this_command
-from induction_memory.errors import InputError, require
+from induction_memory.errors import InputError, printable, require
 
 Settings = Annotated[
     tuple[tuple[str, ...], ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="PART.FIELD=VALUE ...")
@@ -54,7 +54,7 @@ def train(
 
         run = start(config, out, resume=resume, quiet=quiet, log=log, command=this_command())
     if not quiet:
-        print(f"{len(run.steps)} checkpoints, steps {run.steps[0]} to {run.steps[-1]}, in {out}")
+        print(f"{len(run.steps)} checkpoints, steps {run.steps[0]} to {run.steps[-1]}, in {printable(str(out))}")
 
 
 def _settings(groups: tuple[tuple[str, ...], ...]) -> list[str]:

@@ -3,6 +3,7 @@
 import sys
 
 from induction_memory.cli.arguments import Run
+from induction_memory.errors import printable
 
 
 def verify(run: Run, /) -> None:
@@ -19,4 +20,4 @@ def verify(run: Run, /) -> None:
         print(line, file=sys.stderr)
     if damaged:
         sys.exit(1)
-    print(f"{run}: every checksum holds")
+    print(f"{printable(run)}: every checksum holds")

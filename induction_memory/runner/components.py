@@ -187,7 +187,7 @@ class Graph:
     def head(self, head: Any, field: str = "heads") -> str:
         """The name of a head given as `L2H1` or as (layer, head), both from 1."""
         pair = isinstance(head, tuple | list) and len(head) == 2
-        name = "L{}H{}".format(*head) if pair else head
+        name = "L{}H{}".format(*head) if pair else str(head)
         require(name in self.heads, field, f"heads out of {', '.join(self.heads)}", repr(head))
         return name
 
