@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from induction_memory.model.build import build
+from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.sampler import sample, step_rng
