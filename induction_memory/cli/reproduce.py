@@ -12,7 +12,7 @@ from induction_memory.tables import Format, show
 if TYPE_CHECKING:
     import pandas as pd
 
-COLUMNS = ("claim", "measure", "value", "threshold", "verdict", "source")
+COLUMNS = ("claim", "measure", "whose", "value", "error", "threshold", "verdict", "source")
 
 
 def reproduce(
@@ -72,7 +72,8 @@ def _check(format: Format) -> None:
 
 
 def _worst_first(verdicts: "pd.DataFrame") -> "pd.DataFrame":
-    """What has no run or does not hold comes first."""
-    order = ["no run", "does not hold", "holds"]
-    ranked = verdicts.assign(rank=[order.index(verdict) for verdict in verdicts["verdict"]])
+    """What has no run or does not hold comes first, then what is undecided."""
+    from induction_memory.reproduction.claims import VERDICTS
+
+    ranked = verdicts.assign(rank=[VERDICTS.index(verdict) for verdict in verdicts["verdict"]])
     return ranked.sort_values("rank", kind="stable").drop(columns="rank")

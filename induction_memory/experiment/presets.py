@@ -5,8 +5,8 @@ Hyper-parameters are those of the paper's Appendix E where it gives them; moment
 the step size of Figures 10 and 11, the dimensions and step sizes of Figure 8. The vanilla transformers of Figures 2 and
 11 warm up for 30 steps: at the paper's step size of 0.2 from the first step on, those with random triggers diverge
 within 15. Experiments on other tasks are in `other_tasks.py`.
-`demo`, `heads` and `graft-*` are no panels: a first look and a comparison of many seeds, both in smaller batches, and a
-test of a cause (`reproduction/claims/causes.py`).
+`demo`, `heads` and `late-keys-*` are no panels: a first look, a comparison of many seeds, and a test of why keys come
+late with one trigger, all three in smaller batches.
 """
 
 from dataclasses import dataclass, replace
@@ -150,9 +150,13 @@ PRESETS: dict[str, Preset] = {
         _train(replace(_VANILLA, model=ModelConfig.full(n_heads=4)), steps=400),
     ),
     **{
-        f"graft-k{k}": Preset(
-            f"figure-4-k{k}-random with a W_O2 that was learned with K = 3, grafted at the start and held",
-            _train(_task(_WHOLE, k=k), steps=300, grafts=("W_O2=random-triggers@330",), freeze=("W_O2: 0..",)),
+        f"late-keys-k{k}": Preset(f"{k} random triggers at T = 64, in batches of 128", quick(_task(_WHOLE, k=k)))
+        for k in (1, 5)
+    },
+    **{
+        f"late-keys-k{k}-grafted": Preset(
+            f"late-keys-k{k} with a W_O2 that was learned with three triggers, grafted at the start and held",
+            _train(quick(_task(_WHOLE, k=k)), grafts=("W_O2=random-triggers@330",), freeze=("W_O2: 0..",)),
         )
         for k in (1, 5)
     },

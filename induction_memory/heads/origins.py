@@ -77,7 +77,8 @@ def agreement(a: Float[np.ndarray, " head"], b: Float[np.ndarray, " head"]) -> t
     """A, C and B of two runs."""
     by_chance = np.abs(a[:, None] - b[None, :]).sum() / len(a)
     least = np.abs(np.sort(a) - np.sort(b)).sum()
-    return tuple(1 - float(distance) / 2 for distance in (np.abs(a - b).sum(), by_chance, least))
+    measured = np.abs(a - b).sum()
+    return 1 - float(measured) / 2, 1 - float(by_chance) / 2, 1 - float(least) / 2
 
 
 def answer(row: Mapping[str, Any]) -> str:

@@ -51,10 +51,11 @@ class Audit:
     def summary(self) -> str:
         """One line: how many rows hold, and where their numbers come from."""
         verdicts, sources = (self.verdicts[column].tolist() for column in ("verdict", "source"))
+        words = {"does not hold": "do not", "undecided": "undecided", "no run": "without a run"}
         parts = [f"{verdicts.count('holds')} of {len(verdicts)} measurements hold"]
-        parts += [f"{verdicts.count(other)} {other}" for other in ("does not hold", "no run") if other in verdicts]
+        parts += [f"{verdicts.count(other)} {word}" for other, word in words.items() if other in verdicts]
         parts += [f"{sources.count(source)} {source}" for source in SOURCES if source in sources]
-        return ", ".join(parts).replace("does not hold", "do not") + f"; {len(self.problems)} problems"
+        return ", ".join(parts) + f"; {len(self.problems)} problems"
 
     @property
     def problems(self) -> list[str]:
@@ -99,6 +100,10 @@ class AuditedRecord(Record):
     def final(self, name: str) -> float:
         self._note({"last"})
         return super().final(name)
+
+    def final_error(self, name: str) -> tuple[float, str]:
+        self._note({"last"})
+        return super().final_error(name)
 
     def _note(self, parts: set[str]) -> None:
         if not parts <= self.anew:
@@ -174,7 +179,7 @@ def _audited(kept: Record, anew: Record | None, reads: list[str]) -> AuditedReco
     probes = kept.probes.copy()
     probes.loc[anew.probes.index, anew.probes.columns] = anew.probes
     rows = {f"row {probes.index.get_loc(step)}" for step in anew.probes.index}
-    fresh = known | {"metrics": anew.metrics, "last": anew.last, "probes": probes}
+    fresh = known | {"metrics": anew.metrics, "last": anew.last, "errors": anew.errors, "probes": probes}
     return AuditedRecord(**fresh, anew=frozenset({"metrics", "last", *rows}), sealed_reads=reads)
 
 

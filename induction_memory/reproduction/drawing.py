@@ -20,7 +20,7 @@ from induction_memory.figures.maps import Panel, induction_maps
 from induction_memory.figures.memories import memories
 from induction_memory.files import write_figure
 from induction_memory.reproduction import plan
-from induction_memory.reproduction.records import MissingRunError, Record, Records, tuned_run
+from induction_memory.reproduction.records import MissingRunError, Record, Records, tuned_runs
 from induction_memory.theory.first_step_recall import one_step as measure_one_step
 from induction_memory.trajectory.trajectory import Trajectory
 
@@ -92,7 +92,7 @@ def figure_8(given: Material) -> Figure:
     """Recall of W_O2 alone by dimension: with one step size, and with the best of several."""
     fixed = {d: given.records.one(f"figure-8-d{d}") for d in plan.DIMENSIONS if _has(given, f"figure-8-d{d}")}
     _require_one(fixed, f"figure-8-d{plan.DIMENSIONS[0]}")
-    tuned = {d: tuned_run(given.records, d) for d in fixed}
+    tuned = {d: tuned_runs(given.records, d)[0] for d in fixed}
     curves = [{d: pd.Series(run.probes["W_O2"]) for d, run in runs.items()} for runs in (fixed, tuned)]
     step_sizes = {d: run.config.train.learning_rate for d, run in tuned.items()}
     return dimension(curves[0], curves[1], step_sizes, note=given.note)

@@ -2,11 +2,14 @@
 
 import textwrap
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pandas as pd
 
 from induction_memory.reproduction import plan
 from induction_memory.reproduction.claims import CLAIMS, DAGGER
+from induction_memory.reproduction.claims.history import REMOVED
+from induction_memory.reproduction.claims.reading import ELSEWHERE, NOT_MEASURED
 from induction_memory.reproduction.drawing import FIGURES
 from induction_memory.reproduction.plan import Scale
 from induction_memory.reproduction.records import Record, Records
@@ -24,18 +27,24 @@ def page(
     reasons: Mapping[int, str],
 ) -> str:
     """The page; `pictures` are the figures that were drawn, `reasons` why the others were not."""
-    counts = verdicts["verdict"].value_counts()
-    words = {"holds": "hold", "does not hold": "do not hold", "no run": "have no run"}
-    summary = ", ".join(f"{counts[verdict]} {word}" for verdict, word in words.items() if verdict in counts)
     parts = [
         f"# The paper's figures and claims, {'at its own scale' if scale == 'paper' else 'at a reduced scale'}",
         _wrap(f"Written by `induction-memory reproduce all --scale {scale}`. {_scale(scale)}"),
+        _wrap(_summary(verdicts)),
         _wrap(
-            f"Of {len(verdicts)} measurements of {verdicts['claim'].nunique()} claims, {summary}. No threshold was "
-            f"changed after its number was known. Measures with a dagger ({DAGGER}) were added after a first look at "
-            "the runs. Accuracy is the mean over the last 20 batches. Recalls are those of the last stored step; that "
-            "of W_K2 is among the triggers Q alone where they are fixed. Minutes are wall time on a shared two-core "
-            "machine with two runs at a time."
+            "A measurement *holds* if its value is beyond the threshold by more than its error, *does not hold* if it "
+            "misses by more, and is *undecided* in between. The error is half of a 95 % interval. It is over seeds, "
+            "with the spread between the three seeds of Figure 3 (the only figure with repetitions of whole runs) if "
+            "there is one run, over repeated draws, over sequences or associations at the last step, or over the steps "
+            "of a curve. Measurements marked *ours* ask for something that the paper does not claim: a stricter "
+            "reading, or a cause. No threshold was changed after its number was known. Measures with a dagger "
+            f"({DAGGER}) were added after a first look at the runs. Those that were removed or replaced are listed at "
+            "the end, and so are the sentences of the paper that are checked on other pages or cannot be measured."
+        ),
+        _wrap(
+            "Accuracy is the mean over the last 20 batches. Recalls are those of the last stored step; that of W_K2 is "
+            "among the triggers Q alone where they are fixed. Minutes are wall time on a shared two-core machine with "
+            "two runs at a time."
         ),
     ]
     for figure in chosen:
@@ -45,9 +54,22 @@ def page(
             parts.append(f"![Figure {figure}]({pictures[figure]})")
         else:
             parts.append(f"Not drawn: {reasons[figure]}.")
-        parts += _claims(figure, scale, verdicts)
+        parts += _claims(figure, scale, verdicts, records)
         parts.append(_runs(figure, records))
+    parts += _removed() + _reading()
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _summary(verdicts: pd.DataFrame) -> str:
+    """How many measurements hold: the paper's claims, then what is asked for here."""
+    words = {"holds": "hold", "undecided": "are undecided", "does not hold": "do not hold"}
+    parts = []
+    for whose, called in (("paper", "the paper's claims"), ("ours", "our own")):
+        own = verdicts.loc[(verdicts["whose"] == whose).to_numpy(), "verdict"].tolist()
+        told = ", ".join(f"{own.count(verdict)} {word}" for verdict, word in words.items() if verdict in own)
+        parts.append(f"Of {len(own)} measurements of {called}, {told or 'none is there'}.")
+    missing = verdicts["verdict"].tolist().count("no run")
+    return " ".join(parts) + (f" {missing} have no run." if missing else "")
 
 
 def _scale(scale: Scale) -> str:
@@ -63,7 +85,7 @@ def _scale(scale: Scale) -> str:
     )
 
 
-def _claims(figure: int, scale: Scale, verdicts: pd.DataFrame) -> list[str]:
+def _claims(figure: int, scale: Scale, verdicts: pd.DataFrame, records: Records) -> list[str]:
     parts = []
     for claim in CLAIMS.values():
         own = verdicts.loc[(verdicts["claim"] == claim.name).to_numpy()]
@@ -72,11 +94,16 @@ def _claims(figure: int, scale: Scale, verdicts: pd.DataFrame) -> list[str]:
         quote = textwrap.fill(
             f'The paper: "{claim.says.rstrip(".")}."', 118, initial_indent="> ", subsequent_indent="> "
         )
-        rows = own.assign(value=own["value"].map(_number), verdict=own["verdict"].map(_bold))
-        table = markdown(rows[["measure", "value", "threshold", "verdict"]])
+        rows = own.assign(
+            measure=[_whose(row) for row in own.to_dict("records")],
+            value=own["value"].map(_number),
+            error=[_error(row) for row in own.to_dict("records")],
+            verdict=own["verdict"].map(_bold),
+        )
+        table = markdown(rows[["measure", "value", "error", "threshold", "verdict"]])
         parts += [f"### {claim.name}", quote, table, _wrap(f"Thresholds: {claim.reason}.")]
-        if scale == "paper" and claim.if_not and (own["verdict"] == "does not hold").any():
-            parts.append(_wrap(f"Explanation: {claim.if_not}."))
+        if scale == "paper" and claim.explain is not None and (own["verdict"] == "does not hold").any():
+            parts.append(_wrap(f"Explanation: {claim.explain(records)}"))
     return parts
 
 
@@ -110,6 +137,35 @@ def _last(record: Record, name: str) -> str:
         low, high = (float(probes[f"{name}_{end}"].iloc[-1]) for end in ("min", "max"))
         return f"{low:.2f} to {high:.2f} (heads)"
     return ""
+
+
+def _removed() -> list[str]:
+    rows = [(r.claim, r.measure, r.value, r.threshold, r.verdict, r.why) for r in REMOVED]
+    columns = ["claim", "measure", "last value", "threshold", "verdict", "why it went"]
+    about = "These measures were removed or replaced after their values were known. Their last values were:"
+    return ["## Measures that went", about, markdown(pd.DataFrame(rows, columns=columns))]
+
+
+def _reading() -> list[str]:
+    """The rest of the paper: one table of what is checked on other pages, one of what is not measured."""
+    parts = ["## The rest of the paper"]
+    for about, column, sentences in (
+        ("Checked on other pages:", "where", ELSEWHERE),
+        ("Not measured:", "why", NOT_MEASURED),
+    ):
+        rows = [(s.section, f'"{s.says}"', s.about) for s in sentences]
+        parts += [about, markdown(pd.DataFrame(rows, columns=["section", "the paper", column]))]
+    return parts
+
+
+def _whose(row: Mapping[str, Any]) -> str:
+    return f"{row['measure']} (ours)" if row["whose"] == "ours" else str(row["measure"])
+
+
+def _error(row: Mapping[str, Any]) -> str:
+    if pd.isna(row["error"]):
+        return "" if row["verdict"] == "no run" else "unknown"
+    return f"± {_number(row['error'])} {row['over']}".strip() if row["over"] else "exact"
 
 
 def _number(value: float) -> str:

@@ -31,6 +31,8 @@ SETTINGS = {
     "K=5, fixed rare": "figure-4-k5-fixed-rare",
 }
 OUTPUTS = {"uniform": "figure-4-uniform", "bigram": "figure-4-bigram"}
+LATE_KEYS = {k: f"late-keys-k{k}" for k in (1, 5)}
+GRAFTED = {k: f"late-keys-k{k}-grafted" for k in (1, 5)}
 DIMENSION = tuple(name for name in PRESETS if name.startswith("figure-8-"))
 DIMENSIONS = FIGURE_8_DIMENSIONS
 REALISTIC, FOUR_HEADS = "figure-10", "figure-11"
@@ -39,7 +41,7 @@ LETTERS = 40  # tokens of a sequence in an attention map
 FIGURES: dict[int, tuple[str, ...]] = {
     2: (*TWO_LAYERS.values(), *ONE_LAYER.values()),
     3: tuple(FREEZING.values()),
-    4: (*SETTINGS.values(), *OUTPUTS.values()),
+    4: (*SETTINGS.values(), *OUTPUTS.values(), *LATE_KEYS.values(), *GRAFTED.values()),
     5: tuple(SETTINGS.values()),
     6: tuple(OUTPUTS.values()),
     7: (OUTPUTS["uniform"],),
@@ -50,8 +52,8 @@ FIGURES: dict[int, tuple[str, ...]] = {
 }
 """Figure -> the presets it is drawn from. Figure 9 takes no training."""
 
-SEEDS = {3: 3}
-"""Independent repetitions of a figure's runs at the paper's scale; one where nothing is said."""
+SEEDS = dict.fromkeys(FREEZING.values(), 3) | {f"figure-8-d128-eta{eta:g}": 3 for eta in (6.4, 12.8, 25.6)}
+"""Independent repetitions of a preset's run at the paper's scale; one where nothing is said."""
 
 
 @dataclass(frozen=True)
@@ -93,11 +95,11 @@ def jobs(chosen: Sequence[int], scale: Scale) -> list[Job]:
     """The runs of these figures, none twice."""
     found: dict[str, Job] = {}
     for figure in chosen:
-        repetitions = 1 if scale == "quick" else SEEDS.get(figure, 1)
-        for seed in range(repetitions):
+        for seed in range(max(SEEDS.values())):
             for name in FIGURES[figure]:
-                job = Job(name, seed, _config(name, seed, scale), scale)
-                found.setdefault(job.name, job)
+                if seed < (1 if scale == "quick" else SEEDS.get(name, 1)):
+                    job = Job(name, seed, _config(name, seed, scale), scale)
+                    found.setdefault(job.name, job)
     return list(found.values())
 
 

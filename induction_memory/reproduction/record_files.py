@@ -35,6 +35,7 @@ def write(record: Record, folder: Path) -> None:
         "fingerprint": record.fingerprint,
         "config": record.config.to_dict(),
         "last": {name: _rounded(value) for name, value in record.last.items()},
+        "errors": {name: _rounded(value) for name, value in record.errors.items()},
     }
     write_file(folder / "metrics.csv", _csv(record.metrics, index=False))
     write_file(folder / "probes.csv", _csv(record.probes, index=True))
@@ -49,10 +50,13 @@ def read(folder: Path) -> Record:
         tables = pd.read_csv(folder / "probes.csv", index_col="step")
     except (OSError, ValueError) as error:
         raise InputError(f"{folder}: expected the record of a run ({', '.join(FILES)}), got {error}") from error
-    last = {name: float("nan") if value is None else value for name, value in about["last"].items()}
+    last, errors = (
+        {name: float("nan") if value is None else value for name, value in about.get(part, {}).items()}
+        for part in ("last", "errors")
+    )
     config, seconds = RunConfig.from_dict(about["config"]), about["seconds"]
     spent = None if seconds is None else float(seconds)
-    return Record(about["name"], config, about["command"], spent, about["fingerprint"], metrics, tables, last)
+    return Record(about["name"], config, about["command"], spent, about["fingerprint"], metrics, tables, last, errors)
 
 
 def read_all(folder: Path) -> Records:

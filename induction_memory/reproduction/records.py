@@ -6,7 +6,7 @@ last step attention, prediction and the shape of the memories. Claims read it th
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
@@ -39,6 +39,8 @@ class Record:
     """One row per stored step, one column per recall."""
     last: Mapping[str, float]
     """What was measured at the last step alone."""
+    errors: Mapping[str, float] = field(default_factory=dict)
+    """Standard errors of some of these, as "NAME over WHAT"."""
 
     @property
     def steps(self) -> int:
@@ -60,6 +62,14 @@ class Record:
     def final(self, name: str) -> float:
         """A number of the last step."""
         return self.last[name]
+
+    def final_error(self, name: str) -> tuple[float, str]:
+        """The standard error of a number of the last step, and what it is over; unknown if it was not measured."""
+        for key, error in self.errors.items():
+            measure, _, over = key.partition(" over ")
+            if measure == name:
+                return error, over
+        return float("nan"), ""
 
     def row(self, step: int | None) -> int:
         """The row of the stored step nearest to the given one; the last row by default."""
@@ -117,9 +127,9 @@ class Records(Mapping[str, Record]):
         return found
 
 
-def tuned_run(records: Records, d: int) -> Record:
-    """Among Figure 8's runs in dimension d that are there, the one with the highest mean recall."""
-    there = [records.one(name) for name in plan.step_sizes(d).values() if f"{name}-seed-0" in records]
+def tuned_runs(records: Records, d: int) -> list[Record]:
+    """Figure 8's runs in dimension d with the step size of the highest mean recall: every repetition that is there."""
+    there = [name for name in plan.step_sizes(d).values() if f"{name}-seed-0" in records]
     if not there:
         raise MissingRunError(f"figure-8-d{d}-seed-0")
-    return max(there, key=lambda run: run.mean_recall("W_O2"))
+    return records.of(max(there, key=lambda name: np.mean([run.mean_recall("W_O2") for run in records.of(name)])))

@@ -2,7 +2,8 @@
 
 The steps divide the path of the curves (in-context accuracy and the recalls) evenly. The length of the path is the sum
 over stored steps of the largest change in any curve, plus a small term for elapsed steps, so that flat stretches keep
-some steps too.
+some steps too. The optimiser's state of the last step ships as well where the run has kept it: a copy of what ships can
+then be given more steps (`induction-memory train PRESET --out COPY --set train.steps=N --resume`).
 """
 
 import shutil
@@ -77,7 +78,9 @@ def ship(runs: Path, out: Path = SHIPPED) -> list[str]:
                 continue
             shutil.rmtree(out / name)
         chosen = telling_steps(record.probes.index.to_numpy(), _curves(record), what.steps)
-        thin(load(runs / "paper" / record.name), out / name, chosen.tolist())
+        run = load(runs / "paper" / record.name)
+        resumable = run.source.optimizer(int(run.steps[-1])) is not None
+        thin(run, out / name, chosen.tolist(), keep_optimizer="last" if resumable else False)
         written.append(name)
     write_file(out / "README.md", index(out))
     return written

@@ -65,21 +65,28 @@ def one_step_recall(contrasts: Float[Tensor, "vocab vocab"], V: Float[Tensor, "v
     return recall(scored).item()
 
 
+def repeated(
+    score: Callable[[Tensor, Tensor], float] = one_step_recall, task: BigramTask | None = None, repeats: int = 4
+) -> Float[np.ndarray, "repeat dimension batches"]:
+    r"""$R_1$ for several draws of data and embeddings; the last dimension is infinite (orthonormal embeddings)."""
+    task = BigramTask() if task is None else task
+    draws = []
+    for repeat in range(repeats):
+        generator = torch.Generator().manual_seed(repeat)
+        contrasts = [stats.contrasts for stats in _accumulate(task, np.random.default_rng(repeat))]
+        embedded = [_remapped(task.vocab_size, d, generator) for d in (*DIMENSIONS, None)]
+        draws.append([[score(table, V) for table in contrasts] for V in embedded])
+    return np.array(draws)
+
+
 def one_step(
     score: Callable[[Tensor, Tensor], float] = one_step_recall, task: BigramTask | None = None, repeats: int = 4
 ) -> Result:
     r"""$R_1$ for batches of 32 sequences of 256 tokens of tiny Shakespeare with $K = 5$ random triggers and uniform
     outputs, against the dimension and the number of batches; mean over four draws of data and embeddings. With
     exactly orthonormal embeddings ($d = \infty$) only the data limits it."""
-    task = BigramTask() if task is None else task
     columns: tuple[int | None, ...] = (*DIMENSIONS, None)
-    grid = np.zeros((len(columns), len(BATCHES)))
-    for repeat in range(repeats):
-        generator = torch.Generator().manual_seed(repeat)
-        contrasts = [stats.contrasts for stats in _accumulate(task, np.random.default_rng(repeat))]
-        for row, d in zip(grid, columns, strict=True):
-            V = _remapped(task.vocab_size, d, generator)
-            row += [score(table, V) / repeats for table in contrasts]
+    grid = repeated(score, task, repeats).mean(0)
     reached = {
         (d, n): float(value)
         for d, row in zip(columns, grid, strict=True)

@@ -1,11 +1,11 @@
-"""A smaller trajectory out of a larger one: chosen steps, the metrics whole, no optimiser state.
+"""A smaller trajectory out of a larger one: chosen steps and the whole metrics, with the optimiser's state on request.
 
 Also turns a folder of plain state dicts into this package's format: thinned to all of its steps.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -30,13 +30,14 @@ def thin(
     out: str | Path,
     steps: Sequence[int] | None = None,
     *,
-    keep_optimizer: bool = False,
+    keep_optimizer: bool | Literal["last"] = False,
     keep_norms: bool = True,
     command: str | None = None,
 ) -> Trajectory:
     """Write the chosen steps of a run (all of them when not given) as a finished trajectory to the folder `out`.
 
-    Without `keep_norms` the metrics lack the norms of weights and gradients, most of their size in a small model.
+    With the optimiser's state of its last step (`keep_optimizer="last"`, or True for every chosen step that has one), a
+    copy with the run's last step can be lengthened as the run itself can. Without `keep_norms` the metrics lack the norms of weights and gradients, most of their size in a small model.
 
     If it is killed on its way, it can be called again: `out` counts as empty until it is whole.
     """
@@ -44,12 +45,14 @@ def thin(
     folder, source = require_folder(out), run.source
     require(may_begin(folder), "out", "a new or an empty folder", repr(str(folder)))
     chosen = sorted(set(run.resolve_all(steps)))
-    states = {step: state for step in chosen if keep_optimizer and (state := source.optimizer(step)) is not None}
-    require(bool(states) or not keep_optimizer, "keep_optimizer", "steps whose optimiser state is stored", "none")
+    asked = chosen[-1:] if keep_optimizer == "last" else chosen if keep_optimizer else []
+    states = {step: state for step in asked if (state := source.optimizer(step)) is not None}
+    require(bool(states) or not asked, "keep_optimizer", "steps whose optimiser state is stored", "none")
     initial = run.initial()
     with locked(folder):
         require(may_begin(folder), "out", "a new or an empty folder", repr(str(folder)))
-        pieces, rows = _write_weights(source, folder, chosen), source.rows()
+        pieces = _write_weights(source, folder, chosen)
+        rows = [row | {"checkpoint": row["step"] in chosen} if "checkpoint" in row else row for row in source.rows()]
         if not keep_norms:
             rows = [{name: value for name, value in row.items() if "_norm_" not in name} for row in rows]
         if states:

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 from induction_memory.reproduction.claims import CLAIMS
+from induction_memory.reproduction.claims.reading import ELSEWHERE, NOT_MEASURED
 
 SEALED = Path(__file__).with_suffix(".json")
 LEFT_OUT = "[...]"
@@ -39,15 +40,21 @@ def seal(passage: str) -> str:
     return hashlib.sha256(passage.encode()).hexdigest()
 
 
+def quoted() -> dict[str, str]:
+    """Name -> quotation: of the claims, and of the sentences that are checked elsewhere or not at all."""
+    rest = {" ".join(sentence.says.split()[:6]): sentence.says for sentence in (*ELSEWHERE, *NOT_MEASURED)}
+    return {claim.name: claim.says for claim in CLAIMS.values()} | rest
+
+
 def missing(source: str) -> list[str]:
-    """The claims that quote what the source does not say."""
+    """The names of quotations that the source does not have."""
     paper = of_latex(source)
-    return [claim.name for claim in CLAIMS.values() if not all(part in paper for part in passages(claim.says))]
+    return [name for name, says in quoted().items() if not all(part in paper for part in passages(says))]
 
 
 if __name__ == "__main__":
     source = Path(sys.argv[1]).read_text(encoding="utf-8")
     paper = of_latex(source)
-    found = {claim.name: [seal(p) for p in passages(claim.says) if p in paper] for claim in CLAIMS.values()}
+    found = {name: [seal(p) for p in passages(says) if p in paper] for name, says in quoted().items()}
     SEALED.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     print(f"not in the paper: {', '.join(missing(source)) or 'none'}")

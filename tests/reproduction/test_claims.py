@@ -11,13 +11,17 @@ import pytest
 import torch
 
 from induction_memory import probes
-from induction_memory.reproduction import plan
+from induction_memory.reproduction import plan, record_files
 from induction_memory.reproduction.claims import CLAIMS, check
-from induction_memory.reproduction.claims.distributions import learned
+from induction_memory.reproduction.claims.claim import at_least, at_most, near
+from induction_memory.reproduction.claims.curves import learned
+from induction_memory.reproduction.claims.estimate import Estimate
+from induction_memory.reproduction.claims.reading import ELSEWHERE, NOT_MEASURED
 from induction_memory.reproduction.measurement import diagonals
 from induction_memory.reproduction.records import Record, Records
 from induction_memory.task.sampler import sample, step_rng
 from induction_memory.trajectory import load
+from induction_memory.trajectory.search import SHIPPED
 from tests.reproduction import quotations
 
 STEPS = np.arange(0, 601, 10)
@@ -35,7 +39,11 @@ LAST = {
     "W_K2_diagonal_spread": 0.7,
     "effective_heads_previous-token": 1.1,
     "effective_heads_induction": 3.2,
+    "accuracy_in_context_late": 0.5,
+    "W_O2_diagonal_frequency": 0.0,
+    "W_K1_first64_sir": 5.0,
 }
+ERRORS = {f"{name} over sequences": 0.001 for name in LAST}
 
 
 def rise(half: float, height: float = 1.0, after: float = 0.0) -> np.ndarray:
@@ -63,7 +71,7 @@ def record(name: str, accuracy: float = 0.97, **changes) -> Record:
         }
     )
     probes = pd.DataFrame(curves | changes, index=pd.Index(STEPS, name="step"))
-    return Record(name, JOBS[0].config, "", 0.0, "", metrics, probes, dict(LAST))
+    return Record(name, JOBS[0].config, "", 0.0, "", metrics, probes, dict(LAST), ERRORS)
 
 
 def set_metric(run: Record, column: str, values: np.ndarray) -> Record:
@@ -94,14 +102,16 @@ def fitting() -> dict[str, Record]:
     put("figure-4-k5-fixed-rare", slower)
     late_keys = record("", W_K2=rise(200), W_K1_first64=rise(200))
     put("figure-4-k5-random", set_metric(late_keys, "accuracy_in_context", rise(150, 0.97)))
-    put("figure-4-k5-fixed-frequent", record("", W_K2_triggers=rise(50)))
+    put("figure-4-k5-fixed-frequent", record("", W_K2_triggers=rise(50), W_O2=rise(100)))
+    put("late-keys-k1", record("", W_K2=late, W_K1_first64=late))
     worse = record("", W_O2=rise(200), W_K2=rise(250))
     put("figure-4-bigram", set_metric(worse, "out_of_distribution_accuracy", rise(100, 0.6)))
     falling, rising = np.where(STEPS < 300, rise(40), 0.95), np.where(STEPS < 300, 2 - rise(20), 1.2)
     put("figure-4-uniform", record("", W_O2=falling, W_F_kl=rising, W_F_kl_reverse=rising))
+    put("figure-10", record("", W_O2=falling))
     for d in plan.DIMENSIONS:
         for size, preset in plan.step_sizes(d).items():
-            half = 6400 / d if size == 0.2 else 640 / d if size == 3.2 else 1e4
+            half = 6400 / d if size == 0.2 else 640 / d if size == 12.8 else 1e4
             put(preset, record("", W_O2=np.clip(STEPS / (2 * half), 0, 1)))
     return runs
 
@@ -115,7 +125,6 @@ BREAKS = {
     "output-alone": ("figure-3-freeze-keys", lambda r: record(r.name)),
     "near-perfect": ("figure-3", lambda r: record(r.name, 0.5)),
     "second-before-first": ("figure-3-freeze-second-key", lambda r: record(r.name, W_K1_first64=rise(10))),
-    "top-down": ("figure-3", lambda r: record(r.name, W_K2=rise(200))),
     "early-positions": ("figure-3", lambda r: record(r.name, W_K1_first64=rise(250, 0.4))),
     "global-first": ("figure-4-k1-random", lambda r: set_metric(r, "loss_global", 4 - rise(250))),
     "output-first": ("figure-4-uniform", lambda r: record(r.name, W_K2=rise(20))),
@@ -134,7 +143,10 @@ BREAKS = {
 def test_every_claim_holds_where_it_should():
     table = check(Records(list(fitting().values())))
     assert set(table["claim"]) == set(CLAIMS)
-    assert table.loc[table["verdict"] != "holds"].empty
+    others = table.loc[table["verdict"] != "holds"]
+    # measured for real, in four draws that differ too much for a verdict
+    assert others["measure"].tolist() == ["R_1 at d = 16 after 128 batches: too few dimensions"]
+    assert others["verdict"].tolist() == ["undecided"]
 
 
 @pytest.mark.parametrize("name", BREAKS)
@@ -149,6 +161,16 @@ def test_every_claim_that_needs_runs_can_be_broken():
     assert set(BREAKS) == set(CLAIMS) - {"one-step-suffices"}
 
 
+def test_what_is_within_its_error_of_the_threshold_is_undecided():
+    for value, verdict in ((0.96, "holds"), (0.92, "undecided"), (0.88, "undecided"), (0.84, "does not hold")):
+        assert at_least("", 0.9, Estimate(value, 0.05, "")).verdict == verdict
+        assert at_most("", -0.9, Estimate(-value, 0.05, "")).verdict == verdict
+    for value, verdict in ((0.04, "holds"), (-0.07, "undecided"), (0.12, "undecided"), (-0.2, "does not hold")):
+        assert near("", 0.0, Estimate(value, 0.05, ""), 0.1).verdict == verdict
+    assert at_least("", 0.9, Estimate(2.0, float("nan"), "")).verdict == "undecided"
+    assert at_least("", 0.9, Estimate(0.9, 0.0, "")).verdict == "holds"
+
+
 def test_a_claim_without_its_run_says_which():
     runs = fitting()
     del runs["figure-10-seed-0"]
@@ -161,10 +183,13 @@ def test_a_claim_without_its_run_says_which():
 
 def test_means_are_taken_over_seeds():
     runs = fitting()
-    changed = LAST | {"effective_heads_induction": 2.2}
-    runs["figure-11-seed-1"] = replace(runs["figure-11-seed-0"], name="figure-11-seed-1", last=changed)
-    found = check(Records(list(runs.values())), ["heads-share"])
-    assert found["value"].iloc[1] == pytest.approx((3.2 + 2.2) / 2)
+    runs["figure-3-seed-1"] = record("figure-3-seed-1", 0.91)
+    found = check(Records(list(runs.values())), ["near-perfect"])
+    one = check(Records([run for name, run in runs.items() if name.endswith("seed-0")]), ["near-perfect"])
+    assert found["value"].iloc[0] == pytest.approx((0.97 + 0.91 + 0.97) / 3)
+    assert one["value"].iloc[0] == pytest.approx(0.97)
+    assert found["error"].iloc[1] == pytest.approx(one["error"].iloc[1] / np.sqrt(3))
+    assert (found["over"].iloc[0], one["over"].iloc[0]) == ("seeds", "seeds (1 run)")
 
 
 def test_a_loss_is_learned_at_nine_tenths_of_its_fall():
@@ -182,12 +207,30 @@ def test_every_claim_belongs_to_a_figure_and_gives_its_reason():
     assert [claim.figure for claim in CLAIMS.values()] == sorted(claim.figure for claim in CLAIMS.values())
 
 
-@pytest.mark.parametrize("name", CLAIMS)
-def test_a_quotation_is_one_that_was_found_in_the_paper(name):
+def test_quotations_are_those_that_were_found_in_the_paper():
     sealed = json.loads(quotations.SEALED.read_text(encoding="utf-8"))
-    parts = quotations.passages(CLAIMS[name].says)
-    assert all(len(part) > 20 for part in parts)
-    assert [quotations.seal(part) for part in parts] == sealed[name]
+    assert set(sealed) == set(quotations.quoted())
+    for name, says in quotations.quoted().items():
+        parts = quotations.passages(says)
+        assert all(len(part) > 20 for part in parts)
+        assert [quotations.seal(part) for part in parts] == sealed[name]
+
+
+def test_pages_where_other_sentences_are_checked_have_their_headings():
+    root = Path(__file__).parents[2]
+    for sentence in ELSEWHERE:
+        page, _, heading = sentence.about.partition(", ")
+        assert f"## {heading}" in (root / page).read_text(encoding="utf-8") if heading else (root / page).is_file()
+    assert all(sentence.about for sentence in NOT_MEASURED)
+
+
+def test_every_measure_that_does_not_hold_in_what_ships_is_explained_by_numbers():
+    records = record_files.read_all(SHIPPED / record_files.FOLDER)
+    table = check(records)
+    for name in set(table.loc[table["verdict"] == "does not hold", "claim"]):
+        explain = CLAIMS[name].explain
+        assert explain is not None, name
+        assert any(character.isdigit() for character in explain(records))
 
 
 def test_quotations_stand_in_the_paper():
@@ -219,7 +262,8 @@ def test_why_the_diagonals_miss_their_marks():
 
     def verdicts(step: int) -> list[str]:
         last = diagonals(run, step) | sizes.loc[step].to_dict()
-        record = Record(f"{plan.OUTPUTS['uniform']}-seed-0", run.config, "", None, "", run.metrics, sizes, last)
+        exact = {f"{name} over pairs": 0.0 for name in last}
+        record = Record(f"{plan.OUTPUTS['uniform']}-seed-0", run.config, "", None, "", run.metrics, sizes, last, exact)
         return check(Records([record]), ["diagonals"])["verdict"].tolist()
 
     middle = [step for step in run.steps.tolist() if 230 <= step <= 440]

@@ -508,19 +508,38 @@ def test_what_would_not_be_the_same_run_is_not_lengthened(tmp_path):
     def without_optimizer(config, folder, quiet):
         thin(start(config, tmp_path / "whole", quiet=quiet), folder)
 
-    def with_few_steps(config, folder, quiet):
-        thin(load(tmp_path / "whole"), folder, [2, 8], keep_optimizer=True)
-
     def thinned(config, folder, quiet):
         thin(start(config, tmp_path / "grafted", quiet=quiet), folder, keep_optimizer=True)
 
     refuses("its cosine decay ends at step 8", schedule="cosine")
     refuses("'log 3' keeps other steps before 8 then", checkpoints="log 3")
     refuses("it was kept without its optimiser's state", without_optimizer)
-    refuses("some of its steps were left out", with_few_steps)
     refuses("it was kept without what it grafts", thinned, grafts=(f"W_O2={tmp_path / 'whole'}@8 from 5",))
     with pytest.raises(InputError, match=r"^train\.steps: expected 8, as in the run to resume, got 6$"):
         start(tiny(steps=6), tmp_path / "whole", resume=True, quiet=True)
+
+
+@pytest.mark.parametrize("kept", ["last", True])
+def test_a_thinned_copy_with_the_optimisers_state_is_lengthened_to_the_bits_of_the_uninterrupted_run(tmp_path, kept):
+    short, long = (tiny(steps=steps, checkpoints="every 2") for steps in (8, 14))
+    expected = start(long, tmp_path / "long", quiet=True)
+    thin(start(short, tmp_path / "short", quiet=True), tmp_path / "copy", [0, 4, 8], keep_optimizer=kept)
+    found = start(long, tmp_path / "copy", resume=True, quiet=True)
+    assert found.steps.tolist() == [0, 4, 8, 10, 12, 14]
+    for step in found.steps.tolist():
+        for name, value in expected.state(step).items():
+            assert torch.equal(found.state(step)[name], value)
+    ours, theirs = (run.metrics.drop(columns=["checkpoint"]) for run in (found, expected))
+    same = [name for name in theirs if "seconds" not in name and "crc32" not in name]
+    assert ours[same].equals(theirs[same])
+    assert verify(tmp_path / "copy") == []
+
+
+def test_a_copy_that_shipped_without_its_optimisers_state_is_not_lengthened(tmp_path):
+    shutil.copytree(load("induction-alone").path, tmp_path / "copy")
+    longer = load(tmp_path / "copy").config.with_settings(["train.steps=700"])
+    with pytest.raises(InputError, match="got 700: some of its steps were left out"):
+        start(longer, tmp_path / "copy", resume=True, quiet=True)
 
 
 def test_a_damaged_run_is_not_lengthened(tmp_path):

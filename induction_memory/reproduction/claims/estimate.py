@@ -1,0 +1,122 @@
+"""A measured number with its uncertainty.
+
+The error of an estimate is half of its 95 % interval. Where it comes from:
+
+    seeds       t * s / sqrt(n) for the mean of n runs. s is the spread between seeds, and Figure 3 has the only
+                repetitions of whole runs: s is pooled over its five settings (`SEED_SPREAD`), 10 degrees of freedom.
+                A measure of a single run has n = 1. The spread of an accuracy p goes with sqrt(p (1 - p)), as that of
+                any share of independent answers does.
+    draws       t * s / sqrt(n) for n repetitions of the measurement itself, with their own spread
+    sequences   of the last step: the spread over batches of fresh sequences
+    pairs       of the last step: bootstrap over the associations of a memory
+    steps       bootstrap over the steps of a training curve (its noise is drawn anew)
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+from scipy.stats import t as student
+
+from induction_memory.reproduction.records import Record
+
+LEVEL = 0.95
+SEED_SPREAD = {"accuracy": 0.0175, "mean accuracy": 0.0081, "recall": 0.0264, "mean recall": 0.0175}
+"""Standard deviation between seeds in Figure 3 (`measured_spread`): of the accuracy at a step, of its mean over
+training, and the same of a recall. That of the accuracy is in units of sqrt(p (1 - p))."""
+SPREAD_FREEDOM = 10
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value, half of its 95 % interval, and what the interval is over."""
+
+    value: float
+    error: float
+    over: str
+
+    def __sub__(self, other: "Estimate") -> "Estimate":
+        return Estimate(self.value - other.value, math.hypot(self.error, other.error), self.over)
+
+    def __truediv__(self, other: "Estimate") -> "Estimate":
+        """The quotient; errors are propagated to first order."""
+        if other.value == 0:
+            return Estimate(math.nan, math.nan, self.over)
+        value = self.value / other.value
+        return Estimate(value, math.hypot(self.error, value * other.error) / abs(other.value), self.over)
+
+
+def over_seeds(values: Sequence[float], kind: str) -> Estimate:
+    """The mean over runs of a number of that kind, with the spread between seeds of Figure 3."""
+    n, mean = len(values), float(np.mean(values))
+    unit = math.sqrt(max(mean * (1 - mean), 0.0)) if kind == "accuracy" else 1.0
+    error = _quantile(SPREAD_FREEDOM) * SEED_SPREAD[kind] * unit / math.sqrt(n)
+    return Estimate(mean, error, "seeds" if n > 1 else "seeds (1 run)")
+
+
+def over_draws(values: Sequence[float] | Float[np.ndarray, " draw"]) -> Estimate:
+    """The mean over repetitions, with their own spread; unknown for a single one."""
+    n = len(values)
+    error = _quantile(n - 1) * float(np.std(values, ddof=1)) / math.sqrt(n) if n > 1 else math.nan
+    return Estimate(float(np.mean(values)), error, f"{n} draws")
+
+
+def pooled(values: Sequence[float], repeated: Sequence[Sequence[float]]) -> Estimate:
+    """The mean of some runs, with the spread that repetitions of similar runs have; unknown if there are none."""
+    freedom = sum(len(some) - 1 for some in repeated)
+    if freedom == 0:
+        return Estimate(float(np.mean(values)), math.nan, "")
+    spread = math.sqrt(sum(float(np.var(some)) * len(some) for some in repeated) / freedom)
+    return Estimate(float(np.mean(values)), _quantile(freedom) * spread / math.sqrt(len(values)), "seeds")
+
+
+def accuracy(runs: Sequence[Record], first: int | None = None, last: int | None = None) -> Estimate:
+    """In-context accuracy of the batches of some steps, of the last twenty by default."""
+    return over_seeds([run.accuracy(first, last) for run in runs], "accuracy")
+
+
+def mean_accuracy(runs: Sequence[Record]) -> Estimate:
+    """In-context accuracy, mean over training."""
+    return over_seeds([float(run.curve("accuracy_in_context")[1].mean()) for run in runs], "mean accuracy")
+
+
+def recall(runs: Sequence[Record], name: str, step: int | None = None) -> Estimate:
+    """A recall at a step, the last by default."""
+    return over_seeds([run.recall(name, step) for run in runs], "recall")
+
+
+def mean_recall(runs: Sequence[Record], name: str, until: int | None = None) -> Estimate:
+    """A recall, mean over training or until a step."""
+    return over_seeds([run.mean_recall(name, until) for run in runs], "mean recall")
+
+
+def final(run: Record, name: str) -> Estimate:
+    """A number of the last step, with the error that was measured beside it."""
+    error, over = run.final_error(name)
+    return Estimate(run.final(name), _quantile(math.inf) * error, over)
+
+
+def known(value: float) -> Estimate:
+    """A number that is exact for the runs at hand: a count."""
+    return Estimate(value, 0.0, "")
+
+
+def measured_spread(groups: Sequence[Sequence[Record]]) -> dict[str, float]:
+    """The spread between seeds, pooled over settings; of recalls also over three memories and three times."""
+    memories, steps = ("W_O2", "W_K2", "W_K1_first64"), (200, 300, None)
+    measures = {
+        "accuracy": [lambda run: math.asin(math.sqrt(run.accuracy())) * 2],  # of unit spread sqrt(p (1 - p))
+        "mean accuracy": [lambda run: run.curve("accuracy_in_context")[1].mean()],
+        "recall": [lambda run, name=name, step=step: run.recall(name, step) for name in memories for step in steps],
+        "mean recall": [lambda run, name=name: run.mean_recall(name) for name in memories],
+    }
+    return {
+        kind: math.sqrt(np.mean([np.var([of(run) for run in runs], ddof=1) for of in some for runs in groups]))
+        for kind, some in measures.items()
+    }
+
+
+def _quantile(freedom: float) -> float:
+    return float(student.ppf((1 + LEVEL) / 2, freedom))

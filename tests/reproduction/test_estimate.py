@@ -1,0 +1,59 @@
+"""Uncertainties of measured numbers."""
+
+import math
+
+import numpy as np
+import pytest
+
+from induction_memory.reproduction import plan, record_files
+from induction_memory.reproduction.claims.curves import from_extreme
+from induction_memory.reproduction.claims.estimate import (
+    SEED_SPREAD,
+    Estimate,
+    measured_spread,
+    over_draws,
+    over_seeds,
+    pooled,
+)
+from induction_memory.trajectory.search import SHIPPED
+
+
+def test_the_spread_between_seeds_is_that_of_figure_3():
+    records = record_files.read_all(SHIPPED / record_files.FOLDER)
+    found = measured_spread([records.of(name) for name in plan.FREEZING.values()])
+    assert found == pytest.approx(SEED_SPREAD, rel=0.02)
+
+
+def test_errors_of_differences_and_quotients_are_propagated():
+    a, b = Estimate(0.6, 0.03, "seeds"), Estimate(0.2, 0.04, "seeds")
+    assert ((a - b).value, (a - b).error) == pytest.approx((0.4, 0.05))
+    rng = np.random.default_rng(0)
+    draws = rng.normal(0.6, 0.003, 100_000) / rng.normal(0.2, 0.001, 100_000)
+    share = Estimate(0.6, 0.003, "") / Estimate(0.2, 0.001, "")
+    assert (share.value, share.error) == pytest.approx((3, draws.std()), rel=0.02)
+    assert math.isnan((a / Estimate(0, 0, "")).value)
+
+
+def test_an_interval_over_draws_covers_the_mean_as_often_as_it_says():
+    rng = np.random.default_rng(0)
+    found = [over_draws(rng.normal(size=4)) for _ in range(2000)]
+    assert np.mean([abs(one.value) <= one.error for one in found]) == pytest.approx(0.95, abs=0.02)
+    assert math.isnan(over_draws([1.0]).error)
+
+
+def test_a_pooled_spread_is_that_of_the_repetitions():
+    found = pooled([0.5], [[1, 3], [5, 5]])
+    assert found.error == pytest.approx(4.302653 * 1.0)  # t with 2 degrees of freedom, variance (2 + 0) / 2
+    assert math.isnan(pooled([0.5], []).error)
+
+
+def test_an_accuracy_of_one_has_no_spread():
+    assert over_seeds([1.0], "accuracy").error == 0
+    assert over_seeds([0.9], "accuracy").error > over_seeds([0.9] * 4, "accuracy").error > 0
+
+
+def test_the_way_from_the_extreme_has_the_noise_of_the_last_values():
+    values = np.array([0.2, 0.9, 0.5, 0.6, 0.5, 0.6, 0.5])
+    found = from_extreme(values)
+    assert (found.value, found.error) == pytest.approx((0.4, 2 * values[-5:].std(ddof=1)))
+    assert from_extreme(values, ratio=True).value == pytest.approx(2.5)
