@@ -4,6 +4,8 @@
     python analyses/multihead.py --no-train           tables and figures of the runs that are there
     python analyses/multihead.py --siblings 2         and seed 0 twice with other data, twice with other weights
     python analyses/multihead.py --name figure-11     the same in Figure 11's batches of 512: four times as long
+    python analyses/multihead.py --ship               and keep the tables in checkpoints/records/heads
+    python analyses/multihead.py --shipped            the page again from those, without any run
 
 What is trained is kept: an interrupted run goes on, a finished one is read. Each trains with one thread.
 """
@@ -12,10 +14,8 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is loaded: the processes share the cores
 
-import shlex
-import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
@@ -24,6 +24,9 @@ from induction_memory.experiment.presets import preset
 from induction_memory.sweep.estimate import cost
 from induction_memory.sweep.job import Job, path_of
 from induction_memory.sweep.loop import engine, work_off
+
+if TYPE_CHECKING:
+    from induction_memory.reproduction.head_tables import HeadStudy
 
 Settings = Annotated[
     tuple[tuple[str, ...], ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="PART.FIELD=VALUE ...")
@@ -41,6 +44,8 @@ def main(
     readings: int = 24,
     sequences: int = 32,
     train: bool = True,
+    ship: bool = False,
+    shipped: bool = False,
 ) -> None:
     """Train the runs that are missing, examine their heads, and write docs/heads.md.
 
@@ -55,11 +60,16 @@ def main(
         readings: steps of each run at which the heads are examined.
         sequences: sequences they are examined on.
         train: train what is missing.
+        ship: write the tables to the folder of records that ship.
+        shipped: make the page from those tables, and train nothing.
     """
     from induction_memory.heads import Identification, study
-    from induction_memory.heads.study_page import page
-    from induction_memory.reproduction.record_files import FOLDER, read
+    from induction_memory.reproduction import head_tables
     from induction_memory.trajectory.search import SHIPPED
+
+    if shipped:
+        _write_page(head_tables.read(SHIPPED / head_tables.FOLDER), docs)
+        return
 
     require(seeds >= 2, "seeds", "2 or more to compare", seeds)
     require(workers >= 1, "workers", "1 or more", workers)
@@ -82,14 +92,29 @@ def main(
     tables = [folder for run_name in runs if (folder := out / study.TABLES / run_name).joinpath("key").exists()]
     require(len(tables) >= 2, "out", f"two or more finished runs in {out}", len(tables))
     found = Identification.join([Identification.read(folder) for folder in tables])
-    accuracies = [study.last_accuracy(out / folder.name) for folder in tables]
-    last = read(SHIPPED / FOLDER / "figure-11-seed-0").last
-    figure_11 = {role: last[f"effective_heads_{role}"] for role in ("previous-token", "induction")}
-    command = shlex.join(["python", "analyses/multihead.py", *sys.argv[1:]])
-    study.draw(found, docs / "heads")
+    accuracies = {folder.name: study.last_accuracy(out / folder.name) for folder in tables}
+    made = head_tables.HeadStudy(found, config, _command(seeds, siblings, name), accuracies)
+    if ship:
+        head_tables.write(made, SHIPPED / head_tables.FOLDER)
+    _write_page(made, docs)
+
+
+def _command(seeds: int, siblings: int, name: str) -> str:
+    """What trains these runs, without the options that only say where and how fast."""
+    options = {"--seeds": (seeds, 5), "--siblings": (siblings, 0), "--name": (name, "heads")}
+    said = [f"{option} {value}" for option, (value, default) in options.items() if value != default]
+    return " ".join(["python analyses/multihead.py", *said])
+
+
+def _write_page(made: "HeadStudy", docs: Path) -> None:
+    from induction_memory.heads import study
+    from induction_memory.reproduction import record_files
+    from induction_memory.trajectory.search import SHIPPED
+
+    study.draw(made.found, docs / "heads")
     written = docs / "heads.md"
-    written.write_text(page(found, config, accuracies, command, "heads", figure_11), encoding="utf-8")
-    print(f"{written}: {len(tables)} runs")
+    written.write_text(made.page(SHIPPED / record_files.FOLDER), encoding="utf-8")
+    print(f"{written}: {len(made.found.runs)} runs")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import pandas as pd
 
 from induction_memory.field_docs import field_docs
 from induction_memory.progress import track
-from induction_memory.reproduction import record_files
+from induction_memory.reproduction import head_tables, record_files
 from induction_memory.reproduction.claims import CLAIMS, COLUMNS, measured
 from induction_memory.reproduction.measurement import make_record
 from induction_memory.reproduction.plan import FIGURES, Job, jobs
@@ -129,7 +129,8 @@ def audit(folder: Path | None = None) -> Audit:
         compared.append((name, kept.name, len(run.steps), away, where))
     columns = ["trajectory", "record", "steps", "largest difference", "where"]
     verdicts = _verdicts(Records(list(records.values())), reads, broken)
-    return Audit(verdicts, pd.DataFrame(compared, columns=columns), sorted(broken), folder)
+    named = sorted(broken) + head_tables.broken_seals(folder / head_tables.FOLDER)
+    return Audit(verdicts, pd.DataFrame(compared, columns=columns), named, folder)
 
 
 def sealed_folder() -> Path:

@@ -76,7 +76,7 @@ def attention_errors(run: Trajectory, step: int) -> dict[str, float]:
         for number in range(1, BATCHES + 1):
             batch = sample(task, PROBED // BATCHES, step_rng(run.config.train.eval_seed, number))
             some = probes.wide(probes.table(run, names, steps=[step], batch=batch, task=task, cached=False))
-            values.append([float(some[name].iloc[0]) for name in names])
+            values.append([float(some[name].iloc[0]) if name in some else np.nan for name in names])
         errors = np.std(values, axis=0, ddof=1) / np.sqrt(BATCHES)
         found |= {f"{name}{end} over sequences": float(error) for name, error in zip(names, errors, strict=True)}
     return found

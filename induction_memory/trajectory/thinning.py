@@ -37,7 +37,8 @@ def thin(
     """Write the chosen steps of a run (all of them when not given) as a finished trajectory to the folder `out`.
 
     With the optimiser's state of its last step (`keep_optimizer="last"`, or True for every chosen step that has one), a
-    copy with the run's last step can be lengthened as the run itself can. Without `keep_norms` the metrics lack the norms of weights and gradients, most of their size in a small model.
+    copy with the run's last step can be lengthened as the run itself can. Without `keep_norms` the metrics lack the
+    norms of weights and gradients, most of their size in a small model.
 
     If it is killed on its way, it can be called again: `out` counts as empty until it is whole.
     """

@@ -50,6 +50,12 @@ EXPLAINED: tuple[Moved, ...] = (
     ),
     Moved("3: initial weights from the seed", "ablate.*", run="vanilla-.*", key=".*kind=initial.*"),
     Moved("3: initial weights from the seed", "probes.*", run="vanilla-.*", key=".*distance_.*"),
+    Moved("claims with errors: within its error of the threshold is undecided", "claims", column="verdict"),
+    Moved(
+        "claims: measures replaced (reproduction/claims/history.py), more step sizes and seeds in Figure 8",
+        "claims",
+        key=r"claim=(slower|top-down|second-before-first|higher-dimension)\|.*",
+    ),
     Moved(
         "rounding: at one position of 1,484 the two best logits are 1e-6 apart",
         r"ablate\.(components|parts)",

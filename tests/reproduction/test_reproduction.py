@@ -14,6 +14,8 @@ from induction_memory.errors import InputError
 from induction_memory.experiment.presets import PRESETS
 from induction_memory.reproduction import measurement, plan, reproduce, shipping, training
 from induction_memory.reproduction import record_files as store
+from induction_memory.reproduction.audit import with_shipped
+from induction_memory.reproduction.claims import COLUMNS
 from induction_memory.reproduction.measurement import make_record
 from induction_memory.reproduction.page import page
 from induction_memory.reproduction.records import MissingRunError, Records
@@ -30,7 +32,9 @@ def tiny(name: str, seed: int, scale: str):
     """Any preset at a size that trains in a moment."""
     run = plan.with_seed(plan.preset(name).config, seed)
     settings = ["task.length=12", "model.n_ctx=12", "model.d_model=16", "train.batch_size=4", "train.steps=4"]
-    return run.with_settings([*settings, "train.threads=1", "train.checkpoints=every 1", "train.freeze="])
+    return run.with_settings(
+        [*settings, "train.threads=1", "train.checkpoints=every 1", "train.freeze=", "train.grafts="]
+    )
 
 
 @pytest.fixture
@@ -51,7 +55,7 @@ def trained(tmp_path_factory):
 
 def test_every_panel_has_its_runs():
     drawn = {name for presets in plan.FIGURES.values() for name in presets}
-    assert drawn == {name for name in PRESETS if name.startswith("figure-")}
+    assert drawn == {name for name in PRESETS if name.startswith(("figure-", "late-keys-"))}
 
 
 @pytest.mark.parametrize(
@@ -70,7 +74,7 @@ def test_a_figure_that_is_not_there_is_refused(name):
 
 def test_runs_are_planned_once_and_repeated_where_the_paper_scale_asks():
     names = [job.name for job in plan.jobs([4, 5, 6, 7], "paper")]
-    assert len(names) == len(set(names)) == 7
+    assert len(names) == len(set(names)) == 11
     assert len(plan.jobs([3], "paper")) == 15
     assert len(plan.jobs([3], "quick")) == 5
     assert {job.seed for job in plan.jobs([3], "paper")} == {0, 1, 2}
@@ -197,7 +201,7 @@ def test_figures_and_page_from_small_runs(trained, small, tmp_path):
     assert "Not drawn: figure-10-seed-0 has not been trained." in text
     assert "quick" in text
     for row in made.verdicts.dropna(subset="value").to_dict("records"):
-        measure = row["measure"].replace("|", "\\|")
+        measure = row["measure"].replace("|", "\\|") + (" (ours)" if row["whose"] == "ours" else "")
         assert f"| {measure} | {row['value']:.3f} |" in text
 
 
@@ -225,13 +229,18 @@ def test_what_ships_stands_in_for_runs_that_are_not_there(tmp_path):
 
 
 def test_the_page_counts_the_verdicts():
+    rows = [("a", "paper", 1.0, 0.1, "holds"), ("b", "paper", 0.5, 0.1, "does not hold"), ("c", "ours", 1, 0, "holds")]
     verdicts = pd.DataFrame(
-        [("compete", 4, "a", 1.0, "at least 1", "holds"), ("compete", 4, "b", 0.5, "at least 1", "does not hold")],
-        columns=["claim", "figure", "measure", "value", "threshold", "verdict"],
+        [("compete", 4, a, whose, value, error, "seeds", "", said) for a, whose, value, error, said in rows],
+        columns=list(COLUMNS),
     )
     text = page([4], "paper", Records([]), verdicts, {4: "x.png"}, {})
-    assert "1 hold, 1 do not hold" in text
-    assert "**does not hold**" in text
+    whole = " ".join(text.split())
+    assert (
+        "Of 2 measurements of the paper's claims, 1 hold, 1 do not hold. Of 1 measurements of our own, 1 hold." in whole
+    )
+    assert "| b | 0.500 | ± 0.100 seeds |  | **does not hold** |" in text
+    assert "| c (ours) |" in text
 
 
 @pytest.mark.parametrize(
@@ -239,10 +248,10 @@ def test_the_page_counts_the_verdicts():
     [("paper", "does not hold", True), ("paper", "holds", False), ("quick", "does not hold", False)],
 )
 def test_the_page_says_why_a_claim_does_not_hold_at_the_papers_scale(scale, verdict, explained):
-    columns = ["claim", "figure", "measure", "value", "threshold", "verdict"]
-    verdicts = pd.DataFrame([("two-layers", 2, "a", 0.5, "at least 1", verdict)], columns=columns)
-    text = page([2], scale, Records([]), verdicts, {2: "x.png"}, {})
-    assert ("Explanation: most errors are at triggers" in text) == explained
+    row = ("two-layers", 2, "a", "paper", 0.5, 0.1, "seeds", "at least 1", verdict)
+    records = with_shipped(Records([]), plan.jobs([2], "paper"))
+    text = page([2], scale, records, pd.DataFrame([row], columns=list(COLUMNS)), {2: "x.png"}, {})
+    assert ("Explanation: With fixed triggers, accuracy is 0.999 at triggers first" in text) == explained
 
 
 def test_telling_steps_follow_the_curves():

@@ -65,9 +65,9 @@ def looks_back(records: Records) -> Iterator[Measurement]:
     for kind, name in plan.TWO_LAYERS.items():
         run, measure = records.one(name), "layer 1's most attended token is the previous one"
         drawn = f"{measure}, over the {plan.LETTERS} positions of the picture, {kind} triggers"
-        yield later(at_least(drawn, 0.9, final(run, "previous_token_argmax1_drawn")))
         everywhere = f"{measure}, over all positions, {kind} triggers"
         yield ours(at_least(everywhere, 0.9, final(run, "previous_token_argmax1")))
+        yield later(at_least(drawn, 0.9, final(run, "previous_token_argmax1_drawn")))
 
 
 @claim(
