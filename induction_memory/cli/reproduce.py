@@ -12,7 +12,7 @@ from induction_memory.tables import Format, show
 if TYPE_CHECKING:
     import pandas as pd
 
-COLUMNS = ("claim", "measure", "whose", "value", "error", "threshold", "verdict", "source")
+COLUMNS = ("claim", "measure", "value", "threshold", "verdict", "source")
 
 
 def reproduce(
@@ -72,8 +72,13 @@ def _check(format: Format) -> None:
 
 
 def _worst_first(verdicts: "pd.DataFrame") -> "pd.DataFrame":
-    """What has no run or does not hold comes first, then what is undecided."""
+    """What has no run or does not hold comes first, then what is undecided; values with their errors."""
     from induction_memory.reproduction.claims import VERDICTS
 
-    ranked = verdicts.assign(rank=[VERDICTS.index(verdict) for verdict in verdicts["verdict"]])
+    rows = verdicts.to_dict("records")
+    ranked = verdicts.assign(
+        rank=[VERDICTS.index(verdict) for verdict in verdicts["verdict"]],
+        measure=[f"{row['measure']} (ours)" if row["whose"] == "ours" else row["measure"] for row in rows],
+        value=["" if row["verdict"] == "no run" else f"{row['value']:.3f} ± {row['error']:.3f}" for row in rows],
+    )
     return ranked.sort_values("rank", kind="stable").drop(columns="rank")

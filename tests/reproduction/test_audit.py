@@ -20,7 +20,7 @@ from induction_memory.trajectory.search import SHIPPED
 
 pytestmark = pytest.mark.slow
 
-ONE_STEP = functools.cache(memories.one_step)
+ONE_STEP = functools.cache(memories.repeated)
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def measured():
 @pytest.fixture
 def quick(measured, monkeypatch):
     """Nothing is measured twice."""
-    monkeypatch.setattr(memories, "one_step", ONE_STEP)
+    monkeypatch.setattr(memories, "repeated", ONE_STEP)
     monkeypatch.setattr(module, "make_record", lambda _, name: measured[name.removesuffix("-seed-0")])
 
 
