@@ -5,12 +5,19 @@ BIN := $(VENV)/bin
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
+TL4_VENV := .venv-tl4
+TL4_BIN := $(TL4_VENV)/bin
+TL4_CONSTRAINT := $(TL4_VENV)/constraints.txt
+TL4_TESTS := tests/model tests/runner tests/probes tests/interventions tests/trajectory tests/training tests/heads \
+	tests/views/test_attention.py tests/cli tests/test_subject.py tests/test_notebooks.py
+
 CORE := $(VENV)/.core
+TL4 := $(TL4_VENV)/.dev
 DEV := $(VENV)/.dev
 NOTEBOOK := $(VENV)/.notebook
 DOCS := $(VENV)/.docs
 
-.PHONY: demo notebook pages test test-quick test-hard coverage lint bench docs release clean
+.PHONY: demo notebook pages test test-quick test-hard test-tl4 coverage lint bench docs release clean
 
 demo: $(CORE)
 	$(BIN)/induction-memory demo
@@ -31,6 +38,10 @@ test-quick: $(DEV)
 
 test-hard: $(DEV)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal -m hard
+
+# The core of the suite beside TransformerLens 4, in an environment of its own.
+test-tl4: $(TL4)
+	OMP_NUM_THREADS=1 $(TL4_BIN)/python -m pytest -q -n 2 --dist worksteal $(TL4_TESTS)
 
 coverage: $(DEV)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal --cov=induction_memory --cov-report=term-missing:skip-covered
@@ -73,5 +84,13 @@ $(NOTEBOOK): $(CORE)
 	$(BIN)/pip install -q -e '.[notebook]'
 	touch $@
 
+# The same versions, with TransformerLens 4 instead of 3.9.
+$(TL4): pyproject.toml constraints.txt
+	test -x $(TL4_BIN)/python || $(PYTHON) -m venv $(TL4_VENV)
+	sed 's/^transformer-lens==.*/transformer-lens==4.3.0/' constraints.txt > $(TL4_CONSTRAINT)
+	PIP_CONSTRAINT=$(CURDIR)/$(TL4_CONSTRAINT) $(TL4_BIN)/pip install -q torch
+	PIP_CONSTRAINT=$(CURDIR)/$(TL4_CONSTRAINT) $(TL4_BIN)/pip install -q -e '.[dev]'
+	touch $@
+
 clean:
-	rm -rf $(VENV) build dist docs/_build docs/reference/api .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) $(TL4_VENV) build dist docs/_build docs/reference/api .pytest_cache .ruff_cache .hypothesis *.egg-info

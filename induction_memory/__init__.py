@@ -40,6 +40,7 @@ _NAMES = {
     "patch": "interventions.activation_patching",
     "surgery": "interventions.surgery",
     "attention": "views.attention",
+    "share": "views.share",
     "report": "views.report",
     "probe": "probes.registry",
     "Error": "errors",
@@ -108,6 +109,7 @@ if TYPE_CHECKING:
     from induction_memory.trajectory.trajectory import load as load
     from induction_memory.trajectory.verification import verify as verify
     from induction_memory.views.report import report as report
+    from induction_memory.views.share import share as share
 
 
 def __getattr__(name: str) -> Any:

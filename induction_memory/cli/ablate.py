@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from induction_memory.cli.arguments import Via, listed, load, require_heads, step_of
+from induction_memory.cli.arguments import Text, Via, listed, load_any, require_heads, sequences_of, step_of
 from induction_memory.cli.output import TERMINAL, TableOutput
 from induction_memory.cli.own_code import IMPORT, own_modules
 from induction_memory.errors import InputError, require
@@ -25,6 +25,8 @@ def ablate(
     components: tuple[str, ...] = COMPONENTS,
     via: Via | None = None,
     list: bool = False,
+    text: Text = None,
+    sequences: int = 64,
     output: TableOutput = TERMINAL,
 ) -> None:
     """Remove parts of the model and measure what is lost.
@@ -32,12 +34,14 @@ def ablate(
     The intact model comes first, then the components with the lowest in-context accuracy.
 
     Args:
-        run: trajectory's folder, or the name of a shipped one.
+        run: trajectory's folder or the name of a shipped one, or a folder of checkpoints that others trained.
         step: a stored step, several (0,300,600), last, or all.
         kind: what stands in for a part: a kind of ablation (zero, mean, resample ...), or all of them side by side.
         components: names such as L1H1, W_K2, FF2 or pos->L2.k, groups (heads, parts, edges, paths ...), or all.
         via: hooks for one hooked forward per row; the shortcut by default, for models that it computes exactly.
         list: explain each kind of ablation in one line.
+        text: for a series of checkpoints, text to run on; random tokens repeated once by default.
+        sequences: for a text, how many sequences of it.
     """
     if list:
         from induction_memory.interventions.replacements import kinds
@@ -51,10 +55,12 @@ def ablate(
     require(known, "--kind", f"one of {', '.join(KINDS)}, or one of your own ({IMPORT} names its module)", repr(kind))
     chosen, names = step_of(step), listed(components, "--components")
     require_heads(run, names)
-    opened = load(run)
+    opened = load_any(run)
     from induction_memory.interventions.ablations import ablate as measure
 
-    table = measure(opened, components=names or None, kind=kind, step=chosen, via=via)
+    table = measure(
+        opened, sequences_of(opened, text, sequences), components=names or None, kind=kind, step=chosen, via=via
+    )
     output.write(worst_first(table) if output.format == "table" else table, COLUMNS)
 
 

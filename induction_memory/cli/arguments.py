@@ -3,6 +3,7 @@
 import re
 import shlex
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
@@ -10,6 +11,8 @@ import tyro
 from induction_memory.errors import InputError, require
 
 if TYPE_CHECKING:
+    from induction_memory.task.batch import Batch
+    from induction_memory.trajectory.revisions import Revisions
     from induction_memory.trajectory.trajectory import Trajectory
 
 Via = Literal["hooks", "fast"]
@@ -17,14 +20,59 @@ Via = Literal["hooks", "fast"]
 Run = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
 
 
+Text = Annotated[str | None, tyro.conf.arg(metavar="TEXT|@FILE")]
+"""A text, or with @ the file that holds it."""
+SEQUENCE = 64  # tokens per sequence of a text that a series runs on
+
+
 def load(run: str) -> "Trajectory":
     """A trajectory by its folder or shipped name; a wrong one is refused before anything heavy is imported."""
+    opened = load_any(run)
+    from induction_memory.trajectory.trajectory import Trajectory
+
+    if not isinstance(opened, Trajectory):
+        raise InputError(f"RUN: expected a trajectory for this command, got a series of others' checkpoints, {run!r}")
+    return opened
+
+
+def load_any(run: str) -> "Trajectory | Revisions":
+    """A trajectory, or a series of checkpoints that others trained; results of a series are kept beside it."""
     from induction_memory.trajectory.search import find
 
     folder = find(run)
+    from induction_memory.trajectory.layout import MANIFEST
+
+    if not (folder / MANIFEST).exists():
+        from induction_memory.trajectory.revisions import BESIDE, is_series, revisions
+
+        if is_series(folder):
+            return revisions(folder, keep=folder / BESIDE)
     from induction_memory.trajectory import load
 
     return load(folder)
+
+
+def text_of(text: str | None) -> str | None:
+    """The text itself, or the content of @FILE."""
+    if text is None or not text.startswith("@"):
+        return text
+    try:
+        return Path(text[1:]).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"--text: expected a readable text file after @, got {text[1:]!r} ({error})") from None
+
+
+def sequences_of(opened: "Trajectory | Revisions", text: str | None, most: int) -> "Batch | None":
+    """The first sequences of a text, for a series; None without a text."""
+    if text is None:
+        return None
+    from induction_memory.subject import batch_of_tokens
+    from induction_memory.trajectory.revisions import Revisions
+
+    if not isinstance(opened, Revisions):
+        raise InputError("--text: expected none: a trajectory runs on sequences of its own task")
+    length = min(SEQUENCE, opened.config().max_position_embeddings)
+    return batch_of_tokens(opened.encode(text_of(text) or "", length)[:most])
 
 
 def require_heads(run: str, names: tuple[str, ...]) -> None:

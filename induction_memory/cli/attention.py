@@ -2,26 +2,26 @@
 
 from pathlib import Path
 
-from induction_memory.cli.arguments import Run, load, step_of
+from induction_memory.cli.arguments import Run, Text, load_any, step_of, text_of
 from induction_memory.errors import printable
 from induction_memory.files import require_file
 
 ENDINGS = (".html", ".png", ".pdf", ".svg")
 
 
-def attention(run: Run, /, out: Path, step: str = "last", text: str | None = None) -> None:
+def attention(run: Run, /, out: Path, step: str = "last", text: Text = None) -> None:
     """Draw attention maps: an interactive page, or a figure as in the paper.
 
     Args:
-        run: trajectory's folder, or the name of a shipped one.
+        run: trajectory's folder or the name of a shipped one, or a folder of checkpoints that others trained.
         out: file to write: .html, .png, .pdf or .svg.
         step: a stored step, several (0,300,600) side by side, or last.
-        text: text to attend over; a sequence of the run's task by default.
+        text: text to attend over; a sequence of the run's task by default, random tokens for others' checkpoints.
     """
     require_file(out, ENDINGS, "--out")
     chosen = step_of(step)
-    opened = load(run)
+    opened = load_any(run)
     from induction_memory.views.attention import attention as look
 
-    look(opened, step=chosen, text=text).save(out)
+    look(opened, step=chosen, text=text_of(text)).save(out)
     print(printable(str(out)))

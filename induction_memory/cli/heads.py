@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from induction_memory.cli.arguments import load, step_of
+from induction_memory.cli.arguments import Text, load_any, sequences_of, step_of
 from induction_memory.cli.output import TERMINAL, TableOutput
 from induction_memory.errors import InputError
 
@@ -42,24 +42,27 @@ def heads(
     step: str | None = None,
     table: Table = "roles",
     sequences: int = 32,
+    text: Text = None,
     output: TableOutput = TERMINAL,
 ) -> None:
     """Say which head does what, by three votes, and how stable that is across runs.
 
     Args:
-        runs: folders of trajectories, or names of shipped ones.
+        runs: folders of trajectories, names of shipped ones, or folders of checkpoints that others trained.
         step: a stored step, several, last, or all. By default the last, and all for births, changes and decisions.
         table: verdicts (roles), the votes behind them, Shapley shares, shares by role (carriers), pairs of heads,
             what a head takes over when another is cut (hydra), paths (mediation); over training when roles are born,
             when they change and when the sharing is decided; what several runs agree on (stability), how well one
             predicts another (identifiability), and whether initial weights or data decide (origins).
         sequences: sequences that the heads are examined on; more of them decide smaller effects.
+        text: for a series of checkpoints, text to run on; random tokens repeated once by default.
     """
     if not runs:
         raise InputError("RUN: expected at least one trajectory's folder or name, got none")
     chosen = step_of(step if step is not None else "all" if table in OVER_TRAINING else "last")
-    opened = [load(run) for run in runs]
+    opened = [load_any(run) for run in runs]
     from induction_memory.heads import identify
 
-    found = getattr(identify(opened, step=chosen, sequences=sequences), table)
+    batch = sequences_of(opened[0], text, sequences)
+    found = getattr(identify(opened, step=chosen, batch=batch, sequences=sequences), table)
     output.write(found, COLUMNS.get(table), empty=EMPTY.get(table, "no rows"))

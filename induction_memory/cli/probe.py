@@ -5,9 +5,11 @@ from typing import Annotated
 
 import tyro
 
-from induction_memory.cli.arguments import listed, load, steps_of
+from induction_memory.cli.arguments import Text, listed, load_any, sequences_of, steps_of
 from induction_memory.cli.output import TERMINAL, TableOutput
 from induction_memory.errors import InputError
+
+TEXT_SEQUENCES = 64
 
 
 def probe(
@@ -16,15 +18,20 @@ def probe(
     probes: tuple[str, ...] = (),
     steps: str = "all",
     list: bool = False,
+    text: Text = None,
+    tokens: tuple[str, ...] = (),
     output: TableOutput = TERMINAL,
 ) -> None:
     """Measure a trajectory: memory recall, attention, predictions, weights.
 
     Args:
-        run: trajectory's folder, or the name of a shipped one.
+        run: trajectory's folder or the name of a shipped one, or a folder of checkpoints that others trained.
         probes: names of the probes; the memory recalls by default.
         steps: all, or a list such as 0,100,300.
         list: explain each probe in one line.
+        text: for a series of checkpoints, text to run on; random tokens repeated once by default.
+        tokens: instead of probes, recall between these tokens through each head's QK and OV: numbers, or for a series
+            texts of one token each.
     """
     from induction_memory import probes as library
 
@@ -34,7 +41,13 @@ def probe(
         return
     if run is None:
         raise InputError("RUN: expected a trajectory's folder or name, or --list")
-    table = library.table(load(run), listed(probes, "--probes") or None, steps=steps_of(steps))
+    opened = load_any(run)
+    if tokens:
+        chosen = [int(one) if one.isdecimal() else one for one in tokens]
+        output.write(library.token_recall(opened, chosen, steps=steps_of(steps)))
+        return
+    batch = sequences_of(opened, text, TEXT_SEQUENCES)
+    table = library.table(opened, listed(probes, "--probes") or None, steps=steps_of(steps), batch=batch)
     skipped = table.attrs.get("skipped", {})
     if table.empty and skipped:
         name, reason = next(iter(skipped.items()))

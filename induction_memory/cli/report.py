@@ -6,7 +6,7 @@ from typing import Annotated
 
 import tyro
 
-from induction_memory.cli.arguments import load, steps_of
+from induction_memory.cli.arguments import load_any, steps_of
 from induction_memory.errors import InputError, printable, require
 from induction_memory.files import require_file
 
@@ -27,7 +27,7 @@ def report(
 
     Args:
         runs: folders of trajectories, or names of shipped ones; several are shown side by side. A sweep's folder is
-            shown as one table of its runs, with small curves.
+            shown as one table of its runs, with small curves. A folder of checkpoints that others trained stands alone.
         out: file to write, .html.
         steps: the stored steps to show: all, or a list such as 0,100,300.
         sequences: how many sequences the reader can choose from.
@@ -50,7 +50,7 @@ def report(
     from induction_memory.views.report import report as make
 
     page = make(
-        [load(run) for run in runs],
+        [load_any(run) for run in runs],
         steps=None if chosen == "all" else chosen,
         sequences=sequences,
         length=length,

@@ -1,23 +1,48 @@
-"""`verify`: check every checksum of a trajectory."""
+"""`verify`: check every checksum of a trajectory, or what is odd about a series of others' checkpoints."""
 
 import sys
+from typing import TYPE_CHECKING
 
-from induction_memory.cli.arguments import Run
+from induction_memory.cli.arguments import Run, load_any
 from induction_memory.errors import printable
+
+if TYPE_CHECKING:
+    from induction_memory.trajectory.revisions import Revisions
 
 
 def verify(run: Run, /) -> None:
     """Check every checksum of a trajectory; exit 1 names what is damaged.
 
-    Args:
-        run: trajectory's folder, or the name of a shipped one.
-    """
-    from induction_memory.trajectory.search import find
-    from induction_memory.trajectory.verification import verify as check
+    Of a folder of checkpoints that others trained: duplicated revisions, shards and tensors, gaps, jumps, changed
+    configurations and tokenizers, unreadable files. No model is made.
 
-    damaged = check(find(run))
+    Args:
+        run: trajectory's folder or the name of a shipped one, or a folder of checkpoints that others trained.
+    """
+    from induction_memory.trajectory.layout import MANIFEST
+    from induction_memory.trajectory.search import find
+
+    folder = find(run)
+    series = None if (folder / MANIFEST).exists() else _series(run)
+    if series is None:
+        from induction_memory.trajectory.verification import verify as check
+
+        damaged = check(folder)
+    else:
+        from induction_memory.trajectory.series_check import lines
+
+        damaged = lines(series)
     for line in damaged:
         print(line, file=sys.stderr)
     if damaged:
         sys.exit(1)
-    print(f"{printable(run)}: every checksum holds")
+    print(f"{printable(run)}: {'every checksum holds' if series is None else f'{len(series)} checkpoints, nothing odd'}")
+
+
+def _series(run: str) -> "Revisions | None":
+    """The series in a folder, or None."""
+    from induction_memory.trajectory.revisions import Revisions, is_series
+    from induction_memory.trajectory.search import find
+
+    opened = load_any(run) if is_series(find(run)) else None
+    return opened if isinstance(opened, Revisions) else None

@@ -37,19 +37,18 @@ from induction_memory.heads.selection import at_last_step, rows_of
 from induction_memory.heads.shapley import ORDERS
 from induction_memory.heads.votes import votes
 from induction_memory.interventions.replacements import Kind
-from induction_memory.probes.activations import repeated_tokens
 from induction_memory.progress import keeping
-from induction_memory.runner.recording import Via
+from induction_memory.runner.recording import Runner, Via
 from induction_memory.subject import Steps, Subject, batch_of_tokens, subject
 from induction_memory.task.batch import Batch
 from induction_memory.task.fields import require_integer, require_seed
+from induction_memory.task.repeated import within_context
 
 MOST_ORDERS = 100_000
 SEQUENCES = 32
-REPEATED = 64
-"""A model without sequences reads this many random tokens, repeated once; fewer if its context is shorter."""
 
 Tokens = Callable[[int], Int[Tensor, "batch pos"]]
+Tables = dict[str, pd.DataFrame]
 
 
 @field_docs
@@ -153,13 +152,13 @@ def identify(
     via: Via | None = None,
     seed: int = 0,
 ) -> Identification:
-    """Roles, shares and paths of the heads of models or runs (one or a list; a run may be given by its folder).
+    """Roles, shares and paths of the heads of models, runs or series (one or a list; a folder stands for either).
 
-    `step` is for runs: a stored step, several, or "all"; the last when not given. `batch` holds the sequences: a Batch,
-    tokens, or a function from a number of sequences to tokens. When not given, a run reads its own task, and a model
-    reads random tokens repeated once. `kind` is what replaces a head that is cut (replacements.py), `orders` is the
-    number of orders that are drawn where there are too many heads to evaluate all coalitions. An interruption keeps
-    the steps that are done.
+    `step` is for runs and series: a stored step, several, or "all"; the last when not given. `batch` holds the
+    sequences: a Batch, tokens, or a function from a number of sequences to tokens. When not given, a run reads its own
+    task, and a model or a series reads random tokens repeated once. `kind` is what replaces a head that is cut
+    (replacements.py), `orders` is the number of orders that are drawn where there are too many heads to evaluate all
+    coalitions. An interruption keeps the steps that are done.
     """
     listed = list(sources) if isinstance(sources, list | tuple) else [sources]
     require(len(listed) > 0, "runs", "at least one", "none")
@@ -171,11 +170,15 @@ def identify(
     names, found = _names(opened), list[tuple[str, dict[str, pd.DataFrame]]]()
     with keeping(found, "steps"):
         for name, source in zip(names, opened, strict=True):
-            rows, end = _sequences(source, sequences), int(source.steps[-1])
+            rows, end = _sequences(source, sequences), source.last
             how: dict[str, Any] = {"kind": kind, "metric": metric, "initial": source.initial}
-            for one, runner in source.each():
-                v = value_function(runner, rows, **how, orders=orders, seed=seed)
-                found.append((name, _examine(v, one, paths=one == end)))
+            how |= {"orders": orders, "seed": seed}
+
+            def measure(one: int, runner: Runner, rows: Batch = rows, how: Any = how, end: int | None = end) -> Tables:
+                return _examine(value_function(runner, rows, **how), one, paths=one == end)
+
+            for _, tables in source.tables(measure, {"identify": how, "sequences": rows, "end": end}):
+                found.append((name, tables))
     parts = []
     for name, source in zip(names, opened, strict=True):
         own = [tables for run, tables in found if run == name]
@@ -183,7 +186,7 @@ def identify(
             tables = {field: _concat([tables[field] for tables in own]) for field in own[0]}
             for table in tables.values():
                 table.insert(0, "run", name)
-            parts.append(Identification(_facts(name, source), **tables))
+            parts.append(Identification(_facts(name, source, tables["roles"]), **tables))
     return Identification.join(parts)
 
 
@@ -212,24 +215,25 @@ def _sequences(source: Subject, sequences: int) -> Batch:
     """The sequences of a source, or random tokens repeated once for a model that comes without."""
     if source.given is not None or source.known_task is not None:
         return source.batch
+    if source.series is not None:
+        return source.batch
     cfg = source.model().cfg
-    generator = torch.Generator().manual_seed(0)
-    return batch_of_tokens(repeated_tokens(cfg.d_vocab, min(REPEATED, cfg.n_ctx // 2), sequences, generator))
+    return batch_of_tokens(within_context(cfg.d_vocab, cfg.n_ctx, sequences))
 
 
 def _names(sources: Sequence[Subject]) -> list[str]:
     """A name for each: a run's own, or model 1, model 2 ...; numbered where two are the same."""
     names: list[str] = []
     for number, source in enumerate(sources, start=1):
-        name = source.name if source.run is not None else f"model {number}"
+        name = f"model {number}" if source.run is None and source.series is None else source.name
         copies = sum(other == name or other.startswith(f"{name} (") for other in names)
         names.append(f"{name} ({copies + 1})" if copies else name)
     return names
 
 
-def _facts(name: str, source: Subject) -> pd.DataFrame:
-    shape = source.model().cfg if source.run is None else source.run.model_config
-    facts = {"run": name, "n_layers": shape.n_layers, "n_heads": shape.n_heads}
+def _facts(name: str, source: Subject, roles: pd.DataFrame) -> pd.DataFrame:
+    n_layers = int(roles["layer"].max())
+    facts = {"run": name, "n_layers": n_layers, "n_heads": roles["head"].nunique() // n_layers}
     facts |= {"init_seed": torch.nan, "data_seed": torch.nan}
     if source.run is not None:
         train = source.run.config.train

@@ -26,12 +26,11 @@ from typing import Literal
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from transformer_lens import HookedTransformer
 
 from induction_memory.errors import require
 from induction_memory.field_docs import field_docs
 from induction_memory.memory.association import store
-from induction_memory.model.building import build
+from induction_memory.model.building import HookedTransformer, build
 from induction_memory.model.config import ModelConfig
 from induction_memory.model.memories import embedding, set_matrix
 from induction_memory.task.bigrams import BigramTask

@@ -42,12 +42,12 @@ def ablate(
 ) -> pd.DataFrame:
     """One row per component and kind of ablation (and step): in-context and global scores, KL, and standard errors.
 
-    `source` is a trajectory, its folder or name, or a model (then give the batch). `heads` are "all" or some, as "L2H1"
-    or (2, 1). `components` are names, or groups of them: heads, layers, feed_forward, embeddings, matrices, parts,
-    edges, paths, all. By default they are the first six groups, and at several steps the first five. `kind` is a name
-    (replacements.py), a function, several of these, or "all": by default "mean", as on the command line. `step` is a
-    stored step, several, or "all", and `progress` is called after each with the number done. Without a batch 64
-    sequences are drawn, or 16 for several steps. `via="hooks"` runs one hooked forward per row.
+    `source` is a trajectory or a series, its folder or name, or a model (then give the batch). `heads` are "all" or
+    some, as "L2H1" or (2, 1). `components` are names, or groups of them: heads, layers, feed_forward, embeddings,
+    matrices, parts, edges, paths, all. By default they are the first six groups, and at several steps the first five.
+    `kind` is a name (replacements.py), a function, several of these, or "all": by default "mean", as on the
+    command line. `step` is a stored step, several, or "all", and `progress` is called after each with the number done. Without a batch 64 sequences are drawn, or 16 for
+    several steps; for a series they are random tokens repeated once. `via="hooks"` runs one hooked forward per row.
     """
     require_seed(seed)
     chosen = subject(source, step=step, batch=batch, task=task, initial=initial, via=via)
@@ -55,9 +55,14 @@ def ablate(
         components = GROUPS[:5]
     tables = []
     with keeping(tables, "steps"):
-        for one, runner in chosen.each():
-            table = _ablate_one(runner, chosen.batch, heads, components, kind, chosen.initial, seed)
-            tables.append(chosen.labelled(table, one))
+        how = {"heads": heads, "components": components, "kind": kind, "seed": seed}
+        settings = {"ablate": how, "batch": chosen.batch, "initial": chosen.initial}
+
+        def measure(_: int, runner: Runner) -> dict[str, pd.DataFrame]:
+            return {"rows": _ablate_one(runner, chosen.batch, initial=chosen.initial, **how)}
+
+        for one, measured in chosen.tables(measure, settings):
+            tables.append(chosen.labelled(measured["rows"], one))
             if progress is not None:
                 progress(len(tables))
     return pd.concat(tables, ignore_index=True)
@@ -109,6 +114,7 @@ def _listed(names: Any, field: str) -> Sequence[Any]:
 def _ablate_one(
     runner: Runner,
     batch: Batch,
+    *,
     heads: Any,
     components: Any,
     kind: Kind | Sequence[Kind],

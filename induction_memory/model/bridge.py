@@ -17,14 +17,17 @@ from induction_memory.errors import InputError
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 
-def boot(folder: Path) -> nn.Module:
-    """The model in a folder with config.json and weights, on the CPU in float32; nothing is fetched."""
+def boot(folder: Path, inner: nn.Module | None = None) -> nn.Module:
+    """The model in a folder with config.json and weights, on the CPU in float32; nothing is fetched.
+
+    `inner` is the transformers model of the folder, if it is loaded already.
+    """
     from transformer_lens.model_bridge import TransformerBridge
 
     gc.collect()
-    with _offline():
+    with offline():
         try:
-            model = TransformerBridge.boot_transformers(str(folder), device="cpu")
+            model = TransformerBridge.boot_transformers(str(folder), device="cpu", hf_model=inner)
         except (OSError, ValueError, KeyError, RuntimeError, NotImplementedError) as error:
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise InputError(f"{folder}: expected a model that TransformerBridge can load, got: {reason}") from error
@@ -39,8 +42,8 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 @contextmanager
-def _offline() -> Iterator[None]:
-    """No network and no progress bars of the Hugging Face libraries."""
+def offline() -> Iterator[None]:
+    """Inside the block: no network and no progress bars of the Hugging Face libraries."""
     import transformers.utils.logging as bars
     from huggingface_hub import constants
 

@@ -1,4 +1,4 @@
-"""ModelConfig or Architecture -> HookedTransformer: the only place that makes one.
+"""ModelConfig or Architecture -> HookedTransformer: the one place that makes it and knows which TransformerLens runs.
 
 Row vectors, as in TransformerLens: the block computes x + attention(x), then x + x W_F (linear) or
 x + relu(x W_in) W_out. The initial weights are those of `initial.py`. An Architecture has TransformerLens's own modules
@@ -22,8 +22,14 @@ from induction_memory.model.initial import generator, initial_weight
 from induction_memory.task.fields import require_seed
 
 with quiet_import():
-    from transformer_lens import HookedTransformer, HookedTransformerConfig
     from transformer_lens.hook_points import HookPoint
+
+    try:
+        from transformer_lens import HookedTransformer, HookedTransformerConfig
+        from transformer_lens.components.mlps.mlp import MLP as MLP
+    except ImportError:  # TransformerLens 4 removed them
+        from induction_memory.model.own_transformer import MLP as MLP
+        from induction_memory.model.own_transformer import HookedTransformer, HookedTransformerConfig
 
 
 class LinearFeedForward(nn.Module):

@@ -24,13 +24,12 @@ from typing import Literal
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from transformer_lens import HookedTransformer
 
 from induction_memory.errors import require
 from induction_memory.field_docs import field_docs
 from induction_memory.memory.association import store
 from induction_memory.model.associations import associate, bigram_logits, written
-from induction_memory.model.building import build, remap
+from induction_memory.model.building import HookedTransformer, build, remap
 from induction_memory.model.config import ModelConfig
 from induction_memory.model.memories import weights_of
 from induction_memory.task.bigrams import BigramTask

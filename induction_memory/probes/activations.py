@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from induction_memory.model.memories import UnsupportedError
 from induction_memory.runner.recording import Runner
 from induction_memory.subject.stack import Stack
+from induction_memory.task.repeated import repeated_tokens
 from induction_memory.task.sampler import Batch
 
 REPEATED_SEQUENCES = 16  # random sequences of the standard scores
@@ -150,14 +151,6 @@ def attention_to(
 ) -> Float[Tensor, "batch head query"]:
     """The attention that each query gives to the sought keys."""
     return torch.einsum("bhqk,bqk->bhq", pattern, sought.to(pattern.dtype))
-
-
-def repeated_tokens(
-    vocab_size: int, length: int, batch: int, generator: torch.Generator
-) -> Int[Tensor, "batch twice_length"]:
-    """Sequences of `length` uniformly random tokens, each repeated once."""
-    once = torch.randint(vocab_size, (batch, length), generator=generator)
-    return torch.cat([once, once], dim=1)
 
 
 def standard_tokens(vocab_size: int, length: int) -> Int[Tensor, "batch twice_length"]:

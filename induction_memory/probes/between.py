@@ -21,6 +21,7 @@ from induction_memory.model.memories import head_names
 from induction_memory.probes import memory_recall
 from induction_memory.subject import Steps, subject
 from induction_memory.subject.stack import Stack
+from induction_memory.trajectory.kept_results import key_of
 
 READINGS = {"recall": "", "margin": "_margin", "rank": "_rank", "sir": "_sir"}
 
@@ -40,6 +41,10 @@ def recall_between(
     should recall output i. Heads of two different layers make pairs: `L1H3>L2H1`.
     """
     opened = subject(source, step=steps, field="steps")
+    if opened.series is not None:
+        given: dict[str, Any] = {"inputs": inputs, "outputs": outputs, "targets": targets}
+        key = key_of({"recall between": W} | given)
+        return opened.series.table(lambda model: recall_between(model, W, **given), key=key)
     named = [x for x in (W, inputs, outputs) if isinstance(x, str)]
     layers = axes.layers_of(*named)
     matrix, u, v = _matrix(opened.stack, W, layers), *(_rows(opened.stack, x, layers) for x in (inputs, outputs))

@@ -4,6 +4,7 @@
     table(run, ["W_O2", "attention"], steps=[0, 300])     probes, or whole families, at some steps
     table(run, ["W_O2", my_probe])   a function of one's own beside them (registry.py)
     table(run, "all")                everything
+    table(series, ["entropy1"])      one checkpoint of a series after another; the standard head scores by default
 
 A table is tidy: step, probe, head, value; one row per observation. `head` is `L1H1` for a head, `L1H3>L2H1` for a pair,
 "" for a probe that has no heads. A probe that the model cannot have is left out, and `table.attrs["skipped"]` says why:
@@ -15,12 +16,15 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from torch import nn
 
-from induction_memory.probes.catalogue import Names, resolve
+from induction_memory.probes.catalogue import FAMILIES, Names, resolve
 from induction_memory.probes.measuring import Curves, Progress, measure
-from induction_memory.subject import SEQUENCES, Steps, subject
+from induction_memory.subject import SEQUENCES, Steps, Subject, subject
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.sampler import Batch
+from induction_memory.trajectory.kept_results import key_of
+from induction_memory.trajectory.revisions import joined
 
 
 def table(
@@ -37,9 +41,13 @@ def table(
 
     `names` are probes, families or functions; None for the paper's recall probes, "all" for every probe. Activation
     probes run on `batch`, or on one sampled from the task with the run's evaluation seed. A trajectory's results are
-    kept beside it unless `cached` is False. `progress(done, total)` is called after each forward pass.
+    kept beside it unless `cached` is False. `progress(done, total)` is called after each forward pass. A series runs on
+    `batch`, or on random tokens repeated once.
     """
-    opened, probes = subject(source, step=steps, task=task, sequences=SEQUENCES, field="steps"), resolve(names)
+    opened = subject(source, step=steps, task=task, sequences=SEQUENCES, field="steps")
+    if opened.series is not None:
+        return _of_series(opened, names, opened.batch if batch is None else batch, task)
+    probes = resolve(names)
     curves, skipped = measure(opened, probes, batch=batch, task=task, cached=cached, progress=progress)
     values = [curve.values for curve in curves.values()]
     tidy = pd.DataFrame(
@@ -51,6 +59,21 @@ def table(
         }
     )
     return _attributed(tidy, skipped)
+
+
+def _of_series(opened: Subject, names: Names, batch: Batch, task: BigramTask | None) -> pd.DataFrame:
+    """The tables of the models of a series, each of them kept on the disk where the series keeps results."""
+    assert opened.series is not None
+    if names is None:
+        layers = range(1, opened.series.config().num_hidden_layers + 1)
+        names = [f"{kind}{layer}" for kind in ("repeated_previous", "repeated_induction") for layer in layers]
+
+    def measure(_: int, model: nn.Module) -> dict[str, pd.DataFrame]:
+        return {"table": table(model, names, batch=batch, task=task)}
+
+    own = {"probes": [probe.name for probe in resolve(names)], "batch": batch, "task": task and task.to_dict()}
+    key = key_of(own) if all(probe.family in FAMILIES for probe in resolve(names)) else None
+    return joined([(step, tables["table"]) for step, tables in opened.series.results(measure, key=key)])
 
 
 def wide(tidy: pd.DataFrame) -> pd.DataFrame:

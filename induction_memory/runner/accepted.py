@@ -64,7 +64,7 @@ _NORM_WHAT_THEY_WRITE = ("OlmoeForCausalLM", "Olmo2ForCausalLM", "Olmo3ForCausal
 
 def objection(model: nn.Module) -> str | None:
     """Why the shortcut does not compute this model; None where it does."""
-    from transformer_lens import HookedTransformer
+    from induction_memory.model.build import HookedTransformer
 
     if type(model) is not HookedTransformer:
         return f"a {type(model).__name__}"
@@ -114,7 +114,20 @@ _HOOKS = (
 
 @cache
 def _known_types() -> frozenset[type]:
-    from transformer_lens import HookedTransformer
+    from transformer_lens.hook_points import HookPoint
+
+    from induction_memory.model.build import HookedTransformer, LinearFeedForward, NoFeedForward
+
+    every = {LinearFeedForward, NoFeedForward, nn.ModuleList, nn.Identity, nn.Linear, HookedTransformer, HookPoint}
+    if HookedTransformer.__module__.startswith("induction_memory."):
+        from induction_memory.model.own_transformer import MODULES
+
+        return MODULES | every
+    return _of_transformer_lens() | every
+
+
+def _of_transformer_lens() -> frozenset[type]:
+    """The modules of a HookedTransformer of TransformerLens 3.9."""
     from transformer_lens.components.attention import Attention
     from transformer_lens.components.embed import Embed
     from transformer_lens.components.grouped_query_attention import GroupedQueryAttention
@@ -128,14 +141,9 @@ def _known_types() -> frozenset[type]:
     from transformer_lens.components.rms_norm_pre import RMSNormPre
     from transformer_lens.components.transformer_block import TransformerBlock
     from transformer_lens.components.unembed import Unembed
-    from transformer_lens.hook_points import HookPoint
     from transformer_lens.utilities.typed_module_list import TypedModuleList
 
-    from induction_memory.model.building import LinearFeedForward, NoFeedForward
-
-    ours = {LinearFeedForward, NoFeedForward}
-    plain = {nn.ModuleList, TypedModuleList, nn.Identity, nn.Linear, HookedTransformer, HookPoint}
     norms = {LayerNorm, LayerNormPre, RMSNorm, RMSNormPre}
     parts = {Embed, PosEmbed, Unembed, TransformerBlock}
     attention = {Attention, GroupedQueryAttention}
-    return frozenset({*ours, *plain, *norms, *parts, *attention, MLP, GatedMLP, MoE, MoEGatedMLP})
+    return frozenset({TypedModuleList, *norms, *parts, *attention, MLP, GatedMLP, MoE, MoEGatedMLP})

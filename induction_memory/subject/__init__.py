@@ -1,6 +1,7 @@
 """Which weights, at which steps, on which sequences: the one reading of what every analysis is given.
 
     a trajectory      some of its stored steps, its task, sequences from its evaluation seed; also its folder or name
+    a series          some checkpoints that others trained (`im.revisions`), on random tokens repeated once
     a model           any TransformerLens model, as it was handed over: one step, numbered 0
     stacked weights   HookedTransformer's parameter name -> tensor with a leading step axis (none on what never moves)
 
@@ -8,11 +9,11 @@
 from weights and configuration, without TransformerLens. Stacked weights alone can be read, and cannot run.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -29,14 +30,18 @@ from induction_memory.runner.choice import runner
 from induction_memory.runner.parameters import parameters
 from induction_memory.runner.recording import Runner, Via
 from induction_memory.subject.stack import Lazy, Stack, at_steps
+from induction_memory.subject.steps import Steps, chosen_checkpoints, chosen_positions, chosen_steps
 from induction_memory.task.batch import Batch
 from induction_memory.task.fields import require_integer
 from induction_memory.task.protocol import Task
+from induction_memory.task.repeated import within_context
 from induction_memory.task.sampler import step_rng, with_counts
+from induction_memory.trajectory.kept_results import key_of
+from induction_memory.trajectory.revisions import Revisions, is_series, revisions
+from induction_memory.trajectory.search import find
 from induction_memory.trajectory.trajectory import Stacks, Trajectory, load
 
-Source = Trajectory | nn.Module | Mapping[str, Tensor] | str | Path
-Steps = int | np.integer | Literal["all", "last"] | Sequence[int] | Sequence[np.integer] | np.ndarray | None
+Source = Trajectory | Revisions | nn.Module | Mapping[str, Tensor] | str | Path
 Sequences = Batch | Int[Tensor, "batch pos"] | None
 SEQUENCES, SEQUENCES_PER_STEP = 64, 16  # of the evaluation batch when none is given: for one step, for each of several
 
@@ -49,7 +54,7 @@ class Subject:
     name: str
     steps: Int[np.ndarray, " step"]
     """The training steps; the single step 0 for a model."""
-    source: Trajectory | nn.Module | Mapping[str, Tensor]
+    source: Trajectory | Revisions | nn.Module | Mapping[str, Tensor]
     known_task: Any
     """The task, or None."""
     given: Sequences
@@ -62,6 +67,16 @@ class Subject:
     def run(self) -> Trajectory | None:
         """The trajectory behind it, or None."""
         return self.source if isinstance(self.source, Trajectory) else None
+
+    @property
+    def series(self) -> Revisions | None:
+        """The series of others' checkpoints behind it, or None."""
+        return self.source if isinstance(self.source, Revisions) else None
+
+    @property
+    def last(self) -> int | None:
+        """The last step; None if it is not known yet (an iterator of models)."""
+        return int(self.steps[-1]) if len(self.steps) else None
 
     @property
     def task(self) -> Any:
@@ -84,6 +99,9 @@ class Subject:
             given = self.given if isinstance(self.given, Batch) else batch_of_tokens(self.given)
             self._require_tokens(given.tokens)
             return given
+        if self.series is not None:
+            config = self.series.config()
+            return batch_of_tokens(within_context(config.vocab_size, config.max_position_embeddings, self.drawn))
         if self.known_task is None:
             raise InputError("batch: expected sequences of the task (a model alone does not know it), got none")
         return self.known_task.sample(self.drawn, step_rng(self.eval_seed, 0))
@@ -123,6 +141,8 @@ class Subject:
             return Stack(weights, n_steps=len(self.steps), task=self.known_task, initial=self.source.initial())
         if isinstance(self.source, nn.Module):
             return Stack(model_weights(self.source), n_steps=1, task=self.known_task)
+        if isinstance(self.source, Revisions):
+            raise UnsupportedError("reads one checkpoint of a series at a time, and stacks no weights")
         weights = self.source
         initial = {name: weight[0] if has_step_axis(name, weight) else weight for name, weight in weights.items()}
         chosen = weights if len(self.steps) == number_of_steps(weights) else at_steps(weights, self.steps)
@@ -132,6 +152,8 @@ class Subject:
         """What runs the model of a step (the last one when not given)."""
         if isinstance(self.source, nn.Module):
             return runner(self.source, via=self.via)
+        if self.series is not None:
+            return runner(self.series.model(step), via=self.via)
         if self.run is None:
             raise UnsupportedError("needs a model to run, stacked weights alone do not make one")
         chosen = int(self.steps[-1] if step is None else step)
@@ -141,14 +163,33 @@ class Subject:
         """The TransformerLens model of a step."""
         if isinstance(self.source, nn.Module):
             return self.source
+        if self.series is not None:
+            return self.series.model(None if step is None else int(step))
         if self.run is None:
             raise UnsupportedError("needs a model to run, stacked weights alone do not make one")
         return self.run.model(int(self.steps[-1] if step is None else step))
 
     def each(self) -> Iterator[tuple[int, Runner]]:
-        """Step and runner, one after another."""
+        """Step and runner, one after another; of a series it is one model whose weights change."""
+        if self.series is not None:
+            for step, model in self.series.refilled():
+                yield step, runner(model, via=self.via)
+            return
         for step in track(self.steps.tolist(), "steps"):
             yield step, self.runner(step)
+
+    def tables(
+        self, measure: Callable[[int, Runner], dict[str, pd.DataFrame]], settings: Mapping[str, Any]
+    ) -> Iterator[tuple[int, dict[str, pd.DataFrame]]]:
+        """Step and what `measure` makes of it and its runner.
+
+        Of a series, the tables of each step are kept on the disk under the `settings` that they depend on.
+        """
+        if self.series is None:
+            yield from ((step, measure(step, one)) for step, one in self.each())
+            return
+        at = self.series
+        yield from at.results(lambda step, model: measure(step, runner(model, via=self.via)), key=key_of(settings))
 
     def only(self) -> Runner:
         """The runner of the one step that was asked for."""
@@ -156,8 +197,8 @@ class Subject:
         return self.runner()
 
     def labelled(self, table: pd.DataFrame, step: int) -> pd.DataFrame:
-        """The table with the step as its first column, for a trajectory."""
-        if self.run is not None:
+        """The table with the step as its first column, for a trajectory or a series."""
+        if self.run is not None or self.series is not None:
             table.insert(0, "step", step)
         return table
 
@@ -173,7 +214,7 @@ def subject(
     via: Via | None = None,
     field: str = "step",
 ) -> Subject:
-    """Read a source: a trajectory, its folder or the name of a shipped one, a model, or stacked weights.
+    """Read a source: a trajectory or a series, its folder or the name of a shipped one, a model, or stacked weights.
 
     `step` is a stored step, several, "all", or the last when not given. `batch` are the sequences, also as a tensor of
     tokens. Without them `sequences` are drawn from the run's task, or from `task`: 64, or 16 for several steps.
@@ -186,19 +227,23 @@ def subject(
     require(batch is None or isinstance(batch, Batch) or tokens, "batch", allowed, _described(batch))
     if sequences is not None:
         require_integer(sequences, "sequences", 1, None)
-    opened = load(source) if isinstance(source, str | Path) else source
+    opened = opened_folder(source) if isinstance(source, str | Path) else source
     if isinstance(opened, Subject):
         return opened
+    if isinstance(opened, Revisions):
+        chosen = chosen_checkpoints(opened, step, field)
+        drawn = sequences or (SEQUENCES if len(chosen.steps) == 1 else SEQUENCES_PER_STEP)
+        return Subject(chosen.name, chosen.steps, chosen, task, batch, drawn, initial, via)
     if isinstance(opened, Trajectory):
         steps = chosen_steps(opened, step, field)
         drawn = sequences or (SEQUENCES if len(steps) == 1 else SEQUENCES_PER_STEP)
         return Subject(opened.name, np.array(steps), opened, task or _task_of(opened), batch, drawn, initial, via)
     if isinstance(opened, Mapping):
         require(bool(opened), "source", "weights by name", "none")
-        steps = _positions(number_of_steps(opened), step, field)
+        steps = chosen_positions(number_of_steps(opened), step, field)
         return Subject("weights", steps, opened, task, batch, sequences or SEQUENCES, initial, via)
     if not isinstance(opened, nn.Module) or not hasattr(opened, "run_with_hooks"):
-        allowed = "a trajectory, its folder, a TransformerLens model or stacked weights"
+        allowed = "a trajectory, a series, the folder of either, a TransformerLens model or stacked weights"
         raise InputError(f"source: expected {allowed}, got {_described(opened)}")
     single = (
         step is None or (isinstance(step, str) and step in ("all", "last")) or np.array_equal(np.atleast_1d(step), [0])
@@ -207,15 +252,10 @@ def subject(
     return Subject("model", np.array([0]), opened, task, batch, sequences or SEQUENCES, initial, via)
 
 
-def chosen_steps(run: Trajectory, step: Steps, field: str = "step") -> list[int]:
-    """The stored steps that `step` asks for, in the order of training: one, several, all, or the last."""
-    run.require_steps()
-    if isinstance(step, str) or step is None:
-        require(step in (None, "last", "all"), field, "a stored step, a list of them, 'last' or 'all'", repr(step))
-        return [int(s) for s in (run.steps if step == "all" else run.steps[-1:])]
-    wanted = np.atleast_1d(np.asarray(step)).tolist()
-    require(len(wanted) > 0, field, "at least one step", "none")
-    return sorted({run.resolve(one) for one in wanted})
+def opened_folder(path: str | Path) -> Trajectory | Revisions:
+    """What a folder or a name stands for: a trajectory, or a series of checkpoints that others trained."""
+    folder = find(path)
+    return revisions(folder) if is_series(folder) else load(folder)
 
 
 def number_of_steps(weights: Mapping[str, Tensor]) -> int:
@@ -248,18 +288,6 @@ def batch_of_tokens(tokens: Int[Tensor, "batch pos"]) -> Any:
     seen = (pair[:, :, None] == pair[:, None, :]).tril(-1).any(-1)
     none = tokens[:, :0]
     return with_counts(inputs, targets, 2 * seen.long(), none, none)
-
-
-def _positions(available: int, step: Steps, field: str) -> Int[np.ndarray, " step"]:
-    """The positions in a stack that `step` asks for."""
-    if step is None or isinstance(step, str):
-        require(step in (None, "all", "last"), field, "'all' or positions in the stack", repr(step))
-        return np.arange(available) if step == "all" else np.array([available - 1])
-    wanted = np.unique(np.asarray(step)).tolist()
-    require(len(wanted) > 0, field, "at least one step", "none")
-    for one in wanted:
-        require(one in range(available), field, f"0 to {available - 1} (positions in the stack)", one)
-    return np.array(wanted)
 
 
 def _task_of(run: Trajectory) -> Any:

@@ -7,17 +7,15 @@
     series.steps, series.tokens                    numpy steps; tokens where the names say them
     for step, model in series: ...                 one model in memory at a time, the next one's files read ahead
     series.table(measure)                          a table of every checkpoint, with a step column
+    im.ablate(series, step="all")                  analyses take a series, or its folder, like any run
 
 Names are read by `checkpoint_names`; the order is by step. Files are local: nothing is ever fetched.
 """
 
-import hashlib
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -26,29 +24,13 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from induction_memory.errors import InputError, require
-from induction_memory.trajectory.checkpoint_names import Label, label
+from induction_memory.progress import track
+from induction_memory.trajectory import kept_results
+from induction_memory.trajectory.checkpoint_files import Checkpoint, read_ahead
+from induction_memory.trajectory.checkpoint_names import label
 
-WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth")
-_CHUNK = 1 << 22
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """One checkpoint of a series: what its name says, and where its files are."""
-
-    name: str
-    label: Label
-    folder: Path
-
-    def files(self) -> list[Path]:
-        """Its weight files, in the order of their names."""
-        return weight_files(self.folder)
-
-    @property
-    def fingerprint(self) -> str:
-        """A hash of the names, sizes and times of its files: it changes when a file is written again."""
-        facts = [(p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in sorted(self.folder.iterdir()) if p.is_file()]
-        return hashlib.sha256(repr(facts).encode()).hexdigest()
+BESIDE = Path(".induction_memory")
+"""Folder beside the checkpoints in which the command line keeps results."""
 
 
 class Revisions:
@@ -89,45 +71,108 @@ class Revisions:
         return boot(one.folder)
 
     def __iter__(self) -> Iterator[tuple[int, nn.Module]]:
-        """Step and model; drop the model before asking for the next one, so that only one is in memory."""
-        for one, load in self._loaders():
-            yield one.label.step, load()
-
-    def _loaders(self) -> Iterator[tuple[Checkpoint, Callable[[], nn.Module]]]:
-        """Each checkpoint with the function that makes its model; the files of the next are read meanwhile."""
+        """Step and model, each a model of its own: drop it before the next one, so that one is in memory."""
         from induction_memory.model.bridge import boot
 
-        for one, following in zip(self.checkpoints, [*self.checkpoints[1:], None], strict=True):
-            reading = _read_ahead(following.files()) if following is not None else None
-            yield one, partial(boot, one.folder)
+        for one in self._in_turn(self.checkpoints):
+            yield one.label.step, boot(one.folder)
+
+    def refilled(self) -> Iterator[tuple[int, nn.Module]]:
+        """Step and model; where possible it is one model whose weights change, so nothing of it may be kept."""
+        from induction_memory.model.refill import Refill
+
+        models = Refill()
+        for one in self._in_turn(self.checkpoints):
+            yield one.label.step, models.load(one.folder, one.files())
+
+    def _in_turn(self, checkpoints: Sequence[Checkpoint]) -> Iterator[Checkpoint]:
+        """Each checkpoint; the files of the next are read meanwhile."""
+        for one, following in zip(checkpoints, [*checkpoints[1:], None], strict=True):
+            reading = read_ahead(following.files()) if following is not None else None
+            yield one
             if reading is not None:
                 reading.join()
+
+    def results(
+        self, measure: Callable[[int, nn.Module], Mapping[str, pd.DataFrame]], *, key: str | None = None
+    ) -> Iterator[tuple[int, dict[str, pd.DataFrame]]]:
+        """Step and the tables that `measure` makes of it and its model, in the order of steps.
+
+        With `keep` and a `key` that names the measure and its settings, the tables of each step are kept on the disk as
+        soon as they are there, and read from it next time: a run that was killed goes on where it was.
+        """
+        from induction_memory.model.refill import Refill
+
+        known: dict[Checkpoint, dict[str, pd.DataFrame]] = {}
+        if self.keep is not None and key is not None:
+            found = {one: kept_results.load(self.keep, key, one) for one in self.checkpoints}
+            known = {one: tables for one, tables in found.items() if tables is not None}
+        models = Refill()
+        new = self._in_turn([one for one in self.checkpoints if one not in known])
+        for one in track(self.checkpoints, "checkpoints"):
+            if one not in known:
+                one = next(new)
+                tables = dict(measure(one.label.step, models.load(one.folder, one.files())))
+                if self.keep is not None and key is not None:
+                    kept_results.save(self.keep, key, one, tables)
+            else:
+                tables = known.pop(one)
+            yield one.label.step, tables
 
     def table(self, measure: Callable[[nn.Module], pd.DataFrame], *, key: str | None = None) -> pd.DataFrame:
         """The tables that `measure` makes of each model, one below the other, with the step in front.
 
-        With `keep` and a `key` that names the measure and its settings, each step's table is kept on the disk as soon
-        as it is there, and read from it next time: a run that was killed goes on where it was.
+        The results of each step are kept as those of `results`. A model must not be used after its call.
         """
-        parts = []
-        for one, load in self._loaders():
-            kept = self._kept(one, key)
-            if kept is not None and kept.exists():
-                part = pd.read_parquet(kept)
-            else:
-                part = measure(load())
-                if kept is not None:
-                    _write(part, kept)
-            part = part.drop(columns="step", errors="ignore")
-            part.insert(0, "step", one.label.step)
-            parts.append(part)
-        return pd.concat(parts, ignore_index=True)
+        parts = [
+            (step, tables["table"])
+            for step, tables in self.results(lambda _, model: {"table": measure(model)}, key=key)
+        ]
+        return joined(parts)
 
-    def _kept(self, one: Checkpoint, key: str | None) -> Path | None:
-        if self.keep is None or key is None:
-            return None
-        digest = hashlib.sha256(f"{key}\n{one.fingerprint}".encode()).hexdigest()[:24]
-        return self.keep / f"step-{one.label.step}-{digest}.parquet"
+    def config(self) -> Any:
+        """The transformers configuration of the last checkpoint."""
+        from transformers import AutoConfig
+
+        return AutoConfig.from_pretrained(self.checkpoints[-1].folder, local_files_only=True).get_text_config()
+
+    def tokenizer(self) -> Any:
+        """The tokenizer of the series; an error if the checkpoints bring none, or different ones."""
+        from transformers import AutoTokenizer
+
+        files = [one.tokenizer() for one in self.checkpoints]
+        require(bool(files[-1]), "text", "a series that brings a tokenizer", f"{self.name}, which has none")
+        require(all(f == files[-1] for f in files), "text", "one tokenizer for all checkpoints", "different ones")
+        return AutoTokenizer.from_pretrained(self.checkpoints[-1].folder, local_files_only=True)
+
+    def encode(self, text: str, length: int | None = None) -> Int[Tensor, "batch pos"]:
+        """The tokens of a text: one sequence, or with `length` as many sequences of that many tokens as it fills."""
+        tokens = torch.tensor(self.tokenizer()(text, add_special_tokens=False)["input_ids"], dtype=torch.long)
+        require(len(tokens) >= 2, "text", "two or more tokens", len(tokens))
+        if length is None or len(tokens) < length:
+            return tokens[None]
+        return tokens[: len(tokens) // length * length].reshape(-1, length)
+
+    def words(self, tokens: Int[Tensor, " pos"]) -> list[str]:
+        """Tokens as a person reads them; their numbers where the series brings no tokenizer."""
+        if not self.checkpoints[-1].tokenizer():
+            return [str(int(token)) for token in tokens]
+        tokenizer = self.tokenizer()
+        return [tokenizer.decode([int(token)]) for token in tokens]
+
+
+def joined(parts: Sequence[tuple[int, pd.DataFrame]]) -> pd.DataFrame:
+    """Tables of several steps as one, with the step in front."""
+    require(len(parts) > 0, "source", "one or more checkpoints", "none that is left")
+    labelled = []
+    for step, table in parts:
+        table = table.drop(columns="step", errors="ignore")
+        table.insert(0, "step", step)
+        labelled.append(table)
+    filled = [table for table in labelled if len(table)] or labelled[:1]
+    whole = pd.concat(filled, ignore_index=True)
+    whole.attrs = dict(parts[-1][1].attrs)
+    return whole
 
 
 class Pairs(Revisions):
@@ -161,14 +206,20 @@ class Pairs(Revisions):
     def model(self, step: int | None = None) -> nn.Module:
         raise InputError("source: expected checkpoints on the disk to choose from, got pairs of steps and models")
 
-    def table(self, measure: Callable[[nn.Module], pd.DataFrame], *, key: str | None = None) -> pd.DataFrame:
-        parts = []
+    def refilled(self) -> Iterator[tuple[int, nn.Module]]:
+        return iter(self)
+
+    def results(
+        self, measure: Callable[[int, nn.Module], Mapping[str, pd.DataFrame]], *, key: str | None = None
+    ) -> Iterator[tuple[int, dict[str, pd.DataFrame]]]:
         for step, model in self:
-            part = measure(model).drop(columns="step", errors="ignore")
-            part.insert(0, "step", step)
-            parts.append(part)
-        require(len(parts) > 0, "source", "one or more pairs of a step and a model", "none that is left")
-        return pd.concat(parts, ignore_index=True)
+            yield step, dict(measure(step, model))
+
+    def config(self) -> Any:
+        raise InputError("batch: expected sequences of tokens for pairs of steps and models, got none")
+
+    def tokenizer(self) -> Any:
+        raise InputError("text: expected tokens (batch=...) for pairs of steps and models, got a text")
 
 
 Source = str | Path | Sequence[str | Path] | Iterable[tuple[int, nn.Module]]
@@ -196,18 +247,8 @@ def revisions(source: Source, *, keep: str | Path | None = None) -> Revisions:
 
 
 def is_series(path: Path) -> bool:
-    """Whether a folder holds two or more checkpoints, or is a local Hub cache."""
-    return (path / "snapshots").is_dir() or len(_children(path)) > 1
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """The files of a checkpoint that hold weights; safetensors alone where it has both kinds."""
-    for patterns in (WEIGHTS[:1], WEIGHTS[1:]):
-        files = sorted(path for pattern in patterns for path in folder.glob(pattern) if path.is_file())
-        files = [path for path in files if path.name not in ("training_args.bin", "optimizer.pt", "scheduler.pt")]
-        if files:
-            return files
-    return []
+    """Whether a folder holds folders of checkpoints, or is a local Hub cache."""
+    return (path / "snapshots").is_dir() or len(_children(path)) > 0
 
 
 def _children(path: Path) -> dict[str, Path]:
@@ -237,40 +278,3 @@ def _in_order(found: dict[str, Path], where: str | Path) -> list[Checkpoint]:
         checkpoints[said.step] = Checkpoint(name, said, folder)
     require(bool(checkpoints), str(where), "folders with config.json whose names say their step", "none")
     return [checkpoints[step] for step in sorted(checkpoints)]
-
-
-def _read_ahead(files: Sequence[Path]) -> threading.Thread:
-    """Read files into the system's cache in the background, without keeping them."""
-
-    def read() -> None:
-        buffer = bytearray(_CHUNK)
-        for path in files:
-            try:
-                with path.open("rb", buffering=0) as file:
-                    while file.readinto(buffer):
-                        pass
-            except OSError:
-                return  # the load itself reports what cannot be read
-
-    thread = threading.Thread(target=read, daemon=True)
-    thread.start()
-    return thread
-
-
-def _write(table: pd.DataFrame, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    table.to_parquet(part, index=False)
-    part.replace(path)
-
-
-def hashed(value: object) -> str:
-    """A short text that tells settings apart, tensors by their content: for the `key` of `Revisions.table`."""
-    if isinstance(value, Tensor):
-        data = value.detach().cpu().contiguous()
-        return hashlib.sha256(data.view(torch.uint8).numpy().tobytes()).hexdigest()
-    if isinstance(value, dict):
-        return repr(sorted((name, hashed(one)) for name, one in value.items()))
-    if isinstance(value, list | tuple):
-        return repr([hashed(one) for one in value])
-    return repr(value)

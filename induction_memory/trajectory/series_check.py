@@ -29,13 +29,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from induction_memory.trajectory.revisions import Checkpoint, Revisions
+from induction_memory.model.refill import PASSING
+from induction_memory.trajectory.checkpoint_files import Checkpoint
+from induction_memory.trajectory.revisions import Revisions
 
 JUMP = 5.0
 OFF_PATH = 3.0
 COLUMNS = ["finding", "step", "other_step", "where", "detail"]
-_PASSING = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "architectures", "use_cache")
-_TOKENIZER = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt", "tokenizer_config.json")
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,15 @@ def check(series: Revisions) -> pd.DataFrame:
     findings += _moves(series.checkpoints, contents, trained)
     rows = [[f.finding, f.step, f.other_step, f.where, f.detail] for f in findings]
     return pd.DataFrame(rows, columns=COLUMNS).astype({"step": "Int64", "other_step": "Int64"})
+
+
+def lines(series: Revisions) -> list[str]:
+    """The findings as text, one line each."""
+    found = []
+    for row in check(series).itertuples(index=False):
+        other = "" if pd.isna(row.other_step) else f" (step {row.other_step})"
+        found.append(f"step {row.step}{other}: {row.finding}: {row.where}: {row.detail}")
+    return found
 
 
 def gaps(steps: list[int]) -> list[Finding]:
@@ -195,7 +204,7 @@ def _changed_files(checkpoints: Iterable[Checkpoint]) -> list[Finding]:
     found: list[Finding] = []
     before: tuple[int, dict[str, Any], dict[str, str]] | None = None
     for one in checkpoints:
-        config, tokenizer = _config(one.folder), _tokenizer(one.folder)
+        config, tokenizer = _config(one.folder), one.tokenizer()
         if before is not None:
             fields = sorted(k for k in config.keys() | before[1].keys() if config.get(k) != before[1].get(k))
             if fields:
@@ -213,12 +222,7 @@ def _config(folder: Path) -> dict[str, Any]:
         values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {"config.json": "unreadable"}
-    return {name: value for name, value in values.items() if name not in _PASSING}
-
-
-def _tokenizer(folder: Path) -> dict[str, str]:
-    paths = [folder / name for name in _TOKENIZER if (folder / name).is_file()]
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+    return {name: value for name, value in values.items() if name not in (*PASSING, "architectures")}
 
 
 def _moves(checkpoints: tuple[Checkpoint, ...], contents: list[Contents], trained: set[str]) -> list[Finding]:

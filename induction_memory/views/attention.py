@@ -2,6 +2,7 @@
 
     im.attention(run, step=300, text="the tree at the gate")        shows itself in a notebook
     im.attention(run, step=[0, 100, 300], batch=batch, row=2)       steps side by side
+    im.attention(im.revisions("folder"), text="the tree")           a series of checkpoints, by its own tokenizer
     im.attention([run0, run1]).save("maps.pdf")                      runs side by side; .html, .png, .pdf or .svg
 
 Boxed is what the induction head should look at: the keys that follow earlier occurrences of the query. The triggers
@@ -143,7 +144,7 @@ def attention(
     triggers: Mapping[str, str] | None = None,
     task: BigramTask | None = None,
 ) -> AttentionView:
-    """The attention of a model, of a trajectory at one or more steps, or of several runs, over one sequence.
+    """The attention of a model, of steps of a trajectory or series, or of several runs, over one sequence.
 
     The sequence is `text`, or a row of `batch`, or else a fresh one of the run's task; `length` cuts it. Without `row`
     it is the one in which most triggers come again. `heads` are all, or some as "L2H1" or (2, 1).
@@ -161,8 +162,11 @@ def attention(
         heads is None or (isinstance(heads, list | tuple) and len(heads) > 0), "heads", "a list of heads", repr(heads)
     )
     cut = SHOWN if length is None and text is None and batch is None else length
+    series = next((one.series for one in read if one.series is not None), None)
     if text is None:
         tokens, pairs = _of_batch(read[0].batch, row, cut)
+    elif series is not None:
+        tokens, pairs = series.encode(text)[0], {}
     else:
         tokens, pairs = _of_text(text, task, triggers)
     tokens = tokens[:cut]
@@ -171,11 +175,12 @@ def attention(
         for number, runner in one.each():
             names = runner.graph.heads if heads is None else tuple(map(runner.graph.head, heads))
             patterns.append(_patterns(runner, tokens, names))
-            columns.append((one.name, number if one.run is not None else None))
+            columns.append((one.name, number if one.run is not None or one.series is not None else None))
             require(len(columns) <= MOST, "step", f"at most {MOST} maps side by side", "more")
             labels.append(names)
     require(len(set(labels)) == 1, "source", "models with the same heads", "different ones")
     shown = [task.vocabulary[i] if task is not None else str(int(i)) for i in tokens]
+    shown = shown if series is None or task is not None else series.words(tokens)
     return AttentionView(
         title=_title(columns),
         tokens=tuple(shown),

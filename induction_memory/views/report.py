@@ -14,12 +14,15 @@ from induction_memory.errors import InputError, require
 from induction_memory.files import require_file, write_file
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.fields import require_integer
+from induction_memory.trajectory.revisions import Revisions, is_series, revisions
+from induction_memory.trajectory.search import find
 from induction_memory.trajectory.trajectory import Trajectory, load
 from induction_memory.views.attention_page import framed
 from induction_memory.views.page.budget import within
 from induction_memory.views.page.document import document
 from induction_memory.views.page.gather import EVALUATED, LENGTH, Progress, gather
 from induction_memory.views.page.pack import Pack
+from induction_memory.views.series_report import SeriesReport, series_report
 
 MOST_RUNS = 4
 MOST_TOKENS = 4096
@@ -71,14 +74,18 @@ def report(
     budget: int = BUDGET,
     title: str | None = None,
     progress: Progress | None = None,
-) -> Report:
-    """The page of one run, or of several side by side (trajectories, their folders or shipped names).
+) -> Report | SeriesReport:
+    """The page of one run, or of several side by side (trajectories, their folders or shipped names), or of a series.
 
     `steps` are the stored steps that it shows, all by default. `sequences` of `length` tokens are shown, and ablations
     and roles measured at up to `causal_steps` steps. A page over `budget` bytes is made smaller, and says how: numbers
     behind colours get 8 bits instead of 16, then fewer sequences are shown, then fewer steps.
     """
     listed = list(sources) if isinstance(sources, list | tuple) else [sources]
+    series = [one for one in map(_series, listed) if one is not None]
+    if series:
+        require(len(listed) == 1, "runs", "a series of checkpoints alone", f"{len(listed)} runs")
+        return series_report(series[0] if steps is None else series[0].at(steps), progress=progress)
     require(1 <= len(listed) <= MOST_RUNS, "runs", f"1 to {MOST_RUNS} runs", len(listed))
     require_integer(sequences, "sequences", 1, EVALUATED)
     require_integer(length, "length", 1, MOST_TOKENS)
@@ -93,6 +100,14 @@ def report(
         for run, at in zip(runs, chosen, strict=True)
     ]
     return Report(title, within(packs, title, budget))
+
+
+def _series(source: Any) -> Revisions | None:
+    """The series of checkpoints that a source is, or None."""
+    if isinstance(source, str | Path):
+        folder = find(source)
+        return revisions(folder) if is_series(folder) else None
+    return source if isinstance(source, Revisions) else None
 
 
 def _opened(source: Any) -> Trajectory:

@@ -3,8 +3,8 @@ import torch
 
 from induction_memory import probes
 from induction_memory.probes import attention
-from induction_memory.probes.activations import repeated_tokens
 from induction_memory.task.positions import after_same_context
+from induction_memory.task.repeated import repeated_tokens
 from induction_memory.task.sampler import make_batch, sample, step_rng
 from tests.probe_sources import FIXED, RANDOM, TINY, constructed, untrained
 

@@ -1,5 +1,6 @@
 """Series of checkpoints that others trained: in order, one model at a time, equal to what transformers computes."""
 
+import gc
 import json
 import shutil
 import weakref
@@ -10,7 +11,8 @@ import pytest
 import torch
 
 from induction_memory.errors import InputError
-from induction_memory.trajectory.revisions import hashed, is_series, revisions
+from induction_memory.trajectory.kept_results import hashed
+from induction_memory.trajectory.revisions import is_series, revisions
 from induction_memory.trajectory.series_check import check, gaps
 from tests.trajectory.series import CONTEXT, VOCAB, write_series
 
@@ -53,21 +55,15 @@ def test_models_come_in_the_order_of_steps_and_equal_transformers(series):
 
 @pytest.mark.slow
 def test_one_model_is_alive_at_a_time(series):
-    alive = []
-
-    def measure(model):
-        import gc
-
-        gc.collect()
-        alive.append(sum(ref() is not None for ref in seen))
-        seen.append(weakref.ref(model))
-        return norms(model)
-
+    alive, values = [], []
     seen: list[weakref.ref] = []
-    table = revisions(series).table(measure)
-    assert table["step"].tolist() == STEPS
-    assert alive == [0] * len(STEPS)
-    assert table["norm"].is_unique
+    for _, model in revisions(series).refilled():
+        gc.collect()
+        seen.append(weakref.ref(model))
+        alive.append(len({id(ref()) for ref in seen if ref() is not None}))
+        values.append(norms(model)["norm"][0])
+    assert alive == [1] * len(STEPS)
+    assert len(set(values)) == len(STEPS)
 
 
 @pytest.mark.slow

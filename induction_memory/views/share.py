@@ -1,0 +1,122 @@
+"""A trajectory as a folder for others: its files, a model card, figures and configuration.
+
+    im.share(run, "shared")                       a folder; nothing leaves this machine
+    im.share(run, "shared", upload="me/my-run")   the same, and put on the Hub under this name
+
+The folder is a trajectory like any other: `im.load("shared")` reads it, `induction-memory verify shared` checks it.
+"""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from induction_memory.errors import InputError, require
+from induction_memory.task.bigrams import BigramTask
+from induction_memory.trajectory.layout import MANIFEST, PIECES
+from induction_memory.trajectory.trajectory import Trajectory, load
+
+CARD, CONFIG, FIGURES = "README.md", "config.json", "figures"
+
+
+def share(run: Trajectory | str | Path, folder: str | Path, *, upload: str | None = None) -> Path:
+    """Write the trajectory, a model card, figures and the configuration into the new folder, and return it.
+
+    `upload` is the name of a repository on the Hub, `owner/name`. Only with it is anything uploaded, with the account
+    that huggingface_hub is logged in with.
+
+    >>> import tempfile
+    >>> out = share("induction-small", tempfile.mkdtemp() + "/shared")
+    >>> sorted(path.name for path in out.iterdir())[:3]
+    ['README.md', 'config.json', 'figures']
+    """
+    opened = load(run) if isinstance(run, str | Path) else run
+    require(isinstance(opened, Trajectory), "run", "a trajectory, its folder or name", type(opened).__name__)
+    named = upload is None or (isinstance(upload, str) and upload.count("/") == 1 and all(upload.split("/")))
+    require(named, "upload", "owner/name of a repository", repr(upload))
+    out = Path(folder)
+    require(not out.exists() or not any(out.iterdir()), "folder", "a new or an empty folder", repr(str(out)))
+    finished = opened.finished and (opened.path / MANIFEST).exists()
+    require(finished, "run", "a finished run of this package", f"{opened.name}, which is none")
+    (out / FIGURES).mkdir(parents=True)
+    for name in (MANIFEST, *PIECES):
+        if (opened.path / name).exists():
+            shutil.copyfile(opened.path / name, out / name)
+    (out / CONFIG).write_text(json.dumps(_configuration(opened), indent=1) + "\n", encoding="utf-8")
+    (out / CARD).write_text(card(opened, _figures(opened, out / FIGURES)), encoding="utf-8")
+    if upload is not None:
+        _upload(out, upload)
+    return out
+
+
+def card(run: Trajectory, figures: list[str]) -> str:
+    """The model card: front matter, how to load the run, what it is, its last measurements, and figures."""
+    last = run.metrics.dropna(axis="columns", how="all").iloc[-1] if len(run.metrics) else {}
+    measured = "\n".join(f"| {name} | {float(value):.4g} |" for name, value in last.items() if name != "checkpoint")
+    images = "\n\n".join(f"![{Path(name).stem}]({FIGURES}/{name})" for name in figures)
+    config = json.dumps(_configuration(run), indent=1)
+    return f"""---
+library_name: induction_memory
+tags:
+- mechanistic-interpretability
+- induction-heads
+- training-trajectory
+---
+# {run.name}
+
+A training trajectory of a small transformer: {len(run.steps)} stored steps from {run.steps[0]} to {run.steps[-1]}.
+
+```python
+import induction_memory as im
+
+run = im.load("path/to/this/folder")   # after a download: im.load(huggingface_hub.snapshot_download("owner/name"))
+run.model(step={run.steps[-1]})
+```
+
+`induction-memory verify path/to/this/folder` checks every file against its checksum.
+
+## Last measurements
+
+| measure | value |
+| --- | --- |
+{measured}
+
+## Figures
+
+{images}
+
+## Configuration
+
+```json
+{config}
+```
+"""
+
+
+def _configuration(run: Trajectory) -> dict[str, Any]:
+    """Task, model and training, as plain JSON; `model_type` tells the Hub which library reads it."""
+    return {"model_type": "induction_memory", **json.loads(json.dumps(run.config.to_dict()))}
+
+
+def _figures(run: Trajectory, folder: Path) -> list[str]:
+    """Pictures of the run: training curves, and for sequences of letters the attention at the last step."""
+    from induction_memory.figures.curves import birth
+    from induction_memory.probes.tidy import recall
+    from induction_memory.views.attention import attention
+
+    names = ["training.png"]
+    birth(run.metrics, recall(run, cached=False), run.name).savefig(folder / names[0], dpi=130)
+    if isinstance(run.task, BigramTask):
+        names.append("attention.png")
+        attention(run).save(folder / names[-1])
+    return names
+
+
+def _upload(folder: Path, name: str) -> None:
+    try:
+        from huggingface_hub import HfApi
+    except ImportError as error:
+        raise InputError("upload: expected the package huggingface_hub, got none") from error
+    api = HfApi()
+    api.create_repo(name, exist_ok=True)
+    api.upload_folder(repo_id=name, folder_path=str(folder))

@@ -1,0 +1,67 @@
+"""A shared folder is a trajectory with a card; it leaves the machine only when asked for by name."""
+
+import json
+
+import pytest
+import torch
+
+import induction_memory as im
+from induction_memory.errors import InputError
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    return im.share("induction-small", tmp_path_factory.mktemp("share") / "shared")
+
+
+def test_the_folder_loads_as_the_run_that_it_came_from(shared):
+    run, copy = im.load("induction-small"), im.load(shared)
+    assert copy.steps.tolist() == run.steps.tolist()
+    assert torch.equal(copy.memory("W_O2"), run.memory("W_O2"))
+    assert im.verify(shared) == []
+
+
+def test_the_card_says_how_to_load_it_and_shows_figures_that_exist(shared):
+    card = (shared / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: induction_memory\n")
+    assert 'im.load("path/to/this/folder")' in card
+    pictures = [line.split("(")[1].rstrip(")") for line in card.splitlines() if line.startswith("![")]
+    assert len(pictures) == 2
+    assert all((shared / picture).stat().st_size > 1000 for picture in pictures)
+    assert json.loads((shared / "config.json").read_text())["task"] == im.load(shared).config.to_dict()["task"]
+
+
+def test_it_is_uploaded_only_by_name(shared, tmp_path, monkeypatch):
+    import huggingface_hub
+
+    calls = []
+
+    class Api:
+        def create_repo(self, name, exist_ok):
+            calls.append(name)
+
+        def upload_folder(self, repo_id, folder_path):
+            calls.append((repo_id, folder_path))
+
+    monkeypatch.setattr(huggingface_hub, "HfApi", Api)
+    im.share(im.load(shared), tmp_path / "here")
+    assert calls == []
+    im.share(im.load(shared), tmp_path / "there", upload="me/small")
+    assert calls == ["me/small", ("me/small", str(tmp_path / "there"))]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"folder": "."}, "folder: expected a new or an empty folder"),
+        ({"upload": "small"}, "upload: expected owner/name"),
+        ({"run": 3}, "run: expected a trajectory"),
+    ],
+)
+def test_mistakes_are_refused_before_anything_is_written(tmp_path, arguments, message):
+    given = {"run": "induction-small", "folder": tmp_path / "new", "upload": None} | arguments
+    with pytest.raises(InputError, match=message):
+        im.share(given["run"], given["folder"], upload=given["upload"])
+    assert not (tmp_path / "new").exists()
