@@ -29,6 +29,7 @@ _NAMES = {
     "thin": "trajectory.thinning",
     "verify": "trajectory.verification",
     "revisions": "trajectory.revisions",
+    "fetch_revisions": "trajectory.hub",
     "preset": "experiment.presets",
     "identify": "heads.examination",
     "reproduce": "reproduction.reproduce",
@@ -103,6 +104,7 @@ if TYPE_CHECKING:
     from induction_memory.task.sampler import step_rng as step_rng
     from induction_memory.training.branching import branch as branch
     from induction_memory.training.run import train as train
+    from induction_memory.trajectory.hub import fetch_revisions as fetch_revisions
     from induction_memory.trajectory.revisions import revisions as revisions
     from induction_memory.trajectory.thinning import thin as thin
     from induction_memory.trajectory.trajectory import Trajectory as Trajectory

@@ -47,7 +47,11 @@ class Architecture:
 
         A model with hooks, or with modules of its own, is refused: they could not be made again from a file.
         """
-        from transformer_lens import HookedTransformer, HookedTransformerConfig
+        try:
+            from transformer_lens import HookedTransformer, HookedTransformerConfig
+        except ImportError as error:
+            allowed = "a ModelConfig: TransformerLens 4 has no HookedTransformer"
+            raise InputError(f"model: expected {allowed}, got {_described(given)}") from error
 
         is_model = type(given) is HookedTransformer
         cfg = given.cfg if is_model else given

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from induction_memory.errors import require
+from induction_memory.errors import InputError, require
 from induction_memory.lazy import quiet_import
 from induction_memory.model.architecture import KEY, AnyModel, Architecture
 from induction_memory.model.initial import generator, initial_weight
@@ -123,6 +123,9 @@ def _hooked(config: Architecture, seed: int | None) -> HookedTransformer:
 
     The random state of the caller's process stays as it is.
     """
+    if HookedTransformer.__module__.startswith("induction_memory."):
+        got = "TransformerLens 4, which removed HookedTransformer"
+        raise InputError(f"model: expected TransformerLens 3.9 for a HookedTransformer of one's own, got {got}")
     known = {f.name for f in fields(HookedTransformerConfig)}
     settings: dict[str, Any] = {n: list(v) if isinstance(v, tuple) else v for n, v in config.settings}
     for name in settings:

@@ -34,6 +34,7 @@ Gradients = Callable[[int], tuple[float, Mapping[str, Tensor]]]
 """Number of a minibatch -> its loss and gradients at the present value of the weights."""
 
 FAR = 10.0  # a chain whose squared distance is this many times the usual one has diverged
+PLATEAU = 0.1  # the largest relative difference between two step sizes on a plateau
 EVALUATION_STREAM = 1  # the probes' evaluation batch is number 0 of the same seed
 
 
@@ -163,7 +164,7 @@ def learning_coefficient(
 
     A part is "all" (everything that was trained), a matrix by the paper's name (`W_K1`), a head (`L2H1`: its slices of
     everything that was trained) or a matrix of one head (`W_K2 of L2H3`). `step` is the last one when not given; `loss`
-    is the one the run was trained with.
+    is the one the run was trained with, or the name of a group of positions (`global`, `in_context`, `all`).
     """
     chosen = sampling or Sampling()
     steps = [int(run.steps[-1])] if step is None else [int(s) for s in np.atleast_1d(step)]
@@ -195,7 +196,8 @@ def calibrate(
 ) -> pd.DataFrame:
     """The coefficient over n_beta and step size, to look for a plateau before a setting is chosen.
 
-    A setting whose chains diverge has the value nan and says so in `note`.
+    `plateau` is True where the value is within PLATEAU of that at the next smaller step size, with the same n_beta. A
+    setting whose chains diverge has the value nan and says so in `note`.
     """
     rows = []
     for n_beta in n_betas:
@@ -206,7 +208,9 @@ def calibrate(
                 rows.append([n_beta, step_size, row["value"], row["se"], ""])
             except DivergedError as reason:
                 rows.append([n_beta, step_size, math.nan, math.nan, str(reason)])
-    return pd.DataFrame(rows, columns=["n_beta", "step_size", "value", "se", "note"])
+    table = pd.DataFrame(rows, columns=["n_beta", "step_size", "value", "se", "note"])
+    smaller = table.sort_values("step_size").groupby("n_beta")["value"].shift()
+    return table.assign(plateau=(table["value"] - smaller).abs() <= PLATEAU * smaller.abs())
 
 
 def minibatches(run: Trajectory, sampling: Sampling) -> list[Batch]:

@@ -13,9 +13,11 @@ from induction_memory.model.config import ModelConfig
 SIZES = {"d_vocab": 9, "n_ctx": 8, "d_model": 8}
 CONFIGS = {
     "simplified": ModelConfig.simplified(**SIZES),
-    "heads and norms": ModelConfig(**SIZES, n_heads=2, layer_norm=True, feed_forward="relu"),
-    "attention alone": ModelConfig(**SIZES, n_heads=2, feed_forward="none"),
-    "parallel": ModelConfig(**SIZES, layer_norm=True, feed_forward="relu", parallel_blocks=True),
+    "heads and norms": ModelConfig(**SIZES, n_heads=2, identity_queries=False, layer_norm=True, feed_forward="relu"),
+    "attention alone": ModelConfig(**SIZES, n_heads=2, identity_queries=False, feed_forward="none"),
+    "parallel": ModelConfig(
+        **SIZES, identity_queries=False, layer_norm=True, feed_forward="relu", parallel_blocks=True
+    ),
 }
 TOKENS = torch.arange(16).reshape(2, 8) % 9
 
