@@ -77,10 +77,13 @@ def test_hooks_and_shortcut_give_the_same_table():
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"source": 3}, "source: expected a trajectory, its folder, a TransformerLens model or stacked weights, got 3"),
+        (
+            {"source": 3},
+            "source: expected a trajectory, a series, the folder of either, a TransformerLens model or stacked weights, got 3",
+        ),
         (
             {"source": torch.nn.Linear(1, 1)},
-            "source: expected a trajectory, its folder, a TransformerLens model or stacked",
+            "source: expected a trajectory, a series, the folder of either, a TransformerLens model or stacked",
         ),
         ({"source": build(SMALL), "step": 3}, "step: expected none"),
         ({"source": "induction-alone", "step": 7.5}, "step: expected"),

@@ -105,17 +105,19 @@ class Attention(nn.Module):
         super().__init__()
         self.cfg, self.attn_scale = cfg, cfg.attn_scale
         heads, d, d_head = cfg.n_heads, cfg.d_model, cfg.d_head
-        self.W_Q, self.W_K, self.W_V = (nn.Parameter(torch.empty(heads, d, d_head)) for _ in range(3))
-        self.W_O = nn.Parameter(torch.empty(heads, d_head, d))
-        self.b_Q, self.b_K, self.b_V = (nn.Parameter(torch.zeros(heads, d_head)) for _ in range(3))
-        self.b_O = nn.Parameter(torch.zeros(d))
+        self.W_Q, self.W_O = nn.Parameter(torch.empty(heads, d, d_head)), nn.Parameter(torch.empty(heads, d_head, d))
+        self.b_Q, self.b_O = nn.Parameter(torch.zeros(heads, d_head)), nn.Parameter(torch.zeros(d))
+        self.W_K, self.W_V = (nn.Parameter(torch.empty(heads, d, d_head)) for _ in range(2))
+        self.b_K, self.b_V = (nn.Parameter(torch.zeros(heads, d_head)) for _ in range(2))
         for name in ("k", "q", "v", "z", "attn_scores", "pattern", "result"):
             setattr(self, f"hook_{name}", HookPoint())
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Float[Tensor, "batch pos d_model"]:
-        q = self.hook_q(_per_head(query, self.W_Q, self.b_Q))
-        k = self.hook_k(_per_head(key, self.W_K, self.b_K))
-        v = self.hook_v(_per_head(value, self.W_V, self.b_V))
+    def forward(
+        self, query_input: Tensor, key_input: Tensor, value_input: Tensor
+    ) -> Float[Tensor, "batch pos d_model"]:
+        q = self.hook_q(_per_head(query_input, self.W_Q, self.b_Q))
+        k = self.hook_k(_per_head(key_input, self.W_K, self.b_K))
+        v = self.hook_v(_per_head(value_input, self.W_V, self.b_V))
         scores = torch.einsum("bqhd,bkhd->bhqk", q, k) / self.attn_scale
         future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
         scores = self.hook_attn_scores(scores.masked_fill(future, -torch.inf))
@@ -159,18 +161,21 @@ class TransformerBlock(nn.Module):
         self.cfg = cfg
         norms = cfg.normalization_type is not None
         self.ln1 = LayerNorm(cfg) if norms else nn.Identity()
-        self.attn = Attention(cfg)
-        names = ["attn_in", "q_input", "k_input", "v_input", "attn_out", "resid_pre", "resid_post"]
         if not cfg.attn_only:
             self.ln2 = LayerNorm(cfg) if norms else nn.Identity()
+        self.attn = Attention(cfg)
+        if not cfg.attn_only:
             self.mlp: nn.Module = MLP(cfg)
-            names += ["mlp_in", "mlp_out", *([] if cfg.parallel_attn_mlp else ["resid_mid"])]
+        names = ["attn_in", "q_input", "k_input", "v_input", "mlp_in", "attn_out", "mlp_out", "resid_pre", "resid_post"]
+        if not (cfg.attn_only or cfg.parallel_attn_mlp):
+            names.append("resid_mid")
         for name in names:
             setattr(self, f"hook_{name}", HookPoint())
 
     def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
         before = self.hook_resid_pre(x)
-        written = self.hook_attn_out(self.attn(*(self.ln1(one) for one in self._attention_inputs(before))))
+        query, key, value = (self.ln1(one) for one in self._attention_inputs(before))
+        written = self.hook_attn_out(self.attn(query_input=query, key_input=key, value_input=value))
         if self.cfg.attn_only:
             return self.hook_resid_post(before + written)
         between = before if self.cfg.parallel_attn_mlp else self.hook_resid_mid(before + written)
@@ -193,9 +198,10 @@ class Unembed(nn.Module):
         super().__init__()
         self.W_U = nn.Parameter(torch.empty(cfg.d_model, cfg.d_vocab_out))
         self.b_U = nn.Parameter(torch.zeros(cfg.d_vocab_out))
+        self.hook_in, self.hook_out = HookPoint(), HookPoint()
 
     def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos vocab"]:
-        return F.linear(x, self.W_U.T, self.b_U)
+        return self.hook_out(F.linear(self.hook_in(x), self.W_U.T, self.b_U))
 
 
 class HookedTransformer(HookedRootModule):
@@ -230,13 +236,12 @@ class HookedTransformer(HookedRootModule):
         out, cache = super().run_with_cache(*inputs, **options)
         return out, ActivationCache(cache, self) if return_cache_object else cache
 
-    def _stacked(self, name: str) -> Tensor:
-        return torch.stack([getattr(block.attn, name) for block in self.blocks])
-
     def __getattr__(self, name: str) -> Any:
-        """W_Q, W_K, W_V, W_O and their biases of all layers; W_E, W_pos, W_U."""
+        """W_Q, W_K, W_V, W_O, W_in, W_out and their biases of all layers; W_E, W_pos, W_U."""
         if name in ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "b_O"):
-            return self._stacked(name)
+            return torch.stack([getattr(block.attn, name) for block in self.blocks])
+        if name in ("W_in", "W_out", "b_in", "b_out"):
+            return torch.stack([getattr(block.mlp, name) for block in self.blocks])
         if name in ("W_E", "W_pos", "W_U", "b_U"):
             return getattr({"W_E": self.embed, "W_pos": self.pos_embed}.get(name, self.unembed), name)
         return super().__getattr__(name)
