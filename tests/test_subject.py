@@ -79,7 +79,7 @@ def test_hooks_and_shortcut_give_the_same_table():
     [
         (
             {"source": 3},
-            "source: expected a trajectory, a series, the folder of either, a TransformerLens model or stacked weights, got 3",
+            "the folder of either, a TransformerLens model or stacked weights, got 3",
         ),
         (
             {"source": torch.nn.Linear(1, 1)},
