@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 
 from induction_memory.errors import require
+from induction_memory.files import require_file, write_file
 from induction_memory.figures.series import series_figure
 from induction_memory.heads.examination import identify
 from induction_memory.interventions.ablations import ablate
@@ -26,7 +27,6 @@ from induction_memory.trajectory.revisions import Revisions
 from induction_memory.trajectory.series_check import check
 from induction_memory.views.attention import attention
 from induction_memory.views.attention_page import POLICY, STYLE, framed
-from induction_memory.views.page.document import check_path
 
 MAPS = 4
 """Checkpoints whose attention maps are shown."""
@@ -54,8 +54,8 @@ class SeriesReport:
 
     def save(self, path: str | Path) -> Path:
         """Write the page to an .html file."""
-        path = check_path(path)
-        path.write_text(self.html(), encoding="utf-8")
+        path = require_file(path, (".html",))
+        write_file(path, self.html())
         return path
 
     def _repr_html_(self) -> str:
