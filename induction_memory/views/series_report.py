@@ -16,8 +16,8 @@ import numpy as np
 import pandas as pd
 
 from induction_memory.errors import require
-from induction_memory.files import require_file, write_file
 from induction_memory.figures.series import series_figure
+from induction_memory.files import require_file, write_file
 from induction_memory.heads.examination import identify
 from induction_memory.interventions.ablations import ablate
 from induction_memory.probes.attention import head_scores
