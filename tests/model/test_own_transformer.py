@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(params=CONFIGS)
-def pair(request, monkeypatch):
+def pair(request, monkeypatch, unchecked):  # `build` says that it returns the class of 3.9
     config = CONFIGS[request.param]
     theirs = build(config, seed=1)
     monkeypatch.setattr(build_module, "HookedTransformer", own_transformer.HookedTransformer)
