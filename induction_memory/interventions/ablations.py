@@ -45,9 +45,10 @@ def ablate(
     `source` is a trajectory or a series, its folder or name, or a model (then give the batch). `heads` are "all" or
     some, as "L2H1" or (2, 1). `components` are names, or groups of them: heads, layers, feed_forward, embeddings,
     matrices, parts, edges, paths, all. By default they are the first six groups, and at several steps the first five.
-    `kind` is a name (replacements.py), a function, several of these, or "all": by default "mean", as on the
-    command line. `step` is a stored step, several, or "all", and `progress` is called after each with the number done. Without a batch 64 sequences are drawn, or 16 for
-    several steps; for a series they are random tokens repeated once. `via="hooks"` runs one hooked forward per row.
+    `kind` is a name (replacements.py), a function, several of these, or "all": by default "mean", as on the command
+    line. `step` is a stored step, several, or "all", and `progress` is called after each with the number done. Without
+    a batch 64 sequences are drawn, or 16 for several steps; for a series they are random tokens repeated once.
+    `via="hooks"` runs one hooked forward per row.
     """
     require_seed(seed)
     chosen = subject(source, step=step, batch=batch, task=task, initial=initial, via=via)

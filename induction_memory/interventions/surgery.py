@@ -40,7 +40,7 @@ from induction_memory.interventions.outcome import score
 from induction_memory.memory import edits
 from induction_memory.memory.association import Association
 from induction_memory.model.associations import associate, carrier, parameter_of, written
-from induction_memory.model.build import HookedTransformer
+from induction_memory.model.building import HookedTransformer
 from induction_memory.model.memories import UnsupportedError, head_names, weights_of
 from induction_memory.runner.swapped_weights import replaced
 from induction_memory.subject import SEQUENCES, Sequences, Steps, subject

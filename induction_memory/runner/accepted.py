@@ -64,7 +64,7 @@ _NORM_WHAT_THEY_WRITE = ("OlmoeForCausalLM", "Olmo2ForCausalLM", "Olmo3ForCausal
 
 def objection(model: nn.Module) -> str | None:
     """Why the shortcut does not compute this model; None where it does."""
-    from induction_memory.model.build import HookedTransformer
+    from induction_memory.model.building import HookedTransformer
 
     if type(model) is not HookedTransformer:
         return f"a {type(model).__name__}"
@@ -116,7 +116,7 @@ _HOOKS = (
 def _known_types() -> frozenset[type]:
     from transformer_lens.hook_points import HookPoint
 
-    from induction_memory.model.build import HookedTransformer, LinearFeedForward, NoFeedForward
+    from induction_memory.model.building import HookedTransformer, LinearFeedForward, NoFeedForward
 
     every = {LinearFeedForward, NoFeedForward, nn.ModuleList, nn.Identity, nn.Linear, HookedTransformer, HookPoint}
     if HookedTransformer.__module__.startswith("induction_memory."):

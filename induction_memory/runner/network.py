@@ -214,7 +214,7 @@ def _of_block(block: Any, feed_forward: bool) -> Layer:
 
 def _feed_forward_of(mlp: Any) -> Map:
     """The module itself, or its own formula where it is a plain ReLU layer."""
-    from induction_memory.model.build import MLP
+    from induction_memory.model.building import MLP
 
     if type(mlp) is not MLP or mlp.act_fn is not F.relu:
         return _any_axes(mlp)

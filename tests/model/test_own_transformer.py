@@ -5,9 +5,9 @@ from dataclasses import fields
 import pytest
 import torch
 
-from induction_memory.model import build as build_module
+from induction_memory.model import building as build_module
 from induction_memory.model import own_transformer
-from induction_memory.model.build import build
+from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
 
 SIZES = {"d_vocab": 9, "n_ctx": 8, "d_model": 8}
