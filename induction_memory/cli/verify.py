@@ -36,7 +36,9 @@ def verify(run: Run, /) -> None:
         print(line, file=sys.stderr)
     if damaged:
         sys.exit(1)
-    print(f"{printable(run)}: {'every checksum holds' if series is None else f'{len(series)} checkpoints, nothing odd'}")
+    print(
+        f"{printable(run)}: {'every checksum holds' if series is None else f'{len(series)} checkpoints, nothing odd'}"
+    )
 
 
 def _series(run: str) -> "Revisions | None":

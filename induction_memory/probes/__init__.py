@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from induction_memory.probes.tidy import recall as recall
     from induction_memory.probes.tidy import table as table
     from induction_memory.probes.tidy import wide as wide
-    from induction_memory.probes.token_recall import token_recall as token_recall
+    from induction_memory.probes.token_circuits import token_recall as token_recall
     from induction_memory.probes.weight_size import spectrum as spectrum
 
 _WHERE = {
@@ -43,7 +43,7 @@ _WHERE = {
     "predictor_mixture": "predictor_distance",
     "predictor_phases": "predictor_distance",
     "spectrum": "weight_size",
-    "token_recall": "token_recall",
+    "token_recall": "token_circuits",
 }
 
 __getattr__, __dir__ = lazily(__name__, _WHERE)
