@@ -18,7 +18,8 @@
 `python analyses/probe_controls.py --docs docs/probes.md` writes the page with the probes and this table.
 """
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ from induction_memory.model.construction import construct
 from induction_memory.probes import catalogue, tidy
 from induction_memory.task.bigrams import BigramTask
 
+PLACE = re.compile(r"(W_(?:K1|K2|O2|F)(?:_first64|_causal|_triggers|_spurious)?)|(\d)$")
+"""The memory, or the layer at the end, in a probe's name."""
 D_MODEL, D_MODEL_WITH_W_F, LENGTH = 512, 1024, 128
 ONE, NEAR_ONE, NONE, CHANCE = (1.0, 1.0), (0.95, 1.0), (0.0, 0.06), (-0.1, 0.1)
 INDUCTION = (0.93, 1.0)  # a sequence that begins with a trigger shows a false match at its first position
@@ -149,8 +152,8 @@ def page(found: pd.DataFrame) -> str:
     lines = [INTRODUCTION]
     for family, module in catalogue.FAMILIES.items():
         about = (module.__doc__ or "").split("\n\n")[0].strip()
-        lines += [f"\n## {family}\n", about, "", "| probe | what it measures |", "| --- | --- |"]
-        lines += [f"| `{name}` | {_escaped(probe.about)} |" for name, probe in module.PROBES.items()]
+        lines += [f"\n## {family}\n", about, "", "| probe | what it measures | of |", "| --- | --- | --- |"]
+        lines += [f"| `{name}` | {_escaped(text)} | {of} |" for name, text, of in together(module.PROBES)]
     lines += [CONTROLS.format(d=D_MODEL, larger=D_MODEL_WITH_W_F, T=LENGTH)]
     lines += [f"| probe | {' | '.join(found.columns)} |", "| --- |" + " ---: |" * len(found.columns)]
     ranges = expected(D_MODEL, LENGTH)
@@ -167,6 +170,29 @@ def page(found: pd.DataFrame) -> str:
         f"Not measured, because these models have no history, first feed-forward or LayerNorm: {', '.join(unmeasured)}."
     )
     return "\n".join([*lines, "", verdict, "", others, ""])
+
+
+def together(probes: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Name, meaning and places: one row for probes that ask the same of several memories or layers."""
+    groups: dict[str, list[tuple[str, str, str]]] = {}
+    for name, probe in probes.items():
+        place = PLACE.search(name)
+        where = next(filter(None, place.groups())) if place else ""
+        kind = name.replace(where, "<memory>" if where.startswith("W") else "<layer>", 1) if where else name
+        groups.setdefault(kind, []).append((name, probe.about, where))
+    rows = []
+    for kind, found in groups.items():
+        name, about, where = found[0]
+        if len(found) == 1:
+            rows.append((name, about, ""))
+        else:
+            what, _, reading = about.rpartition("; ")
+            recalled = reading.startswith("recall") and kind != "<memory>"
+            text = (
+                f"recall of {what}" if recalled else reading.removeprefix(f"{where}: ").removeprefix(f"layer {where}: ")
+            )
+            rows.append((kind, text, ", ".join(f"`{place}`" for _, _, place in found)))
+    return rows
 
 
 def _cell(value: float, known: tuple[float, float] | None) -> str:

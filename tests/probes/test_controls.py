@@ -49,3 +49,15 @@ def test_the_page_explains_and_measures_every_probe():
         assert page.count(f"| `{name}` |") >= 1
         assert page.count(f"`{name}`") >= 2, name
     assert "Every value with a known range is inside it." in page
+
+
+def test_the_page_lists_every_probe_once():
+    for family in controls.catalogue.FAMILIES.values():
+        rows = controls.together(family.PROBES)
+        listed = [
+            name.replace("<memory>", place.strip("`")).replace("<layer>", place.strip("`"))
+            for name, _, of in rows
+            for place in of.split(", ")
+        ]
+        assert sorted(listed) == sorted(family.PROBES)
+        assert len(rows) <= 40
