@@ -14,8 +14,8 @@ What a page can hold:
     0.95<!--= x:.2f -->   a number in a sentence, from the names of the blocks before it
     ![...](a.png)    a picture, made by the page's blocks if one of them writes a file of that name
 
-A command whose comment, or a block whose first line, speaks of minutes or hours or says what it needs (a cluster, a
-running kernel) is not run, only parsed: the reader is told why.
+A command whose comment, or a block one of whose lines of comment, speaks of minutes or hours or says what it needs (a
+cluster, a running kernel) is not run, only parsed: the reader is told why.
 Each page runs in a process of its own, in a folder of its own with links to `checkpoints` and `analyses`.
 """
 
@@ -141,7 +141,7 @@ class Page:
     def python(self, block: Block) -> str:
         """Run a block; what it prints, and its last value as a notebook would show it."""
         tree = ast.parse(block.text)
-        if LONG.match(block.text.lstrip().splitlines()[0]):
+        if any(LONG.match(line) for line in block.text.splitlines()):
             return ""
         last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
         printed = io.StringIO()
