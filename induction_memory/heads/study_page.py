@@ -37,6 +37,12 @@ for the largest share, `value` is the part of the variance between independent r
 weights, or the data, are the same. Negative values mean that it does not become smaller. With three runs in each
 family, only large effects can be seen.
 """
+LIMITS = """
+What this does not show: all runs with the same initial weights start from one set of weights, that of seed 0, so that
+the interval covers other data and not other sets of weights. The parts of the variance have intervals from below zero
+to nearly one, or rest on the same one family: how unequally the work is shared stays undecided. A lower limit far below
+zero means that some draws of independent runs hardly differ.
+"""
 PREDICTORS = """
 How well does one run predict the roles of another? A score of 0 is chance, 1 is certainty. The predictor `index` takes
 the role of the head with the same name, and `layer` that of any head of the same layer. The predictor `appearance`
@@ -136,7 +142,9 @@ def _origins(found: Identification, pictures: str) -> str:
 
 {markdown(table)}
 
-{_wrapped(" ".join((verdicts or none) + controls))}"""
+{_wrapped(" ".join((verdicts or none) + controls))}
+
+{_wrapped(LIMITS)}"""
 
 
 def _which_head(row: Mapping[str, Any]) -> str:
@@ -144,7 +152,7 @@ def _which_head(row: Mapping[str, Any]) -> str:
     return (
         f"Which head has the role {row['role']}: {answer(row)} (score {_interval(row)} in {row['pairs']} pairs with "
         f"the same initial weights; {sure}, p = {row['p']:.3f}). The initial weights account for "
-        f"{_percent(row['value'])} of the choice, and the data for the rest."
+        f"{_percent(row['value'])} of the choice between heads in these runs."
     )
 
 

@@ -14,7 +14,6 @@ from induction_memory.reproduction.claims.claim import (
     claim,
     later,
     near,
-    ours,
 )
 from induction_memory.reproduction.claims.curves import fallen, from_extreme, learned, slower_to_learn
 from induction_memory.reproduction.claims.estimate import (
@@ -68,12 +67,27 @@ def output_first(records: Records) -> Iterator[Measurement]:
         yield later(at_most(f"{called(name)} recall then, as a share of the last", HALF, share))
 
 
+def _late_keys(records: Records) -> str:
+    runs = {"without": plan.LATE_KEYS, "with": plan.GRAFTED}
+    told = "; ".join(
+        f"{how} it {records.one(names[1]).mean_recall('W_K2'):.2f} and {records.one(names[5]).mean_recall('W_K2'):.2f}"
+        for how, names in runs.items()
+    )
+    donor = records.one(plan.GRAFTED[1]).recall("W_O2", 0)
+    return (
+        "The keys come late with one trigger even if W_O2 is there from the start. Mean recall of W_K2 over training "
+        f"with one and with five triggers: {told}. The grafted W_O2 recalls {donor:.2f} and is held. There is one run "
+        "per setting, at T = 64, and other causes were not tested."
+    )
+
+
 @claim(
     4,
     "means over training, so that no crossing point has to be chosen; 'slow' is read as a fall by 0.02, four times the "
-    "spread of accuracy between seeds. That the keys wait for W_O2 with one trigger is tested by giving both runs the "
-    "same learned W_O2 from the start: they do if at most half of the fall of W_K2's recall is left (a rule set before "
-    "these runs; T = 64, batches of 128)",
+    "spread of accuracy between seeds. That (i) is due to W_O2 is tested by giving the runs with one and with five "
+    "triggers the same learned W_O2 from the start: it is if at most half of the fall of the keys' recalls is left (a "
+    "rule set before these runs; T = 64, batches of 128)",
+    _late_keys,
 )
 def slower(records: Records) -> Iterator[Measurement]:
     """the following may slow down in-context learning: (i) a smaller number of triggers K, (ii) using only rare
@@ -93,13 +107,16 @@ def slower(records: Records) -> Iterator[Measurement]:
         yield at_least(f"{what}: fall of in-context accuracy, mean over training", 0.02, lead)
         fall = _fall(fast, slow, cause)
         yield at_least(f"{what}: fall of {cause} recall{easier}, mean over training", 0.02, fall)
+    more = _fall(many, few, "W_O2") - _fall(many, few, "W_K2")
+    yield later(at_least("one trigger instead of five: fall of W_O2 recall, above that of W_K2 recall", 0.0, more))
     fall = _fall(frequent, many, "W_K1_first64")
     yield later(at_least("random triggers instead of fixed ones: fall of W_K1 recall (t < 64)", 0.02, fall))
     fall = _fall(frequent, many, "W_O2")
     yield later(at_most("random triggers instead of fixed ones: fall of W_O2 recall", 0.02, fall))
-    yield ours(at_most("one trigger: fall of W_K2 recall left with a learned W_O2", HALF, _left(records, "W_K2")))
+    left = _left(records, "W_K2")
+    yield later(at_most("one trigger: share of the fall of W_K2 recall that is left with a learned W_O2", HALF, left))
     left = _left(records, "W_K1_first64")
-    yield ours(at_most("one trigger: fall of W_K1 recall (t < 64) left with a learned W_O2", HALF, left))
+    yield later(at_most("one trigger: the same share of the fall of W_K1 recall (t < 64)", HALF, left))
 
 
 @claim(4, "'reduces' is read as a loss of a tenth or more, 'performs well' as one of a twentieth at most")

@@ -64,13 +64,5 @@ REMOVED = (
         "holds",
         "the paper does not restrict positions; the measure is kept as ours",
     ),
-    Removed(
-        "slower",
-        "one trigger instead of five: fall of W_O2 recall, above that of W_K2 recall",
-        "-0.105",
-        "at least 0",
-        "does not hold",
-        "W_K2 waits for W_O2, so that its fall contains that of W_O2; replaced by runs with a learned W_O2",
-    ),
 )
 """In the order in which they went. Up to the third they went before this list was kept."""
