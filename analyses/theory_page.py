@@ -21,11 +21,12 @@ OPENING = """# The theory, statement by statement
 
 Written by `python analyses/theory_page.py --docs docs`; do not edit. `induction-memory theory` prints the same rows.
 
-Each section takes one statement of the paper, says what was measured, and gives a verdict for each row: it **holds**
-when the measured value lies within the tolerance of the predicted one. Rows marked *slip* are statements as the paper
-prints them, or needs them, that do not hold; beside each stands what does. Everything is in float64, with the
-associative memories of `induction_memory/memory` and a two-layer circuit in plain torch
-(`induction_memory/theory/circuit.py`); no trained model takes part.
+Each section takes one statement of the paper, says what was measured, and gives a verdict for each row. A row **holds**
+if the measured value lies within the tolerance of the predicted one. A row marked *slip* is a statement of the paper
+that does not hold as printed. The row beside it has the corrected statement, where there is one. All numbers are in
+float64. They use the associative memories of `induction_memory/memory` and a two-layer circuit in plain torch
+(`induction_memory/theory/circuit.py`). No trained model is used. One section ("Attention at initialisation") uses
+untrained transformers.
 """
 
 
@@ -47,9 +48,9 @@ def summary(everything: list[tuple[Entry, Check]]) -> str:
     slips = [(entry, check) for entry, check in everything if check.slip]
     unexpected = [(entry, check) for entry, check in everything if not check.expected]
     lines = [
-        f"{sum(c.verdict for c in checks)} of {len(checks)} rows hold; {len(slips)} are known not to; "
-        f"{len(unexpected)} came out otherwise than expected.\n",
-        "What does not hold as printed, or only with the paper's simplifications:\n",
+        f"{sum(c.verdict for c in checks)} of {len(checks)} rows hold. {len(slips)} rows are known slips. "
+        f"{len(unexpected)} rows are not as expected.\n",
+        "Statements that do not hold as printed, or only with the paper's simplifications:\n",
     ]
     rows = [
         (f"[{entry.where}](#{_anchor(entry)})", check.statement, _number(check.predicted), _number(check.measured))

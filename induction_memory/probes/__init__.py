@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from induction_memory.lazy import lazily
 
 if TYPE_CHECKING:
+    from induction_memory.probes.arbitration import arbitration as arbitration
     from induction_memory.probes.atlas import births as births
     from induction_memory.probes.atlas import score_matrix as score_matrix
     from induction_memory.probes.atlas import trends as trends
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from induction_memory.probes.weight_size import spectrum as spectrum
 
 _WHERE = {
+    "arbitration": "arbitration",
     "births": "atlas",
     "score_matrix": "atlas",
     "trends": "atlas",

@@ -33,6 +33,8 @@ class Entry:
 CATALOGUE = (
     Entry("lemma-1", "lemmas", "Section 4.1", "Lemma 1: gradients are associative memories"),
     Entry("iterates", "iterates", "Section 4.1", "Lemma 1: the form of gradient descent's iterates"),
+    Entry("initial-matrix", "learning_conditions", "Section 4.1", "Lemma 1: the minor role of W_0"),
+    Entry("initial-attention", "initial_attention", "Sections 4.1 and 5", "Attention at initialisation"),
     Entry("lemma-2", "lemmas", "Section 6", "Lemma 2: gradients with noisy inputs"),
     Entry("example", "lemmas", "Section 6 and Appendix B.1", "The illustrative example"),
     Entry("random-vectors", "random_vectors", "Appendix A", "Norm, near-orthogonality, remapping"),
@@ -43,13 +45,20 @@ CATALOGUE = (
     Entry("theorem-step-1", "theorem", "Appendix B.3.1", "Theorem 3: the step on W_O2"),
     Entry("theorem-step-2", "theorem", "Appendix B.3.2", "Theorem 3: the step on W_K2"),
     Entry("theorem-step-3", "theorem", "Appendix B.3.3", "Theorem 3: the step on W_K1"),
+    Entry("theorem-terms", "theorem_terms", "Appendix B.3", "Theorem 3: term by term"),
+    Entry(
+        "trigger-prediction", "theorem_terms", "Appendix B.3.3", "Theorem 3: what the model says before its last step"
+    ),
     Entry("theorem-accuracy", "theorem_model", "Theorem 3", "Theorem 3: the three-step model"),
     Entry("theorem-order", "theorem_model", "Theorem 3", "Theorem 3: any other order"),
-    Entry("theorem-simplifications", "theorem_model", "Appendix B.3", "Theorem 3: what the simplifications carry"),
+    Entry("theorem-simplifications", "theorem_model", "Appendix B.3", "Theorem 3: the role of the simplifications"),
     Entry("factorisation", "architectures", "Appendix D", "Factorised memories"),
     Entry("layer-norm", "architectures", "Appendix D", "Layer normalisation"),
+    Entry("frequencies", "learning_conditions", "Appendix D", "Layer normalisation: frequent and rare tokens"),
     Entry("mlp-memory", "architectures", "Appendix D", "MLP memories"),
     Entry("set-memory", "architectures", "Appendix D", "Associations of sets"),
+    Entry("conditioning", "learning_conditions", "Appendix E", "Conditioning and dimension"),
+    Entry("starved-outputs", "learning_conditions", "Appendix E", "Outputs drawn from the global bigrams"),
     Entry("one-step", "first_step_recall", "Appendix E, Figure 9", "One-step recall of W_O2"),
 )
 

@@ -1,7 +1,7 @@
 """A check: one statement of the paper, what it predicts, what was measured, and whether the two agree.
 
 `slip` marks a statement as the paper prints it that is known not to hold; beside it stands the statement that does.
-A check comes out as expected when it holds and is no slip, or fails and is one.
+A check is as expected if it is a statement that holds or a slip that fails.
 """
 
 from collections.abc import Mapping

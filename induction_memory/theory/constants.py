@@ -70,7 +70,7 @@ def output_constants(N: int, T: int) -> tuple[float, float]:
 
 def match_constant(N: int, T: int) -> float:
     """g, whose leading term is gamma_T."""
-    running = _running_mean(trigger_places(T))
+    running = running_mean(trigger_places(T))
     centred = running - running.mean(-1, keepdim=True)
     return N / (N - 1) * (label_law(N, T) * centred).sum(-1).mean().item()
 
@@ -79,7 +79,7 @@ def position_constants(N: int, T: int) -> Float[Tensor, "key query"]:
     """The exact W_K1 in units of eta alpha alpha', to compare with `position_signal`."""
     u, v = label_law(N, T), trigger_places(T)
     worth = u - u.mean(-1, keepdim=True)
-    expected = worth.mT @ v / (T - 1) - (worth * _running_mean(v)).mean(0).unsqueeze(-1)  # [query t, key s]
+    expected = worth.mT @ v / (T - 1) - (worth * running_mean(v)).mean(0).unsqueeze(-1)  # [query t, key s]
     t = torch.arange(1, T + 1, dtype=torch.float64).unsqueeze(-1)
     return (expected / (T * t)).mT.triu()
 
@@ -100,7 +100,7 @@ def attended_content(N: int, T: int) -> dict[str, float]:
     }
 
 
-def _running_mean(v: Float[Tensor, "first pos"]) -> Float[Tensor, "first pos"]:
+def running_mean(v: Float[Tensor, "first pos"]) -> Float[Tensor, "first pos"]:
     return v.cumsum(-1) / torch.arange(1, v.shape[-1] + 1, dtype=v.dtype)
 
 

@@ -61,11 +61,11 @@ SMALL, SMALL_RANDOM = Setting(32, 16), Setting(32, 16, 512, 8.0)
 def theorem_accuracy(goal: float = 0.95) -> Result:
     r"""One gradient step each on $W_O^2$, $W_K^2$, $W_K^1$ from zero, all three with the same step size $\eta$, a
     multiple ("scale", 7 to 10) of $N T$, so that the diagonal of $W_O^2$ comes out near that scale; each step on
-    32,768 fresh sequences, through the real softmaxes of both layers. What is missing to 1 is one case: at $t = 1$
-    the first layer has nothing but itself to attend to, so when $t_q = 1$ the trigger's own position matches as well
-    as its successor's. With random embeddings the weights of $W_K^1$ fall like $1/t$ and, at large step sizes,
-    faster, so that the interference of early positions, of order $d^{-1/2}$, must stay below the signal of late ones:
-    this sets the dimension needed."""
+    32,768 fresh sequences, through the real softmaxes of both layers. All errors have one cause. At $t = 1$ the
+    first layer can attend to itself only, so for $t_q = 1$ the trigger's own position matches as well as its
+    successor's. With random embeddings the weights of $W_K^1$ fall like $1/t$, and faster at large step sizes. The
+    interference of early positions is of order $d^{-1/2}$ and must stay below the signal of late ones. This sets the
+    dimension needed."""
     generator = torch.Generator().manual_seed(0)
     e = MAIN.embeddings(generator)
     circuits = take_steps(e, MAIN.eta, generator)
@@ -85,9 +85,9 @@ def theorem_accuracy(goal: float = 0.95) -> Result:
 
 def theorem_order(goal: float = 0.95, failure: float = 0.3) -> Result:
     r"""The same three steps in all six orders, from zero and from random matrices with entries $\mathcal N(0, 1/d)$.
-    From zero the others fail for a plain reason: without $W_O^2$ the gradient of $W_K^2$ is exactly zero, and
-    without $W_K^2$ that of $W_K^1$ is. From random matrices the gradients are small and random instead of zero,
-    and the other orders fail as well."""
+    From zero the other orders fail because gradients vanish: without $W_O^2$ the gradient of $W_K^2$ is exactly
+    zero, and without $W_K^2$ the gradient of $W_K^1$ is. From random matrices those gradients are small and random
+    instead of zero, and the other orders fail as well."""
     rows, records = [], []
     for start in ("zero", "random"):
         for order in permutations(TOP_DOWN):
@@ -103,13 +103,14 @@ def theorem_order(goal: float = 0.95, failure: float = 0.3) -> Result:
 
 
 def theorem_simplifications(goal: float = 0.95, failure: float = 0.5) -> Result:
-    r"""How much the simplified set-up carries. The paper's step on $W_K^2$ has positions in keys, values and query, and
-    sets their effect aside as spurious; its step on $W_K^1$ drops them. In keys and values they cost little: since
-    $t_o$ is uniform the mixture $\bar p$ nearly vanishes but at $p_1$, and mostly the sequences with $t_q = 1$
-    suffer. In the query they cost nearly all: every query carries the same $p_T$, so $\bar p$ is collected over all $N$
-    triggers while each token's own signal is collected from one, and layer 2 attends by position. With all streams
-    superposed in one residual, as in a real transformer, the first two steps still write $W_O^2$ and $W_K^2$, but the
-    third no longer finds $W_K^1$: single large steps do not make an induction head there."""
+    r"""The theorem depends on its simplified set-up. The paper's step on $W_K^2$ has positions in keys, values and
+    query, and treats their effect as spurious. Its step on $W_K^1$ drops them. Positions in keys and values cost
+    little accuracy: $t_o$ is uniform, so the mixture $\bar p$ is close to zero except at $p_1$, and most errors are
+    at $t_q = 1$. Positions in the query cost nearly all of it: every query contains the same $p_T$, so $\bar p$
+    adds up over all $N$ triggers while each token's own signal comes from one trigger, and layer 2 attends by
+    position. If all streams share one residual stream, as in a real transformer, the first two steps still write
+    $W_O^2$ and $W_K^2$, but the third does not find $W_K^1$: single large steps do not make an induction head
+    there."""
     cases = {
         "no positions in layer 2": simplified("none"),
         "positions in keys and values": simplified("keys and values"),

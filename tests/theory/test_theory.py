@@ -117,6 +117,13 @@ def test_a_broken_closed_form_turns_the_verdict(name):
 LONG = {"theorem-accuracy", "theorem-order", "theorem-simplifications", "one-step"}
 QUICK = [entry.name for entry in CATALOGUE if entry.name not in LONG]
 ROWS_ALONE = {
+    "conditioning",
+    "frequencies",
+    "initial-attention",
+    "initial-matrix",
+    "starved-outputs",
+    "theorem-terms",
+    "trigger-prediction",
     "lemma-1",
     "lemma-2",
     "lemma-4",
