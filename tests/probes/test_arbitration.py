@@ -71,7 +71,8 @@ def test_a_model_of_bigrams_alone_copies_its_likeliest_bigram_only():
         logits = torch.tensor(np.log(TASK.bigram + 1e-9)).float()
         model.pos_embed.W_pos.zero_()
         model.blocks[0].attn.W_O.zero_()
-        model.blocks[1].mlp.W_F.copy_(torch.linalg.pinv(model.W_E) @ logits @ torch.linalg.pinv(model.W_U))
+        wanted = torch.linalg.pinv(model.W_E) @ logits @ torch.linalg.pinv(model.W_U)
+        model.blocks[1].mlp.W_F.copy_(wanted - torch.eye(len(wanted)))  # the residual stream adds w_E itself
     table = arbitration(model, task=TASK, sequences=32).set_index(["question", "rank"])
     for question in ("copying", "copying, ambiguous"):
         assert table.loc[(question, "0"), "value"] > 0.9
