@@ -66,8 +66,8 @@ def main(
         lost = im.ablate(series, heads="all", kind="mean", step="all")
         panels, lowest = curves(scores, lost)
         panels = {
-            "in-context score on text": losses[["in-context score"]],
-            "loss on text": losses[["early", "late"]],
+            "in-context score on text": losses.loc[:, ["in-context score"]],
+            "loss on text": losses.loc[:, ["early", "late"]],
         } | panels
         path = out.with_name(f"{out.name}-{folder.name}.png")
         series_figure(panels, folder.name, lowest=lowest).savefig(path, dpi=110)

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 STEPS = 20
 
@@ -22,7 +23,7 @@ def write(folder: Path) -> None:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    sizes = {"hidden_size": 128, "num_hidden_layers": 6, "num_attention_heads": 4, "intermediate_size": 512}
+    sizes: Any = {"hidden_size": 128, "num_hidden_layers": 6, "num_attention_heads": 4, "intermediate_size": 512}
     model = GPTNeoXForCausalLM(GPTNeoXConfig(vocab_size=50304, max_position_embeddings=128, **sizes))
     for step in range(STEPS):
         with torch.no_grad():

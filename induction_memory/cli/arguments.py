@@ -11,7 +11,6 @@ import tyro
 from induction_memory.errors import InputError, require
 
 if TYPE_CHECKING:
-    from induction_memory.task.batch import Batch
     from induction_memory.trajectory.revisions import Revisions
     from induction_memory.trajectory.trajectory import Trajectory
 
@@ -62,7 +61,7 @@ def text_of(text: str | None) -> str | None:
         raise InputError(f"--text: expected a readable text file after @, got {text[1:]!r} ({error})") from None
 
 
-def sequences_of(opened: "Trajectory | Revisions", text: str | None, most: int) -> "Batch | None":
+def sequences_of(opened: "Trajectory | Revisions", text: str | None, most: int) -> Any:
     """The first sequences of a text, for a series; None without a text."""
     if text is None:
         return None

@@ -232,7 +232,7 @@ def _names(sources: Sequence[Subject]) -> list[str]:
 
 
 def _facts(name: str, source: Subject, roles: pd.DataFrame) -> pd.DataFrame:
-    n_layers = int(roles["layer"].max())
+    n_layers = int(roles["layer"].to_numpy().max())
     facts = {"run": name, "n_layers": n_layers, "n_heads": roles["head"].nunique() // n_layers}
     facts |= {"init_seed": torch.nan, "data_seed": torch.nan}
     if source.run is not None:

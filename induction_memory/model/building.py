@@ -9,7 +9,7 @@ import math
 import warnings
 from contextlib import contextmanager
 from dataclasses import fields
-from typing import Any, assert_never
+from typing import TYPE_CHECKING, Any, assert_never
 
 import torch
 from jaxtyping import Float
@@ -21,15 +21,20 @@ from induction_memory.model.architecture import KEY, AnyModel, Architecture
 from induction_memory.model.initial import generator, initial_weight
 from induction_memory.task.fields import require_seed
 
-with quiet_import():
+if TYPE_CHECKING:  # a checker of types sees 3.9
+    from transformer_lens import HookedTransformer, HookedTransformerConfig
+    from transformer_lens.components.mlps.mlp import MLP as MLP
     from transformer_lens.hook_points import HookPoint
+else:
+    with quiet_import():
+        from transformer_lens.hook_points import HookPoint
 
-    try:
-        from transformer_lens import HookedTransformer, HookedTransformerConfig
-        from transformer_lens.components.mlps.mlp import MLP as MLP
-    except ImportError:  # TransformerLens 4 removed them
-        from induction_memory.model.own_transformer import MLP as MLP
-        from induction_memory.model.own_transformer import HookedTransformer, HookedTransformerConfig
+        try:
+            from transformer_lens import HookedTransformer, HookedTransformerConfig
+            from transformer_lens.components.mlps.mlp import MLP as MLP
+        except ImportError:  # TransformerLens 4 removed them
+            from induction_memory.model.own_transformer import MLP as MLP
+            from induction_memory.model.own_transformer import HookedTransformer, HookedTransformerConfig
 
 
 class LinearFeedForward(nn.Module):

@@ -109,8 +109,8 @@ class Attention(nn.Module):
         self.b_Q, self.b_O = nn.Parameter(torch.zeros(heads, d_head)), nn.Parameter(torch.zeros(d))
         self.W_K, self.W_V = (nn.Parameter(torch.empty(heads, d, d_head)) for _ in range(2))
         self.b_K, self.b_V = (nn.Parameter(torch.zeros(heads, d_head)) for _ in range(2))
-        for name in ("k", "q", "v", "z", "attn_scores", "pattern", "result"):
-            setattr(self, f"hook_{name}", HookPoint())
+        self.hook_k, self.hook_q, self.hook_v, self.hook_z = (HookPoint() for _ in range(4))
+        self.hook_attn_scores, self.hook_pattern, self.hook_result = (HookPoint() for _ in range(3))
 
     def forward(
         self, query_input: Tensor, key_input: Tensor, value_input: Tensor
@@ -166,11 +166,11 @@ class TransformerBlock(nn.Module):
         self.attn = Attention(cfg)
         if not cfg.attn_only:
             self.mlp: nn.Module = MLP(cfg)
-        names = ["attn_in", "q_input", "k_input", "v_input", "mlp_in", "attn_out", "mlp_out", "resid_pre", "resid_post"]
+        self.hook_attn_in, self.hook_q_input, self.hook_k_input, self.hook_v_input = (HookPoint() for _ in range(4))
+        self.hook_mlp_in, self.hook_attn_out, self.hook_mlp_out = (HookPoint() for _ in range(3))
+        self.hook_resid_pre, self.hook_resid_post = HookPoint(), HookPoint()
         if not (cfg.attn_only or cfg.parallel_attn_mlp):
-            names.append("resid_mid")
-        for name in names:
-            setattr(self, f"hook_{name}", HookPoint())
+            self.hook_resid_mid = HookPoint()
 
     def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
         before = self.hook_resid_pre(x)

@@ -153,7 +153,7 @@ class Subject:
         if isinstance(self.source, nn.Module):
             return runner(self.source, via=self.via)
         if self.series is not None:
-            return runner(self.series.model(step), via=self.via)
+            return runner(self.series.model(None if step is None else int(step)), via=self.via)
         if self.run is None:
             raise UnsupportedError("needs a model to run, stacked weights alone do not make one")
         chosen = int(self.steps[-1] if step is None else step)

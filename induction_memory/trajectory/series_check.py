@@ -79,9 +79,9 @@ def check(series: Revisions) -> pd.DataFrame:
 def lines(series: Revisions) -> list[str]:
     """The findings as text, one line each."""
     found = []
-    for row in check(series).itertuples(index=False):
-        other = "" if pd.isna(row.other_step) else f" (step {row.other_step})"
-        found.append(f"step {row.step}{other}: {row.finding}: {row.where}: {row.detail}")
+    for finding, step, other, where, detail in check(series)[COLUMNS].itertuples(index=False, name=None):
+        beside = "" if pd.isna(other) else f" (step {other})"
+        found.append(f"step {step}{beside}: {finding}: {where}: {detail}")
     return found
 
 

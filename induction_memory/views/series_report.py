@@ -84,7 +84,7 @@ def series_report(
         f"<p>{len(series)} checkpoints, steps {series.steps[0]} to {series.steps[-1]}.</p>",
         _section("Files", _table(findings) if len(findings) else "<p>No finding: no duplicates, gaps or jumps.</p>"),
         _section("Heads over training", _image(series_figure(panels, lowest=lowest))),
-        _section(f"Roles at step {series.steps[-1]}", _table(roles[["head", "role", "confidence", "share"]])),
+        _section(f"Roles at step {series.steps[-1]}", _table(roles.loc[:, ["head", "role", "confidence", "share"]])),
     ]
     say("attention maps")
     steps = series.steps[np.unique(np.linspace(0, len(series) - 1, MAPS).round().astype(int))].tolist()
