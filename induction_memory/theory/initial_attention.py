@@ -38,6 +38,7 @@ def initial_attention() -> Result:
     records = []
     for name, chosen in PRESETS.items():
         run = preset(chosen).config
+        assert isinstance(run.model, ModelConfig)
         tokens = sample(run.task, SEQUENCES, step_rng(0, 0)).tokens
         for seed in range(SEEDS):
             recording = runner(_weights(run.model, seed), run.model).record(tokens)

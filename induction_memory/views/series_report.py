@@ -67,7 +67,7 @@ def series_report(
     *,
     batch: Sequences = None,
     text: str | None = None,
-    progress: Callable[[str], None] | None = None,
+    progress: Callable[[str], object] | None = None,
 ) -> SeriesReport:
     """The page of a series; ablations and roles on `batch`, or on random tokens repeated once."""
     say = progress or (lambda message: None)
