@@ -92,7 +92,7 @@ class Page:
         """Run every block in the working folder, then compare pictures."""
         found = blocks("\n".join(self.lines))
         done = 0
-        for block, following in zip(found, [*found[1:], None], strict=True):
+        for block, following in zip(found, [*found, None][1:], strict=True):
             if block.first < done:
                 continue
             self.inline(done, block.first)
@@ -325,8 +325,10 @@ def main() -> int:
         child = os.fork()
         if child == 0:
             code = 1
-            with contextlib.suppress(Exception):
+            try:
                 code = run_page(path, arguments.write)
+            except Exception:
+                traceback.print_exc()
             sys.stdout.flush()
             os._exit(code)
         codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))

@@ -99,6 +99,14 @@ def test_a_page_with_a_wrong_output_a_failing_block_and_a_wrong_sentence_is_refu
         assert "There are 2<!--= x:d -->" in read.written()
 
 
+def test_a_page_without_blocks_is_fine(tmp_path, monkeypatch):
+    monkeypatch.setattr(blocks, "ROOT", tmp_path)
+    (tmp_path / "page.md").write_text("# Nothing to run\n")
+    read = blocks.Page(tmp_path / "page.md")
+    read.run()
+    assert read.wrong == []
+
+
 def test_commands_of_the_documentation_are_known_to_the_parser():
     for path in PAGES:
         for block in blocks.blocks(path.read_text(encoding="utf-8")):
