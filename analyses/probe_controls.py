@@ -31,6 +31,7 @@ from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
 from induction_memory.model.construction import construct
 from induction_memory.probes import catalogue, tidy
+from induction_memory.subject import subject
 from induction_memory.task.bigrams import BigramTask
 
 PLACE = re.compile(r"(W_(?:K1|K2|O2|F)(?:_first64|_causal|_triggers|_spurious)?)|(\d)$")
@@ -127,13 +128,17 @@ def models(d: int, d_with_W_F: int, length: int) -> dict[str, tuple[Any, BigramT
 
 
 def measure_controls(
-    d: int = D_MODEL, d_with_W_F: int = D_MODEL_WITH_W_F, length: int = LENGTH, names: str | Iterable[str] = "all"
+    d: int = D_MODEL,
+    d_with_W_F: int = D_MODEL_WITH_W_F,
+    length: int = LENGTH,
+    names: str | Iterable[str] = tuple(catalogue.FAMILIES),
 ) -> pd.DataFrame:
     """One row per probe, one column per control; nan where the control cannot have the probe."""
-    columns = {}
+    columns, asked = {}, list[str]()
     for name, (model, task) in models(d, d_with_W_F, length).items():
         columns[name] = tidy.table(model, names, task=task).set_index("probe")["value"]
-    return pd.DataFrame(columns).reindex([probe.name for probe in catalogue.resolve(names)])
+        asked = [probe.name for probe in catalogue.resolve(names, subject(model, task=task))]
+    return pd.DataFrame(columns).reindex(asked)
 
 
 def failures(found: pd.DataFrame, d: int = D_MODEL, length: int = LENGTH) -> list[str]:

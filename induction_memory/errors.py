@@ -48,6 +48,10 @@ class InputError(Error, ValueError):
     exit_code = 2
 
 
+class UnsupportedError(InputError):
+    """Something was asked of weights or of a task that cannot have it; the message is the reason, in one line."""
+
+
 class DamagedError(Error):
     """A file does not hold what was written to it."""
 

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 KINDS = ("all", "zero", "mean", "mean-position", "resample", "resample-output", "noise", "initial")
-COLUMNS = ("step", "component", "kind", "in_context_accuracy", "in_context_loss", "kl")
 COMPONENTS = ("heads", "layers", "feed_forward", "embeddings", "matrices")
 
 
@@ -31,7 +30,7 @@ def ablate(
 ) -> None:
     """Remove parts of the model and measure what is lost.
 
-    The intact model comes first, then the components with the lowest in-context accuracy.
+    The intact model comes first, then the components with the lowest accuracy on the task's main group of positions.
 
     Args:
         run: trajectory's folder or the name of a shipped one, or a folder of checkpoints that others trained.
@@ -61,13 +60,23 @@ def ablate(
     table = measure(
         opened, sequences_of(opened, text, sequences), components=names or None, kind=kind, step=chosen, via=via
     )
-    output.write(worst_first(table) if output.format == "table" else table, COLUMNS)
+    shown = ("step", "component", "kind", *scores_of(table)[:2], "kl")
+    output.write(worst_first(table) if output.format == "table" else table, shown)
 
 
 def worst_first(table: "pd.DataFrame") -> "pd.DataFrame":
-    """Per step: the intact model, then components by their lowest accuracy, and their kinds from the lowest up."""
-    accuracy = table["in_context_accuracy"]
+    """Per step: the intact model, then components by their lowest accuracy, and their kinds from the lowest up.
+
+    Where targets are soft there is no accuracy, and the highest loss comes first.
+    """
+    first = scores_of(table)[0]
+    accuracy = table[first] if first.endswith("_accuracy") else -table[first]
     by = [name for name in ("step",) if name in table]
     worst = accuracy.groupby([table[name] for name in (*by, "component")]).transform("min")
-    order = table.assign(worst=worst.where(table["component"] != "none", -1.0))
-    return order.sort_values([*by, "worst", "component", "in_context_accuracy"]).drop(columns="worst")
+    order = table.assign(worst=worst.where(table["component"] != "none", -float("inf")), own=accuracy)
+    return order.sort_values([*by, "worst", "component", "own"]).drop(columns=["worst", "own"])
+
+
+def scores_of(table: "pd.DataFrame") -> list[str]:
+    """The columns of the first group's scores (the main one comes first), accuracy before loss."""
+    return [name for name in table.columns if name.endswith(("_accuracy", "_loss"))]

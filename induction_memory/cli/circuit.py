@@ -1,11 +1,12 @@
 """`circuit`: the few edges between components that do the work."""
 
 import sys
-from typing import Literal
+from typing import Any, Literal
 
 from induction_memory.cli.arguments import Run, load, step_of
 from induction_memory.cli.output import TERMINAL, TableOutput
-from induction_memory.errors import InputError
+from induction_memory.errors import InputError, UnsupportedError
+from induction_memory.task.protocol import ask
 
 
 def circuit(
@@ -38,13 +39,14 @@ def circuit(
     import numpy as np
 
     from induction_memory import interventions
-    from induction_memory.task.corruptions import corrupt
-    from induction_memory.task.sampler import sample, step_rng
+    from induction_memory.interventions.circuits import INDUCTION_HEAD
+    from induction_memory.task.corruptions import pairs_of
+    from induction_memory.task.sampler import step_rng
 
-    batch = sample(opened.task, sequences, step_rng(opened.config.train.eval_seed, 0))
+    batch = opened.task.sample(sequences, step_rng(opened.config.train.eval_seed, 0))
     if table == "attribution":
         at = int(opened.steps[-1]) if chosen == "last" else chosen
-        pairs = corrupt(batch, "trigger", np.random.default_rng(0))
+        pairs = pairs_of(opened.task, batch, None, np.random.default_rng(0))
         found = interventions.attribute(interventions.contrast(opened.model(at), pairs))
         by = next(name for name in found.columns if found[name].dtype.kind == "f")
         output.write(found.assign(size=-found[by].abs()).sort_values("size").drop(columns="size"))
@@ -56,9 +58,18 @@ def circuit(
         return
     output.write(found.edges.assign(circuit=found.edges["edge"].isin(found.circuit)))
     if output.format == "table" and output.out is None:
-        known = found.against()
-        print(
-            f"\n{len(found.circuit)} edges are the circuit; against the known induction head: "
-            f"precision {known['precision']:.2f}, recall {known['recall']:.2f}",
-            file=sys.stdout,
-        )
+        compared = ""
+        if _asks_for_induction(opened.task, batch) and set(INDUCTION_HEAD) <= set(found.edges["edge"]):
+            known = found.against()
+            compared = (
+                f"; against the known induction head: precision {known['precision']:.2f}, recall {known['recall']:.2f}"
+            )
+        print(f"\n{len(found.circuit)} edges are the circuit{compared}", file=sys.stdout)
+
+
+def _asks_for_induction(task: Any, batch: Any) -> bool:
+    """Whether an induction head is what the task calls for: it names such a source."""
+    try:
+        return "induction" in ask(task, "sources", batch)
+    except UnsupportedError:
+        return False

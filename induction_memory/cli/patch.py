@@ -5,7 +5,7 @@ from typing import Literal
 from induction_memory.cli.arguments import Run, Via, load, step_of
 from induction_memory.cli.output import TERMINAL, TableOutput
 
-COLUMNS = ("step", "component", "position", "source", "target", "effect", "accuracy", "logit")
+COLUMNS = ("step", "component", "position", "source", "target", "effect", "accuracy", "logit", "kl")
 
 
 def patch(
@@ -13,7 +13,7 @@ def patch(
     /,
     step: str = "last",
     kind: Literal["activation", "path"] = "activation",
-    corruption: Literal["output", "trigger", "first"] = "trigger",
+    corruption: str | None = None,
     via: Via | None = None,
     output: TableOutput = TERMINAL,
 ) -> None:
@@ -23,7 +23,8 @@ def patch(
         run: trajectory's folder, or the name of a shipped one.
         step: a stored step, several (0,300,600), last, or all.
         kind: activation (a component at a position) or path (an edge between two).
-        corruption: what is changed in the other sequence: the output, the trigger, or its first occurrence.
+        corruption: what is changed in the other sequence, by a name that the task knows; its first one by default. For
+            in-context bigrams: trigger, output, or first (its first occurrence).
         via: hooks for one hooked forward per row; the shortcut by default, for models that it computes exactly.
     """
     from induction_memory.interventions.activation_patching import patch as measure

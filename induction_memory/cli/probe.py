@@ -26,7 +26,8 @@ def probe(
 
     Args:
         run: trajectory's folder or the name of a shipped one, or a folder of checkpoints that others trained.
-        probes: names of the probes; the memory recalls by default.
+        probes: names of the probes or of families; by default the memory recalls, or for a task without such memories
+            the distances to its predictors.
         steps: all, or a list such as 0,100,300.
         list: explain each probe in one line.
         text: for a series of checkpoints, text to run on; random tokens repeated once by default.
@@ -38,6 +39,9 @@ def probe(
     if list:
         for name, about in library.names().items():
             print(f"{name:<24} {about}")
+        print("\nwith names of the task's own:")
+        for name, about in library.PATTERNS.items():
+            print(f"{name:<32} {about}")
         return
     if run is None:
         raise InputError("RUN: expected a trajectory's folder or name, or --list")

@@ -45,7 +45,7 @@ BESIDE = RunConfig.of(
 MARKOV_1 = RunConfig.of(MarkovChains(), _full(32, 64), _adam(1500, 5e-3))
 MARKOV_2 = RunConfig.of(MarkovChains(order=2, symbols=2), _full(32, 64, n_heads=2), _adam(3000, 5e-3))
 CAUSAL = RunConfig.of(
-    CausalGraph(), _full(64, 128), _adam(4000, 2e-3, batch=256, checkpoints="every 1 to 10 then every 25")
+    CausalGraph(), _full(64, 128), _adam(1600, 2e-3, batch=256, checkpoints="every 1 to 10 then every 20")
 )
 FACTS = RunConfig.of(FactualRecall(), _full(64, 256, n_layers=1), _adam(800, 3e-3, batch=256))
 COPYING_MIDDLE = RunConfig.of(

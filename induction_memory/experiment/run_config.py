@@ -16,7 +16,6 @@ from induction_memory.field_docs import field_docs
 from induction_memory.model.architecture import AnyModel, Architecture, model_from_dict
 from induction_memory.model.config import ModelConfig
 from induction_memory.task import registry
-from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.fields import require_texts
 from induction_memory.task.protocol import Task, choose
 
@@ -29,7 +28,7 @@ SIZES = {"d_vocab", "d_vocab_out", "n_ctx"}
 class RunConfig:
     """What to learn, with what, and how."""
 
-    task: Any = dataclass_field(default_factory=BigramTask)
+    task: Any = dataclass_field(default_factory=lambda: registry.from_dict({}))
     """The data."""
     model: AnyModel = dataclass_field(default_factory=ModelConfig)
     """The architecture."""

@@ -172,6 +172,7 @@ def identify(
         for name, source in zip(names, opened, strict=True):
             rows, end = _sequences(source, sequences), source.last
             how: dict[str, Any] = {"kind": kind, "metric": metric, "initial": source.initial}
+            how["task"] = source.known_task if isinstance(source.given, Batch | None) else None
             how |= {"orders": orders, "seed": seed}
 
             def measure(one: int, runner: Runner, rows: Batch = rows, how: Any = how, end: int | None = end) -> Tables:

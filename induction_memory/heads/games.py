@@ -30,6 +30,7 @@ from induction_memory.runner.components import Graph, layer_of
 from induction_memory.runner.recording import Recording, Runner
 from induction_memory.runner.variants import Patch
 from induction_memory.task.batch import Batch
+from induction_memory.task.protocol import Task
 
 ROUTES = ("out", "ff", "q", "k", "v")
 AT_ONCE = 32
@@ -59,6 +60,8 @@ class ValueFunction:
     rng: np.random.Generator
     """Draws the orders of games with too many coalitions to evaluate all."""
     orders: int = ORDERS
+    task: Task | None = None
+    """Says which keys the roles of heads are about; None for any tokens."""
     known: dict[bytes, Tensor] = field(default_factory=dict, repr=False)
     """Coalition of all heads -> its value, one sum per sequence. Games share what has been evaluated."""
 
@@ -92,6 +95,7 @@ def value_function(
     metric: Metric = "logit",
     initial: Mapping[str, Tensor] | nn.Module | None = None,
     orders: int = ORDERS,
+    task: Task | None = None,
     seed: int = 0,
 ) -> ValueFunction:
     """Run the model once and find what replaces each head."""
@@ -99,7 +103,8 @@ def value_function(
     replacements = Replacements(recording, batch, initial, seed)
     with torch.no_grad():
         absent = {head: replacements.value(head, kind) for head in recording.graph.heads}
-    return ValueFunction(recording, batch, absent, ask(batch, metric, seed=seed), np.random.default_rng(seed), orders)
+    questions, rng = ask(batch, metric, seed=seed), np.random.default_rng(seed)
+    return ValueFunction(recording, batch, absent, questions, rng, orders, task)
 
 
 def solve_games(v: ValueFunction) -> list[Game]:

@@ -67,7 +67,8 @@ def ask(batch: Batch, metric: Metric = "logit", *, at_most: int = PER_SEQUENCE, 
     require(metric in get_args(Metric), "metric", f"one of {', '.join(get_args(Metric))}", repr(metric))
     require(at_most >= 1, "questions", "1 or more per sequence", at_most)
     possible = batch.group()
-    require(bool(possible.any()), "batch", "a token that was seen before with what follows it", "none")
+    require(bool(possible.any()), "batch", f"a position of the group {batch.main}", "none")
+    require(not batch.soft, "batch", "sequences with one right output for each position", "soft targets")
     m = min(at_most, int(possible.sum(1).max()))
     order = torch.rand(possible.shape, generator=torch.Generator().manual_seed(seed)).masked_fill(~possible, -1)
     queries = order.topk(m, dim=1).indices

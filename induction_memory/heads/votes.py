@@ -14,6 +14,8 @@ weights     the smaller of two recalls, corrected for chance, since a role needs
 attention   mean attention to the previous position, to the own position, to the tokens after earlier occurrences;
             corrected for chance
             In both, positions are the first 64, as in the paper's probe of W_K1: later ones are learned late, if ever.
+            A task that names other keys (its sources `parent` and `induction`) is asked about those; where it names no
+            source `induction`, no head has that role.
 causes      its Shapley share of the effect of all heads by the route of the role: previous-token heads act through
             later heads' keys, current-token heads through their queries, induction heads on the output
 """
@@ -23,15 +25,17 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from induction_memory.errors import UnsupportedError
 from induction_memory.heads.games import ValueFunction
 from induction_memory.memory.association import Association, causal, matching
 from induction_memory.memory.readings import recall
 from induction_memory.model.memories import Memories
 from induction_memory.probes import attention
 from induction_memory.task.positions import after_same_context
+from induction_memory.task.protocol import ask
 
 ROLES = ("previous-token", "current-token", "induction")
 ROUTE_OF = {"previous-token": "k", "current-token": "q", "induction": "out"}
@@ -47,9 +51,15 @@ def votes(v: ValueFunction, shares: pd.DataFrame, known: bool = True) -> pd.Data
     heads = v.graph.heads
     tokens = chosen_tokens(v.batch.tokens)
     weights, length = v.recording.runner.weights, v.batch.tokens.shape[1]
-    key_query, value_output = (x.flatten(0, 1).numpy() for x in weight_recalls(weights, tokens, length))
-    attended = attention_scores(v).flatten(0, 1).numpy()
+    sources = named_sources(v)
+    parents = None if sources is None else sources.get("parent")
+    before = None if parents is None else parents[0]
+    key_query, value_output = (x.flatten(0, 1).numpy() for x in weight_recalls(weights, tokens, length, before))
+    attended = attention_scores(v, sources).flatten(0, 1).numpy()
     effects = causes(shares, heads, known)
+    if sources is not None and "induction" not in sources:
+        for scores in (key_query, attended, effects):
+            scores[:, ROLES.index("induction")] = 0
     rows = []
     for i, head in enumerate(heads):
         for r, role in enumerate(ROLES):
@@ -62,11 +72,15 @@ def votes(v: ValueFunction, shares: pd.DataFrame, known: bool = True) -> pd.Data
 
 
 def weight_recalls(
-    weights: Mapping[str, Tensor], tokens: Int[Tensor, " n"], length: int
+    weights: Mapping[str, Tensor],
+    tokens: Int[Tensor, " n"],
+    length: int,
+    before: Bool[Tensor, "query key"] | None = None,
 ) -> tuple[Float[Tensor, "layer head role"], Float[Tensor, "layer head role"]]:
     """Recall of the key-query and of the value-output memory of every head for every role, corrected for chance.
 
-    nan where a model cannot have it: positions without positional embeddings.
+    nan where a model cannot have it: positions without positional embeddings. `before` is the key of each query that a
+    previous-token head looks for, if not the one before.
     """
     m = Memories(weights)
     w_E, w_U = m.embedding("w_E")[0, 0, tokens], m.embedding("w_U")[0, 0, tokens]
@@ -80,8 +94,8 @@ def weight_recalls(
         for head in range(n_heads):
             key_query[layer, head, 1] = _above_chance(matching(W_K[head], w_E, w_E, given="output"))
             if p is not None:
-                before, own = _positions(W_K[head], p)
-                key_query[layer, head, 0] = before
+                earlier_key, own = _positions(W_K[head], p, before)
+                key_query[layer, head, 0] = earlier_key
                 key_query[layer, head, 1] = max(own, float(key_query[layer, head, 1]))
             match = _match(W_K[head], [w_E, *written], written)
             key_query[layer, head, 2] = match.max() if match.numel() else 0.0
@@ -94,9 +108,22 @@ def weight_recalls(
     return key_query, value_output
 
 
-def attention_scores(v: ValueFunction) -> Float[Tensor, "layer head role"]:
+def named_sources(v: ValueFunction) -> dict[str, Bool[Tensor, "batch query key"]] | None:
+    """The sources that the task of the sequences names; None where nothing says which."""
+    try:
+        return None if v.task is None else ask(v.task, "sources", v.batch)
+    except UnsupportedError:
+        return None
+
+
+def attention_scores(
+    v: ValueFunction, sources: Mapping[str, Bool[Tensor, "batch query key"]] | None = None
+) -> Float[Tensor, "layer head role"]:
     """Chance-corrected attention of every head for every role."""
-    sought, queries = after_same_context(v.batch.tokens), v.batch.group()
+    named = sources or {}
+    sought = named.get("induction", after_same_context(v.batch.tokens))
+    queries = v.batch.group() & sought.any(-1)
+    parent = named.get("parent")
     rows = []
     for layer in range(1, v.graph.n_layers + 1):
         pattern = v.recording.pattern(layer)
@@ -104,7 +131,9 @@ def attention_scores(v: ValueFunction) -> Float[Tensor, "layer head role"]:
         rows.append(
             torch.stack(
                 [
-                    attention.previous_token(early),
+                    attention.previous_token(early)
+                    if parent is None
+                    else attention.induction(early, parent[:, :EARLY, :EARLY], parent.any(-1)[:, :EARLY]),
                     own_position(early),
                     attention.induction(pattern, sought, queries),
                 ],
@@ -154,13 +183,21 @@ def _above_chance(a: Association) -> Float[Tensor, "*set"]:
     return attention.chance_corrected(recall(a), torch.tensor(1 / n, dtype=torch.float64)) if n > 1 else recall(a)
 
 
-def _positions(W_K: Float[Tensor, "d d"], p: Float[Tensor, "t d"]) -> tuple[float, float]:
-    """Recall of s = t-1 and of s = t among the keys s <= t, for t >= 1, corrected for the chance 1/(t+1)."""
+def _positions(
+    W_K: Float[Tensor, "d d"], p: Float[Tensor, "t d"], before: Bool[Tensor, "query key"] | None = None
+) -> tuple[float, float]:
+    """Recall of s = t-1 and of s = t among the keys s <= t, for t >= 1, corrected for the chance 1/(t+1).
+
+    `before` names another key for each query than t-1; queries that have none are not asked.
+    """
     n = len(p)
-    chance = (1 / torch.arange(2, n + 1, dtype=torch.float64)).mean()
+    one_in = 1 / torch.arange(2, n + 1, dtype=torch.float64)
     recalls = []
     for offset in (0, 1):  # row r is the query r + 1
         ideal = torch.ones(n - 1, n, device=p.device).triu(offset).tril(offset)
+        if offset == 0 and before is not None:
+            ideal = before[1:n, :n].to(ideal)
+        chance = one_in[ideal.any(-1).cpu()].mean()
         a = Association("W_K", W_K, p, p[1:], ideal, "output", allowed=causal(n, p.device)[1:])
         recalls.append(float(attention.chance_corrected(recall(a), chance)))
     return recalls[0], recalls[1]

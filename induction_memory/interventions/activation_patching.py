@@ -3,10 +3,10 @@
 The two runs differ in one thing (corruptions.py); where the patch accounts for the difference (effects.py), that thing
 passes. Positions can be taken by their role, which does not depend on where they stand in the sequence:
 
-    trigger      the first occurrence of the query's trigger
-    output       the token after it
-    query        the occurrence that is asked
-    elsewhere    all others
+    query        the position that is asked
+    elsewhere    all that have no role
+    trigger      for in-context bigrams: the first occurrence of the query's trigger
+    output       for in-context bigrams: the token after it
 
 or each by its number, counted from 1, or all together. `stream2` is the whole stream that layer 2 reads.
 """
@@ -29,10 +29,10 @@ from induction_memory.runner.components import ARROW
 from induction_memory.runner.recording import Via
 from induction_memory.runner.variants import Patch
 from induction_memory.subject import SEQUENCES, Sequences, Steps, subject
-from induction_memory.task.bigrams import BigramTask
-from induction_memory.task.corruptions import Corruption, Query, corrupt
+from induction_memory.task.corruptions import Query, pairs_of
 from induction_memory.task.fields import require_integer, require_seed
 from induction_memory.task.pairs import Pairs
+from induction_memory.task.protocol import Task
 
 Positions = Literal["roles", "each", "all"] | Sequence[int]
 PatchKind = Literal["activation", "path"]
@@ -43,25 +43,26 @@ def patch(
     batch: Sequences = None,
     *,
     kind: PatchKind = "activation",
-    corruption: Corruption = "trigger",
+    corruption: str | None = None,
     direction: Direction = "corrupt",
     query: Query = "second",
     components: str | Sequence[str] | None = None,
     positions: Positions = "roles",
     step: Steps = None,
-    task: BigramTask | None = None,
+    task: Task | None = None,
     via: Via | None = None,
     seed: int = 0,
 ) -> pd.DataFrame:
     """Activation patching (one row per component and position) or path patching (one row per edge), for each step.
 
-    `components` are names of sites, groups of them as in `ablate`, or for paths the edges; all when not given. Source,
-    batch, step and `via` are those of `ablate`.
+    `components` are names of sites, groups of them as in `ablate`, or for paths the edges; all when not given.
+    `corruption` is one that the task offers, its first when not given: `trigger` for in-context bigrams. Source, batch,
+    step and `via` are those of `ablate`.
     """
     require(kind in get_args(PatchKind), "kind", "activation or path", repr(kind))
     chosen = subject(source, step=step, batch=batch, task=task, sequences=SEQUENCES, via=via)
     require_seed(seed)
-    pairs = corrupt(chosen.batch, corruption, np.random.default_rng(seed), query=query)
+    pairs = pairs_of(chosen.known_task, chosen.batch, corruption, np.random.default_rng(seed), query)
     tables = []
     with keeping(tables, "steps"):
         for one, runner in chosen.each():

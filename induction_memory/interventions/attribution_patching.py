@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from induction_memory.errors import require
-from induction_memory.interventions.effects import Contrast, answer_logit, at_query
+from induction_memory.interventions.effects import Contrast, at_query, measured
 from induction_memory.interventions.path_patching import patch_paths
 from induction_memory.runner.components import ARROW
 from induction_memory.runner.variants import Patch
@@ -48,9 +48,10 @@ def gradient(contrast: Contrast, alpha: float) -> Float[Tensor, " edge"]:
     edges = contrast.start.graph.edges
     amounts = torch.full((len(edges),), alpha, device=contrast.start.tokens.device, requires_grad=True)
     patches = [Patch(edge, contrast.end.at(edge.split(ARROW)[0]), amount=amounts[i]) for i, edge in enumerate(edges)]
-    answer = contrast.pairs.right
+    answer = contrast.pairs.answer
+    start, end = (at_query(run, contrast) for run in (contrast.start, contrast.end))
     with torch.enable_grad():
-        M = answer_logit(contrast.start.patched_logits([patches], queries=contrast.queries), answer).mean()
+        M = measured(contrast.start.patched_logits([patches], queries=contrast.queries), start, answer).mean()
         (slope,) = torch.autograd.grad(M, amounts)
-    M_from, M_to = (answer_logit(at_query(run, contrast), answer).mean() for run in (contrast.start, contrast.end))
+    M_from, M_to = (measured(logits, start, answer).mean() for logits in (start, end))
     return -slope / (M_from - M_to)

@@ -2,7 +2,7 @@
 
 At every stored step and for every part,
 
-    necessity   in-context accuracy of the intact model minus that without the part (ablations.py)
+    necessity   accuracy on the task's main group (in context) of the intact model minus that without the part
     recall      the part's recall probe (Section 5): does its matrix store the right pairs?
 
 A part can also be a path of a head: the direct one (`L1H1->direct`), or through the queries, keys or values of one
@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 from torch import nn
 
-from induction_memory.errors import InputError
+from induction_memory.errors import InputError, require
 from induction_memory.interventions.ablations import INTACT, ablate
 from induction_memory.interventions.replacements import Kind
 from induction_memory.probes.emergence import change_point
@@ -50,7 +50,9 @@ def causal_trajectory(
         raise InputError(f"run: expected a trajectory, got {type(run).__name__}")
     steps = chosen.steps.tolist()
     ablated = ablate(chosen.run, batch, components=components, kind=kind, step=steps, via=via, seed=seed)
-    intact = {row["step"]: row["in_context_accuracy"] for row in ablated.to_dict("records") if _is_intact(row)}
+    accuracy = f"{chosen.task.main}_accuracy"
+    require(accuracy in ablated, "run", "a task with one right output for each position", chosen.task.name)
+    intact = {row["step"]: row[accuracy] for row in ablated.to_dict("records") if _is_intact(row)}
     recalls: dict[tuple[int, str], float] = {}
     names = [name for name in MEMORIES if name in set(ablated["component"])]
     for row in probe_table(chosen.run, names, steps=steps).to_dict("records") if names else []:
@@ -61,10 +63,10 @@ def causal_trajectory(
             "step": row["step"],
             "component": row["component"],
             "kind": row["kind"],
-            "necessity": intact[row["step"]] - row["in_context_accuracy"],
+            "necessity": intact[row["step"]] - row[accuracy],
             "intact": intact[row["step"]],
-            "without": row["in_context_accuracy"],
-            "without_se": row["in_context_accuracy_se"],
+            "without": row[accuracy],
+            "without_se": row[f"{accuracy}_se"],
             "recall": recalls.get((row["step"], row["component"]), np.nan),
         }
         for row in ablated.to_dict("records")

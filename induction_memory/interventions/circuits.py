@@ -1,8 +1,8 @@
 """Circuits: the few edges that do the work, and how much of it they do.
 
 Taking an edge away (by one of the kinds in replacements.py) lowers M, the mean logit of the right output above the mean
-logit at the in-context positions. Edges are ranked by that loss, exactly (one run an edge) or by its derivative (one
-backward pass for all, or integrated over several). The circuit of the n first edges E_n is then scored by
+logit at the positions of the task's main group. Edges are ranked by that loss, exactly (one run per edge) or by its
+derivative (one backward pass for all, or integrated over several). The circuit of the n first edges E_n is scored by
 
     faithfulness(n)   (M(only E_n) - M(nothing)) / (M(everything) - M(nothing))    does the circuit suffice?
     completeness(n)   (M(everything) - M(all but E_n)) / (M(everything) - M(nothing))    is anything left without it?
@@ -31,9 +31,9 @@ from induction_memory.runner.components import Graph
 from induction_memory.runner.recording import Recording, Runner, Via
 from induction_memory.runner.variants import Patch
 from induction_memory.subject import Sequences, Steps, subject
-from induction_memory.task.bigrams import BigramTask
+from induction_memory.task.batch import Batch
 from induction_memory.task.fields import require_integer, require_number, require_seed
-from induction_memory.task.sampler import Batch
+from induction_memory.task.protocol import Task
 
 Ranking = Literal["exact", "gradient", "integrated"]
 RANDOM = "random"
@@ -118,7 +118,7 @@ def discover(
     random_orders: int = 3,
     sizes: Sequence[int] | None = None,
     step: Steps = None,
-    task: BigramTask | None = None,
+    task: Task | None = None,
     via: Via | None = None,
     seed: int = 0,
 ) -> Discovery:
@@ -157,12 +157,14 @@ def discover(
 
 
 def _bench(runner: Runner, batch: Batch, kind: Kind, initial: Any, seed: int) -> _Bench:
-    require(bool(batch.in_context.any()), "batch", "at least one in-context position", "none")
+    asked = batch.group()
+    require(bool(asked.any()), "batch", f"at least one position of the group {batch.main}", "none")
+    require(not batch.soft, "batch", "sequences with one right output for each position", "soft targets")
     recording = runner.record(batch.tokens)
     replacements = Replacements(recording, batch, initial, seed)
     values = {writer: replacements.value(writer, kind) for writer in recording.graph.writers}
-    most = int(batch.in_context.sum(1).max())
-    counted, queries = batch.in_context, None
+    most = int(asked.sum(1).max())
+    counted, queries = asked, None
     if most <= counted.shape[1] // 2:
         chosen, queries = counted.int().topk(most, dim=1)
         counted = chosen.bool()

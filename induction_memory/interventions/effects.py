@@ -5,6 +5,9 @@ that is patched, M_to of the run whose activations are patched in, and M of the 
 
     effect = (M_from - M) / (M_from - M_to):    0, the patch does nothing;  1, it does all that the corruption does.
 
+Where no single output is right, M is minus the KL of the prediction from that of the run that is patched:
+M = -KL(p_from || p), so that M_from = 0.
+
 Its standard error is that of a ratio over sequences (outcome.py), which the denominator's own error enters.
 """
 
@@ -55,6 +58,18 @@ def answer_logit(
     return at_query.gather(-1, index).squeeze(-1) - at_query.mean(-1)
 
 
+def measured(
+    logits: Float[Tensor, "*variant batch m vocab"],
+    start: Float[Tensor, "batch m vocab"],
+    answer: Int[Tensor, " batch"] | None,
+) -> Float[Tensor, "*variant batch"]:
+    """M: the answer's logit above the mean, or minus the KL from the run `start` where there is no single answer."""
+    if answer is not None:
+        return answer_logit(logits, answer)
+    log_p, log_q = start[..., 0, :].log_softmax(-1), logits[..., 0, :].log_softmax(-1)
+    return -(log_p.exp() * (log_p - log_q)).sum(-1)
+
+
 def at_query(recording: Recording, contrast: Contrast) -> Float[Tensor, "batch 1 vocab"]:
     """The intact run's logits at the queries."""
     index = contrast.queries.unsqueeze(-1).expand(-1, -1, recording.logits.shape[-1])
@@ -63,15 +78,20 @@ def at_query(recording: Recording, contrast: Contrast) -> Float[Tensor, "batch 1
 
 @torch.no_grad()
 def effects(contrast: Contrast, variants: Sequence[Variant]) -> pd.DataFrame:
-    """One row per variant: accuracy, M (`logit`) and effect, with standard errors."""
-    answer = contrast.pairs.right
-    M_from, M_to = (answer_logit(at_query(run, contrast), answer) for run in (contrast.start, contrast.end))
+    """One row per variant: accuracy, M (`logit`) and effect, with standard errors; `kl` = -M for soft targets."""
+    answer = contrast.pairs.answer
+    start, end = (at_query(run, contrast) for run in (contrast.start, contrast.end))
+    M_from, M_to = (measured(logits, start, answer) for logits in (start, end))
     parts: dict[int, dict[str, float]] = {}
     for indices, logits in contrast.start.run(variants, queries=contrast.queries):
-        M = answer_logit(logits, answer)
-        correct = (logits[..., 0, :].argmax(-1) == answer).float()
+        M = measured(logits, start, answer)
         effect, effect_se = _ratio(M_from - M, (M_from - M_to).expand_as(M))
-        columns = {"accuracy": correct.mean(-1), "accuracy_se": _se(correct), "logit": M.mean(-1), "logit_se": _se(M)}
+        if answer is None:
+            columns = {"kl": -M.mean(-1), "kl_se": _se(M)}
+        else:
+            correct = (logits[..., 0, :].argmax(-1) == answer).float()
+            columns = {"accuracy": correct.mean(-1), "accuracy_se": _se(correct)}
+            columns |= {"logit": M.mean(-1), "logit_se": _se(M)}
         columns |= {"effect": effect, "effect_se": effect_se}
         for place, index in enumerate(indices):
             parts[index] = {name: value[place].item() for name, value in columns.items()}

@@ -34,19 +34,19 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from induction_memory.errors import InputError, require
+from induction_memory.errors import InputError, UnsupportedError, require
 from induction_memory.figures.tokens import visible
 from induction_memory.interventions.outcome import score
 from induction_memory.memory import edits
 from induction_memory.memory.association import Association
 from induction_memory.model.associations import associate, carrier, parameter_of, written
 from induction_memory.model.building import HookedTransformer
-from induction_memory.model.memories import UnsupportedError, head_names, weights_of
+from induction_memory.model.memories import head_names, weights_of
 from induction_memory.runner.swapped_weights import replaced
 from induction_memory.subject import SEQUENCES, Sequences, Steps, subject
-from induction_memory.task.bigrams import BigramTask
+from induction_memory.task.batch import Batch
 from induction_memory.task.fields import as_tuple, require_number
-from induction_memory.task.sampler import Batch
+from induction_memory.task.protocol import Task
 from induction_memory.trajectory.trajectory import Trajectory
 
 Names = str | Sequence[str]
@@ -72,7 +72,7 @@ def surgery(
     head: Head | None = None,
     through: Head | None = None,
     step: Steps = None,
-    task: BigramTask | None = None,
+    task: Task | None = None,
 ) -> pd.DataFrame:
     """One edit, before and after: rows for the target, the bystanders and all positions (and each step).
 
@@ -80,8 +80,7 @@ def surgery(
     are names (`L1H3`) or numbers in their layer, from 1. The columns head and through say which were taken.
     """
     chosen = subject(source, step=step, batch=batch, task=task, sequences=SEQUENCES)
-    bigrams = isinstance(chosen.task, BigramTask)
-    require(bigrams, "task", "in-context bigrams, whose memories these are", getattr(chosen.task, "name", "none"))
+    require(not chosen.batch.soft, "batch", "sequences with one right output for each position", "soft targets")
     wanted: dict[str, Any] = {"erase": erase, "insert": insert, "swap": swap}
     wanted |= {"project": project, "truncate": truncate, "transplant": transplant}
     tables = []
@@ -98,7 +97,7 @@ def surgery(
 @contextmanager
 def edited(
     model: HookedTransformer,
-    task: BigramTask,
+    task: Task,
     *,
     memory: str,
     strength: float | None = None,
@@ -116,7 +115,7 @@ def edited(
 def place(
     model: HookedTransformer,
     memory: str,
-    task: BigramTask,
+    task: Task,
     *,
     head: Head | None = None,
     through: Head | None = None,
@@ -171,14 +170,16 @@ def relying(a: Association, batch: Batch, pairs: Int[Tensor, "pair side"]) -> Bo
     """The positions that rely on these pairs (module docstring)."""
     inputs, outputs = (pairs[:, side].unique() for side in (0, 1))
     if a.name == "W_K2":
-        return torch.isin(batch.tokens, outputs) & batch.in_context
+        return torch.isin(batch.tokens, outputs) & batch.group()
     if a.name == "W_O2":
-        return torch.isin(batch.targets, inputs) & batch.in_context
+        return torch.isin(batch.targets, inputs) & batch.group()
     if a.name == "W_F":
-        return torch.isin(batch.tokens, inputs) & batch.global_
+        return torch.isin(batch.tokens, inputs) & batch.group("global")
+    known = "counts" in batch.latents
+    require(known, "memory", "W_K2 or W_O2, the pairs of W_K1 are known for in-context bigrams alone", a.name)
     same = (batch.tokens[:, None, :] == batch.tokens[:, :, None]).tril(-1)
     first_output = same.int().argmax(-1) + 1
-    return torch.isin(first_output, outputs + 1) & (batch.counts == 2)  # output 0 is the second position
+    return torch.isin(first_output, outputs + 1) & (batch.latents["counts"] == 2)  # output 0 is the second position
 
 
 def _swapped(a: Association, names: Sequence[str]) -> tuple[Int[Tensor, "pair side"], Float[Tensor, "*head pair"]]:
@@ -235,10 +236,9 @@ def _measure(
     before: Tensor = model(batch.tokens)
     with replaced(model, written(changed, weights_of(model))):
         after: Tensor = model(batch.tokens)
-    kind, accuracy = batch.in_context, "in_context_accuracy"
-    if changed.name == "W_F":
-        kind, accuracy = batch.global_, "global_accuracy"
-    groups: dict[str, Bool[Tensor, "batch pos"]] = {"all": torch.ones_like(batch.in_context)}
+    main = "global" if changed.name == "W_F" else batch.main
+    kind, accuracy = batch.group(main), f"{main}_accuracy"
+    groups: dict[str, Bool[Tensor, "batch pos"]] = {"all": batch.counted}
     if pairs is not None:
         target = relying(changed, batch, pairs)
         groups = {"target": target, "bystanders": kind & ~target} | groups

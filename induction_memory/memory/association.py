@@ -73,11 +73,15 @@ class Association:
         return self._partners.any(-1).nonzero().flatten()
 
     @cached_property
+    def several(self) -> list[int]:
+        """The given items that are asked and have more than one partner."""
+        return (self._partners[self.items].sum(-1) > 1).nonzero().flatten().tolist()
+
+    @cached_property
     def targets(self) -> Int[Tensor, " n"]:
         """The one partner of each given item that is asked."""
         partners = self._partners[self.items]
-        several = (partners.sum(-1) > 1).nonzero().flatten().tolist()
-        require(not several, self.name, "one partner for each given item", f"several for items {several[:5]}")
+        require(not self.several, self.name, "one partner for each given item", f"several for {self.several[:5]}")
         targets = partners.int().argmax(-1)
         rows = torch.arange(len(targets), device=targets.device)
         if self.allowed is not None:

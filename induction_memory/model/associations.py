@@ -7,11 +7,11 @@
     W_O2_spurious   W_O2     W_V2 Phi_1 w_E(k)   w_U(k)           k -> k                        input
     W_F             W_F      w_E(k)              w_U(j)           k -> j, k no fixed trigger    input
 
-A trigger is a token of the support of pi_q: of the set Q if triggers are fixed, any token that can be drawn if they are
-random, and any token at all if the task is not known. Recall of W_K2 asks for every token, also for those that the
-ideal memory does not store. `W_K2_triggers` restricts both sides to Q, as the authors do for fixed triggers. The ideal
-W_F stores k -> j with strength log(pi_b(j|k) + 0.01), centred over j. W_O2_spurious is what the theory expects to be
-stored beside W_O2 (Appendix B). `memory_names.py` lists the variants of each name.
+The ideal pairs are the task's (`Task.associations`, `task/ideals.py`); those above are for in-context bigrams. Without
+a task they are t-1 -> t and k -> k. A trigger is a token of the support of pi_q: of the set Q if triggers are fixed,
+any token that can be drawn if they are random. Recall of W_K2 asks for every token, also for those that are not stored
+in the ideal memory. `W_K2_triggers` restricts both sides to Q, as the authors do for fixed triggers. W_O2_spurious is
+what the theory expects to be stored beside W_O2 (Appendix B). `memory_names.py` lists the variants of each name.
 
 Several heads are never added up: W_K1 and W_O2 have one matrix per head, W_K2 and W_O2_spurious one table per pair
 `L1H3>L2H1`, layer-1 head 3 whose output layer-2 head 1 reads.
@@ -19,21 +19,18 @@ Several heads are never added up: W_K1 and W_O2 have one matrix per head, W_K2 a
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor
 
-from induction_memory.errors import InputError, require
+from induction_memory.errors import InputError, UnsupportedError, require
 from induction_memory.memory.association import Association, Side, causal
 from induction_memory.memory.readings import signal_to_interference
 from induction_memory.model import axes
-from induction_memory.model.memories import Memories, UnsupportedError, has_step_axis, head_names, weights_of
+from induction_memory.model.memories import Memories, has_step_axis, head_names, weights_of
 from induction_memory.model.memory_names import Norm, Spec
-from induction_memory.task.bigrams import BigramTask
-
-SMOOTHING = 0.01  # added to pi_b before the logarithm
+from induction_memory.task.protocol import Ideal, NotOfferedError, Task, ask
 
 
 @dataclass(frozen=True)
@@ -43,22 +40,23 @@ class Row:
     matrix: str
     inputs: str
     outputs: str
-    pairs: Literal["previous", "triggers", "same", "bigrams"]
     given: Side
+    positions: bool = False
+    """Whether its items are positions; tokens otherwise."""
 
 
 TABLE = {
-    "W_K1": Row("W_K1", "p", "p", "previous", "output"),
-    "W_K2": Row("W_K2", "Phi_1 w_E", "w_E", "triggers", "output"),
-    "W_O2": Row("W_O2", "W_V2 w_E", "w_U", "same", "input"),
-    "W_O2_spurious": Row("W_O2", "W_V2 Phi_1 w_E", "w_U", "same", "input"),
-    "W_F": Row("W_F", "w_E", "w_U", "bigrams", "input"),
+    "W_K1": Row("W_K1", "p", "p", "output", positions=True),
+    "W_K2": Row("W_K2", "Phi_1 w_E", "w_E", "output"),
+    "W_O2": Row("W_O2", "W_V2 w_E", "w_U", "input"),
+    "W_O2_spurious": Row("W_O2", "W_V2 Phi_1 w_E", "w_U", "input"),
+    "W_F": Row("W_F", "w_E", "w_U", "input"),
 }
 MEMORIES = ("W_K1", "W_K2", "W_O2", "W_F")
 
 
 def associate(
-    source: Any, what: str, *, task: BigramTask | None = None, bare: bool = False, through: str | None = None
+    source: Any, what: str, *, task: Task | None = None, bare: bool = False, through: str | None = None
 ) -> Association:
     """The memory `what` of a model or of (stacked) weights; its leading axes are step, then the heads.
 
@@ -80,7 +78,7 @@ def associate(
     if spec.memory == "W_K1":
         a = _window(a, spec)
     if spec.triggers:
-        Q = required(task).fixed_triggers
+        Q = fact(task, "fixed_triggers", "triggers")
         if Q is None:
             raise UnsupportedError("needs fixed triggers, the task draws them at random")
         chosen = torch.tensor(Q.copy(), device=a.ideal.device)
@@ -104,7 +102,7 @@ def parameter_of(memory: str, weights: Mapping[str, Tensor]) -> str:
     return f"blocks.{int(memory[-1]) - 1}.attn.{memory[:-1]}"
 
 
-def carrier(source: Any, task: BigramTask | None = None, *, head: str | None = None) -> str:
+def carrier(source: Any, task: Task | None = None, *, head: str | None = None) -> str:
     """The layer-1 head through which the previous token reaches W_K2's keys.
 
     It is the head with the clearest signal: the largest signal to interference of the ideal pairs, as a mean over all
@@ -120,31 +118,21 @@ def carrier(source: Any, task: BigramTask | None = None, *, head: str | None = N
     return earlier[int(clear.mean(-1).argmax())]
 
 
-def trigger_tokens(task: BigramTask) -> Bool[Tensor, " vocab"]:
-    """The support of pi_q: the fixed triggers, or the tokens that can be drawn as triggers."""
-    return torch.tensor(task.trigger_probabilities > 0)
-
-
-def bigram_logits(task: BigramTask, smoothing: float = SMOOTHING) -> Float[Tensor, "vocab vocab_out"]:
-    """Row i: log(pi_b(.|i) + smoothing), centred; zero for a fixed trigger.
-
-    log pi_b is not finite where a bigram never occurs, and its mean over j only shifts the logits.
-    """
-    logits = torch.log(torch.tensor(task.bigram) + smoothing)
-    logits = logits - logits.mean(-1, keepdim=True)
-    if task.fixed_triggers is not None:
-        logits[torch.tensor(task.fixed_triggers.copy())] = 0
-    return logits.float()
-
-
-def required(task: BigramTask | None) -> BigramTask:
+def required(task: Task | None) -> Task:
     """The task, or the reason why something cannot be measured without it."""
     if task is None:
         raise UnsupportedError("needs the task (pass task=...), a model alone does not say it")
     return task
 
 
-def _whole(m: Memories, memory: str, norm: Norm, task: BigramTask | None) -> Association:
+def fact(task: Task | None, name: str, what: str) -> Any:
+    """An attribute that only some tasks have, or the reason why this one cannot be asked."""
+    if not hasattr(required(task), name):
+        raise UnsupportedError(f"needs {what}, the task {required(task).name!r} has none")
+    return getattr(task, name)
+
+
+def _whole(m: Memories, memory: str, norm: Norm, task: Task | None) -> Association:
     """A memory with all its inputs and outputs; W_K1 with queries from the second position on."""
     row, fold = TABLE[memory], norm == "folded"
     layers = axes.layers_of(row.matrix, row.inputs)
@@ -157,7 +145,7 @@ def _whole(m: Memories, memory: str, norm: Norm, task: BigramTask | None) -> Ass
     return _labelled(m, memory, W, u, v, layers, task)
 
 
-def _bare(m: Memories, memory: str, task: BigramTask | None, through: str | None) -> Association:
+def _bare(m: Memories, memory: str, task: Task | None, through: str | None) -> Association:
     """The stored parameter as W; W_Q and the LayerNorms' linear part in the embeddings."""
     row, name = TABLE[memory], parameter_of(memory, m.weights)
     W, u, v = m.parameter(name).mT, m.embedding(row.inputs), m.embedding(row.outputs)
@@ -176,33 +164,41 @@ def _bare(m: Memories, memory: str, task: BigramTask | None, through: str | None
 
 
 def _labelled(
-    m: Memories, memory: str, W: Tensor, u: Tensor, v: Tensor, layers: tuple[int, ...], task: BigramTask | None
+    m: Memories, memory: str, W: Tensor, u: Tensor, v: Tensor, layers: tuple[int, ...], task: Task | None
 ) -> Association:
     """The association with its ideal pairs, its heads and the names of its items."""
     row = TABLE[memory]
-    input_names = output_names = () if task is None else tuple(task.vocabulary)
-    if row.pairs == "previous":
+    input_names, output_names = ((), ()) if task is None else token_names(task, row.outputs == "w_U")
+    ideal = None if task is None and memory != "W_F" else _ideal(task, row.matrix)
+    strength, asked = (None, None) if ideal is None else (ideal.strength, ideal.asked)
+    if row.positions:
         n = u.shape[-2] if task is None else min(u.shape[-2], task.length)
         u, v = u[..., :n, :], v[..., 1:n, :]
         input_names, output_names = tuple(range(1, n + 1)), tuple(range(2, n + 1))
-    ideal, asked = _pairs(row, v.shape[-2], u.shape[-2], task)
+        strength = None if strength is None else strength[1:n, :n]  # output t - 1 is the query t
+    pairs = torch.eye(v.shape[-2], u.shape[-2]) if strength is None else torch.tensor(strength).float()
+    expected = v.shape[-2], u.shape[-2]
+    require(pairs.shape == expected, memory, f"pairs of shape {expected} from the task", tuple(pairs.shape))
     heads = tuple(head_names(layers, m.n_heads))
-    asked = None if asked is None else asked.to(W.device)
-    return Association(memory, W, u, v, ideal.to(W), row.given, asked, None, heads, input_names, output_names)
+    also = None if asked is None else torch.tensor(asked).to(W.device)
+    return Association(memory, W, u, v, pairs.to(W), row.given, also, None, heads, input_names, output_names)
 
 
-def _pairs(
-    row: Row, n_outputs: int, n_inputs: int, task: BigramTask | None
-) -> tuple[Float[Tensor, "j i"], Bool[Tensor, "j i"] | None]:
-    """The ideal memory's pairs and, where they are others, those that recall asks for."""
-    same = torch.eye(n_outputs, n_inputs)
-    match row.pairs:
-        case "bigrams":
-            return bigram_logits(required(task)).mT, None
-        case "triggers" if task is not None:
-            return same * trigger_tokens(task), same.bool()
-        case _:
-            return same, None  # for "previous", output t - 1 is the query t
+def _ideal(task: Task | None, matrix: str) -> Ideal:
+    """What the task says that a matrix would store, or the reason why there is none."""
+    offered = ask(required(task), "associations")
+    if matrix not in offered:
+        raise UnsupportedError(f"needs a task that names what {matrix} stores, {required(task).name!r} does not")
+    return offered[matrix]
+
+
+def token_names(task: Task, outputs: bool = True) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names of the tokens that are read, and of the outputs (or again of the tokens); numbers where there are none."""
+    try:
+        read, said = ask(task, "labels")
+    except NotOfferedError:
+        read, said = tuple(map(str, range(task.n_inputs))), tuple(map(str, range(task.n_outputs)))
+    return tuple(read), tuple(said if outputs else read)
 
 
 def _window(a: Association, spec: Spec) -> Association:

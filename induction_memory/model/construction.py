@@ -28,12 +28,13 @@ from torch import Tensor
 from induction_memory.errors import require
 from induction_memory.field_docs import field_docs
 from induction_memory.memory.association import store
-from induction_memory.model.associations import associate, bigram_logits, written
+from induction_memory.model.associations import associate, written
 from induction_memory.model.building import HookedTransformer, build, remap
 from induction_memory.model.config import ModelConfig
 from induction_memory.model.memories import weights_of
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.fields import require_texts
+from induction_memory.task.ideals import bigram_logits
 
 Memory = Literal["W_K1", "W_K2", "W_O2", "W_F"]
 
@@ -91,7 +92,7 @@ def construct(
     strengths = {"W_K1": scales.W_K1 * undo_scaling, "W_K2": scales.W_K2 * undo_scaling, "W_O2": scales.W_O2}
     for name, scale in (strengths | ({"W_F": scales.W_F} if has_feed_forward else {})).items():
         a = associate(model, name, task=task, bare=True)
-        ideal = bigram_logits(task, scales.smoothing).mT if name == "W_F" else a.ideal
+        ideal = _feed_forward(task, scales.smoothing) if name == "W_F" else a.ideal
         if name in shuffle:
             ideal = _shuffled(ideal, generator)
         W = torch.zeros_like(a.W) if name in leave_out else scale * store(_unit(a.inputs), _unit(a.outputs), ideal)
@@ -100,6 +101,10 @@ def construct(
             for parameter, value in written(replace(a, W=W), weights).items():
                 weights[parameter].copy_(value)
     return model
+
+
+def _feed_forward(task: BigramTask, smoothing: float) -> Float[Tensor, "j i"]:
+    return torch.from_numpy(bigram_logits(task.bigram, task.fixed_triggers, smoothing)).float().mT
 
 
 def _unit(rows: Float[Tensor, "*lead n d"]) -> Float[Tensor, "*lead n d"]:

@@ -32,17 +32,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from induction_memory.errors import InputError, require
+from induction_memory.errors import InputError, UnsupportedError, require
 from induction_memory.model.grouped import ungrouped
 
 _MATRIX = re.compile(r"^(?:(W_K|W_V|W_O|Phi_|W_F)(\d+)|(W_F))$")
 _EMBEDDING = re.compile(r"^((?:(?:Phi_|W_V)\d+ )*)(w_E|p|w_U)$")
 _AXES = {"W_E": 2, "W_pos": 2, "W_U": 2, "W_Q": 3, "W_K": 3, "W_V": 3, "W_O": 3, "W_F": 2, "W_in": 2, "W_out": 2}
 _AXES |= {"w": 1, "b": 1, "b_Q": 2, "b_K": 2, "b_V": 2, "b_O": 1, "b_U": 1, "b_in": 1, "b_out": 1}
-
-
-class UnsupportedError(InputError):
-    """Something was asked of weights that cannot have it; the message is the reason, in one line."""
 
 
 @dataclass(frozen=True)

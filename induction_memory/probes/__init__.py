@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from induction_memory.probes.atlas import trends as trends
     from induction_memory.probes.attention import head_scores as head_scores
     from induction_memory.probes.between import recall_between as recall_between
+    from induction_memory.probes.catalogue import PATTERNS as PATTERNS
     from induction_memory.probes.catalogue import names as names
     from induction_memory.probes.emergence import birth_order as birth_order
     from induction_memory.probes.emergence import change_points as change_points
@@ -38,6 +39,7 @@ _WHERE = {
     "change_points": "emergence",
     "lead_lag": "emergence",
     "names": "catalogue",
+    "PATTERNS": "catalogue",
     "recall": "tidy",
     "table": "tidy",
     "wide": "tidy",

@@ -8,11 +8,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from induction_memory.model.memories import UnsupportedError
+from induction_memory.errors import UnsupportedError
 from induction_memory.runner.recording import Runner
 from induction_memory.subject.stack import Stack
+from induction_memory.task.batch import Batch
 from induction_memory.task.repeated import repeated_tokens
-from induction_memory.task.sampler import Batch
 
 REPEATED_SEQUENCES = 16  # random sequences of the standard scores
 REPEATED_SEED = 0

@@ -13,21 +13,20 @@ import pandas as pd
 from jaxtyping import Bool
 from torch import Tensor
 
-from induction_memory.errors import require
+from induction_memory.errors import UnsupportedError, require
 from induction_memory.memory.association import Association
 from induction_memory.memory.births import first_lasting
 from induction_memory.memory.readings import hits, margin, target_scores
-from induction_memory.model.memories import UnsupportedError
 from induction_memory.probes.chunks import over_chunks
 from induction_memory.subject import Steps, Subject, subject
 from induction_memory.subject.stack import Stack
-from induction_memory.task.bigrams import BigramTask
+from induction_memory.task.protocol import Task
 
 CHUNK = 32  # steps whose score tables are held at once
 
 
 def score_matrix(
-    source: Any, memory: str, *, step: int | None = None, head: str | None = None, task: BigramTask | None = None
+    source: Any, memory: str, *, step: int | None = None, head: str | None = None, task: Task | None = None
 ) -> pd.DataFrame:
     """All scores of a memory at a step (the last if not given): one row per given item, one column per candidate.
 
@@ -57,7 +56,7 @@ def recalled(source: Subject, memory: str) -> Bool[Tensor, "step head item"]:
     return values.reshape(len(values), -1, values.shape[-1])
 
 
-def births(source: Any, memory: str, *, steps: Steps = "all", task: BigramTask | None = None) -> pd.DataFrame:
+def births(source: Any, memory: str, *, steps: Steps = "all", task: Task | None = None) -> pd.DataFrame:
     """One row per association: its birth step, its strength at the last step, its token's frequency or its position.
 
     Columns: memory, head, association (token or query position), birth (nan: not recalled at the end), margin, score,
@@ -126,7 +125,8 @@ def _labels(a: Association) -> tuple[list[Any], list[Any]]:
 def _property(stack: Stack, memory: str, labels: list[Any]) -> tuple[str, Any]:
     if memory.startswith("W_K1"):
         return "position", labels
-    if stack.task is None:
+    if not hasattr(stack.task, "unigram"):
         return "frequency", np.nan
-    frequency = dict(zip(stack.task.vocabulary, stack.task.unigram, strict=True))
+    tokens, often = stack.fact("vocabulary", "tokens"), stack.fact("unigram", "global frequencies")
+    frequency = dict(zip(tokens, often, strict=True))
     return "frequency", [frequency[token] for token in labels]

@@ -3,12 +3,13 @@
 With A[t, s] the attention of query t to key s <= t, and z the tokens:
 
     previous token   A[t, t-1], for t >= 1
-    induction        sum of A[t, s] over the s <= t with z_{s-1} = z_t: the tokens after earlier occurrences of z_t
+    induction        sum of A[t, s] over the s <= t with z_{s-1} = z_t: the tokens after earlier occurrences of z_t; a
+                     task that names other keys as its source `induction` is measured on those
 
 The mass is this sum; the argmax is whether the most attended key is one of those. A head that attends uniformly gets
 c_t = (number of those keys) / (t + 1) of either, so both are corrected for chance: (mean - mean c) / (1 - mean c),
-which is 0 for the uniform head and 1 for the perfect one. Induction is measured on triggers (second occurrence on),
-on all tokens that occurred before, and on those that are not triggers of their sequence.
+which is 0 for the uniform head and 1 for the perfect one. Induction is measured on the main group of the task (for
+in-context bigrams triggers, second occurrence on), on all tokens that occurred before, and on the group `global`.
 
 The conditional probes are plain rates. The standard scores use random sequences repeated once, each half of length n:
 
@@ -27,12 +28,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from induction_memory.errors import require
-from induction_memory.model.memories import UnsupportedError, head_name
+from induction_memory.errors import UnsupportedError, require
+from induction_memory.model.memories import head_name
 from induction_memory.probes.activations import Activations, attention_to, run_repeated
 from induction_memory.probes.registry import Probe, split_layer
 from induction_memory.subject import subject
-from induction_memory.task.positions import after_same_context
+from induction_memory.task.positions import induction_keys
 
 _PER_LAYER = {
     "previous_token_mass": "mean_t A[t, t-1], corrected for chance 1/(t+1)",
@@ -154,13 +155,14 @@ def repeated_induction(pattern: Float[Tensor, "batch head query key"]) -> Float[
 
 
 def _sought(a: Activations) -> Bool[Tensor, "batch query key"]:
-    return a.of_batch("sought", lambda: after_same_context(a.batch.tokens))
+    return a.of_batch("sought", lambda: induction_keys(a.batch, a.stack.task))
 
 
 def _triggers(a: Activations) -> Bool[Tensor, "batch query"]:
-    if not a.batch.in_context.any():
-        raise UnsupportedError("needs triggers that occur twice, the batch has none")
-    return a.batch.in_context
+    queries = a.of_batch("queries", lambda: a.batch.group() & _sought(a).any(-1))
+    if not queries.any():
+        raise UnsupportedError("needs queries that have occurred before, the batch has none")
+    return queries
 
 
 def _repeated(a: Activations) -> Bool[Tensor, "batch query"]:
@@ -168,12 +170,33 @@ def _repeated(a: Activations) -> Bool[Tensor, "batch query"]:
 
 
 def _others(a: Activations) -> Bool[Tensor, "batch query"]:
-    return _repeated(a) & a.batch.global_
+    return _repeated(a) & _group(a, "global")
 
 
 def _induction(a: Activations, layer: int, name: str, queries: Bool[Tensor, "batch query"]) -> Float[Tensor, " head"]:
     chance = a.of_batch(f"chance {name}", lambda: _chance(_sought(a), queries))
     return chance_corrected(mean_where(a.mass(layer, "induction", _sought(a)), queries), chance)
+
+
+def _group(a: Activations, name: str) -> Bool[Tensor, "batch query"]:
+    if name not in a.batch.groups:
+        raise UnsupportedError(f"needs positions of the group {name}, the batch has {', '.join(a.batch.groups)}")
+    return a.batch.groups[name]
+
+
+def _targets(a: Activations) -> Int[Tensor, "batch query"]:
+    """The right tokens."""
+    if a.batch.soft:
+        raise UnsupportedError("needs one right output for each position, the targets are distributions")
+    return a.batch.targets
+
+
+def _attended_token(a: Activations, layer: int) -> Int[Tensor, "batch head query"]:
+    """The token that each query attends to most, where outputs are tokens that the model reads."""
+    cfg: Any = a.model.cfg
+    if cfg.d_vocab_out > cfg.d_vocab:
+        raise UnsupportedError("needs outputs that are tokens, the model has an output vocabulary of its own")
+    return _token_at(a, a.attended(layer))
 
 
 def _token_at(a: Activations, positions: Int[Tensor, "batch head query"]) -> Int[Tensor, "batch head query"]:
@@ -187,8 +210,10 @@ def _match(a: Activations, layer: int) -> Tensor:
 
 
 def _previous_after_trigger(a: Activations, layer: int) -> Tensor:
-    after = torch.zeros_like(a.batch.in_context)
-    after[:, 1:] = a.batch.counts[:, :-1] >= 1
+    if "counts" not in a.batch.latents:
+        raise UnsupportedError("needs triggers, the batch has none")
+    after = torch.zeros_like(a.batch.counted)
+    after[:, 1:] = a.batch.latents["counts"][:, :-1] >= 1
     hit = a.attended(layer) == torch.arange(after.shape[1], device=after.device) - 1
     return mean_where(hit, after)
 
@@ -217,10 +242,10 @@ _MEASURES: dict[str, Callable[[Activations, int], Tensor]] = {
     "previous_after_trigger": _previous_after_trigger,
     "match": _match,
     "attended_is_target": lambda a, layer: mean_where(
-        _token_at(a, a.attended(layer)) == a.batch.targets.unsqueeze(1), _triggers(a)
+        _attended_token(a, layer) == _targets(a).unsqueeze(1), _triggers(a)
     ),
     "predicted_is_attended": lambda a, layer: mean_where(
-        _token_at(a, a.attended(layer)) == a.logits.argmax(-1).unsqueeze(1), _triggers(a)
+        _attended_token(a, layer) == a.logits.argmax(-1).unsqueeze(1), _triggers(a)
     ),
     "repeated_previous": lambda a, layer: _previous_mass(a.repeated_pattern(layer)),
     "repeated_induction": lambda a, layer: repeated_induction(a.repeated_pattern(layer)),

@@ -40,8 +40,8 @@ def code_fingerprint() -> str:
     package = Path(__file__).parents[1]
     digest = hashlib.sha256()
     for folder in _CODE:
-        for path in sorted((package / folder).glob("*.py")):
-            digest.update(path.name.encode() + b"\0" + path.read_bytes())
+        for path in sorted((package / folder).rglob("*.py")):
+            digest.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
 
 

@@ -6,8 +6,18 @@ from types import ModuleType
 from typing import Any
 
 from induction_memory.errors import InputError, require
-from induction_memory.probes import attention, composition, logit_attribution, memory_recall, prediction, weight_size
+from induction_memory.probes import (
+    attention,
+    composition,
+    logit_attribution,
+    memory_recall,
+    prediction,
+    task_probes,
+    weight_size,
+)
 from induction_memory.probes.registry import Probe, registered
+from induction_memory.subject import Subject
+from induction_memory.task.protocol import NotOfferedError, ask
 
 FAMILIES: dict[str, ModuleType] = {
     "recall": memory_recall,
@@ -18,6 +28,18 @@ FAMILIES: dict[str, ModuleType] = {
     "attribution": logit_attribution,
 }
 """Each has its `PROBES`, and `named` for names with a number that is not listed: a layer, a window, an occurrence."""
+
+OF_TASK: dict[str, Callable[[Subject], list[Probe]]] = {
+    "predictors": task_probes.of_predictors,
+    "sources": task_probes.of_sources,
+}
+"""Families whose members depend on the task: its predictors, its sources."""
+PATTERNS = {
+    "kl_to_<predictor>": "mean over counted positions of KL(predictor || model), for a predictor of the task",
+    "mass_on_<role><layer>": "mean attention of the main group's queries to a source of the task, such as the parent",
+    "loss_<group>, accuracy_<group>": "over the positions of a group of the task",
+}
+"""Names that depend on the task -> what they measure."""
 
 Names = str | Callable[[Any], Any] | Iterable[str | Callable[[Any], Any]] | None
 
@@ -34,42 +56,69 @@ def built_in(name: str) -> Probe | None:
         found = family.PROBES.get(name) or family.named(name)
         if found is not None:
             return found
-    return None
+    return task_probes.named(name)
 
 
 def find(name: str) -> Probe:
     """The probe of this name, registered or built in."""
     found = registered.get(name) or built_in(name)
     if found is None:
-        close = get_close_matches(name, [*names(), *FAMILIES], n=3)
+        close = get_close_matches(name, [*names(), *FAMILIES, *OF_TASK], n=3)
         hint = f" (like {', '.join(close)})" if close else ""
-        raise InputError(f"probe: expected a probe{hint} or a family ({', '.join(FAMILIES)}, all), got {name!r}")
+        families = ", ".join([*FAMILIES, *OF_TASK, "all"])
+        raise InputError(f"probe: expected a probe{hint} or a family ({families}), got {name!r}")
     return found
 
 
-def resolve(wanted: Names) -> list[Probe]:
-    """Probes in order, families written out, none twice; None for the paper's recalls."""
+def resolve(wanted: Names, source: Subject) -> list[Probe]:
+    """Probes in order, families written out, none twice.
+
+    None stands for the paper's recalls, or for the distances to the predictors of a task without such memories.
+    """
     if wanted is None:
-        return [find(name) for name in memory_recall.PAPER]
+        return [find(name) for name in memory_recall.PAPER] if _has_memories(source) else OF_TASK["predictors"](source)
     listed = [wanted] if isinstance(wanted, str) or not isinstance(wanted, Iterable) else list(wanted)
     require(bool(listed), "probes", "at least one", repr(wanted))
     chosen: dict[str, Probe] = {}
     for item in listed:
-        for probe in _meant(item):
+        for probe in _meant(item, source):
             same = chosen.setdefault(probe.name, probe)
             require(same.measure == probe.measure, "probes", "one function per name", f"two called {probe.name!r}")
     return list(chosen.values())
 
 
-def _meant(item: object) -> list[Probe]:
+def _has_memories(source: Subject) -> bool:
+    """Whether the task, if it is known, says what the matrices of an induction head would store."""
+    if source.known_task is None:
+        return True
+    try:
+        return any(name in memory_recall.TABLE for name in ask(source.known_task, "associations"))
+    except NotOfferedError:
+        return False
+
+
+def _of_group(name: str, source: Subject) -> Probe | None:
+    """Loss or accuracy over a group of the source's batch that is not listed."""
+    if built_in(name) is not None or not name.startswith(("loss_", "accuracy_")):
+        return None
+    return next((probe for probe in prediction.of_groups(source) if probe.name == name), None)
+
+
+def _meant(item: object, source: Subject) -> list[Probe]:
     """The probes that a name, a family or a function stands for."""
     if isinstance(item, str):
         if item == "all":
-            return [probe for family in FAMILIES.values() for probe in family.PROBES.values()] + [*registered.values()]
+            every = [probe for family in FAMILIES for probe in _meant(family, source)]
+            of_task = [] if source.known_task is None else [p for family in OF_TASK.values() for p in family(source)]
+            return [*every, *of_task, *registered.values()]
+        if item in OF_TASK:
+            return OF_TASK[item](source)
+        if item == "prediction":
+            return [*prediction.PROBES.values(), *prediction.of_groups(source)]
         if item in FAMILIES:
             return list(FAMILIES[item].PROBES.values())
         own = [probe for probe in registered.values() if probe.family == item]
-        return own or [find(item)]
+        return own or [_of_group(item, source) or find(item)]
     if not callable(item):
         raise InputError(f"probes: expected names of probes or of families, or functions, got {item!r}")
     for probe in registered.values():

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from induction_memory.model.memories import UnsupportedError
+from induction_memory.errors import UnsupportedError
 from induction_memory.subject.stack import Stack
 
 

@@ -32,7 +32,7 @@ from induction_memory.probes.atlas import recalled
 from induction_memory.probes.tidy import table
 from induction_memory.subject import Steps, subject
 from induction_memory.subject.configurations import by_configuration
-from induction_memory.task.sampler import sample, step_rng
+from induction_memory.task.sampler import step_rng
 
 EXPECTED_ORDER = ("W_O2", "W_K2", "W_K1")  # top-down, Section 5
 GRID = 400  # points of the even grid on which lags are measured
@@ -136,7 +136,7 @@ def _replicates(
         return {head: (source.steps, found[:, h].T) for h, head in enumerate(heads)}, "associations"
     source = subject(runs[0], step=steps, field="steps")
     task = source.stack.require_task()
-    drawn = [sample(task, 16, step_rng(source.eval_seed, 1 + i)) for i in range(batches)]
+    drawn = [task.sample(16, step_rng(source.eval_seed, 1 + i)) for i in range(batches)]
     return _stack([table(runs[0], [name], steps=steps, batch=batch) for batch in drawn], name), "batches"
 
 

@@ -26,7 +26,8 @@ from torch import Tensor, nn
 from induction_memory.errors import InputError, require
 from induction_memory.experiment.train_config import Loss
 from induction_memory.field_docs import field_docs
-from induction_memory.task.sampler import Batch, sample, step_rng
+from induction_memory.task.batch import Batch
+from induction_memory.task.sampler import step_rng
 from induction_memory.training.forward import evaluate
 from induction_memory.trajectory.trajectory import Trajectory
 
@@ -216,7 +217,7 @@ def calibrate(
 def minibatches(run: Trajectory, sampling: Sampling) -> list[Batch]:
     """The fixed minibatches of a run's own task, from its evaluation seed."""
     rng = step_rng(run.config.train.eval_seed, EVALUATION_STREAM)
-    return [sample(run.task, sampling.batch_size, rng) for _ in range(sampling.minibatches)]
+    return [run.task.sample(sampling.batch_size, rng) for _ in range(sampling.minibatches)]
 
 
 def part_of(model: nn.Module, part: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

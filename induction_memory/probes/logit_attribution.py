@@ -4,9 +4,9 @@ The logits are a sum over what each part adds to the last residual stream, so th
 
     w_U(y)^T x_T - mean over j of w_U(j)^T x_T,
 
-is a sum with one term per part: token and position embedding, each head, each feed-forward. Measured on triggers from
-their second occurrence on. The contribution of the last layer's heads is split further by what their values
-read, because W_O2 W_V2 acts on each part of the stream separately:
+is a sum with one term per part: token and position embedding, each head, each feed-forward. Measured on the main group
+of the task: for in-context bigrams, triggers from their second occurrence on. The contribution of the last layer's
+heads is split further by what their values read, because W_O2 W_V2 acts on each part of the stream separately:
 
     dla_W_O2_token      sum_s A[t, s] of Phi_2 w_E(z_s)        the memory w_U(k) (W_V2 w_E(k))^T
     dla_W_O2_position   sum_s A[t, s] of Phi_2 p_s
@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from induction_memory.model.memories import UnsupportedError
+from induction_memory.errors import UnsupportedError
 from induction_memory.probes.activations import Activations
 from induction_memory.probes.registry import Probe, split_layer
 
@@ -40,9 +40,11 @@ def above_average(
 
 def _mean(a: Activations, stream: Float[Tensor, "batch pos *head d"]) -> Float[Tensor, "*head"]:
     """Mean direct effect of these additions to the stream on the triggers, through the last LayerNorm."""
-    if not a.batch.in_context.any():
-        raise UnsupportedError("needs triggers that occur twice, the batch has none")
-    triggers = a.batch.in_context
+    triggers = a.batch.group()
+    if not triggers.any():
+        raise UnsupportedError(f"needs positions of the group {a.batch.main}, the batch has none")
+    if a.batch.soft:
+        raise UnsupportedError("needs one right output for each position, the targets are distributions")
     chosen = stream[triggers]
     if "ln_final.hook_scale" in a.cache:
         scale = a.cache["ln_final.hook_scale"][triggers]

@@ -1,7 +1,7 @@
 """Measure probes of a source: weight probes in one batched pass over steps, activation probes in one forward per step.
 
-Values of the package's own probes on a trajectory are kept beside it (`cache.py`); a user's functions are measured anew
-each time, because a change in their code could not be seen.
+Values of the package's own probes on a trajectory of a shipped task are kept beside it (`cache.py`). A user's
+functions, and all probes of a user's task, are measured anew each time: a change in their code could not be seen.
 """
 
 import hashlib
@@ -16,9 +16,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from induction_memory.errors import InputError, require
+from induction_memory.errors import InputError, UnsupportedError, require
 from induction_memory.model.config import ModelConfig
-from induction_memory.model.memories import UnsupportedError, head_names
+from induction_memory.model.memories import head_names
 from induction_memory.probes import cache, catalogue
 from induction_memory.probes.activations import Activations
 from induction_memory.probes.chunks import over_chunks
@@ -26,8 +26,9 @@ from induction_memory.probes.registry import Probe
 from induction_memory.progress import track
 from induction_memory.runner.recording import Runner
 from induction_memory.subject import SEQUENCES, Subject
-from induction_memory.task.bigrams import BigramTask
-from induction_memory.task.sampler import Batch
+from induction_memory.task.batch import Batch
+from induction_memory.task.protocol import Task
+from induction_memory.task.registry import to_dict
 
 CHUNK_BYTES = 8 << 20  # score tables held at once
 Progress = Callable[[int, int], None]
@@ -46,13 +47,13 @@ def measure(
     probes: Sequence[Probe],
     *,
     batch: Batch | None = None,
-    task: BigramTask | None = None,
+    task: Task | None = None,
     cached: bool = True,
     progress: Progress | None = None,
 ) -> tuple[dict[str, Curves], dict[str, str]]:
     """Curves by name, from the cache or computed, and the reasons of the probes that this source cannot have."""
     require(batch is None or isinstance(batch, Batch), "batch", "a Batch, as `sample` makes it", repr(batch))
-    keep = _Kept(source, batch, task) if cached and source.run is not None else None
+    keep = _Kept(source, batch, task) if cached and source.run is not None and _ships(source.known_task) else None
     found = {} if keep is None else {p.name: kept for p in probes if (kept := keep.load(p)) is not None}
     missing = [p for p in probes if p.name not in found]
     new, skipped = _of_weights(source, [p for p in missing if p.of == "weights"])
@@ -146,11 +147,11 @@ def _curves(probe: Probe, values: Float[Tensor, "step *head"], n_heads: int) -> 
 class _Kept:
     """The cache of one trajectory for one set of arguments."""
 
-    def __init__(self, source: Subject, batch: Batch | None, task: BigramTask | None) -> None:
+    def __init__(self, source: Subject, batch: Batch | None, task: Task | None) -> None:
         assert source.run is not None
         self.run = source.run
         data = f"{SEQUENCES} sequences of seed {source.eval_seed}" if batch is None else _digest(batch)
-        of_weights = {"steps": source.steps.tolist(), "task": None if task is None else task.to_dict()}
+        of_weights = {"steps": source.steps.tolist(), "task": None if task is None else to_dict(task)}
         self.arguments = {"weights": of_weights, "activations": of_weights | {"batch": data}}
 
     def load(self, probe: Probe) -> Curves | None:
@@ -163,12 +164,17 @@ class _Kept:
             cache.save(self.run, probe.name, self.arguments[probe.of], frame)
 
 
+def _ships(task: Task | None) -> bool:
+    """Whether the code of the task is the package's, so that the cache's key sees when it changes."""
+    return task is None or type(task).__module__.partition(".")[0] == __name__.partition(".")[0]
+
+
 def _cacheable(probe: Probe) -> bool:
-    return probe.family in catalogue.FAMILIES
+    return probe.family in (*catalogue.FAMILIES, *catalogue.OF_TASK)
 
 
 def _digest(batch: Batch) -> str:
     digest = hashlib.sha256()
-    for tensor in (batch.tokens, batch.targets, batch.counts):
+    for tensor in (batch.tokens, batch.targets, batch.counted, *batch.groups.values(), *batch.latents.values()):
         digest.update(repr(tuple(tensor.shape)).encode() + tensor.contiguous().cpu().numpy().tobytes())
     return digest.hexdigest()

@@ -23,12 +23,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from induction_memory.errors import UnsupportedError
 from induction_memory.memory import readings
 from induction_memory.memory.association import Association
 from induction_memory.memory.divergence import Kind, kl
 from induction_memory.model import axes
 from induction_memory.model.associations import TABLE
-from induction_memory.model.memories import Memories, UnsupportedError
+from induction_memory.model.memories import Memories
 from induction_memory.model.memory_names import Spec
 from induction_memory.probes.registry import Probe
 from induction_memory.subject.stack import Stack
@@ -114,16 +115,19 @@ def feed_forward_logits(m: Memories) -> Float[Tensor, "step i j"]:
 def feed_forward_kl(kind: Kind, stack: Stack) -> Float[Tensor, " step"]:
     """Mean over the tokens that are not fixed triggers of the divergence between the feed-forward and pi_b."""
     logits = stack.once("logits of W_F", lambda: feed_forward_logits(stack)).double()
-    task = stack.require_task()
-    pi_b = torch.tensor(task.bigram, device=logits.device)
-    if task.fixed_triggers is not None:
-        others = torch.tensor(np.setdiff1d(np.arange(task.vocab_size), task.fixed_triggers), device=logits.device)
+    table, triggers = stack.fact("bigram", "global bigrams"), stack.fact("fixed_triggers", "triggers")
+    pi_b = torch.tensor(table, device=logits.device)
+    if triggers is not None:
+        others = torch.tensor(np.setdiff1d(np.arange(len(table)), triggers), device=logits.device)
         logits, pi_b = logits[:, others], pi_b[others]
     return kl(logits, pi_b, kind, smoothing=SMOOTHING if kind == "from model" else 0.0)
 
 
 def _read(memory: str, reading: Reading, stack: Stack) -> Float[Tensor, "step *head"]:
-    return reading(stack.association(memory))
+    a = stack.association(memory)
+    if a.several:
+        raise UnsupportedError(f"needs one partner for each item of {memory}, in this task some have several")
+    return reading(a)
 
 
 def _plus(m: Memories, rows: Float[Tensor, "step n d"], bias: str) -> Float[Tensor, "step n d"]:

@@ -4,11 +4,12 @@ With q the model's prediction after z_1..z_t and y = z_{t+1}:
 
     loss, accuracy    mean of -log q(y), share of argmax q = y; over all positions or one kind of them
     kl_<reference>    mean over positions of KL(reference || q): uniform, unigram pi_u, bigram pi_b( . | z_t), or the
-                      Bayes-optimal prediction (`task.bayes`)
+                      Bayes-optimal prediction, the last of the task's predictors
     excess            mean of log p_bayes(y) - log q(y): the loss above the Bayes-optimal one
 
-Kinds of position by what is true of the sequence: `global` (no trigger), `first_occurrence`, `in_context` (a trigger's
-second occurrence on), `occurrence<n>` (a trigger's n-th). Kinds by what the tokens so far show of z_t:
+Positions are those that the task counts. Kinds of position by what is true of the sequence are the groups of the task's
+batches (`loss_<group>`): for in-context bigrams `global` (no trigger), `first_occurrence`, `in_context` (a trigger's
+second occurrence on), and `occurrence<n>` (a trigger's n-th). Kinds by what the tokens so far show of z_t:
 
     new               it has not occurred before: only global statistics help
     one_successor     the same token followed each occurrence: perhaps a trigger
@@ -19,18 +20,20 @@ contributions, sums over the kind divided by the number of all positions, so tha
 is the expectation of the excess over the next token, so the two agree up to sampling noise.
 """
 
+import re
 from functools import partial
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from induction_memory.errors import UnsupportedError
 from induction_memory.memory.divergence import relative_entropy
-from induction_memory.model.memories import UnsupportedError
 from induction_memory.probes.activations import Activations
-from induction_memory.probes.registry import Probe, split_layer
-from induction_memory.task.bayes import predict
-from induction_memory.task.sampler import Batch
+from induction_memory.probes.registry import Probe
+from induction_memory.probes.task_probes import predicted
+from induction_memory.subject import Subject
+from induction_memory.task.batch import Batch
 
 VISIBLE = ("new", "one_successor", "many_successors")
 LATENT = ("global", "first_occurrence", "in_context")
@@ -44,6 +47,7 @@ _KINDS = {
     "_one_successor": "tokens that one token only has followed so far",
     "_many_successors": "tokens that different tokens have followed",
 }
+_OCCURRENCE = re.compile(r"occurrence[1-9]\d*")
 _REFERENCES = {
     "uniform": "KL(uniform || q)",
     "unigram": "KL(pi_u || q)",
@@ -65,33 +69,39 @@ def visible_kind(tokens: Int[Tensor, "batch pos"]) -> Int[Tensor, "batch pos"]:
 
 def positions(batch: Batch, kind: str) -> Bool[Tensor, "batch pos"]:
     """The positions of a kind, by its name."""
-    if kind.startswith("occurrence"):
-        return batch.counts == int(kind.removeprefix("occurrence"))
     if kind in VISIBLE:
-        return visible_kind(batch.tokens) == VISIBLE.index(kind)
-    return {"global": batch.global_, "first_occurrence": batch.first_occurrence, "in_context": batch.in_context}[kind]
+        return (visible_kind(batch.tokens) == VISIBLE.index(kind)) & batch.counted
+    if _OCCURRENCE.fullmatch(kind) and "counts" in batch.latents:
+        return batch.latents["counts"] == int(kind.removeprefix("occurrence"))
+    if kind not in batch.groups:
+        raise UnsupportedError(f"needs positions of the group {kind}, the batch has {', '.join(batch.groups)}")
+    return batch.groups[kind]
 
 
-def target_log_probability(
-    log_q: Float[Tensor, "batch pos vocab"], targets: Int[Tensor, "batch pos"]
-) -> Float[Tensor, "batch pos"]:
-    """log q(y) at each position."""
+def target_log_probability(log_q: Float[Tensor, "batch pos vocab"], batch: Batch) -> Float[Tensor, "batch pos"]:
+    """log q(y) at each position; its expectation where the target y is a distribution."""
+    if batch.soft:
+        return torch.where(batch.targets > 0, batch.targets * log_q, 0.0).sum(-1)
+    targets = torch.where(batch.counted, batch.targets, 0)
     return log_q.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
 
 
-def contribution(values: Float[Tensor, "batch pos"], mask: Bool[Tensor, "batch pos"] | None) -> Float[Tensor, ""]:
-    """Sum over the mask divided by the number of all positions."""
-    return (values if mask is None else torch.where(mask, values, 0.0)).mean()
+def contribution(
+    values: Float[Tensor, "batch pos"], counted: Bool[Tensor, "batch pos"], mask: Bool[Tensor, "batch pos"] | None
+) -> Float[Tensor, ""]:
+    """Sum over the mask divided by the number of counted positions."""
+    values = values if mask is None else torch.where(mask, values, 0.0)
+    return values.mean() if counted.all() else values[counted].mean()
 
 
 def mean_over(what: str, kind: str, a: Activations) -> Float[Tensor, ""]:
     """Mean loss or accuracy over the positions of a kind ("" for all)."""
     if what == "loss":
-        values = -target_log_probability(_log_q(a), a.batch.targets)
+        values = -target_log_probability(_log_q(a), a.batch)
     else:
-        values = (a.logits.argmax(-1) == a.batch.targets).double().masked_fill(a.diverged, torch.nan)
+        values = _correct(a).double().masked_fill(a.diverged, torch.nan)
     if not kind:
-        return values.mean()
+        return contribution(values, a.batch.counted, None)
     mask = a.of_batch(kind, lambda: positions(a.batch, kind))
     if not mask.any():
         raise UnsupportedError(f"needs positions of the kind {kind}, the batch has none")
@@ -100,27 +110,33 @@ def mean_over(what: str, kind: str, a: Activations) -> Float[Tensor, ""]:
 
 def kl_from(reference: str, a: Activations) -> Float[Tensor, ""]:
     """Mean over positions of KL(reference || q)."""
-    return relative_entropy(_reference(a, reference), _log_q(a)).mean()
+    return contribution(relative_entropy(_reference(a, reference), _log_q(a)), a.batch.counted, None)
 
 
 def kl_from_bayes(kind: str, a: Activations) -> Float[Tensor, ""]:
     """KL(p_bayes || q), or what the positions of a visible kind contribute to it."""
     divergence = a.once("kl to bayes", lambda: relative_entropy(_log_bayes(a), _log_q(a)))
-    return contribution(divergence, _visible(a, kind))
+    return contribution(divergence, a.batch.counted, _visible(a, kind))
 
 
 def bayes_loss(a: Activations) -> Float[Tensor, ""]:
-    return -_bayes_log_probability(a).mean()
+    return -contribution(_bayes_log_probability(a), a.batch.counted, None)
 
 
 def excess(kind: str, a: Activations) -> Float[Tensor, ""]:
     """Loss above the Bayes-optimal one, or what the positions of a visible kind contribute to it."""
-    above = _bayes_log_probability(a) - target_log_probability(_log_q(a), a.batch.targets)
-    return contribution(above, _visible(a, kind))
+    above = _bayes_log_probability(a) - target_log_probability(_log_q(a), a.batch)
+    return contribution(above, a.batch.counted, _visible(a, kind))
 
 
 def _bayes_log_probability(a: Activations) -> Float[Tensor, "batch pos"]:
-    return a.of_batch("bayes log p(y)", lambda: target_log_probability(_log_bayes(a), a.batch.targets))
+    return a.of_batch("bayes log p(y)", lambda: target_log_probability(_log_bayes(a), a.batch))
+
+
+def _correct(a: Activations) -> Bool[Tensor, "batch pos"]:
+    if a.batch.soft:
+        raise UnsupportedError("needs one right output for each position, the targets are distributions")
+    return a.logits.argmax(-1) == a.batch.targets
 
 
 def _log_q(a: Activations) -> Float[Tensor, "batch pos vocab"]:
@@ -128,8 +144,7 @@ def _log_q(a: Activations) -> Float[Tensor, "batch pos vocab"]:
 
 
 def _log_bayes(a: Activations) -> Float[Tensor, "batch pos vocab"]:
-    task = a.stack.require_task()
-    return a.of_batch("log p_bayes", lambda: predict(task, a.batch.tokens).probabilities.log())
+    return a.of_batch("log p_bayes", lambda: list(predicted(a).values())[-1].log())
 
 
 def _visible(a: Activations, kind: str) -> Bool[Tensor, "batch pos"] | None:
@@ -137,27 +152,36 @@ def _visible(a: Activations, kind: str) -> Bool[Tensor, "batch pos"] | None:
 
 
 def _reference(a: Activations, name: str) -> Float[Tensor, "#batch #pos vocab"]:
-    task, device = a.stack.require_task(), a.logits.device
+    n, device = a.stack.require_task().n_outputs, a.logits.device
     if name == "uniform":
-        return torch.full((1, 1, task.vocab_size), 1 / task.vocab_size, dtype=torch.float64, device=device).log()
-    if name == "unigram":
-        return torch.tensor(task.unigram, device=device).log()[None, None]
-    return torch.tensor(task.bigram, device=device)[a.batch.tokens].log()
+        return torch.full((1, 1, n), 1 / n, dtype=torch.float64, device=device).log()
+    table = torch.tensor(a.stack.fact(name, f"global {name}s"), device=device).log()
+    return table[None, None] if name == "unigram" else table[a.batch.tokens]
 
 
 _MEANS = {"loss": "mean of -log q(y) over {}", "accuracy": "share of argmax q = y over {}"}
 
 
 def mean_probe(what: str, kind: str) -> Probe:
-    about = _MEANS[what].format(_KINDS.get(kind) or f"occurrence {kind.removeprefix('_occurrence')} of triggers")
+    about = _MEANS[what].format(_KINDS.get(kind) or _described(kind[1:]))
     return Probe(f"{what}{kind}", about, partial(mean_over, what, kind[1:]), "activations", (), "prediction")
+
+
+def _described(kind: str) -> str:
+    n = kind.removeprefix("occurrence")
+    return f"occurrence {n} of triggers" if _OCCURRENCE.fullmatch(kind) else f"positions of the group {kind}"
 
 
 def named(name: str) -> Probe | None:
     """The loss or accuracy at an occurrence that is not listed: `loss_occurrence12`."""
-    stem, n = split_layer(name)
-    what = stem.removesuffix("_occurrence")
-    return mean_probe(what, f"_occurrence{n}") if what in _MEANS and what != stem and n else None
+    what, _, kind = name.partition("_")
+    return mean_probe(what, f"_{kind}") if what in _MEANS and _OCCURRENCE.fullmatch(kind) else None
+
+
+def of_groups(source: Subject) -> list[Probe]:
+    """Loss and accuracy over each group of the source's batch that is not listed."""
+    groups = [] if source.known_task is None and source.given is None else list(source.batch.groups)
+    return [mean_probe(what, f"_{group}") for group in groups for what in _MEANS if f"_{group}" not in _KINDS]
 
 
 _OTHERS = (

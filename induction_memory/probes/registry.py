@@ -54,7 +54,7 @@ def probe(
 
     require(bool(name) and isinstance(name, str), "probe", "a name", repr(name))
     require(of in ("weights", "activations"), "of", "'weights' or 'activations'", repr(of))
-    if catalogue.built_in(name) is not None or name in catalogue.FAMILIES or name == "all":
+    if catalogue.built_in(name) is not None or name in (*catalogue.FAMILIES, *catalogue.OF_TASK, "all"):
         raise InputError(f"probe: expected a name that the package does not use, got {name!r}")
 
     def register(function: Measure) -> Measure:

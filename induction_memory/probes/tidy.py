@@ -21,8 +21,9 @@ from torch import nn
 from induction_memory.probes.catalogue import FAMILIES, Names, resolve
 from induction_memory.probes.measuring import Curves, Progress, measure
 from induction_memory.subject import SEQUENCES, Steps, Subject, subject
-from induction_memory.task.bigrams import BigramTask
-from induction_memory.task.sampler import Batch
+from induction_memory.task.batch import Batch
+from induction_memory.task.protocol import Task
+from induction_memory.task.registry import to_dict
 from induction_memory.trajectory.kept_results import key_of
 from induction_memory.trajectory.revisions import joined
 
@@ -33,7 +34,7 @@ def table(
     *,
     steps: Steps = "all",
     batch: Batch | None = None,
-    task: BigramTask | None = None,
+    task: Task | None = None,
     cached: bool = True,
     progress: Progress | None = None,
 ) -> pd.DataFrame:
@@ -44,10 +45,10 @@ def table(
     kept beside it unless `cached` is False. `progress(done, total)` is called after each forward pass. A series runs on
     `batch`, or on random tokens repeated once.
     """
-    opened = subject(source, step=steps, task=task, sequences=SEQUENCES, field="steps")
+    opened = subject(source, step=steps, batch=batch, task=task, sequences=SEQUENCES, field="steps")
     if opened.series is not None:
         return _of_series(opened, names, opened.batch if batch is None else batch, task)
-    probes = resolve(names)
+    probes = resolve(names, opened)
     curves, skipped = measure(opened, probes, batch=batch, task=task, cached=cached, progress=progress)
     values = [curve.values for curve in curves.values()]
     tidy = pd.DataFrame(
@@ -61,7 +62,7 @@ def table(
     return _attributed(tidy, skipped)
 
 
-def _of_series(opened: Subject, names: Names, batch: Batch, task: BigramTask | None) -> pd.DataFrame:
+def _of_series(opened: Subject, names: Names, batch: Batch, task: Task | None) -> pd.DataFrame:
     """The tables of the models of a series, each of them kept on the disk where the series keeps results."""
     assert opened.series is not None
     if names is None:
@@ -71,8 +72,9 @@ def _of_series(opened: Subject, names: Names, batch: Batch, task: BigramTask | N
     def measure(_: int, model: nn.Module) -> dict[str, pd.DataFrame]:
         return {"table": table(model, names, batch=batch, task=task)}
 
-    own = {"probes": [probe.name for probe in resolve(names)], "batch": batch, "task": task and task.to_dict()}
-    key = key_of(own) if all(probe.family in FAMILIES for probe in resolve(names)) else None
+    chosen = resolve(names, opened)
+    own = {"probes": [probe.name for probe in chosen], "batch": batch, "task": task and to_dict(task)}
+    key = key_of(own) if all(probe.family in FAMILIES for probe in chosen) else None
     return joined([(step, tables["table"]) for step, tables in opened.series.results(measure, key=key)])
 
 
@@ -94,12 +96,12 @@ def recall(
     names: Iterable[str] | None = None,
     *,
     steps: Steps = "all",
-    task: BigramTask | None = None,
+    task: Task | None = None,
     cached: bool = True,
 ) -> pd.DataFrame:
     """The memory recall probes, one row per step and one column per probe (`wide`); the paper's by default."""
     opened = subject(source, step=steps, task=task, sequences=SEQUENCES, field="steps")
-    curves, skipped = measure(opened, resolve(names), task=task, cached=cached)
+    curves, skipped = measure(opened, resolve(names, opened), task=task, cached=cached)
     columns = {column: values for name, c in curves.items() for column, values in _columns(name, c).items()}
     return _attributed(pd.DataFrame(columns, index=pd.Index(opened.steps, name="step")), skipped)
 

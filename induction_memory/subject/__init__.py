@@ -20,11 +20,11 @@ import pandas as pd
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from induction_memory.errors import InputError, require
+from induction_memory.errors import InputError, UnsupportedError, require
 from induction_memory.experiment.train_config import TrainConfig
 from induction_memory.field_docs import field_docs
 from induction_memory.model.architecture import Architecture
-from induction_memory.model.memories import UnsupportedError, has_step_axis
+from induction_memory.model.memories import has_step_axis
 from induction_memory.progress import track
 from induction_memory.runner.choice import runner
 from induction_memory.runner.parameters import parameters

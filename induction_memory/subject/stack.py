@@ -2,15 +2,17 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
 from torch import Tensor
 
+from induction_memory.errors import UnsupportedError
 from induction_memory.memory.association import Association
-from induction_memory.model.associations import associate, required
-from induction_memory.model.memories import Memories, UnsupportedError, has_step_axis
-from induction_memory.task.bigrams import BigramTask
+from induction_memory.model.associations import associate, fact, required
+from induction_memory.model.memories import Memories, has_step_axis
+from induction_memory.task.protocol import Task
 
 
 @dataclass(frozen=True)
@@ -19,7 +21,7 @@ class Stack(Memories):
 
     n_steps: int = 1
     """How many steps."""
-    task: BigramTask | None = None
+    task: Task | None = None
     """The task, for probes that need its tables."""
     initial: Mapping[str, Tensor] | None = None
     """The weights at initialisation, without a step axis, if they are known."""
@@ -35,8 +37,12 @@ class Stack(Memories):
         """What a matrix associates, by the names of `model/memory_names.py`: `W_K2`, `W_K1[0:64]_causal` ..."""
         return associate(self, what, task=self.task)
 
-    def require_task(self) -> BigramTask:
+    def require_task(self) -> Task:
         return required(self.task)
+
+    def fact(self, name: str, what: str) -> Any:
+        """An attribute that only some tasks have, such as `bigram`; a reason where this one has none."""
+        return fact(self.task, name, what)
 
     def require_initial(self) -> Mapping[str, Tensor]:
         if self.initial is None:

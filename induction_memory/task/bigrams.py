@@ -256,13 +256,11 @@ class BigramTask:
 
     def associations(self) -> dict[str, Ideal]:
         """The memories of the paper's construction (Section 4.2)."""
-        n, T = self.vocab_size, self.length
-        return {
-            "W_K1": Ideal("position", "position", np.eye(T, k=-1), "each position stores the one before it"),
-            "W_K2": Ideal("token", "token", np.eye(n), "each token, remapped by layer 1, stores itself"),
-            "W_O2": Ideal("token", "token", np.eye(n), "each value stores its own token as output"),
-            "W_F": Ideal("token", "token", self.bigram.T, "each token stores its likely successors"),
-        }
+        from induction_memory.task.ideals import feed_forward, induction_head
+
+        matched = self.trigger_probabilities > 0
+        attention = induction_head(self.length, self.vocab_size, matched=matched, ask_all=True)
+        return attention | {"W_F": feed_forward(self.bigram, self.fixed_triggers)}
 
     def variants(self) -> dict[str, "BigramTask"]:
         """Other outputs: uniform, from the global bigrams, or from one part of the vocabulary; where they exist."""
@@ -281,10 +279,10 @@ class BigramTask:
         return made
 
     def corruptions(self) -> "dict[str, Callable[[Batch, np.random.Generator], Pairs]]":
-        """`output`, `trigger` and `first` (`corruptions.py`)."""
+        """`trigger`, `output` and `first` (`corruptions.py`)."""
         from induction_memory.task.corruptions import corrupt
 
-        return {kind: partial(_swapped, corrupt, kind) for kind in ("output", "trigger", "first")}
+        return {kind: partial(_swapped, corrupt, kind) for kind in ("trigger", "output", "first")}
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; a corpus that does not ship is written out as its counts."""

@@ -11,16 +11,17 @@ query itself and everything after it stay as they were. Triggers that are their 
 """
 
 from dataclasses import replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from induction_memory.errors import require
+from induction_memory.errors import InputError, require
 from induction_memory.task.batch import Batch as AnyBatch
 from induction_memory.task.pairs import Pairs, at, with_queries
+from induction_memory.task.protocol import Task, ask, choose
 from induction_memory.task.sampler import Batch
 
 Corruption = Literal["output", "trigger", "first"]
@@ -54,6 +55,23 @@ def corrupt(batch: Batch, corruption: Corruption, rng: np.random.Generator, *, q
         tokens[here, first], tokens[here, first + 1] = new_trigger, new_output
     roles = {"trigger": first, "output": first + 1}
     return Pairs(batch, replace(batch, tokens=tokens), t, answer, new_output, roles)
+
+
+def pairs_of(
+    task: Task | None, batch: AnyBatch, corruption: str | None, rng: np.random.Generator, query: Query = "second"
+) -> Pairs:
+    """Clean and corrupted sequences by a corruption of the task, its first when not named.
+
+    Sequences of the bigram task need no task, because they carry their triggers; `query` is for them alone.
+    """
+    if isinstance(batch, Batch) and batch.triggers.shape[1] > 0:
+        chosen: Any = "trigger" if corruption is None else corruption
+        return corrupt(batch, chosen, rng, query=query)
+    if task is None:
+        raise InputError("task: expected the task of the sequences, which says how to corrupt them, got none")
+    if corruption is None:
+        corruption = next(iter(ask(task, "corruptions")))
+    return choose(task, "corruptions", corruption)(batch, rng)
 
 
 def other_outputs(batch: Batch, rng: np.random.Generator) -> Batch:

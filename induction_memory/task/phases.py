@@ -2,7 +2,8 @@
 
 The closest predictor flickers where two curves cross. A phase therefore ends only when another predictor has been
 clearly closer at several steps in a row: nearer than (1 - margin) times the distance of the phase's own predictor. The
-new phase begins at the first of these steps. Of predictors at the same distance the simpler one, listed first, counts.
+new phase begins at the first of these steps. At the last step, which no other follows, it must be at less than half of
+the distance. Of predictors at the same distance the simpler one, listed first, counts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,9 @@ MARGIN = 0.1
 """How much closer another predictor must be, as a share of the distance."""
 PATIENCE = 2
 """At how many steps in a row."""
+
+AT_THE_END = 0.5
+"""The share of the distance below which another predictor counts where fewer steps than `PATIENCE` are left."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,8 @@ def phases(
     while place < len(numbers):
         rival = int(table[:, place].argmin())
         window = table[:, place : place + patience]
-        if rival != here and window.shape[1] == patience and (window[rival] < (1 - margin) * window[here]).all():
+        share = 1 - margin if window.shape[1] == patience else min(1 - margin, AT_THE_END)
+        if rival != here and (window[rival] < share * window[here]).all():
             here = rival
             begins.append((place, here))
         place += 1

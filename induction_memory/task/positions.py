@@ -4,6 +4,9 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from induction_memory.task.batch import Batch
+from induction_memory.task.protocol import NotOfferedError, Task, ask
+
 
 def previous(tokens: Int[Tensor, "batch pos"], n: int = 1) -> Bool[Tensor, "batch query key"]:
     """The n positions before the query."""
@@ -20,6 +23,16 @@ def after_same_context(tokens: Int[Tensor, "batch pos"], n: int = 1) -> Bool[Ten
         query, key = padded[:, n - i : n - i + pos], padded[:, n - 1 - i : n - 1 - i + pos]
         same &= (query[:, :, None] == key[:, None, :]) & (key >= 0)[:, None, :]
     return same & (_back(tokens) >= 0)
+
+
+def induction_keys(batch: Batch, task: Task | None) -> Bool[Tensor, "batch query key"]:
+    """The keys of the source `induction` of a task; without a task, those after earlier occurrences of the query."""
+    if task is None:
+        return after_same_context(batch.tokens)
+    offered = ask(task, "sources", batch)
+    if "induction" not in offered:
+        raise NotOfferedError(f"needs the source induction, the task {task.name!r} names {', '.join(offered)}")
+    return offered["induction"]
 
 
 def one_key(key: Int[Tensor, "batch query"], pos: int) -> Bool[Tensor, "batch query key"]:

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
-from induction_memory.errors import InputError, require
+from induction_memory.errors import UnsupportedError, require
 from induction_memory.field_docs import field_docs
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ class Task(Protocol):
 
     name: ClassVar[str]
     """Under which it is registered and stored."""
+    main: ClassVar[str]
+    """The group of positions that accuracies speak of."""
 
     @property
     def length(self) -> int:
@@ -53,11 +55,6 @@ class Task(Protocol):
     @property
     def n_outputs(self) -> int:
         """Size of the vocabulary that is predicted."""
-        ...
-
-    @property
-    def main(self) -> str:
-        """The group of positions that accuracies speak of."""
         ...
 
     def sample(self, n: int, rng: np.random.Generator) -> "Batch":
@@ -77,9 +74,11 @@ class Ideal:
     strength: Float[np.ndarray, "outputs inputs"]
     about: str
     """One line on what the pairs are."""
+    asked: Bool[np.ndarray, "outputs inputs"] | None = None
+    """The pairs that recall asks for, if not those that are stored."""
 
 
-class NotOfferedError(InputError):
+class NotOfferedError(UnsupportedError):
     """The task has no such capability; the message is the one-line reason."""
 
 

@@ -9,6 +9,7 @@ All random numbers come from the generator that is given, in a fixed order: same
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from induction_memory.task.alias import AliasTable, alias_table, split_uniform
 from induction_memory.task.batch import Batch as AnyBatch
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.fields import require_draw, require_integer
+from induction_memory.task.protocol import Task
 
 BLOCK = 32  # steps of the chain whose random numbers are drawn at once
 
@@ -89,9 +91,15 @@ def step_rng(seed: int, step: int) -> np.random.Generator:
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(step,)))
 
 
-def sample(task: BigramTask, batch: int, rng: np.random.Generator) -> Batch:
-    """Draw `batch` sequences of T + 1 tokens."""
-    require(isinstance(task, BigramTask), "task", "a BigramTask", repr(task))
+@overload
+def sample(task: BigramTask, batch: int, rng: np.random.Generator) -> Batch: ...
+@overload
+def sample(task: Task, batch: int, rng: np.random.Generator) -> AnyBatch: ...
+def sample(task: Any, batch: int, rng: np.random.Generator) -> AnyBatch:
+    """Draw `batch` sequences of a task; in-context bigrams have T + 1 tokens each."""
+    if not isinstance(task, BigramTask):
+        require(isinstance(task, Task), "task", "a task", repr(task))
+        return task.sample(batch, rng)
     require_draw(batch, task.length, rng, "batch")
     chain, outputs_given_trigger = _alias_tables(task)
     if task.fixed_triggers is None:

@@ -5,8 +5,10 @@
     im.attention(im.revisions("folder"), text="the tree")           a series of checkpoints, by its own tokenizer
     im.attention([run0, run1]).save("maps.pdf")                      runs side by side; .html, .png, .pdf or .svg
 
-Boxed is what the induction head should look at: the keys that follow earlier occurrences of the query. The triggers
-of a text are those of a fixed task that always have the same successor there, or those given as {"a": "b"}.
+Boxed is what the induction head should look at: the keys that follow earlier occurrences of the query, or for other
+tasks the sources that the task names (`marks.py`). The triggers of a text are those of a task with fixed triggers that
+always have the same successor there, or those given as {"a": "b"}. Tokens whose names have several characters are
+separated by spaces in a text.
 """
 
 import base64
@@ -25,15 +27,16 @@ from induction_memory.errors import InputError, require
 from induction_memory.field_docs import field_docs
 from induction_memory.figures.tokens import visible
 from induction_memory.files import require_file, write_file
+from induction_memory.model.associations import token_names
 from induction_memory.runner.components import head_of
 from induction_memory.runner.recording import Runner, require_length
 from induction_memory.subject import SEQUENCES, Sequences, Steps, subject
-from induction_memory.task.bigrams import BigramTask
+from induction_memory.task.batch import Batch
 from induction_memory.task.fields import require_integer
-from induction_memory.task.positions import after_same_context
-from induction_memory.task.sampler import Batch
+from induction_memory.task.protocol import Task
 from induction_memory.views.attention_page import framed, page
 from induction_memory.views.light_maps import picture as light_picture
+from induction_memory.views.marks import row_marks, trigger_marks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -57,9 +60,9 @@ class AttentionView:
     """What is compared: steps, runs, or one model ("")."""
     patterns: Float[np.ndarray, "column head query key"]
     right: Bool[np.ndarray, "query key"]
-    """Keys after an earlier occurrence of the query that are the right output of a trigger."""
+    """Boxed keys of the queries that are asked (marks.py)."""
     other: Bool[np.ndarray, "query key"]
-    """The other keys after an earlier occurrence of the query."""
+    """The other boxed keys."""
     triggers: Bool[np.ndarray, " pos"]
     outputs: Bool[np.ndarray, " pos"]
 
@@ -142,12 +145,12 @@ def attention(
     length: int | None = None,
     heads: Sequence[Any] | None = None,
     triggers: Mapping[str, str] | None = None,
-    task: BigramTask | None = None,
+    task: Task | None = None,
 ) -> AttentionView:
     """The attention of a model, of steps of a trajectory or series, or of several runs, over one sequence.
 
     The sequence is `text`, or a row of `batch`, or else a fresh one of the run's task; `length` cuts it. Without `row`
-    it is the one in which most triggers come again. `heads` are all, or some as "L2H1" or (2, 1).
+    it is the one in which most different tokens are asked. `heads` are all, or some as "L2H1" or (2, 1).
     """
     sources = list(source) if isinstance(source, list | tuple) else [source]
     require(len(sources) > 0, "source", "a model or a trajectory", "none")
@@ -164,72 +167,76 @@ def attention(
     cut = SHOWN if length is None and text is None and batch is None else length
     series = next((one.series for one in read if one.series is not None), None)
     if text is None:
-        tokens, pairs = _of_batch(read[0].batch, row, cut)
+        tokens, boxes = _of_batch(read[0].batch, row, cut, task if isinstance(batch, Batch | None) else None)
     elif series is not None:
-        tokens, pairs = series.encode(text)[0], {}
+        tokens = series.encode(text)[0][:cut]
+        boxes = trigger_marks(tokens, {})
     else:
-        tokens, pairs = _of_text(text, task, triggers)
-    tokens = tokens[:cut]
-    labels, columns, patterns, names = [], [], [], ()
+        tokens, boxes = _of_text(text, task, triggers, cut)
+    labels, columns, patterns = [], [], []
     for one in read:
         for number, runner in one.each():
-            names = runner.graph.heads if heads is None else tuple(map(runner.graph.head, heads))
-            patterns.append(_patterns(runner, tokens, names))
+            chosen = runner.graph.heads if heads is None else tuple(map(runner.graph.head, heads))
+            patterns.append(_patterns(runner, tokens, chosen))
             columns.append((one.name, number if one.run is not None or one.series is not None else None))
             require(len(columns) <= MOST, "step", f"at most {MOST} maps side by side", "more")
-            labels.append(names)
+            labels.append(chosen)
     require(len(set(labels)) == 1, "source", "models with the same heads", "different ones")
-    shown = [task.vocabulary[i] if task is not None else str(int(i)) for i in tokens]
+    names = None if task is None else token_names(task)[0]
+    shown = [str(int(i)) if names is None else names[i] for i in tokens]
     shown = shown if series is None or task is not None else series.words(tokens)
     return AttentionView(
         title=_title(columns),
         tokens=tuple(shown),
-        heads=names,
+        heads=labels[0],
         columns=_column_titles(columns),
         patterns=np.stack(patterns),
-        **marks(tokens, pairs),
+        **boxes,
     )
 
 
-def marks(tokens: Int[Tensor, " pos"], pairs: Mapping[int, int]) -> dict[str, np.ndarray]:
-    """Boxes and marked positions of a sequence, given its triggers and their outputs."""
-    boxed = after_same_context(tokens[None])[0]
-    answer = torch.tensor([pairs.get(int(z), -1) for z in tokens])
-    is_right = answer[:, None] == tokens[None, :]
-    is_trigger = answer >= 0
-    is_output = torch.zeros_like(is_trigger)
-    is_output[1:] = is_trigger[:-1] & (answer[:-1] == tokens[1:])
-    arrays = {"right": boxed & is_right, "other": boxed & ~is_right, "triggers": is_trigger, "outputs": is_output}
-    return {name: array.cpu().numpy() for name, array in arrays.items()}
-
-
-def _of_batch(batch: Batch, row: int | None, cut: int | None) -> tuple[Int[Tensor, " pos"], dict[int, int]]:
-    """A row of a batch and the output of each of its triggers."""
+def _of_batch(
+    batch: Batch, row: int | None, cut: int | None, task: Task | None
+) -> tuple[Int[Tensor, " pos"], dict[str, np.ndarray]]:
+    """A row of a batch, cut, with its boxes and marks."""
     if row is None:
-        again = torch.where(batch.in_context, batch.tokens, -1)[:, :cut]
-        row = int(torch.tensor([len(tokens.unique()) for tokens in again]).argmax())
+        asked = torch.where(batch.group(), batch.tokens, -1)[:, :cut]
+        row = int(torch.tensor([len(tokens.unique()) for tokens in asked]).argmax())
     require_integer(row, "row", 0, len(batch) - 1, "(the batch)")
-    return batch.tokens[row], dict(zip(batch.triggers[row].tolist(), batch.outputs[row].tolist(), strict=True))
+    return batch.tokens[row, :cut], row_marks(batch, row, cut, task)
 
 
 def _of_text(
-    text: str, task: BigramTask | None, triggers: Mapping[str, str] | None
-) -> tuple[Int[Tensor, " pos"], dict[int, int]]:
-    """The tokens of a text and the output of each trigger that is given or found in it."""
+    text: str, task: Task | None, triggers: Mapping[str, str] | None, cut: int | None
+) -> tuple[Int[Tensor, " pos"], dict[str, np.ndarray]]:
+    """The tokens of a text, with the boxes of each trigger that is given or found in it."""
     if task is None:
         raise InputError("task: expected the task whose vocabulary the text is in (a model alone has none), got none")
     good = isinstance(text, str | list | tuple) and len(text) > 0 and all(isinstance(token, str) for token in text)
     require(good, "text", "at least one character", repr(text))
-    encode = task.tables.encode
-    tokens = torch.from_numpy(encode(text))
+    tokens = _encoded(text, task, "text")
+    found: dict[int, int] = {}
     if triggers is not None:
-        return tokens, {int(encode([q], "triggers")[0]): int(encode([o], "triggers")[0]) for q, o in triggers.items()}
-    found = {}
-    for q in () if task.fixed_triggers is None else task.fixed_triggers.tolist():
+        names = _encoded(list(triggers), task, "triggers"), _encoded(list(triggers.values()), task, "triggers")
+        found = dict(zip(*(side.tolist() for side in names), strict=True))
+    fixed = getattr(task, "fixed_triggers", None) if triggers is None else None
+    for q in [] if fixed is None else fixed.tolist():
         after = tokens[1:][tokens[:-1] == q].unique()
         if len(after) == 1:
             found[q] = int(after)
-    return tokens, found
+    return tokens[:cut], trigger_marks(tokens[:cut], found)
+
+
+def _encoded(text: str | Sequence[str], task: Task, field: str) -> Int[Tensor, " pos"]:
+    """Ids of a text's tokens: characters, or words if some token has a longer name."""
+    names = token_names(task)[0]
+    if isinstance(text, str):
+        text = list(text) if all(len(name) == 1 for name in names) else text.split()
+    numbers = {name: i for i, name in enumerate(names)}
+    unknown = [token for token in text if token not in numbers]
+    known = "".join(names) if all(len(name) == 1 for name in names) else ", ".join(names)
+    require(not unknown, field, f"tokens of the vocabulary {known!r}", repr(unknown[0]) if unknown else "")
+    return torch.tensor([numbers[token] for token in text])
 
 
 def _patterns(runner: Runner, tokens: Int[Tensor, " pos"], names: Sequence[str]) -> Float[np.ndarray, "head q k"]:

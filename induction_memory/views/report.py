@@ -12,7 +12,6 @@ from typing import Any
 
 from induction_memory.errors import InputError, require
 from induction_memory.files import require_file, write_file
-from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.fields import require_integer
 from induction_memory.trajectory.revisions import Revisions, is_series, revisions
 from induction_memory.trajectory.search import find
@@ -42,7 +41,8 @@ class Report:
 
     @cached_property
     def _document(self) -> str:
-        return document(self.title, self.pack.blob())
+        induction = all(run["triggers"] for run in self.pack.meta["runs"])
+        return document(self.title, self.pack.blob(), induction=induction)
 
     def html(self) -> str:
         """The whole page."""
@@ -115,5 +115,12 @@ def _opened(source: Any) -> Trajectory:
     if not isinstance(run, Trajectory):
         raise InputError(f"runs: expected trajectories, their folders or names, got {type(source).__name__}")
     run.require_steps()
-    require(isinstance(run.task, BigramTask), "runs", "a run of the bigram task", f"{run.name}, of another task")
+    require(_knows_task(run), "runs", "a run whose task is known", f"{run.name}, imported without one")
     return run
+
+
+def _knows_task(run: Trajectory) -> bool:
+    try:
+        return run.task is not None
+    except InputError:
+        return False

@@ -141,7 +141,7 @@ def test_a_part_keeps_its_pairs_and_does_not_compute_scores_again():
 
 def test_an_item_with_several_partners_has_no_recall():
     a = replace(matching(torch.eye(3), torch.eye(3), torch.eye(3)), ideal=torch.ones(3, 3))
-    with pytest.raises(InputError, match=r"W: expected one partner for each given item, got several for items \[0, 1"):
+    with pytest.raises(InputError, match=r"W: expected one partner for each given item, got several for \[0, 1"):
         recall(a)
 
 

@@ -3,12 +3,12 @@ import torch
 
 from induction_memory.errors import InputError
 from induction_memory.memory import matching, recall
-from induction_memory.model.associations import bigram_logits
 from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
 from induction_memory.model.construction import Scales, construct
 from induction_memory.model.memories import embedding, matrix
 from induction_memory.task.bigrams import BigramTask
+from induction_memory.task.ideals import bigram_logits
 from induction_memory.task.sampler import sample, step_rng
 
 TASK = BigramTask(k=5, triggers="fixed")
@@ -88,7 +88,7 @@ def test_random_weights_recall_nothing(batch):
 def test_the_feed_forward_stores_the_global_bigrams_without_the_fixed_triggers():
     model = construct(TASK, ModelConfig.simplified(d_model=512), scales=Scales(W_F=1.0))
     s = matching(matrix(model, "W_F"), embedding(model, "w_E"), embedding(model, "w_U")).scores.T
-    target = bigram_logits(TASK, Scales().smoothing)
+    target = torch.tensor(bigram_logits(TASK.bigram, TASK.fixed_triggers, Scales().smoothing)).float()
     assert torch.corrcoef(torch.stack([s.flatten(), target.flatten()]))[0, 1] > 0.8
     assert not target[torch.tensor(TASK.fixed_triggers)].any()
     assert target[0].exp().div(target[0].exp().sum()) == pytest.approx(

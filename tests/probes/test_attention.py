@@ -133,4 +133,4 @@ def test_a_batch_without_repeated_triggers_says_so():
     batch = make_batch(TINY, tokens, torch.zeros(1, 0, dtype=torch.int64), torch.zeros(1, 0, dtype=torch.int64))
     table = probes.table(untrained(d_model=24, length=16), ["induction_mass2", "entropy1"], task=TINY, batch=batch)
     assert table["probe"].tolist() == ["entropy1"]
-    assert "needs triggers that occur twice" in table.attrs["skipped"]["induction_mass2"]
+    assert "needs queries that have occurred before" in table.attrs["skipped"]["induction_mass2"]

@@ -20,9 +20,10 @@ from induction_memory.model.config import ModelConfig
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.corpus import Corpus
 from induction_memory.task.sampler import make_batch, sample, step_rng
-from induction_memory.views.attention import attention, marks
+from induction_memory.views.attention import attention
 from induction_memory.views.attention_page import bundle, embedded_json
 from induction_memory.views.light_maps import coloured
+from induction_memory.views.marks import trigger_marks
 
 AWKWARD = ("<", "&", "</script>", " ", "\n", '"', "'", "<!--", "$x$", "a", "b")
 
@@ -134,7 +135,7 @@ def test_pictures_are_the_same_bytes_each_time(view, tmp_path, suffix):
 def test_keys_after_earlier_occurrences_are_boxed_red_where_they_are_the_right_output():
     z = {c: i for i, c in enumerate("abcd")}
     tokens = torch.tensor([z[c] for c in "abcacbab"])
-    boxes = marks(tokens, {z["a"]: z["b"]})
+    boxes = trigger_marks(tokens, {z["a"]: z["b"]})
     right = {(int(q), int(k)) for q, k in zip(*np.nonzero(boxes["right"]), strict=True)}
     other = {(int(q), int(k)) for q, k in zip(*np.nonzero(boxes["other"]), strict=True)}
     assert right == {(3, 1), (6, 1)}  # a at 3 and 6, whose first occurrence is followed by b

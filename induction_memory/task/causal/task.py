@@ -125,13 +125,11 @@ class CausalGraph:
 
     def associations(self) -> dict[str, Ideal]:
         """The memories of the construction in the paper."""
+        from induction_memory.task.ideals import induction_head
+
         S, T = self.symbols, self.length
         parent = (self.parents[:, None] == np.arange(T)).astype(np.float64)
-        return {
-            "W_K1": Ideal("position", "position", parent, "each position stores its parent"),
-            "W_K2": Ideal("token", "token", np.eye(S), "each symbol, remapped by layer 1, stores itself"),
-            "W_O2": Ideal("token", "token", np.eye(S), "each value stores its own symbol as output"),
-        }
+        return induction_head(T, S, before=parent, about="each position stores its parent")
 
     def variants(self) -> dict[str, "CausalGraph"]:
         """`chain`: the same along a chain. `other graph`: along another random graph."""

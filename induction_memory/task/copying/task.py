@@ -106,18 +106,15 @@ class Copying:
 
     def associations(self) -> dict[str, Ideal]:
         """The two ways to find the output, and the copy."""
+        from induction_memory.task.ideals import induction_head
+
         T = self.length
         middle = np.zeros((T, T))
         for span in self.spans:
             middle[2 * span + 2, span + 1] = 1
-        trigger = np.zeros((self.n_inputs, self.n_inputs))
-        trigger[self.trigger, self.trigger] = 1
-        return {
-            "W_K1": Ideal("position", "position", np.eye(T, k=-1), "each position stores the one before it"),
-            "W_K2": Ideal("token", "token", trigger, "the trigger, remapped by layer 1, stores itself"),
-            "shortcut": Ideal("position", "position", middle, "the query's position stores the middle"),
-            "W_O2": Ideal("token", "output", np.eye(self.n_outputs, self.n_inputs), "each token stores itself"),
-        }
+        matched = np.arange(self.n_inputs) == self.trigger
+        shortcut = Ideal("position", "position", middle, "the query's position stores the middle")
+        return induction_head(T, self.n_inputs, self.n_outputs, matched=matched) | {"shortcut": shortcut}
 
     def variants(self) -> dict[str, "Copying"]:
         """`elsewhere`: the output is not in the middle. `other spans`: l of the values in between."""

@@ -122,13 +122,11 @@ class MarkovChains:
 
     def associations(self) -> dict[str, Ideal]:
         """The memories of the induction head that counts transitions."""
+        from induction_memory.task.ideals import induction_head
+
         S, T = self.symbols, self.length
         before = sum(np.eye(T, k=-back) for back in range(1, self.order + 1))
-        return {
-            "W_K1": Ideal("position", "position", np.asarray(before), "each position stores the n before it"),
-            "W_K2": Ideal("token", "token", np.eye(S), "each symbol, remapped by layer 1, stores itself"),
-            "W_O2": Ideal("token", "token", np.eye(S), "each value stores its own symbol as output"),
-        }
+        return induction_head(T, S, before=np.asarray(before), about="each position stores the n before it")
 
     def variants(self) -> dict[str, "MarkovChains"]:
         """`peaked`: rows nearer to one symbol. `fresh`: chains that are not in the pool."""

@@ -18,11 +18,12 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
+from jaxtyping import Float, Int
 
 from induction_memory.errors import require
 from induction_memory.field_docs import field_docs
 from induction_memory.task.bigrams import BigramTask, OutputDistribution, TriggerChoice, TriggerDistribution
-from induction_memory.task.fields import require_integer, require_number
+from induction_memory.task.fields import read_only, require_integer, require_number
 from induction_memory.task.protocol import Ideal, Predictor
 from induction_memory.task.registry import register
 
@@ -91,6 +92,25 @@ class NoisyTriggers:
     def n_outputs(self) -> int:
         return self.n_inputs
 
+    @property
+    def fixed_triggers(self) -> Int[np.ndarray, " k"] | None:
+        """The ids of the fixed triggers; None when they are random."""
+        return self.bigrams.fixed_triggers
+
+    @cached_property
+    def bigram(self) -> Float[np.ndarray, "token next"]:
+        """What follows a token without regard to the context: pi_b, pi_u after the noise token.
+
+        The row of a fixed trigger holds the noise token with probability p, and pi_o with 1 - p.
+        """
+        n, tau = self.n_inputs, self.noise_token
+        table = np.zeros((n, n))
+        table[:tau, :tau], table[tau, :tau] = self.bigrams.bigram, self.bigrams.unigram
+        if self.fixed_triggers is not None:
+            table[self.fixed_triggers, :tau] = (1 - self.noise) * self.bigrams.output_probabilities[self.fixed_triggers]
+            table[self.fixed_triggers, tau] = self.noise
+        return read_only(table)
+
     def sample(self, n: int, rng: np.random.Generator) -> "Batch":
         """Draw `n` sequences.
 
@@ -118,20 +138,12 @@ class NoisyTriggers:
         return sources(self, batch)
 
     def associations(self) -> dict[str, Ideal]:
-        """The memories of the paper's construction, and what the feed-forward would store: pi_b, and the noise."""
-        n, T = self.n_inputs, self.length
-        next_token = np.zeros((n, n))
-        next_token[:-1, :-1] = self.bigrams.bigram.T
-        next_token[:-1, -1] = self.bigrams.unigram
-        if self.bigrams.fixed_triggers is not None:
-            next_token[:, self.bigrams.fixed_triggers] = 0
-            next_token[-1, self.bigrams.fixed_triggers] = self.noise
-        return {
-            "W_K1": Ideal("position", "position", np.eye(T, k=-1), "each position stores the one before it"),
-            "W_K2": Ideal("token", "token", np.eye(n), "each token, remapped by layer 1, stores itself"),
-            "W_O2": Ideal("token", "token", np.eye(n), "each value stores its own token as output"),
-            "W_F": Ideal("token", "token", next_token, "likely successors; of fixed triggers the noise token"),
-        }
+        """The memories of the paper's construction; the feed-forward stores `bigram`."""
+        from induction_memory.task.ideals import feed_forward, induction_head
+
+        matched = np.append(self.bigrams.trigger_probabilities > 0, False)
+        attention = induction_head(self.length, self.n_inputs, matched=matched, ask_all=True)
+        return attention | {"W_F": feed_forward(self.bigram)}
 
     def variants(self) -> dict[str, "NoisyTriggers"]:
         """`clean`: the same without noise."""

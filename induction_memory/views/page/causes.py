@@ -14,10 +14,11 @@ import pandas as pd
 from induction_memory import heads as heads_library
 from induction_memory.interventions.ablations import ablate
 from induction_memory.model.architecture import AnyModel
-from induction_memory.task.sampler import Batch
+from induction_memory.task.batch import Batch
 from induction_memory.trajectory.trajectory import Trajectory
+from induction_memory.views.page.words import group_titles
 
-MEASURES = ("in_context_loss", "in_context_accuracy", "global_loss", "global_accuracy")
+OF_HEADS = ("heads", "shares", "shapley", "shapley_error", "roles", "confidence", "births")
 
 
 def parts_of(model: AnyModel) -> list[str]:
@@ -28,18 +29,32 @@ def parts_of(model: AnyModel) -> list[str]:
     return ["heads", *matrices, *last]
 
 
-def causes(run: Trajectory, steps: Sequence[int], batch: Batch) -> dict[str, Any]:
-    """Tables of ablations, shares and roles at some steps, as the page reads them."""
+def causes(run: Trajectory, steps: Sequence[int], batch: Batch) -> tuple[dict[str, Any], dict[str, str]]:
+    """Tables of ablations, shares and roles at some steps, as the page reads them, and why a part is left out."""
     lost = ablate(run, batch, components=parts_of(run.model_config), kind="mean", step=list(steps))
+    titles = group_titles(batch)
+    kinds = ["loss"] if batch.soft else ["loss", "accuracy"]
+    measures = [f"{group}_{kind}" for group in titles for kind in kinds]
+    intact, cut = lost.loc[lost["component"] == "none"], lost.loc[lost["component"] != "none"]
+    found = {
+        "steps": [int(step) for step in steps],
+        "groups": titles,
+        "kinds": kinds,
+        "parts": list(dict.fromkeys(cut["component"])),
+        "intact": {name: [_number(value) for value in intact[name]] for name in measures},
+        "without": {name: _by_step(cut, name) for name in measures},
+        "error": {name: _by_step(cut, f"{name}_se") for name in measures},
+    }
+    if batch.soft:
+        return found | {key: [] for key in OF_HEADS}, {"roles of heads": "no single output is right in this task"}
+    return found | _heads(run, steps, batch), {}
+
+
+def _heads(run: Trajectory, steps: Sequence[int], batch: Batch) -> dict[str, Any]:
+    """Shares and roles."""
     found = heads_library.identify(run, step=list(steps), batch=batch)
     shares = found.shares.loc[found.shares["game"] == "all"]
-    intact, cut = lost.loc[lost["component"] == "none"], lost.loc[lost["component"] != "none"]
     return {
-        "steps": [int(step) for step in steps],
-        "parts": list(dict.fromkeys(cut["component"])),
-        "intact": {name: [_number(value) for value in intact[name]] for name in MEASURES},
-        "without": {name: _by_step(cut, name) for name in MEASURES},
-        "error": {name: _by_step(cut, f"{name}_se") for name in MEASURES},
         "heads": list(dict.fromkeys(shares["head"])),
         "shares": _by_step(shares, "share"),
         "shapley": _by_step(shares, "shapley"),

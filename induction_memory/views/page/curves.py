@@ -11,21 +11,12 @@ import numpy as np
 import pandas as pd
 
 from induction_memory import probes
-from induction_memory.task.sampler import Batch
+from induction_memory.task.batch import Batch
+from induction_memory.task.phases import describe
+from induction_memory.task.phases import phases as named_phases
 from induction_memory.trajectory.trajectory import Trajectory
+from induction_memory.views.page import words
 
-RECORDED = {
-    "loss": {
-        "loss_in_context": "in context",
-        "loss_global": "elsewhere",
-        "loss_first_occurrence": "first occurrence of a trigger",
-    },
-    "accuracy": {
-        "accuracy_in_context": "in context",
-        "accuracy_global": "elsewhere",
-        "out_of_distribution_accuracy": "in context, other outputs",
-    },
-}
 RECALL = ("W_O2", "W_K2", "W_K1", "W_K1_first64")
 DISTANCE = {
     "kl_uniform": "uniform",
@@ -33,7 +24,9 @@ DISTANCE = {
     "kl_bigram": "bigram",
     "kl_bayes": "Bayes-optimal",
 }
+"""References of in-context bigrams; of other tasks the predictors are shown."""
 MOST_POINTS = 1200  # of a recorded curve; of a longer one every n-th row is drawn
+CAP = 1.5  # the axis of distances ends at this many times the median distance of the first step
 
 
 def curves(run: Trajectory, batch: Batch, leaders: Mapping[str, str]) -> tuple[list[dict[str, Any]], dict[str, str]]:
@@ -46,23 +39,58 @@ def curves(run: Trajectory, batch: Batch, leaders: Mapping[str, str]) -> tuple[l
     drawn = metrics.iloc[::every]
     found = [
         _curve(group, name, "", label, "", drawn["step"].to_numpy(), drawn[name].to_numpy())
-        for group, names in RECORDED.items()
+        for group, names in recorded(run, batch).items()
         for name, label in names.items()
         if name in drawn and drawn[name].notna().any()
     ]
-    recall, distance = probes.table(run, RECALL), probes.table(run, list(DISTANCE), batch=batch)
+    recall = probes.table(run, RECALL)
     for name in RECALL:
         label, memory = name.replace("_first64", ", first 64"), name.removesuffix("_first64")
         for head in recall.loc[recall["probe"] == name, "head"].unique():
             curve = _curve("recall", name, str(head), label, memory, *_values(recall, name, head))
             found.append(curve | {"leads": head == leaders[memory]})
-    for name, label in DISTANCE.items():
+    distance = _distances(run, batch)
+    labels = {name: DISTANCE.get(name) or name.removeprefix("kl_to_").replace("_", " ") for name in distance["probe"]}
+    for name, label in labels.items():
         found.append(_curve("kl", name, "", label, "", *_values(distance, name)))
     skipped = recall.attrs["skipped"] | distance.attrs["skipped"]
     if run.model_config.feed_forward == "linear":
         stored = probes.table(run, ["W_F_kl"])
         found.append(_curve("kl", "W_F_kl", "", "W_F to bigram", "W_F", *_values(stored, "W_F_kl")))
     return [curve for curve in found if curve["steps"]], skipped
+
+
+def recorded(run: Trajectory, batch: Batch) -> dict[str, dict[str, str]]:
+    """Recorded curves by panel: column -> label."""
+    groups = sorted(batch.groups, key=lambda name: name != batch.main)
+    named = {name: words.recorded_label(name, batch) for name in groups}
+    found = {kind: {f"{kind}_{name}": label for name, label in named.items()} for kind in ("loss", "accuracy")}
+    found["accuracy"].pop("accuracy_first_occurrence", None)
+    other = run.config.train.out_of_distribution
+    of_main = named[batch.main]
+    found["accuracy"]["out_of_distribution_accuracy"] = (
+        f"{of_main}, other outputs" if hasattr(run.task, "output_part") else f"{of_main}, {other}"
+    )
+    return found
+
+
+def _distances(run: Trajectory, batch: Batch) -> pd.DataFrame:
+    """KL to the references of in-context bigrams, or to the predictors of another task."""
+    globally = hasattr(run.task, "unigram") and hasattr(run.task, "bigram")
+    return probes.table(run, list(DISTANCE) if globally else "predictors", batch=batch)
+
+
+def phases(curves: list[dict[str, Any]]) -> tuple[dict[str, Any] | None, dict[str, float]]:
+    """The phases that the distances to a task's predictors show, in words, and where the axis of distances ends."""
+    drawn = {c["label"]: c for c in curves if c["group"] == "kl" and c["name"].startswith("kl_to_")}
+    if not drawn:
+        return None, {}
+    steps = next(iter(drawn.values()))["steps"]
+    values = np.array([curve["values"] for curve in drawn.values()])
+    found = named_phases(steps, dict(zip(drawn, values, strict=True)))
+    spans = [{"predictor": phase.predictor, "first": phase.first, "last": phase.last} for phase in found]
+    top = max(CAP * float(np.median(values[:, 0])), 1.1 * float(values.min(0).max()))
+    return {"spans": spans, "text": f"The model is {describe(found)}."}, {"kl": min(top, float(values.max()))}
 
 
 def _values(table: pd.DataFrame, name: str, head: str | None = None) -> tuple[np.ndarray, np.ndarray]:

@@ -16,6 +16,15 @@ FILES = resources.files("induction_memory.views.page") / "static"
 _IMPORT = re.compile(r'^import (\{[^}]*\}) from "\./([\w-]+)\.js";$', re.MULTILINE)
 _EXPORT = re.compile(r"^export ((?:async )?(?:function|const|class) (\w+))", re.MULTILINE)
 
+INDUCTION = (
+    "A transformer learns to copy from its context. Move the slider and watch its memories form: which token follows "
+    "which, which matrix stores it, and what is lost without it."
+)
+ANY_TASK = (
+    "A transformer learns a task. Move the slider and watch where it attends, which predictor it comes closest to, and "
+    "what is lost without each of its parts."
+)
+
 
 def source(name: str) -> str:
     """A file of the page as it stands on the disk."""
@@ -41,8 +50,8 @@ def script(entry: str = "main") -> str:
     return '(() => {\n"use strict";\nconst modules = {};\n' + "\n".join(order.values()) + "\n})();\n"
 
 
-def document(title: str, blob: bytes) -> str:
-    """The whole page for one blob of data."""
+def document(title: str, blob: bytes, *, induction: bool = True) -> str:
+    """The whole page for one blob of data; `induction` says whether its runs are of the paper's task."""
     code, style = script(), source("page.css")
     policy = (
         f"default-src 'none'; script-src {digest(code)}; style-src {digest(style)}; img-src data: blob:; "
@@ -51,6 +60,8 @@ def document(title: str, blob: bytes) -> str:
     parts = {
         "POLICY": html.escape(policy),
         "TITLE": html.escape(title),
+        "SUBJECT": "an induction head" if induction else "a transformer",
+        "LEDE": INDUCTION if induction else ANY_TASK,
         "STYLE": style,
         "DATA": base64.b64encode(blob).decode(),
         "SCRIPT": code,

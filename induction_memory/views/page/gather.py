@@ -1,7 +1,7 @@
 """Everything that the page shows of one run, measured through the public functions and put into a Pack.
 
-The sequences are the first of the run's evaluation stream, `sample(run.task, 16, step_rng(eval_seed, 0))`, so that the
-line of Python beside a panel measures the same thing.
+The sequences are the first of the run's evaluation stream, `im.sample(run.task, 16, step_rng(eval_seed, 0))`, so that
+the line of Python beside a panel measures the same thing. What a task does not offer is left out, with the reason.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from induction_memory.figures.tokens import visible
-from induction_memory.task.sampler import Batch, sample, step_rng
+from induction_memory.task.batch import Batch
+from induction_memory.task.sampler import step_rng
 from induction_memory.trajectory.trajectory import Trajectory
-from induction_memory.views.page import causes, curves, live, sequences, snippets, tables
+from induction_memory.views.marks import telling_rows
+from induction_memory.views.page import causes, curves, live, sequences, snippets, tables, words
 from induction_memory.views.page.pack import Pack, Quantised, quantise
 
 EVALUATED = 16  # sequences on which causes and distances are measured
@@ -25,7 +26,7 @@ Progress = Callable[[str], object]
 
 def evaluation_batch(run: Trajectory) -> Batch:
     """The sequences on which the page measures this run."""
-    return sample(run.task, EVALUATED, step_rng(run.config.train.eval_seed, 0))
+    return run.task.sample(EVALUATED, step_rng(run.config.train.eval_seed, 0))
 
 
 def gather(
@@ -40,10 +41,10 @@ def gather(
 ) -> Pack:
     """Meta-data and arrays of one run at the steps that the page shows."""
     batch, cut = evaluation_batch(run), min(length, run.task.length)
-    rows = sequences.choose(batch, shown, cut)
+    rows = telling_rows(batch, cut)[:shown]
     progress(f"{run.name}: attention at {len(steps)} steps")
-    tokens, targets = batch.tokens[rows, :cut], batch.targets[rows, :cut]
-    found = sequences.run_over(run, steps, tokens, targets)
+    read = batch[torch.tensor(rows)]
+    found = sequences.run_over(run, steps, read, cut)
     progress(f"{run.name}: memories")
     stored, skipped = tables.tables(run, steps)
     progress(f"{run.name}: curves")
@@ -52,7 +53,7 @@ def gather(
     born = curves.births(run, leaders)
     at = spread(steps, causal_steps)
     progress(f"{run.name}: causes at {len(at)} steps")
-    measured = causes.causes(run, at, batch)
+    measured, lost = causes.causes(run, at, batch)
     arrays: dict[str, np.ndarray | Quantised] = {
         "attention": quantise(found.attention, bits, 0.0, 1.0),
         "loss": found.loss.astype("<f4"),
@@ -65,21 +66,24 @@ def gather(
         codes = quantise(table.scores, bits)
         arrays[name] = codes
         memories.append(tables.facts(table, codes.step, name))
-    meta = _facts(run, steps) | {
-        "sequences": sequences.facts(batch, rows, cut),
+    phases, cap = curves.phases(drawn)
+    meta = _facts(run, steps, batch) | {
+        "sequences": sequences.facts(batch, rows, cut, run.task),
         "memories": memories,
         "curves": drawn,
         "births": born,
+        "phases": phases,
+        "caps": cap,
         "causes": measured,
-        "skipped": {name: reason for name, reason in (skipped | more).items() if "_triggers" not in name},
-        "snippets": snippets.of(run, rows, cut, at),
+        "skipped": {name: reason for name, reason in (skipped | more | lost).items() if "_triggers" not in name},
+        "snippets": snippets.of(run, drawn, cut),
         "live": None,
         "why_not_live": live.why_not(run.model_config),
     }
     if not meta["why_not_live"]:
         progress(f"{run.name}: weights")
         meta["live"], weights = live.pack(run, steps)
-        meta["live"]["tolerance"] = _tolerance(meta["live"], weights, tokens, targets, found)
+        meta["live"]["tolerance"] = _tolerance(meta["live"], weights, read.tokens[:, :cut], found)
         arrays |= {f"live {name}": array for name, array in weights.items()}
     return Pack(meta, arrays)
 
@@ -91,21 +95,16 @@ def spread(steps: Sequence[int], n: int) -> list[int]:
     return [int(steps[i]) for i in np.unique(np.rint(np.linspace(0, len(steps) - 1, n)).astype(int))]
 
 
-def _facts(run: Trajectory, steps: Sequence[int]) -> dict[str, Any]:
+def _facts(run: Trajectory, steps: Sequence[int], batch: Batch) -> dict[str, Any]:
     task, model = run.task, run.model_config
     heads = [f"L{layer}H{head}" for layer in range(1, model.n_layers + 1) for head in range(1, model.n_heads + 1)]
-    fixed = task.fixed_triggers
-    likely = np.argwhere(task.bigram >= LIKELY_BIGRAM).tolist()
-    return {
+    likely = np.argwhere(task.bigram >= LIKELY_BIGRAM).tolist() if hasattr(task, "bigram") else []
+    return words.facts(run, batch) | {
         "name": run.name,
         "steps": [int(step) for step in steps],
         "stored": len(run.steps),
         "heads": heads,
         "n_layers": model.n_layers,
-        "vocabulary": list(task.vocabulary),
-        "visible": [visible(token) for token in task.vocabulary],
-        "frequency": [float(f) for f in task.unigram],
-        "fixed_triggers": None if fixed is None else [int(q) for q in fixed],
         "likely_bigrams": likely,
         "about": _about(run),
     }
@@ -118,12 +117,15 @@ def _about(run: Trajectory) -> str:
     layers = "one layer" if model.n_layers == 1 else f"{model.n_layers} layers"
     feed = {"none": "no feed-forward", "linear": "a linear feed-forward", "relu": "ReLU feed-forwards"}
     feed |= {"other": "feed-forwards of another kind"}
-    triggers = "fixed triggers" if task.triggers == "fixed" else "triggers drawn anew for each sequence"
+    asked = f"{task.name}, sequences of {task.length} tokens"
+    if hasattr(task, "fixed_triggers"):
+        triggers = "triggers drawn anew for each sequence" if task.fixed_triggers is None else "fixed triggers"
+        noise = f", noise {task.noise:g}" if hasattr(task, "noise") else ""
+        asked = f"sequences of {task.length} tokens, {task.k} {triggers}{noise}"
     kind = "Simplified model" if model.identity_queries else "Transformer"
     return (
         f"{kind}: {layers} of {heads}, d = {model.d_model}, {feed[model.feed_forward]}"
-        f"{', LayerNorm' if model.layer_norm else ''}. Task: sequences of {task.length} tokens, "
-        f"{task.k} {triggers}. Trained for {run.config.train.steps} steps."
+        f"{', LayerNorm' if model.layer_norm else ''}. Task: {asked}. Trained for {run.config.train.steps} steps."
     )
 
 
@@ -131,16 +133,18 @@ def _tolerance(
     facts: dict[str, Any],
     arrays: live.Arrays,
     tokens: torch.Tensor,
-    targets: torch.Tensor,
     exact: sequences.Shown,
 ) -> dict[str, float]:
-    """How far the pass with the page's weights is from the model's own, over all steps and sequences shown."""
+    """How far the pass with the page's weights is from the model's own, over all steps and sequences shown.
+
+    Probabilities are compared at the most likely outputs of each position.
+    """
     attention, right = [], []
     for step in range(len(exact.attention)):
         maps, logits = live.forward(facts, arrays, step, tokens)
-        log_q = logits.double().log_softmax(-1).gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+        q = logits.double().softmax(-1).gather(-1, torch.from_numpy(exact.likely[step])).numpy()
         attention.append(np.abs(sequences.triangle(maps).numpy() - exact.attention[step]))
-        right.append(np.abs(log_q.exp().numpy() - np.exp(-exact.loss[step])))
+        right.append(np.abs(q - exact.probability[step]))
     return {
         "attention_mean": float(np.mean(attention)),
         "attention_max": float(np.max(attention)),

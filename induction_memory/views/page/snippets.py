@@ -1,16 +1,21 @@
 """The lines of Python that make what a panel shows; `{step}` and the like are filled in by the page."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from induction_memory.trajectory.trajectory import Trajectory
 
 BATCH = "batch = im.sample(run.task, 16, im.step_rng(run.config.train.eval_seed, 0))"
 
-KL = '["kl_uniform", "kl_unigram", "kl_bigram", "kl_bayes"]'
+
+def _columns(curves: Sequence[Mapping[str, Any]], group: str, *first: str) -> str:
+    """The names of the curves of a group as a list in Python."""
+    names = dict.fromkeys([*first, *(curve["name"] for curve in curves if curve["group"] == group)])
+    return "[" + ", ".join(f'"{name}"' for name in names) + "]"
 
 
-def of(run: Trajectory, rows: Sequence[int], length: int, at: Sequence[int]) -> dict[str, str]:
-    """Snippets by the name of the panel."""
+def of(run: Trajectory, curves: Sequence[Mapping[str, Any]], length: int) -> dict[str, str]:
+    """Snippets by the name of the panel; `curves` are those that the page draws."""
     start = f'import induction_memory as im\n\nrun = im.load("{run.path.as_posix()}")\n'
     return {
         "start": start,
@@ -21,10 +26,10 @@ def of(run: Trajectory, rows: Sequence[int], length: int, at: Sequence[int]) -> 
             f'{start}W_F, w_E, w_U = run.memory("W_F", [{{step}}])[0], run.embedding("w_E"), run.embedding("w_U")\n'
             "w_E @ W_F.T @ w_U.T"
         ),
-        "loss": f'{start}run.metrics[["step", "loss_in_context", "loss_global", "loss_first_occurrence"]]',
-        "accuracy": f'{start}run.metrics[["step", "accuracy_in_context", "accuracy_global"]]',
-        "recall": f'{start}im.probes.table(run, ["W_O2", "W_K2", "W_K1", "W_K1_first64"])',
-        "kl": f"{start}{BATCH}\nim.probes.table(run, {KL}, batch=batch)",
+        "loss": f"{start}run.metrics[{_columns(curves, 'loss', 'step')}]",
+        "accuracy": f"{start}run.metrics[{_columns(curves, 'accuracy', 'step')}]",
+        "recall": f"{start}im.probes.table(run, {_columns(curves, 'recall')})",
+        "kl": f"{start}{BATCH}\nim.probes.table(run, {_columns(curves, 'kl')}, batch=batch)",
         "causes": f'{start}{BATCH}\nim.ablate(run, batch, kind="mean", step={{step}})',
         "shares": f"{start}{BATCH}\nim.heads.identify(run, step={{step}}, batch=batch).shares",
         "prediction": f"{start}{BATCH}\nrun.model({{step}})(batch.tokens[[{{row}}]]).softmax(-1)[0, {{query}}]",

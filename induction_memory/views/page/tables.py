@@ -20,6 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from induction_memory import probes
+from induction_memory.model.associations import token_names
 from induction_memory.subject import subject
 from induction_memory.trajectory.trajectory import Trajectory
 
@@ -41,33 +42,46 @@ class Table:
     """The step from which each input stays recalled; None if it is not recalled at the end."""
     first: int
     """What the first row stands for: position 1 for W_K1, token 0 otherwise. Columns start at 0."""
+    pairs: list[list[int]] | None
+    """[row, column] of the pairs that should be stored; None for W_F, where they are the likely bigrams."""
 
 
 def tables(run: Trajectory, steps: Sequence[int]) -> tuple[list[Table], dict[str, str]]:
     """The tables that the page shows, and the reason for each memory that has none."""
     ranked, skipped = clearest(run)
     found: list[Table] = []
+    names = token_names(run.task)[0]
     for memory, heads in ranked.items():
         born = probes.births(run, memory)
-        scores = score_tables(run, memory, steps)
+        scores, pairs = score_tables(run, memory, steps)
+        first = int(memory == "W_K1")
+        labels = [row + first if first else names[row] for row in range(scores.shape[-2])]
         for h, head in heads:
-            birth = born.loc[born["head"] == head, "birth"].to_numpy()[: scores.shape[-2]]
-            listed = [None if np.isnan(b) else float(b) for b in birth]
-            found.append(Table(memory, head, h, scores[:, h].double().numpy(), listed, int(memory == "W_K1")))
-    if run.model_config.feed_forward == "linear":
-        scores = score_tables(run, "W_F", steps)[:, 0].double().numpy()
-        found.append(Table("W_F", "", 0, scores, None, 0))
+            birth = born.loc[born["head"] == head]
+            known = dict(zip(birth["association"], birth["birth"], strict=True))
+            listed = [None if np.isnan(b := known.get(label, np.nan)) else float(b) for label in labels]
+            found.append(Table(memory, head, h, scores[:, h].double().numpy(), listed, first, pairs))
+    if run.model_config.feed_forward == "linear" and hasattr(run.task, "bigram"):
+        scores, _ = score_tables(run, "W_F", steps)
+        found.append(Table("W_F", "", 0, scores[:, 0].double().numpy(), None, 0, None))
     else:
-        skipped["W_F"] = "needs a linear feed-forward"
+        skipped["W_F"] = "needs a linear feed-forward, and a task with global bigrams"
     return found, skipped
 
 
-def score_tables(run: Trajectory, memory: str, steps: Sequence[int]) -> Float[Tensor, "step head input output"]:
-    """All scores of a memory at some steps, with one entry on the head axis per head or pair of heads."""
+def score_tables(
+    run: Trajectory, memory: str, steps: Sequence[int]
+) -> tuple[Float[Tensor, "step head input output"], list[list[int]]]:
+    """All scores of a memory at some steps, with one entry on the head axis per head or pair of heads.
+
+    Also the pairs [row, column] that should be stored.
+    """
     stack = subject(run, step=list(steps)).stack
     a = stack.association(f"W_K1[0:{WINDOW}]" if memory == "W_K1" else memory)
-    rows = a.scores if a.given == "output" else a.scores.mT
-    return rows.expand(stack.n_steps, *rows.shape[1:]).reshape(stack.n_steps, -1, *rows.shape[-2:])
+    stored = a.ideal != 0 if a.asked is None else a.asked
+    rows, stored = (a.scores, stored) if a.given == "output" else (a.scores.mT, stored.mT)
+    scores = rows.expand(stack.n_steps, *rows.shape[1:]).reshape(stack.n_steps, -1, *rows.shape[-2:])
+    return scores, stored.nonzero().tolist()
 
 
 def clearest(run: Trajectory) -> tuple[dict[str, list[tuple[int, str]]], dict[str, str]]:
@@ -106,5 +120,7 @@ def facts(table: Table, step: float, name: str) -> dict[str, Any]:
         "first": table.first,
         "positions": table.memory == "W_K1",
         "births": table.births,
+        "pairs": table.pairs,
+        "of_outputs": table.memory in ("W_O2", "W_F"),
         "quantum": step,
     }

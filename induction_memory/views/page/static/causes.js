@@ -6,7 +6,6 @@ import { Panel } from "./panel.js";
 import { nearest } from "./run.js";
 
 const [ROW, LABEL] = [24, 52];
-const KINDS = { in_context: "At triggers seen before", global: "Elsewhere" };
 
 /** Loss that is added, or accuracy that is lost, without a part: [causal step][part]. */
 export function lost(causes, measure) {
@@ -33,27 +32,29 @@ function sparkWidth(width) {
 export class CausesPanel {
   constructor(page, run) {
     Object.assign(this, { page, run, causes: run.meta.causes });
-    this.select = el("select", { "aria-label": "What is measured", onchange: () => page.store.set({ measure: this.select.value }) }, el("option", { value: "loss" }, "loss added"), el("option", { value: "accuracy" }, "accuracy lost"));
+    this.select = el("select", { "aria-label": "What is measured", onchange: () => page.store.set({ measure: this.select.value }) }, ...run.meta.causes.kinds.map((kind) => el("option", { value: kind }, kind === "loss" ? "loss added" : "accuracy lost")));
     this.panel = new Panel({ id: `causes-${run.number}`, title: "Causes", caption: "What is lost when a part is replaced by its mean: over training, and at this step with its standard error.", of: page.nameOf(run), make: () => this.exported(), tools: [this.select] });
-    this.charts = Object.entries(KINDS).map(([kind, title]) => ({ kind, title, chart: svg("svg", { class: "parts", role: "img", "aria-label": `${title}: what is lost without each part; the table has the numbers.` }) }));
+    this.charts = Object.entries(run.meta.causes.groups).map(([kind, title]) => ({ kind, title, chart: svg("svg", { class: "parts", role: "img", "aria-label": `${title}: what is lost without each part; the table has the numbers.` }) }));
     this.when = el("p", { class: "readout" });
     this.panel.body.append(el("div", { class: "pair" }, ...this.charts.map(({ title, chart }) => el("figure", {}, el("figcaption", {}, title), chart))), this.when);
-    this.shares = new Panel({ id: `shares-${run.number}`, title: "Heads", caption: "Shares of the heads in the in-context effect (Shapley values), and the role that weights, attention and ablations agree on.", of: page.nameOf(run), make: () => this.exportedShares() });
+    this.shares = new Panel({ id: `shares-${run.number}`, title: "Heads", caption: `Shares of the heads in their effect ${run.meta.words.main} (Shapley values), and the role that weights, attention and ablations agree on.`, of: page.nameOf(run), make: () => this.exportedShares() });
     this.bars = svg("svg", { class: "parts", role: "img", "aria-label": "Shapley shares and roles of the heads; the table has the numbers." });
     this.whenShares = el("p", { class: "readout" });
     this.shares.body.append(this.bars, this.whenShares);
+    this.shares.node.hidden = this.causes.heads.length === 0;
     this.node = this.panel.node;
     new ResizeObserver(() => this.last && this.update(...this.last)).observe(this.bars);
   }
 
   update(state, view) {
     this.last = [state, view];
-    this.select.value = state.measure;
+    const measure = this.causes.kinds.includes(state.measure) ? state.measure : this.causes.kinds[0];
+    this.select.value = measure;
     const at = nearest(this.causes.steps, view.step);
-    const wanted = `${at} ${state.measure} ${this.bars.clientWidth} ${this.charts[0].chart.clientWidth}`;
+    const wanted = `${at} ${measure} ${this.bars.clientWidth} ${this.charts[0].chart.clientWidth}`;
     if (this.drawn !== wanted) {
       this.drawn = wanted;
-      for (const { kind, chart } of this.charts) this.draw(chart, at, `${kind}_${state.measure}`);
+      for (const { kind, chart } of this.charts) this.draw(chart, at, `${kind}_${measure}`);
       this.drawShares(at);
       const note = `Measured at step ${this.causes.steps[at]}, on 16 sequences.`;
       this.when.textContent = note;
@@ -104,7 +105,7 @@ export class CausesPanel {
         svg("text", { x: LABEL - 4, y: y + 16, "text-anchor": "end", class: `part ${kind}` }, head),
         svg("rect", { class: `bar ${kind}`, x: LABEL + 6, y: y + 5, width, height: 14, rx: 1.5 }),
         svg("text", { x: LABEL + 12 + width, y: y + 16, class: "value" }, share === null ? "–" : percent(share)),
-        svg("text", { x: LABEL + longest + 62, y: y + 16, class: "role" }, `${roles[at][i]} (${number(confidence[at][i], 2)})`),
+        svg("text", { x: LABEL + longest + 68, y: y + 16, class: "role" }, `${roles[at][i]} (${number(confidence[at][i], 2)})`),
       ];
     });
     this.bars.setAttribute("viewBox", `0 0 ${all} ${heads.length * ROW}`);

@@ -11,6 +11,11 @@ const GROUPS = {
   recall: ["Recall", "Share of pairs that each memory recalls, at the stored steps. Bands: 95 % intervals of the births."],
   kl: ["Distance", "KL from each predictor to the model, in nats, at the stored steps; W_F against the bigrams it should hold."],
 };
+const ASKED = {
+  loss: "Mean of −log q(right output), in nats, on the training batch of each step.",
+  accuracy: "Share of right outputs that the model puts first, on the training batch of each step.",
+};
+const PREDICTORS = "KL from each predictor of the task to the model, in nats, at the stored steps. Bands: which predictor is the closest. The axis is cut.";
 const DASHES = ["", "5 3", "1.5 2.5", "8 3 2 3"];
 const [LEFT, RIGHT, TOP, BOTTOM, HEIGHT] = [34, 8, 8, 22, 190];
 
@@ -28,12 +33,15 @@ export class CurvePanel {
   constructor(page, run, group) {
     Object.assign(this, { page, run, group });
     this.curves = styled(run.meta.curves.filter((curve) => curve.group === group));
-    const [title, caption] = GROUPS[group];
+    const [title, about] = GROUPS[group];
+    const caption = group === "kl" && run.meta.phases ? PREDICTORS : run.meta.next_token ? about : (ASKED[group] ?? about);
     this.panel = new Panel({ id: `${group}-${run.number}`, title, caption, of: page.nameOf(run), make: () => this.exported() });
     this.panel.node.classList.add("curve");
     this.chart = svg("svg", { class: "chart", role: "img", "aria-label": `${title} over training; the table has the numbers.` });
     this.legend = el("ul", { class: "legend" });
     this.panel.body.append(this.chart, this.legend);
+    this.phases = group === "kl" ? (run.meta.phases?.spans ?? []) : [];
+    if (this.phases.length) this.panel.body.append(el("p", { class: "readout" }, run.meta.phases.text));
     this.node = this.panel.node;
     let dragging = false;
     const move = (event) => dragging && page.goto(run, this.stepAt(event));
@@ -76,9 +84,9 @@ export class CurvePanel {
     if (!this.width || !this.curves.length) return;
     const values = this.curves.flatMap((curve) => curve.values);
     const shares = this.group === "recall" || this.group === "accuracy";
-    const top = shares ? 1 : Math.max(...values);
+    const top = shares ? 1 : (this.run.meta.caps[this.group] ?? Math.max(...values));
     const low = Math.min(0, ...values);
-    const y = (value) => TOP + (1 - (value - low) / (top - low || 1)) * (HEIGHT - TOP - BOTTOM);
+    const y = (value) => TOP + (1 - (Math.min(value, top) - low) / (top - low || 1)) * (HEIGHT - TOP - BOTTOM);
     const { x } = this;
     this.y = y;
     const [first, last] = this.domain;
@@ -92,6 +100,11 @@ export class CurvePanel {
       if (this.group === "recall") births.append(svg("rect", { class: `band ${memory}`, x: x(birth.low), y: TOP, width: Math.max(1, x(birth.high) - x(birth.low)), height: HEIGHT - TOP - BOTTOM }));
       births.append(svg("path", { class: `birth ${memory}`, d: `M${x(birth.change)} ${TOP}V${HEIGHT - BOTTOM}` }));
     }
+    const phases = svg("g", { class: "phases" });
+    for (const { predictor, first: from, last: to } of this.phases) {
+      const style = this.curves.find((curve) => curve.label === predictor).style;
+      phases.append(svg("rect", { class: `phase ${style}`, x: x(from), y: TOP, width: Math.max(1, x(to) - x(from)), height: HEIGHT - TOP - BOTTOM }));
+    }
     const lines = svg("g", {});
     for (const curve of [...this.curves].sort((a, b) => a.leads - b.leads)) {
       const d = curve.steps.map((step, i) => `${i ? "L" : "M"}${x(step).toFixed(1)} ${y(curve.values[i]).toFixed(1)}`).join("");
@@ -100,7 +113,7 @@ export class CurvePanel {
     this.cursor = svg("path", { class: "cursor" });
     this.dots = svg("g", { class: "dots" }, ...this.listed.map((curve) => svg("circle", { r: 3, class: curve.style })));
     this.chart.setAttribute("viewBox", `0 0 ${this.width} ${HEIGHT}`);
-    this.chart.replaceChildren(grid, births, lines, this.cursor, this.dots);
+    this.chart.replaceChildren(grid, phases, births, lines, this.cursor, this.dots);
     this.point();
   }
 

@@ -62,7 +62,7 @@ class Page {
       return { node, update: (state) => (node.value = state[key]) };
     };
     const scale = choice("scale", "Scale of the steps", { linear: "linear steps", log: "logarithmic steps" });
-    const sort = choice("sort", "Order of the rows and columns", { token: "in the order of tokens", frequency: "most frequent first", birth: "first born first" });
+    const sort = choice("sort", "Order of the rows and columns", { token: "in the order of tokens", ...(run.meta.frequency ? { frequency: "most frequent first" } : {}), birth: "first born first" });
     const heading = el("h2", { id: `run-${run.number}` }, run.meta.name);
     const block = (name, ...nodes) => el("div", { class: `block ${name}` }, ...nodes);
     const skipped = Object.entries(run.meta.skipped).map(([name, reason]) => `${name}: ${reason}`);
@@ -74,8 +74,7 @@ class Page {
       block("first", el("div", { class: "stack" }, panels.sequence.node, panels.causes.shares.node), panels.attention.node),
       this.heading("Over training", scale),
       block("curves", ...panels.curves.map((panel) => panel.node)),
-      this.heading("Memories", sort),
-      block("memories", ...panels.memories.map((panel) => panel.node)),
+      ...(names.length ? [this.heading("Memories", sort), block("memories", ...panels.memories.map((panel) => panel.node))] : []),
       block("causes", panels.causes.node),
       block("notes", ...left.map((text) => el("p", { class: "note" }, text))),
     );

@@ -64,8 +64,8 @@ export class MemoryPanel {
   order(sort) {
     const { rows, births, positions } = this.table;
     const frequency = this.run.meta.frequency;
-    const by = sort === "frequency" && !positions ? (i) => -frequency[i] : sort === "birth" && births ? (i) => births[i] ?? Infinity : null;
-    if (!by) return [null, null];
+    const by = sort === "frequency" && frequency && !positions ? (i) => -frequency[i] : sort === "birth" && births ? (i) => births[i] ?? Infinity : null;
+    if (!by || rows !== this.table.columns) return [null, null];
     const order = Array.from({ length: rows }, (_, i) => i).sort((a, b) => by(a) - by(b) || a - b);
     return [order, order];
   }
@@ -93,8 +93,9 @@ export class MemoryPanel {
   }
 
   frame() {
-    const { rows, columns, first, positions } = this.table;
+    const { rows, columns, first, positions, of_outputs } = this.table;
     const label = (i) => (positions ? String(i + 1) : this.run.name(i));
+    const columnLabel = (j) => (of_outputs ? this.run.outputName(j) : label(j));
     const place = (order, n) => {
       const at = new Array(n);
       (order ?? Array.from({ length: n }, (_, i) => i)).forEach((i, drawn) => (at[i] = drawn));
@@ -102,12 +103,12 @@ export class MemoryPanel {
     };
     const [atRow, atColumn] = [place(this.rowOrder, rows), place(this.columnOrder, columns)];
     [this.atRow, this.atColumn] = [atRow, atColumn];
-    const pairs = this.name === "W_F" ? this.run.meta.likely_bigrams : Array.from({ length: rows }, (_, i) => [i, positions ? i + first - 1 : i]);
+    const pairs = this.name === "W_F" ? this.run.meta.likely_bigrams : this.table.pairs;
     this.map.frame({
       rows,
       columns,
       rowLabels: Array.from({ length: rows }, (_, i) => label((this.rowOrder?.[i] ?? i) + first)),
-      columnLabels: Array.from({ length: columns }, (_, j) => label(this.columnOrder?.[j] ?? j)),
+      columnLabels: Array.from({ length: columns }, (_, j) => columnLabel(this.columnOrder?.[j] ?? j)),
       every: positions ? 8 : 1,
       boxes: { ideal: pairs.map(([i, j]) => [atRow[i], atColumn[j]]) },
     });
@@ -137,19 +138,27 @@ export class MemoryPanel {
   usual(token, query) {
     if (this.table.positions) {
       const row = query - this.table.first;
-      return row >= 0 && row < this.table.rows ? { row, column: query - 1 } : null;
+      const partner = this.partner(row);
+      return partner === undefined ? null : { row, column: partner };
     }
-    return this.name === "W_F" ? null : { row: token, column: token };
+    const partner = this.name === "W_F" ? undefined : this.partner(token);
+    return partner === undefined ? null : { row: token, column: partner };
+  }
+
+  /** The column that a row should be stored with, if there is one. */
+  partner(row) {
+    return this.table.pairs?.find(([i]) => i === row)?.[1];
   }
 
   words({ row, column }) {
     const { columns, births, positions, first } = this.table;
     const [a, b] = AXES[this.name];
     const value = number(this.values[row * columns + column], this.digits);
-    const target = positions ? column === row + first - 1 : row === column;
+    const target = column === this.partner(row);
     const born = !births || !target ? "" : births[row] === null ? "; not recalled at the end" : `; recalled from step ${births[row]} on`;
     const name = (i) => (positions ? String(i + 1) : `“${this.run.name(i)}”`);
-    return `${a} ${name(row + first)}, ${b} ${name(column)}: ${value}${born}`;
+    const other = this.table.of_outputs ? `“${this.run.outputName(column)}”` : name(column);
+    return `${a} ${name(row + first)}, ${b} ${other}: ${value}${born}`;
   }
 
   exported() {
@@ -158,7 +167,7 @@ export class MemoryPanel {
     const label = (i) => (positions ? i : this.run.meta.vocabulary[i]);
     const table = [["run", "step", "memory", "head", "input", "output", "score"]];
     for (let i = 0; i < rows; i++)
-      for (let j = 0; j < columns; j++) table.push([this.run.meta.name, view.step, this.name, this.table.head, label(i + first), label(j), Number(this.values[i * columns + j].toPrecision(6))]);
+      for (let j = 0; j < columns; j++) table.push([this.run.meta.name, view.step, this.name, this.table.head, label(i + first), this.table.of_outputs ? this.run.meta.outputs[j] : label(j), Number(this.values[i * columns + j].toPrecision(6))]);
     return {
       name: `${this.run.meta.name}-${this.name}-step-${view.step}`,
       drawings: [{ ...this.map.drawing(), title: `${this.run.meta.name}: ${this.name} ${this.table.head} at step ${view.step}` }],

@@ -24,12 +24,17 @@ export class Run {
     }
     this.model = meta.live ? new LiveModel(meta.live, weights) : null;
     this.key = null;
-    this.vocabularySize = meta.vocabulary.length;
+    this.outputSize = meta.outputs.length;
   }
 
   /** The token as it is shown. */
   name(id) {
     return id < 0 ? "?" : this.meta.visible[id];
+  }
+
+  /** The output as it is shown. */
+  outputName(id) {
+    return id < 0 ? "?" : this.meta.visible_outputs[id];
   }
 
   get severalHeads() {
@@ -71,7 +76,7 @@ export class Run {
     const changed = off.length > 0 || erased.length > 0;
     const view = { index, step: this.meta.steps[index], off, erased, live: changed || text !== "", changed };
     const typed = text === "" ? null : encode(text, this.meta.vocabulary, this.meta.live.n_ctx);
-    if (typed && typed.tokens.length) Object.assign(view, { sequence: sequenceOf(typed.tokens, this.meta.fixed_triggers), typed });
+    if (typed && typed.tokens.length) Object.assign(view, { sequence: sequenceOf(typed.tokens, this.meta.fixed_triggers, this.meta.next_token), typed });
     else {
       Object.assign(view, { row: Math.min(state.seq, this.meta.sequences.length - 1), typed });
       view.sequence = this.meta.sequences[view.row];
@@ -102,7 +107,7 @@ export class Run {
   compute(view) {
     const { tokens, targets } = view.sequence;
     const { maps, logProbabilities } = this.model.forward(view.index, tokens, view);
-    const m = this.vocabularySize;
+    const m = this.outputSize;
     const lossesOf = (logs) => Float32Array.from(targets, (id, t) => (id < 0 ? NaN : -logs[t * m + id]));
     view.map = (head) => maps[head];
     view.losses = lossesOf(logProbabilities);

@@ -17,7 +17,7 @@ export class SequencePanel {
     this.panel = new Panel({
       id: `sequence-${run.number}`,
       title: "Sequence",
-      caption: ["Behind each token: how much the query attends to it. Under it: the probability that the model gave to the token that came next. ", el("span", { class: "trigger sample" }, "trigger"), " ", el("span", { class: "output sample" }, "its output"), ". Click a token to pin it as the query."],
+      caption: [`Behind each token: how much the query attends to it. Under it: the probability that the model gave to ${run.meta.next_token ? "the token that came next" : "the right output, where one is asked"}. `, ...run.meta.words.marked.flatMap((word, i) => [el("span", { class: `${["trigger", "output"][i]} sample` }, word), i + 1 < run.meta.words.marked.length ? " " : ". "]), "Click a token to pin it as the query."],
       of: page.nameOf(run), make: () => this.exported(),
       tools,
     });
@@ -71,7 +71,7 @@ export class SequencePanel {
       this.tokens[t].style.setProperty("--p", Number.isNaN(p) ? 0 : p.toFixed(3));
     });
     const rows = [["loss of this sequence", number(view.loss, 3)]];
-    if (view.sequence.in_context.length) rows.push(["at triggers seen before", number(view.lossInContext, 3)]);
+    if (view.sequence.in_context.length) rows.push([this.run.meta.words.main, number(view.lossInContext, 3)]);
     if (view.changed) rows.push(["loss of the intact model", number(view.lossBefore, 3)]);
     this.losses.replaceChildren(...rows.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]));
     if (this.run.model) this.updateControls(state, view);
@@ -118,18 +118,20 @@ export class SequencePanel {
     });
     const truth = view.sequence.targets[query];
     const name = (id) => `“${this.run.name(id)}”`;
+    const right = this.run.meta.next_token ? "comes" : "the right output is";
     const born = this.run.birthsOf(view.sequence.tokens[query]).map(([memory, step]) => `${memory} ${step === null ? "never" : `step ${step}`}`);
-    this.said.replaceChildren(el("b", {}, `After ${name(view.sequence.tokens[query])} (${query + 1})`), truth < 0 ? "" : ` comes ${name(truth)}, given ${percent(view.right[query])}.`, born.length ? el("span", { class: "born" }, ` Recalled from: ${born.join(", ")}.`) : "");
+    this.said.replaceChildren(el("b", {}, `After ${name(view.sequence.tokens[query])} (${query + 1})`), truth < 0 ? "" : ` ${right} “${this.run.outputName(truth)}”, given ${percent(view.right[query])}.`, born.length ? el("span", { class: "born" }, ` Recalled from: ${born.join(", ")}.`) : "");
     this.drawBars(view.likely(query), truth);
   }
 
   drawBars(likely, truth) {
-    this.bars.setAttribute("viewBox", `0 0 ${BAR + 110} ${likely.length * 18}`);
+    const left = Math.max(24, 7 * Math.max(...likely.map(([id]) => this.run.outputName(id).length)));
+    this.bars.setAttribute("viewBox", `0 0 ${left + BAR + 86} ${likely.length * 18}`);
     this.bars.replaceChildren(
       ...likely.flatMap(([id, p], i) => [
-        svg("text", { x: 24, y: 18 * i + 13, "text-anchor": "end", class: id === truth ? "token truth" : "token" }, this.run.name(id)),
-        svg("rect", { x: 32, y: 18 * i + 3, width: Math.max(1, BAR * p), height: 12, rx: 1.5, class: id === truth ? "truth" : "" }),
-        svg("text", { x: 38 + BAR * p, y: 18 * i + 13, class: "value" }, percent(p)),
+        svg("text", { x: left, y: 18 * i + 13, "text-anchor": "end", class: id === truth ? "token truth" : "token" }, this.run.outputName(id)),
+        svg("rect", { x: left + 8, y: 18 * i + 3, width: Math.max(1, BAR * p), height: 12, rx: 1.5, class: id === truth ? "truth" : "" }),
+        svg("text", { x: left + 14 + BAR * p, y: 18 * i + 13, class: "value" }, percent(p)),
       ]),
     );
   }
@@ -138,8 +140,8 @@ export class SequencePanel {
     const view = this.run.view(this.page.state);
     const { query } = this.page.pointed(this.run, view);
     const rows = [["run", "step", "position", "token", "next", "probability_of_next"]];
-    const token = (id) => (id < 0 ? "" : this.run.meta.vocabulary[id]);
-    view.sequence.tokens.forEach((id, t) => rows.push([this.run.meta.name, view.step, t + 1, token(id), token(view.sequence.targets[t]), view.right[t]]));
+    const { vocabulary, outputs } = this.run.meta;
+    view.sequence.tokens.forEach((id, t) => rows.push([this.run.meta.name, view.step, t + 1, vocabulary[id], outputs[view.sequence.targets[t]] ?? "", view.right[t]]));
     const copy = this.bars.cloneNode(true);
     return {
       name: `${this.run.meta.name}-prediction-step-${view.step}`,

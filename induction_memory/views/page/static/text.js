@@ -16,9 +16,10 @@ export function encode(text, vocabulary, most) {
   return { tokens: tokens.slice(0, most), unknown, cut: Math.max(0, tokens.length - most) };
 }
 
-/** A sequence of the page made from tokens; triggers are the fixed ones that have one successor there. */
-export function sequenceOf(tokens, fixed) {
-  const targets = [...tokens.slice(1), -1];
+/** A sequence of the page made from tokens; triggers are the fixed ones that have one successor there.
+    A task whose targets are not the next tokens says nothing of the targets of a typed text. */
+export function sequenceOf(tokens, fixed, nextToken = true) {
+  const targets = nextToken ? [...tokens.slice(1), -1] : tokens.map(() => -1);
   const answer = new Map();
   for (const q of fixed ?? []) {
     const after = new Set(tokens.slice(1).filter((_, t) => tokens[t] === q));

@@ -1,0 +1,77 @@
+"""What the page calls the tokens, outputs and groups of positions of a run's task.
+
+Sequences with triggers are described as in the paper. For any other task the groups go by their own names.
+"""
+
+from typing import Any
+
+import torch
+
+from induction_memory.figures.tokens import visible
+from induction_memory.interventions.outcome import scored_groups
+from induction_memory.model.associations import token_names
+from induction_memory.task.batch import Batch
+from induction_memory.trajectory.trajectory import Trajectory
+
+BIGRAMS = {"in_context": "At triggers seen before", "global": "Elsewhere"}
+RECORDED = {
+    "in_context": "in context",
+    "global": "elsewhere",
+    "first_occurrence": "first occurrence of a trigger",
+    "first": "first occurrence of a trigger",
+}
+
+
+def has_triggers(batch: Batch) -> bool:
+    """Whether the sequences have triggers with outputs."""
+    return "triggers" in batch.latents and "outputs" in batch.latents
+
+
+def group_titles(batch: Batch) -> dict[str, str]:
+    """The groups that have scores, the main one first, with a heading for each."""
+    order = sorted(scored_groups(batch), key=lambda name: name != batch.main)
+    named = BIGRAMS if has_triggers(batch) else {}
+    return {name: named.get(name, f"At positions of the group {name}") for name in order if batch.group(name).any()}
+
+
+def recorded_label(group: str, batch: Batch) -> str:
+    """What a recorded curve of a group is called."""
+    return RECORDED.get(group, group) if has_triggers(batch) else group
+
+
+def facts(run: Trajectory, batch: Batch) -> dict[str, Any]:
+    """Tokens, outputs, and the words that differ between tasks."""
+    task = run.task
+    read, said = token_names(task)
+    frequency, fixed = getattr(task, "unigram", None), getattr(task, "fixed_triggers", None)
+    triggers = has_triggers(batch)
+    everywhere = bool(batch.group().all())
+    return {
+        "vocabulary": list(read),
+        "visible": [visible(token) for token in read],
+        "outputs": list(said),
+        "visible_outputs": [visible(token) for token in said],
+        "frequency": None if frequency is None else [float(f) for f in frequency],
+        "fixed_triggers": None if fixed is None else [int(q) for q in fixed],
+        "next_token": follows(batch),
+        "triggers": triggers,
+        "words": {
+            "main": "at triggers seen before" if triggers else f"at positions of the group {batch.main}",
+            "marked": ["trigger", "its output"] if triggers else [] if everywhere else [f"group {batch.main}"],
+        },
+    }
+
+
+def follows(batch: Batch) -> bool:
+    """Whether the target of a position is the token that stands next, so that a typed text has targets."""
+    if batch.soft or batch.tokens.shape[1] < 2:
+        return False
+    same = batch.targets[:, :-1] == batch.tokens[:, 1:]
+    return bool(same[batch.counted[:, :-1]].all()) and bool(batch.counted[:, :-1].any())
+
+
+def shown_targets(batch: Batch, row: int, length: int) -> list[int]:
+    """The right output of each position; -1 where none is asked, or where no single one is right."""
+    if batch.soft:
+        return [-1] * length
+    return torch.where(batch.counted[row], batch.targets[row], -1)[:length].tolist()
