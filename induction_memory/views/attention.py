@@ -228,7 +228,10 @@ def _of_text(
 
 
 def _encoded(text: str | Sequence[str], task: Task, field: str) -> Int[Tensor, " pos"]:
-    """Ids of a text's tokens: characters, or words if some token has a longer name."""
+    """Ids of a text's tokens as the task's corpus reads it; else characters, or words if some name is longer."""
+    corpus = getattr(task, "tables", None)
+    if corpus is not None:
+        return torch.from_numpy(corpus.encode(text, field))
     names = token_names(task)[0]
     if isinstance(text, str):
         text = list(text) if all(len(name) == 1 for name in names) else text.split()
