@@ -97,7 +97,7 @@ def _drawn(run: Trajectory, step: int) -> tuple[dict[str, float], dict[str, floa
     first = (batch.tokens[:, :, None] == batch.tokens[:, None, :]).int().argmax(-1)
     values, errors = {f"{name}_drawn": float(back)}, {}
     for when, some in (("drawn", first < plan.LETTERS), ("late", first >= plan.LETTERS)):
-        asked = (batch.in_context & some).double()
+        asked = (batch.groups["in_context"] & some).double()
         right, count = ((predicted == batch.targets) * asked).sum(1), asked.sum(1)
         mean = right.sum() / count.sum()
         spread = (right - mean * count).square().sum() * SEQUENCES / (SEQUENCES - 1)

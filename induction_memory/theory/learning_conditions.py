@@ -57,8 +57,8 @@ def frequencies() -> Result:
     normalised logits can be large), from a random $W_0$, $d = 128$, 300 steps of size 1. The weight of a token is the
     score $w_U(k)^\top W w_E(k)$ of its pair. It grows with the frequency either way, less with the normalisation. The
     norms $\|W w_E(k)\|$ stay near 1 with it. After 1,500 steps the difference is small (1.31 against 1.40). At step
-    size 20 the normalised descent favours frequent tokens more, not less (ratio 2.96 times that without). The setting was
-    chosen after these outcomes were known, so the rows are an example and do not settle the sentence."""
+    size 20 the normalised descent favours frequent tokens more, not less (ratio 2.96 times that without). The setting
+    was chosen after these outcomes were known, so the rows are an example and do not settle the sentence."""
     generator = torch.Generator().manual_seed(7)
     w_E, w_U = gaussian_embeddings(N, 128, generator), gaussian_embeddings(N, 128, generator)
     W_0 = random_remapping(128, generator)
