@@ -132,3 +132,14 @@ def test_the_check_of_the_site_sees_dead_links_anchors_red_formulas_and_addresse
     (tmp_path / "b.html").write_text('<a href="c.html"></a><span style="color:#cc0000"></span>')
     (tmp_path / "d.html").write_text('<script src="https://cdn.example/x.js"></script>')
     assert len(check_site.problems(tmp_path)) == 4
+
+
+def test_no_public_function_has_the_name_of_the_module_that_holds_it():
+    rooms = [getattr(im, room) for room in im._MODULES]
+    shadowed = [
+        f"{room.__name__}.{name}"
+        for room in rooms
+        for name, module in getattr(room, "_WHERE", {}).items()
+        if name == module.split(".")[-1]
+    ]
+    assert shadowed == []

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from induction_memory.lazy import lazily
 
 if TYPE_CHECKING:
-    from induction_memory.probes.arbitration import arbitration as arbitration
     from induction_memory.probes.atlas import births as births
     from induction_memory.probes.atlas import score_matrix as score_matrix
     from induction_memory.probes.atlas import trends as trends
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from induction_memory.probes.predictor_distance import predictor_distances as predictor_distances
     from induction_memory.probes.predictor_distance import predictor_mixture as predictor_mixture
     from induction_memory.probes.predictor_distance import predictor_phases as predictor_phases
+    from induction_memory.probes.preferring import arbitration as arbitration
     from induction_memory.probes.tidy import recall as recall
     from induction_memory.probes.tidy import table as table
     from induction_memory.probes.tidy import wide as wide
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from induction_memory.probes.weight_size import spectrum as spectrum
 
 _WHERE = {
-    "arbitration": "arbitration",
+    "arbitration": "preferring",
     "births": "atlas",
     "score_matrix": "atlas",
     "trends": "atlas",

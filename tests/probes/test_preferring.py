@@ -10,7 +10,7 @@ from induction_memory.errors import InputError
 from induction_memory.experiment.presets import preset
 from induction_memory.model.config import ModelConfig
 from induction_memory.model.construction import construct
-from induction_memory.probes.arbitration import arbitration, last_successor, rank, share
+from induction_memory.probes.preferring import arbitration, last_successor, rank, share
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.sampler import sample, step_rng
 
