@@ -43,15 +43,15 @@ def grouped(entries: "dict[str, Preset]") -> str:
     sizes: dict[str, list[str]] = {}
     for match in filter(None, map(STEP_SIZE.fullmatch, entries)):
         sizes.setdefault(match[1], []).append(match[2])
-    lines: dict[str, list[str]] = {}
+    lines: dict[int, list[str]] = {}
     for key, entry in entries.items():
         if STEP_SIZE.fullmatch(key) or (key in sizes and key != min(sizes, key=list(entries).index)):
             continue
         figure = re.match(r"figure-(\d+)", key)
-        heading = f"Figure {figure[1]}" if figure else "Beyond the figures"
         shown, about = (key, entry.about) if key not in sizes else _dimensions(sizes)
-        lines.setdefault(heading, []).append(_entry(shown, about))
-    return "\n\n".join("\n".join([heading, *found]) for heading, found in lines.items())
+        lines.setdefault(int(figure[1]) if figure else 0, []).append(_entry(shown, about))
+    headings = {n: f"Figure {n}" if n else "Beyond the figures" for n in sorted(lines)}
+    return "\n\n".join("\n".join([heading, *lines[n]]) for n, heading in headings.items())
 
 
 def explained(name: str, entry: "Preset") -> str:
