@@ -24,7 +24,7 @@ _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 _numbers = itertools.count()
 
 
-def require_file(path: str | Path, endings: Sequence[str], field: str = "out") -> Path:
+def require_file(path: Any, endings: Sequence[str], field: str = "out") -> Path:
     """The path of a file that can be written, or an InputError; folders that are missing will be made."""
     path = _path(path, f"a file ending in {', '.join(endings)}", field)
     require(path.suffix in endings, field, f"a file ending in {', '.join(endings)}", repr(str(path)))
@@ -37,7 +37,7 @@ def require_file(path: str | Path, endings: Sequence[str], field: str = "out") -
     return path
 
 
-def require_folder(path: str | Path, field: str = "out") -> Path:
+def require_folder(path: Any, field: str = "out") -> Path:
     """The path of a folder that is there or can be made, or an InputError."""
     path = _path(path, "a folder", field)
     try:

@@ -118,5 +118,5 @@ def measured_spread(groups: Sequence[Sequence[Record]]) -> dict[str, float]:
     }
 
 
-def _quantile(freedom: float) -> float:
+def _quantile(freedom: float | int) -> float:
     return float(student.ppf((1 + LEVEL) / 2, freedom))
