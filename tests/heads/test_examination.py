@@ -232,7 +232,7 @@ def test_mistakes_are_answered_in_one_line(runs):
         identify([])
     with pytest.raises(InputError, match="step: expected one of the 2 stored steps"):
         identify(runs[0], step=3)
-    with pytest.raises(InputError, match="a token that was seen before"):
+    with pytest.raises(InputError, match="a position of the group in_context"):
         identify(runs[0], batch=torch.arange(16).expand(2, -1))
 
 
