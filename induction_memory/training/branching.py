@@ -28,7 +28,7 @@ def branch(
     *,
     freeze: Sequence[str] = (),
     clamps: Sequence[str] = (),
-    grafts: Sequence[str] | Mapping[str, Tensor | nn.Module | Trajectory] = (),
+    grafts: Sequence[str] | Mapping[str, Any] = (),
     edit: Mapping[str, str | Sequence[str]] | None = None,
     steps: int | None = None,
     settings: Sequence[str] = (),
