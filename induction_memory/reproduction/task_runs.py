@@ -20,7 +20,7 @@ from induction_memory.trajectory.search import SHIPPED
 from induction_memory.trajectory.thinning import thin
 from induction_memory.trajectory.trajectory import Trajectory
 
-MEGABYTES = 1.6
+MEGABYTES = 1.3
 """Of the weights that ship of one run; its metrics come on top, without norms."""
 MOST_STEPS = 16
 LARGEST = 2.0
