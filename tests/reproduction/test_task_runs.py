@@ -54,7 +54,7 @@ def test_a_shipped_run_is_small_and_has_the_configuration_of_its_preset(name):
     run = im.load(name)
     assert run.task == preset(name).config.task
     assert run.model_config == preset(name).config.model
-    assert sum(file.stat().st_size for file in run.path.iterdir()) < 1.5e6
+    assert sum(file.stat().st_size for file in run.path.iterdir() if file.is_file()) < 2e6
     distances = im.probes.predictor_distances(run, steps=[int(run.steps[-1])], sequences=32)
     last = distances.iloc[0]
     assert last.iloc[-1] == last.min()  # it ends closest to the Bayes-optimal predictor
