@@ -44,12 +44,9 @@ def token_recall(
     `tokens` are numbers, or texts that are one token each for the series' tokenizer. `targets` are the tokens that they
     should recall, all of them among `tokens`.
 
-    >>> import induction_memory as im
-    >>> task = im.BigramTask(k=2, corpus=im.Corpus.uniform(7))
-    >>> model = im.construct(task, im.ModelConfig(d_model=64, n_ctx=16, d_vocab=7))
-    >>> table = token_recall(model)
-    >>> table[(table["head"] == "L2H1") & (table["circuit"] == "OV")]["recall"].tolist()
-    [1.0]
+    >>> table = token_recall("induction-small", steps="last")
+    >>> table.loc[table["circuit"] == "OV", ["head", "recall"]].values.tolist()
+    [['L1H1', 0.0], ['L2H1', 1.0]]
     """
     opened = subject(source, step=steps, field="steps")
     chosen = None if tokens is None else _numbers(opened, tokens, "tokens")

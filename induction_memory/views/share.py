@@ -19,7 +19,7 @@ from induction_memory.trajectory.trajectory import Trajectory, load
 CARD, CONFIG, FIGURES = "README.md", "config.json", "figures"
 
 
-def share(run: Trajectory | str | Path, folder: str | Path, *, upload: str | None = None) -> Path:
+def share(run: Any, folder: str | Path, *, upload: str | None = None) -> Path:
     """Write the trajectory, a model card, figures and the configuration into the new folder, and return it.
 
     `upload` is the name of a repository on the Hub, `owner/name`. Only with it is anything uploaded, with the account

@@ -31,7 +31,7 @@ def test_errors_of_differences_and_quotients_are_propagated():
     draws = rng.normal(0.6, 0.003, 100_000) / rng.normal(0.2, 0.001, 100_000)
     share = Estimate(0.6, 0.003, "") / Estimate(0.2, 0.001, "")
     assert (share.value, share.error) == pytest.approx((3, draws.std()), rel=0.02)
-    assert math.isnan((a / Estimate(0, 0, "")).value)
+    assert math.isnan((a / Estimate(0.0, 0.0, "")).value)
 
 
 def test_an_interval_over_draws_covers_the_mean_as_often_as_it_says():
@@ -42,7 +42,7 @@ def test_an_interval_over_draws_covers_the_mean_as_often_as_it_says():
 
 
 def test_a_pooled_spread_is_that_of_the_repetitions():
-    found = pooled([0.5], [[1, 3], [5, 5]])
+    found = pooled([0.5], [[1.0, 3.0], [5.0, 5.0]])
     assert found.error == pytest.approx(4.302653 * 1.0)  # t with 2 degrees of freedom, variance (2 + 0) / 2
     assert math.isnan(pooled([0.5], []).error)
 

@@ -133,7 +133,7 @@ FOUR = (0.25, 0.25, 0.25, 0.25)
         ({"corpus": "tinyshakespeare", "k": 80}, "task.k: expected 1 to 65 triggers (the vocabulary), got 80"),
         ({"k": 0}, "task.k: expected 1 to 4 triggers (the vocabulary), got 0"),
         ({"k": 2.0}, "task.k: expected 1 to 4 triggers (the vocabulary), got 2.0"),
-        ({"length": 0}, "task.length: expected a whole number of 1 or more tokens, got 0"),
+        ({"length": 0}, "task.length: expected 1 to 1000000 tokens, got 0"),
         ({"corpus": "missing.txt"}, "task.corpus: expected 'tinyshakespeare' or the path of a text file, got 'miss"),
         ({"triggers": "some"}, "task.triggers: expected 'random' or 'fixed', got 'some'"),
         (

@@ -116,10 +116,10 @@ def test_metrics_are_a_table_with_a_row_a_step(run):
 
 
 def test_a_step_that_is_not_stored_is_refused_with_its_neighbours(run):
-    message = r"^step: expected one of the 7 stored steps \(0 to 12; next to it 4 and 8\), got 6$"
+    message = r"^step: expected one of the 7 stored steps \(0 to 12; next to it 4 and 8\), got 6\nwhat to do: "
     with pytest.raises(InputError, match=message):
         run.model(6)
-    with pytest.raises(InputError, match=r"next to it 12\), got 500$"):
+    with pytest.raises(InputError, match=r"next to it 12\), got 500\nwhat to do: "):
         run.state(500)
     with pytest.raises(InputError, match=r"^parameter: expected one of W_E, .*, got 'W_X'$"):
         run.stack("W_X")
@@ -255,9 +255,9 @@ def test_without_kept_optimiser_states_a_branch_starts_from_zero_and_says_so(tmp
 def test_thinned_to_some_steps_it_keeps_its_metrics(run, tmp_path):
     small = thin(run, tmp_path / "small", [0, 8])
     assert small.steps.tolist() == [0, 8]
-    assert small.metrics.equals(run.metrics)
+    assert small.metrics.drop(columns="checkpoint").equals(run.metrics.drop(columns="checkpoint"))
+    assert small.metrics.loc[small.metrics["checkpoint"], "step"].tolist() == [0, 8]
     assert small.config == run.config
-    assert (small.path / "metrics.jsonl").read_bytes() == (run.path / "metrics.jsonl").read_bytes()
     assert all(torch.equal(value, run.state(8)[name]) for name, value in small.state(8).items())
     assert not (small.path / "optimizer.safetensors").exists()
     assert verify(small.path) == []
@@ -384,7 +384,7 @@ anything: Any = im  # as a user has it who reads no annotations
             r"^run: expected the folder of a trajectory or one of .*, got 'run' \(the shipped ones lie in ",
         ),
         (lambda run: anything.probes.table(run, 5), r"^probes: expected names of probes or of families.*, got 5$"),
-        (lambda run: anything.probes.table(run, "loss", batch="x"), r"^batch: expected a Batch, .*, got 'x'$"),
+        (lambda run: anything.probes.table(run, "loss", batch="x"), r"^batch: expected a Batch, .*, got a str$"),
         (lambda run: anything.probes.table(run, "loss", task="x"), r"^task: expected a task, got 'x'$"),
     ],
 )
