@@ -81,7 +81,9 @@ def test_resuming_needs_nothing_repeated(whole, tmp_path, monkeypatch):
 
 def test_a_run_that_diverges_says_where_and_keeps_its_last_finite_checkpoint(tmp_path):
     config = tiny(learning_rate=1e6, checkpoints="every 1", steps=12)
-    with pytest.raises(DivergedError, match=r"run: the loss is \w+ at step \d+; .*; what was kept before is intact\nwhat to do: "):
+    with pytest.raises(
+        DivergedError, match=r"run: the loss is \w+ at step \d+; .*; what was kept before is intact\nwhat to do: "
+    ):
         start(config, tmp_path / "run", quiet=True)
     assert verify(tmp_path / "run") == []
     run = load(tmp_path / "run")
