@@ -72,10 +72,14 @@ def describe(found: Sequence[Phase]) -> str:
 
     >>> describe([Phase("unigram", 0, 40), Phase("bayes", 50, 600)])
     'closest to the unigram predictor until step 40, to the bayes predictor from step 50 to the end'
+    >>> describe([Phase("1-gram", 0, 40), Phase("2-gram", 50, 50), Phase("3-gram", 60, 600)]).split(", ")[1]
+    'to the 2-gram predictor at step 50'
     """
     if len(found) == 1:
         return f"closest to the {found[0].predictor} predictor throughout"
     first, *between, last = found
     parts = [f"closest to the {first.predictor} predictor until step {first.last}"]
-    parts += [f"to the {phase.predictor} predictor from step {phase.first} to {phase.last}" for phase in between]
+    for phase in between:
+        when = f"at step {phase.first}" if phase.first == phase.last else f"from step {phase.first} to {phase.last}"
+        parts.append(f"to the {phase.predictor} predictor {when}")
     return ", ".join([*parts, f"to the {last.predictor} predictor from step {last.first} to the end"])

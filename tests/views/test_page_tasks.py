@@ -53,6 +53,8 @@ def test_a_markov_page_works_in_a_browser_and_runs_its_model(markov, tab, tmp_pa
     assert "closest to the" in tab.inner_text("#kl-0")
     assert tab.locator("#kl-0 .phase").count() >= 1
     assert "At positions of the group chain" in tab.inner_text("#causes-0")
+    cells = tab.locator("#w-o2-0 canvas").bounding_box()
+    assert cells["width"] == cells["height"] <= 3 * 44, "three tokens do not fill a panel"
     tab.fill("#sequence-0 input[type=text]", "0120120")
     assert tab.locator("#sequence-0 .strip .token").count() == 7
     tab.fill("#slider", "1")

@@ -3,6 +3,7 @@
 import { el, svg } from "./dom.js";
 
 const LABEL = 9; // pixels of a label's font, and of one lane of labels
+const LARGEST = 44; // pixels of a cell: a table of two tokens does not fill its panel
 
 /** Paint values into a canvas of one pixel per cell. `order` permutes rows and columns; `causal` greys what lies ahead. */
 export function paint(canvas, values, rows, columns, { lut, low, high, causal = false, beyond = 0, rowOrder, columnOrder }) {
@@ -62,7 +63,7 @@ export class HeatMap {
     const letters = Math.max(...rowLabels.map((text) => short(text).length));
     const lane = Math.max(LABEL + 2, 5.6 * letters + 3);
     const left = lanes * lane + 4;
-    const cell = (width - left - 2) / columns;
+    const cell = Math.min(LARGEST, (width - left - 2) / columns);
     const bottom = lanes * (LABEL + 2) + 6;
     const height = cell * rows + bottom;
     Object.assign(this, { cell, left });
