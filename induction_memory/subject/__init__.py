@@ -27,9 +27,8 @@ from induction_memory.model.architecture import Architecture
 from induction_memory.model.memories import has_step_axis
 from induction_memory.progress import track
 from induction_memory.runner.choice import runner
-from induction_memory.runner.parameters import parameters
 from induction_memory.runner.recording import Runner, Via
-from induction_memory.subject.stack import Lazy, Stack, at_steps
+from induction_memory.subject.stack import Lazy, Stack, at_steps, is_plain_relu, model_weights, number_of_steps
 from induction_memory.subject.steps import Steps, chosen_checkpoints, chosen_positions, chosen_steps
 from induction_memory.task.batch import Batch
 from induction_memory.task.fields import require_integer
@@ -136,7 +135,7 @@ class Subject:
             every = len(self.steps) == len(self.source.steps)
             stacks = Stacks(self.source, None if every else self.steps.tolist())
             config = self.source.model_config
-            readable = not isinstance(config, Architecture) or _is_plain_relu(config["act_fn"], config["gated_mlp"])
+            readable = not isinstance(config, Architecture) or is_plain_relu(config["act_fn"], config["gated_mlp"])
             weights = Lazy(tuple(name for name in stacks if readable or ".mlp." not in name), stacks.__getitem__)
             return Stack(weights, n_steps=len(self.steps), task=self.known_task, initial=self.source.initial())
         if isinstance(self.source, nn.Module):
@@ -256,27 +255,6 @@ def opened_folder(path: str | Path) -> Trajectory | Revisions:
     """What a folder or a name stands for: a trajectory, or a series of checkpoints that others trained."""
     folder = find(path)
     return revisions(folder) if is_series(folder) else load(folder)
-
-
-def number_of_steps(weights: Mapping[str, Tensor]) -> int:
-    """How many steps are stacked."""
-    lengths = {len(weight) for name, weight in weights.items() if has_step_axis(name, weight)}
-    require(len(lengths) <= 1, "weights", "the same number of steps in each", sorted(lengths))
-    return lengths.pop() if lengths else 1
-
-
-def model_weights(model: nn.Module) -> dict[str, Tensor]:
-    """The weights of a model that memories are read from, by HookedTransformer's names.
-
-    The only feed-forwards among them are linear and ReLU ones.
-    """
-    cfg: Any = model.cfg
-    readable = _is_plain_relu(cfg.act_fn, getattr(cfg, "gated_mlp", False))
-    return {n: w for n, w in parameters(model).items() if readable or ".mlp." not in n or n.endswith("W_F")}
-
-
-def _is_plain_relu(act_fn: str | None, gated: bool) -> bool:
-    return act_fn == "relu" and not gated
 
 
 def batch_of_tokens(tokens: Int[Tensor, "batch pos"]) -> Any:

@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Int
-from torch import Tensor
+from torch import Tensor, nn
 
-from induction_memory.errors import UnsupportedError
+from induction_memory.errors import UnsupportedError, require
 from induction_memory.memory.association import Association
 from induction_memory.model.associations import associate, fact, required
 from induction_memory.model.memories import Memories, has_step_axis
+from induction_memory.runner.parameters import parameters
 from induction_memory.task.protocol import Task
 
 
@@ -88,3 +89,25 @@ def at_steps(weights: Mapping[str, Tensor], rows: slice | Int[np.ndarray, " step
         return weight[rows] if has_step_axis(name, weight) else weight
 
     return Lazy(tuple(weights), read)
+
+
+def number_of_steps(weights: Mapping[str, Tensor]) -> int:
+    """How many steps are stacked."""
+    lengths = {len(weight) for name, weight in weights.items() if has_step_axis(name, weight)}
+    require(len(lengths) <= 1, "weights", "the same number of steps in each", sorted(lengths))
+    return lengths.pop() if lengths else 1
+
+
+def model_weights(model: nn.Module) -> dict[str, Tensor]:
+    """The weights of a model that memories are read from, by HookedTransformer's names.
+
+    The only feed-forwards among them are linear and ReLU ones.
+    """
+    cfg: Any = model.cfg
+    readable = is_plain_relu(cfg.act_fn, getattr(cfg, "gated_mlp", False))
+    return {n: w for n, w in parameters(model).items() if readable or ".mlp." not in n or n.endswith("W_F")}
+
+
+def is_plain_relu(act_fn: str | None, gated: bool) -> bool:
+    """Whether a feed-forward is relu(x W_in) W_out."""
+    return act_fn == "relu" and not gated

@@ -9,8 +9,8 @@ Its first token is drawn from pi_u, and then
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
-from functools import cached_property, partial
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -19,7 +19,15 @@ from jaxtyping import Bool, Float, Int
 from induction_memory.errors import InputError, require
 from induction_memory.field_docs import field_docs
 from induction_memory.task.corpus import SHIPPED, Corpus, load_corpus
-from induction_memory.task.fields import as_list, as_tuple, read_only, require_choice, require_integer
+from induction_memory.task.fields import (
+    as_tuple,
+    read_only,
+    require_choice,
+    require_integer,
+    require_probabilities,
+    settings_of,
+    with_settings,
+)
 from induction_memory.task.protocol import Ideal, Predictor
 from induction_memory.task.registry import register
 
@@ -34,7 +42,6 @@ TriggerDistribution = Literal["unigram", "uniform"]
 OutputDistribution = Literal["uniform", "bigram"]
 OutputPart = Literal["all", "train", "test"]
 MOST_LENGTH = 1_000_000
-SUM_TOLERANCE = 1e-6  # how far given probabilities may be from summing to one before they are scaled to it
 
 
 @register
@@ -125,13 +132,9 @@ class BigramTask:
             require(isinstance(self.outputs, tuple), "task.outputs", "a name or probabilities", repr(self.outputs))
             nested = any(isinstance(row, tuple) for row in self.outputs)
             require_probabilities(self.outputs, "task.outputs", (n, n) if nested else (n,))
-        if self.output_part != "all":
-            require(
-                bool(0 < self._train_part.sum() < n),
-                "task.output_train_fraction",
-                f"a share of the {n} tokens that leaves some to both parts",
-                self.output_train_fraction,
-            )
+        parted = self.output_part == "all" or bool(0 < self._train_part.sum() < n)
+        allowed = f"a share of the {n} tokens that leaves some to both parts"
+        require(parted, "task.output_train_fraction", allowed, self.output_train_fraction)
         for i in np.flatnonzero((self.trigger_probabilities > 0) & (self.output_probabilities.sum(1) == 0)):
             restricted = [f"task.output_part={self.output_part!r}"] if self.output_part != "all" else []
             restricted += ["task.outputs_differ"] if self.outputs_differ else []
@@ -282,42 +285,16 @@ class BigramTask:
         """`trigger`, `output` and `first` (`corruptions.py`)."""
         from induction_memory.task.corruptions import corrupt
 
-        return {kind: partial(_swapped, corrupt, kind) for kind in ("trigger", "output", "first")}
+        kinds = ("trigger", "output", "first")
+        return {kind: lambda batch, rng, kind=kind: corrupt(batch, kind, rng) for kind in kinds}
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; a corpus that does not ship is written out as its counts."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        if isinstance(self.corpus, Corpus):
-            values["corpus"] = self.corpus.to_dict()
-        return {name: as_list(value) for name, value in values.items()}
+        corpus = {"corpus": self.corpus.to_dict()} if isinstance(self.corpus, Corpus) else {}
+        return settings_of(self) | corpus
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "BigramTask":
         """The inverse of `to_dict`; an unknown key is refused."""
-        known = [field.name for field in fields(cls)]
-        for key, value in values.items():
-            require(key in known, f"task.{key}", f"one of {', '.join(known)}", repr(value))
-        made: dict[str, Any] = {
-            key: as_tuple(value, key) if isinstance(value, list) else value for key, value in values.items()
-        }
-        if isinstance(made.get("corpus"), dict):
-            made["corpus"] = Corpus.from_dict(made["corpus"])
-        return cls(**made)
-
-
-def _swapped(corrupt: Callable[..., Any], kind: str, batch: Any, rng: np.random.Generator) -> Any:
-    return corrupt(batch, kind, rng)
-
-
-def require_probabilities(values: Any, field: str, shape: tuple[int, ...]) -> None:
-    """Raise an InputError unless `values` has the shape and its last axis holds probabilities."""
-    try:
-        p = np.array(values, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"{field}: expected numbers of shape {shape} (the vocabulary), got {error}") from error
-    require(p.shape == shape, field, f"shape {shape} (the vocabulary)", p.shape)
-    bad = p[~(np.isfinite(p) & (p >= 0))]
-    require(bad.size == 0, field, "probabilities of 0 or more", bad[0] if bad.size else "")
-    sums = np.atleast_1d(p.sum(-1))
-    worst = sums[np.abs(sums - 1).argmax()]
-    require(bool(abs(worst - 1) <= SUM_TOLERANCE), field, "probabilities that sum to 1", f"a sum of {worst:.6g}")
+        corpus = values.get("corpus")
+        return with_settings(cls, values | ({"corpus": Corpus.from_dict(corpus)} if isinstance(corpus, dict) else {}))

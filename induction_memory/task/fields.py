@@ -11,10 +11,11 @@ from typing import Any, get_args
 
 import numpy as np
 
-from induction_memory.errors import require
+from induction_memory.errors import InputError, require
 
 MOST_TOKENS = 2**28
 """Drawn at once: 2 GiB of tokens."""
+SUM_TOLERANCE = 1e-6  # how far given probabilities may be from summing to one before they are scaled to it
 
 
 def require_integer(value: Any, field: str, low: int, high: int | None, what: str = "") -> None:
@@ -57,6 +58,20 @@ def require_choice(value: Any, field: str, choices: Any, otherwise: str = "") ->
     """Raise an InputError unless `value` is one of the strings of the Literal `choices`."""
     names = [*map(repr, get_args(choices)), *([otherwise] if otherwise else [])]
     require(value in get_args(choices), field, f"{', '.join(names[:-1])} or {names[-1]}", repr(value))
+
+
+def require_probabilities(values: Any, field: str, shape: tuple[int, ...]) -> None:
+    """Raise an InputError unless `values` has the shape and its last axis holds probabilities."""
+    try:
+        p = np.array(values, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{field}: expected numbers of shape {shape} (the vocabulary), got {error}") from error
+    require(p.shape == shape, field, f"shape {shape} (the vocabulary)", p.shape)
+    bad = p[~(np.isfinite(p) & (p >= 0))]
+    require(bad.size == 0, field, "probabilities of 0 or more", bad[0] if bad.size else "")
+    sums = np.atleast_1d(p.sum(-1))
+    worst = sums[np.abs(sums - 1).argmax()]
+    require(bool(abs(worst - 1) <= SUM_TOLERANCE), field, "probabilities that sum to 1", f"a sum of {worst:.6g}")
 
 
 def as_tuple(value: Any, field: str) -> tuple:

@@ -7,7 +7,7 @@ from transformer_lens.config import TransformerBridgeConfig
 from transformer_lens.model_bridge import TransformerBridge
 
 import induction_memory as im
-from induction_memory.subject import model_weights
+from induction_memory.subject.stack import model_weights
 
 TASK = im.BigramTask(length=12, k=2)
 SIZES = {"d_model": 16, "n_layers": 2, "n_heads": 2, "d_head": 8, "n_ctx": 12, "d_vocab": TASK.n_inputs, "d_mlp": 24}
