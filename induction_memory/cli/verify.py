@@ -7,6 +7,8 @@ from induction_memory.cli.arguments import Run, load_any
 from induction_memory.errors import printable
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from induction_memory.trajectory.revisions import Revisions
 
 
@@ -36,9 +38,16 @@ def verify(run: Run, /) -> None:
         print(line, file=sys.stderr)
     if damaged:
         sys.exit(1)
-    print(
-        f"{printable(run)}: {'every checksum holds' if series is None else f'{len(series)} checkpoints, nothing odd'}"
-    )
+    found = _sound(folder) if series is None else f"{len(series)} checkpoints, nothing odd"
+    print(f"{printable(run)}: {found}")
+
+
+def _sound(folder: "Path") -> str:
+    from induction_memory.trajectory.trajectory import load
+
+    run = load(folder)
+    rounded = f"; {len(run.rounded)} of {len(run.steps)} steps are rounded" if len(run.rounded) else ""
+    return f"every checksum holds{rounded}"
 
 
 def _series(run: str) -> "Revisions | None":

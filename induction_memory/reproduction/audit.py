@@ -2,14 +2,15 @@
 
 Weights ship for a few runs, thinned to some steps, and the records of all runs ship beside them. Of a run with weights
 everything is measured anew that they allow: the metrics are read from the trajectory, the last step is measured, and so
-are the recalls at the steps that ship. Everything else comes from the records, whose files have checksums.
+are the recalls at the steps that ship exactly, not rounded. Everything else comes from the records, whose files have
+checksums.
 
 `audit` notes what each row of the table of claims reads. A row is "recomputed" if all its numbers were measured anew,
 "sealed" if one of them comes from an intact record, and "seal broken" if one comes from a record that was changed.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,7 @@ from induction_memory.reproduction.plan import FIGURES, Job, jobs
 from induction_memory.reproduction.records import Record, Records
 from induction_memory.reproduction.shipping import TRAJECTORIES
 from induction_memory.trajectory.search import SHIPPED, find, search_path
-from induction_memory.trajectory.trajectory import load
+from induction_memory.trajectory.trajectory import Trajectory, load
 
 AGREE = 1e-5
 """Largest difference between a record and its trajectory that rounding explains: records have seven digits."""
@@ -123,7 +124,7 @@ def audit(folder: Path | None = None) -> Audit:
             continue
         away, where = np.inf, "configuration"
         if run.config == kept.config and np.isin(run.steps, kept.probes.index).all():
-            anew = make_record(run, kept.name)
+            anew = _of_exact_steps(run, make_record(run, kept.name))
             away, where = distance(kept, anew)
             records[kept.name] = _audited(kept, anew, reads)
         compared.append((name, kept.name, len(run.steps), away, where))
@@ -170,6 +171,11 @@ def distance(kept: Record, anew: Record) -> tuple[float, str]:
                 away[column] = float(np.nanmax(np.abs(a - b) / np.maximum(1, np.abs(b))))
     where = max(away, key=lambda column: away[column])
     return away[where], where
+
+
+def _of_exact_steps(run: Trajectory, record: Record) -> Record:
+    """The record without the recalls at rounded steps, which may differ from those of the run in some association."""
+    return replace(record, probes=record.probes.drop(index=run.rounded.tolist()))
 
 
 def _audited(kept: Record, anew: Record | None, reads: list[str]) -> AuditedRecord:

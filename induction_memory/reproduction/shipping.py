@@ -3,7 +3,9 @@
 The steps divide the path of the curves (in-context accuracy and the recalls) evenly. The length of the path is the sum
 over stored steps of the largest change in any curve, plus a small term for elapsed steps, so that flat stretches keep
 some steps too. The optimiser's state of the last step ships as well where the run has kept it: a copy of what ships can
-then be given more steps (`induction-memory train PRESET --out COPY --set train.steps=N --resume`).
+then be given more steps (`induction-memory train PRESET --out COPY --set train.steps=N --resume`). Of the larger models
+all shipped steps but the last are rounded (`trajectory/rounded.py`), and their metrics lack the norms, which no figure
+and no claim reads.
 """
 
 import shutil
@@ -26,7 +28,7 @@ from induction_memory.reproduction.training import gather
 from induction_memory.tables import markdown
 from induction_memory.trajectory.search import SHIPPED
 from induction_memory.trajectory.thinning import thin
-from induction_memory.trajectory.trajectory import load
+from induction_memory.trajectory.trajectory import Trajectory, load
 
 PATIENCE = 0.5
 """Weight of all steps of training together, against a recall that goes from 0 to 1."""
@@ -38,6 +40,8 @@ class Shipped:
 
     preset: str
     steps: int
+    small: bool = False
+    """Whether all steps but the last are rounded, and the norms of weights and gradients left out."""
 
 
 TRAJECTORIES = {
@@ -45,10 +49,10 @@ TRAJECTORIES = {
     "fixed-triggers": Shipped("figure-4-k5-fixed-frequent", 24),
     "frozen-keys": Shipped("figure-3-freeze-keys", 24),
     "induction-alone": Shipped("figure-3", 24),
-    "four-heads": Shipped("figure-11", 8),
-    "layernorm-mlp": Shipped("figure-10", 4),
-    "vanilla-fixed": Shipped("figure-2-fixed", 1),
-    "vanilla-random": Shipped("figure-2-random", 1),
+    "four-heads": Shipped("figure-11", 22, small=True),
+    "layernorm-mlp": Shipped("figure-10", 22, small=True),
+    "vanilla-fixed": Shipped("figure-2-fixed", 3, small=True),
+    "vanilla-random": Shipped("figure-2-random", 3, small=True),
 }
 
 
@@ -80,7 +84,9 @@ def ship(runs: Path, out: Path = SHIPPED) -> list[str]:
         chosen = telling_steps(record.probes.index.to_numpy(), _curves(record), what.steps)
         run = load(runs / "paper" / record.name)
         resumable = run.source.optimizer(int(run.steps[-1])) is not None
-        thin(run, out / name, chosen.tolist(), keep_optimizer="last" if resumable else False)
+        optimizer = "last" if resumable else False
+        kept, small = chosen.tolist(), what.small
+        thin(run, out / name, kept, keep_optimizer=optimizer, keep_norms=not small, rounded=small)
         written.append(name)
     write_file(out / "README.md", index(out))
     return written
@@ -90,7 +96,9 @@ def index(folder: Path) -> str:
     """The page that lists what is there."""
     about = (
         "`induction_memory.load(NAME)` opens one, and every command takes its name. They are first repetitions of "
-        "presets at the paper's scale, thinned to the steps where something happens; their metrics are complete. "
+        "presets at the paper's scale, thinned to the steps where something happens; every step has its metrics. "
+        "Rounded steps have each weight within 0.05 % of the root mean square of its parameter; the last step is "
+        "always exact. A run with its optimiser's state can be trained further to the same bits. "
         "`records/` holds the metrics and the memory recall of every run of the reproduction, with checksums in "
         "`SHA256SUMS`. `induction-memory reproduce --check` measures the paper's claims anew where the trajectories "
         "allow it, and takes the other numbers from the records. Written by `python analyses/ship_checkpoints.py`."
@@ -101,11 +109,13 @@ def index(folder: Path) -> str:
             run = load(folder / name)
             about_preset, made_by = preset(what.preset).about, f"`{provenance(run)[0]}`"
             size = f"{_megabytes(folder / name):.1f}"
-            rows.append((f"`{name}`", what.preset, about_preset, _range(run.steps), size, made_by))
-    table = pd.DataFrame(rows, columns=["name", "preset", "what it is", "steps kept", "MB", "made by"])
+            optimizer = "kept" if run.source.optimizer(int(run.steps[-1])) is not None else ""
+            rows.append((f"`{name}`", what.preset, about_preset, _range(run), optimizer, size, made_by))
+    columns = ["name", "preset", "what it is", "steps kept", "optimiser", "MB", "made by"]
+    table = pd.DataFrame(rows, columns=columns)
     page = f"# Trained trajectories\n\n{textwrap.fill(about, 120)}\n\n{markdown(table)}\n"
     others = [
-        (f"`{name}`", about, _range(load(folder / name).steps), f"{_megabytes(folder / name):.1f}")
+        (f"`{name}`", about, _range(load(folder / name)), f"{_megabytes(folder / name):.1f}")
         for name, (about, _) in OTHER_TASKS.items()
         if (folder / name).exists()
     ]
@@ -120,8 +130,9 @@ def _megabytes(folder: Path) -> float:
     return sum(file.stat().st_size for file in folder.iterdir() if file.is_file()) / 1e6
 
 
-def _range(steps: Int[np.ndarray, " step"]) -> str:
-    return f"{len(steps)}, {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"the last, {steps[-1]}"
+def _range(run: Trajectory) -> str:
+    steps, rounded = run.steps, f" ({len(run.rounded)} rounded)" if len(run.rounded) else ""
+    return f"{len(steps)}, {steps[0]} to {steps[-1]}{rounded}" if len(steps) > 1 else f"the last, {steps[-1]}"
 
 
 def _curves(record: Record) -> Float[np.ndarray, "step curve"]:

@@ -139,6 +139,8 @@ def _origin(
         "step": at,
         "optimizer": "stored" if stored else "zero",
     }
+    if at in run.source.rounded:
+        parent["weights"] = "rounded"
     if edit is not None:
         parent["edit"] = {name: list(value) if not isinstance(value, str) else value for name, value in edit.items()}
     return Origin(parameters | changed, optimizer, graft_matrices(config, given), run.initial(), at, parent)

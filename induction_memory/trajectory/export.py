@@ -1,8 +1,9 @@
 """One step as a folder in the manner of Hugging Face: config.json and model.safetensors, and the way back.
 
 model.safetensors has every parameter by its name in the HookedTransformer. config.json has the configuration of model,
-task and training, the step, the SHA-256 of the weights and of those before training (null if unknown), and as `seal`
-the SHA-256 of all that. `load` reads such a folder as a trajectory of one step.
+task and training, the step, the SHA-256 of the weights and of those before training (null if unknown), whether the
+step was kept rounded (rounded.py), and as `seal` the SHA-256 of all that. `load` reads such a folder as a trajectory of
+one step.
 """
 
 import json
@@ -42,6 +43,7 @@ def write_export(
         "train": source.train.to_dict(),
         "sha256": piece.sha256,
         "initial": initial,
+        "rounded": step in source.rounded,
     }
     config = json.loads(json.dumps(config))
     text = json.dumps(config | {"seal": digest(config)}, indent=1)
@@ -68,6 +70,7 @@ class ExportSource(PlainSource):
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
             raise DamagedError(path / CONFIG, f"a configuration that cannot be ({error})") from error
         self.steps, self._files, self._last = (step,), {step: path / WEIGHTS}, None
+        self.rounded = self.steps if config.get("rounded") else ()
 
     def _state(self, step: int) -> dict[str, Tensor]:
         if self._last is None and piece_of(self.path / WEIGHTS).sha256 != self._sha256:

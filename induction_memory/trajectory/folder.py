@@ -23,11 +23,13 @@ from induction_memory.trajectory.layout import (
     METRICS,
     OPTIMIZER,
     OPTIMIZER_PREFIX,
+    ROUNDED,
     TRAINED,
     step_path,
     stored_steps,
 )
 from induction_memory.trajectory.manifest import Manifest, digest
+from induction_memory.trajectory.rounded import RoundedFile
 from induction_memory.trajectory.sealed import SealedFile
 from induction_memory.trajectory.states import W_E, W_U, stored_names
 
@@ -88,6 +90,16 @@ class FolderSource:
     def _optimizer(self) -> SealedFile | None:
         return self._piece(OPTIMIZER) if OPTIMIZER in self.manifest.pieces else None
 
+    @cached_property
+    def rounding(self) -> RoundedFile | None:
+        """The file of the steps that are kept rounded."""
+        return RoundedFile(self.path, self.manifest) if ROUNDED in self.manifest.pieces else None
+
+    @property
+    def rounded(self) -> tuple[int, ...]:
+        """The steps that are kept rounded."""
+        return () if self.rounding is None else self.rounding.steps
+
     @property
     def steps(self) -> tuple[int, ...]:
         return self._steps()
@@ -95,7 +107,8 @@ class FolderSource:
     @_of_the_run_as_it_is
     def _steps(self) -> tuple[int, ...]:
         if "steps" not in self._kept:
-            self._kept["steps"] = self._trained.steps if self.finished else tuple(stored_steps(self.path))
+            exact = self._trained.steps if self.finished else stored_steps(self.path)
+            self._kept["steps"] = tuple(sorted({*exact, *self.rounded}))
         return self._kept["steps"]
 
     @cached_property
@@ -146,18 +159,22 @@ class FolderSource:
     def read_step(self, name: str, step: int) -> Tensor:
         if self._is_tied(name):
             return self.read_step(W_E, step).mT
+        if self.rounding is not None and step in self.rounded:
+            return self.rounding.read_step(name, step, self.model_config.shapes[name])
         return self._trained.read_step(name, step) if self.finished else self._one(step).read(name)
 
     @_of_the_run_as_it_is
     def read_stack(self, name: str, steps: Sequence[int]) -> Tensor:
         if self._is_tied(name):
             return self.read_stack(W_E, steps).mT
-        if self.finished and tuple(steps) == self.steps:
+        if self.finished and tuple(steps) == self._trained.steps:
             return self._trained.read(name)
         return torch.stack([self.read_step(name, step) for step in steps])
 
     @_of_the_run_as_it_is
     def optimizer(self, step: int) -> dict[str, Tensor] | None:
+        if step in self.rounded:
+            return None
         if not self.finished:
             file = self._one(step)
             names = [n for n in file.entries if n.startswith(OPTIMIZER_PREFIX)]

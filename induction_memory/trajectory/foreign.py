@@ -34,6 +34,7 @@ class PlainSource:
     identity: str | None = None
     key = 0
     initial_checksum: str | None = None
+    rounded: tuple[int, ...] = ()
     trained_from_seed = False
     """Nothing says how the weights began: the seed in `train` is a default."""
 

@@ -5,6 +5,7 @@ metrics.jsonl           one line per step (rows.py)
 frozen.safetensors      parameters that never change
 grafts.safetensors      matrices to graft, in the order of train.grafts
 trained.safetensors     once finished: every other parameter, [step, ...]
+rounded.safetensors     of a thinned run: the steps that were kept rounded (rounded.py)
 optimizer.safetensors   once finished: the optimiser's state, [step, ...]
 steps/00000300.safetensors   while training: weights and, under optimizer/, the optimiser's state of one step
 latest.safetensors           while training: the same, of the latest state to resume from
@@ -21,12 +22,13 @@ FROZEN = "frozen.safetensors"
 GRAFTS = "grafts.safetensors"
 TRAINED = "trained.safetensors"
 OPTIMIZER = "optimizer.safetensors"
+ROUNDED = "rounded.safetensors"
 LATEST = "latest.safetensors"
 LOCK = ".lock"
 STEPS = "steps"
 OPTIMIZER_PREFIX = "optimizer/"
 
-PIECES = (FROZEN, GRAFTS, TRAINED, OPTIMIZER, METRICS)
+PIECES = (FROZEN, GRAFTS, TRAINED, ROUNDED, OPTIMIZER, METRICS)
 """The files that a manifest may list."""
 FILES = (MANIFEST, LATEST, *PIECES)
 _STEP = re.compile(r"\d{8,}\.safetensors")

@@ -11,8 +11,9 @@ from pathlib import Path
 from induction_memory.experiment.run_config import RunConfig
 from induction_memory.trajectory import rows as row_files
 from induction_memory.trajectory.durable import make_folder
-from induction_memory.trajectory.layout import FROZEN, GRAFTS, LATEST, OPTIMIZER, STEPS, TRAINED, step_path
+from induction_memory.trajectory.layout import FROZEN, GRAFTS, LATEST, OPTIMIZER, ROUNDED, STEPS, TRAINED, step_path
 from induction_memory.trajectory.manifest import Manifest
+from induction_memory.trajectory.rounded import rounded_steps
 from induction_memory.trajectory.sealed import SealedFile
 from induction_memory.trajectory.writer import spent, write_state
 
@@ -29,10 +30,10 @@ def why_not_longer(folder: Path, manifest: Manifest, longer: RunConfig) -> Itera
         return
     rows = row_files.of(folder, manifest)
     steps = SealedFile.open_piece(folder / TRAINED, manifest.pieces.get(TRAINED)).steps
-    if [row["step"] for row in rows if row["checkpoint"]] != list(steps):
+    if [row["step"] for row in rows if row["checkpoint"]] != sorted({*steps, *rounded_steps(folder, manifest)}):
         yield "some of its steps were left out"
     state = manifest.pieces.get(OPTIMIZER)
-    if state is None or steps[-1] not in SealedFile.open_piece(folder / OPTIMIZER, state).steps:
+    if state is None or not steps or steps[-1] not in SealedFile.open_piece(folder / OPTIMIZER, state).steps:
         yield "it was kept without its optimiser's state"
     if train.grafts and GRAFTS not in manifest.pieces:
         yield "it was kept without what it grafts"
@@ -40,7 +41,7 @@ def why_not_longer(folder: Path, manifest: Manifest, longer: RunConfig) -> Itera
 
 def lengthen(folder: Path, manifest: Manifest, config: RunConfig, command: str | None) -> None:
     """Make the run in `folder` one of more steps, which stands where it stood."""
-    seconds, pieces = manifest.seconds, {n: p for n, p in manifest.pieces.items() if n in (FROZEN, GRAFTS)}
+    seconds, pieces = manifest.seconds, {n: p for n, p in manifest.pieces.items() if n in (FROZEN, GRAFTS, ROUNDED)}
     for name, piece in pieces.items():
         damage = SealedFile.open_piece(folder / name, piece).damage()
         if damage is not None:

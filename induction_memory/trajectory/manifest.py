@@ -15,8 +15,9 @@
     initial           SHA-256 of the weights before any training, null where they are not known
     seal              SHA-256 of all of the above, as JSON with sorted keys and no spaces
 
-Version 1 had no `identity`, no `initial` and no seals in `pieces`. No random state is kept: each step's batch has a
-stream of its own, from the seed and the step's number.
+Version 1 had no `identity`, no `initial` and no seals in `pieces`. Version 3 is version 2 with rounded.safetensors
+among the pieces, and is written only then. No random state is kept: each step's batch has a stream of its own, from the
+seed and the step's number.
 """
 
 import hashlib
@@ -39,10 +40,10 @@ from induction_memory.task import registry
 from induction_memory.task.corpus import SHIPPED
 from induction_memory.task.protocol import Task
 from induction_memory.trajectory.durable import Piece, open_regular, write_durably
-from induction_memory.trajectory.layout import MANIFEST, PIECES
+from induction_memory.trajectory.layout import MANIFEST, PIECES, ROUNDED
 
 FORMAT = "induction_memory trajectory"
-VERSION = 2
+VERSION = 3
 _PACKAGES = ("torch", "numpy", "transformer-lens", "safetensors")
 _LARGEST = 100_000_000
 
@@ -82,7 +83,7 @@ class Manifest:
 
     def write(self, folder: Path) -> None:
         """Put the manifest into the folder, durably: from here on the folder is what it says."""
-        values: dict[str, Any] = {"format": FORMAT, "version": VERSION}
+        values: dict[str, Any] = {"format": FORMAT, "version": VERSION if ROUNDED in self.pieces else 2}
         values |= {f.name: getattr(self, f.name) for f in fields(self)}
         values["pieces"] = {name: piece.to_dict() for name, piece in self.pieces.items()}
         values["seal"] = _seal(values)

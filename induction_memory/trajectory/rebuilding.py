@@ -1,7 +1,7 @@
 """The weights of a run before any training.
 
-Where step 0 of a run is stored, that is them. Where it is not, they are computed again from the configuration and the
-seed, which gives the same bits, and compared with the checksum in the manifest. Format version 1 kept no checksum:
+Where step 0 of a run is stored and not rounded, that is them. Else they are computed again from the configuration and
+the seed, which gives the same bits, and compared with the checksum in the manifest. Format version 1 kept no checksum:
 there, only runs that were trained here from their seed are computed again, neither branches nor imported ones. What
 is not known is None, never a guess.
 """
@@ -22,7 +22,7 @@ def initial_weights(source: FolderSource | PlainSource) -> dict[str, Tensor] | N
     expected = source.initial_checksum
     if expected is None and not source.trained_from_seed:
         return None
-    if source.parent is None and 0 in source.steps:
+    if source.parent is None and 0 in source.steps and 0 not in source.rounded:
         frozen = {name: source.read_frozen(name) for name in source.frozen}
         found = frozen | {name: source.read_step(name, 0) for name in source.moving}
     else:

@@ -26,6 +26,7 @@ from induction_memory.trajectory.layout import (
     stored_steps,
 )
 from induction_memory.trajectory.manifest import Manifest
+from induction_memory.trajectory.rounded import rounded_steps
 from induction_memory.trajectory.sealed import SealedFile
 
 
@@ -69,8 +70,9 @@ def _drop_from_first_damage(folder: Path, manifest: Manifest, rows: list[dict[st
 
     Returns what is wrong with that file.
     """
+    rounded = rounded_steps(folder, manifest)
     for done, row in enumerate(rows):
-        if row["checkpoint"]:
+        if row["checkpoint"] and row["step"] not in rounded:
             try:
                 file = SealedFile.open_step(step_path(folder, row["step"]), manifest.identity, row["step"])
                 damage = file.damage()

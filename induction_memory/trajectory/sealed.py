@@ -31,7 +31,7 @@ from torch import Tensor
 from induction_memory.errors import DamagedError
 from induction_memory.trajectory.durable import Bytes, Piece, check_piece, open_regular, write_durably
 
-_NAMES = {"F32": np.float32, "F64": np.float64, "F16": np.float16, "I64": np.int64}
+_NAMES = {"F32": np.float32, "F64": np.float64, "F16": np.float16, "I64": np.int64, "U8": np.uint8}
 _CODES = {torch.from_numpy(np.empty(0, kind)).dtype: code for code, kind in _NAMES.items()}
 _LARGEST_HEADER = 100_000_000
 

@@ -1,5 +1,7 @@
 """A smaller trajectory out of a larger one: chosen steps and the whole metrics, with the optimiser's state on request.
 
+On request all chosen steps except the last are rounded (`rounded.py`), which takes about a quarter of the space.
+
 Also turns a folder of plain state dicts into this package's format: thinned to all of its steps.
 """
 
@@ -16,10 +18,11 @@ from induction_memory.trajectory import manifest as manifests
 from induction_memory.trajectory import rows as row_files
 from induction_memory.trajectory.durable import remove_parts, write_durably
 from induction_memory.trajectory.folder import FolderSource
-from induction_memory.trajectory.layout import FROZEN, METRICS, OPTIMIZER, TRAINED
+from induction_memory.trajectory.layout import FROZEN, METRICS, OPTIMIZER, ROUNDED, TRAINED
 from induction_memory.trajectory.lock import locked
 from induction_memory.trajectory.manifest import Manifest
 from induction_memory.trajectory.ownership import may_begin
+from induction_memory.trajectory.rounded import write_rounded
 from induction_memory.trajectory.sealed import describe, write_stack, write_tensors
 from induction_memory.trajectory.states import checksum, stored_names
 from induction_memory.trajectory.trajectory import Trajectory, load
@@ -32,6 +35,7 @@ def thin(
     *,
     keep_optimizer: bool | Literal["last"] = False,
     keep_norms: bool = True,
+    rounded: bool = False,
     command: str | None = None,
 ) -> Trajectory:
     """Write the chosen steps of a run (all of them when not given) as a finished trajectory to the folder `out`.
@@ -39,6 +43,10 @@ def thin(
     With the optimiser's state of its last step (`keep_optimizer="last"`, or True for every chosen step that has one), a
     copy with the run's last step can be lengthened as the run itself can. Without `keep_norms` the metrics lack the
     norms of weights and gradients, most of their size in a small model.
+
+    With `rounded` the chosen steps before the last are rounded, each weight to within 0.05 % of its parameter's root
+    mean square; `im.load(out).rounded` lists them. The last step and the optimiser's state stay exact. A step that the
+    run itself holds rounded stays so.
 
     If it is killed on its way, it can be called again: `out` counts as empty until it is whole.
     """
@@ -52,7 +60,7 @@ def thin(
     initial = run.initial()
     with locked(folder):
         require(may_begin(folder), "out", "a new or an empty folder", repr(str(folder)))
-        pieces = _write_weights(source, folder, chosen)
+        pieces = _write_weights(source, folder, chosen, rounded)
         rows = [row | {"checkpoint": row["step"] in chosen} if "checkpoint" in row else row for row in source.rows()]
         if not keep_norms:
             rows = [{name: value for name, value in row.items() if "_norm_" not in name} for row in rows]
@@ -81,14 +89,20 @@ def thin(
     return load(folder)
 
 
-def _write_weights(source: Any, folder: Path, steps: Sequence[int]) -> dict[str, Any]:
+def _write_weights(source: Any, folder: Path, steps: Sequence[int], rounded: bool) -> dict[str, Any]:
     """The files of what never changes and of what does."""
     frozen, moving = (stored_names(source.model_config, names) for names in (source.frozen, source.moving))
     first = {name: describe(name, source.read_step(name, steps[0])) for name in moving}
-    return {
+    coarse = [step for step in steps if step in source.rounded or (rounded and step != steps[-1])]
+    exact = [step for step in steps if step not in coarse]
+    pieces = {
         FROZEN: write_tensors(folder / FROZEN, {name: source.read_frozen(name) for name in frozen}),
-        TRAINED: write_stack(folder / TRAINED, steps, first, source.read_step),
+        TRAINED: write_stack(folder / TRAINED, exact, first, source.read_step),
     }
+    if coarse:
+        units = source.rounding.units if source.rounded else {}
+        pieces[ROUNDED] = write_rounded(folder / ROUNDED, coarse, moving, source.read_step, units)
+    return pieces
 
 
 def _config(run: Trajectory) -> dict[str, Any]:

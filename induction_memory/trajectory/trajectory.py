@@ -70,7 +70,8 @@ class Trajectory:
     def __repr__(self) -> str:
         steps = self.source.steps
         span = f"{len(steps)} steps from {steps[0]} to {steps[-1]}" if steps else "no step yet"
-        return f"Trajectory({self.name!r}: {span})"
+        rounded = f", {len(self.source.rounded)} of them rounded" if self.source.rounded else ""
+        return f"Trajectory({self.name!r}: {span}{rounded})"
 
     @property
     def path(self) -> Path:
@@ -98,6 +99,11 @@ class Trajectory:
     def steps(self) -> Int[np.ndarray, " step"]:
         """The steps whose weights are stored."""
         return np.array(self.source.steps, dtype=np.int64)
+
+    @property
+    def rounded(self) -> Int[np.ndarray, " step"]:
+        """The steps among them whose weights are rounded, each to within 0.05 % of its parameter's root mean square."""
+        return np.array(self.source.rounded, dtype=np.int64)
 
     @property
     def model_config(self) -> AnyModel:

@@ -8,6 +8,7 @@ from induction_memory.trajectory import rows as row_files
 from induction_memory.trajectory.durable import check_piece
 from induction_memory.trajectory.layout import LATEST, MANIFEST, step_path
 from induction_memory.trajectory.manifest import Manifest
+from induction_memory.trajectory.rounded import rounded_steps
 from induction_memory.trajectory.sealed import SealedFile
 from induction_memory.trajectory.search import find
 
@@ -39,7 +40,10 @@ def verify(path: str | Path) -> list[str]:
     rows: list[dict] = []
     check(lambda: rows.extend(row_files.of(folder, manifest)))
     if manifest.state != "finished":
-        kept = [(step_path(folder, row["step"]), row["step"]) for row in rows if row["checkpoint"]]
+        rounded: list[int] = []
+        check(lambda: rounded.extend(rounded_steps(folder, manifest)))
+        steps = [row["step"] for row in rows if row["checkpoint"] and row["step"] not in rounded]
+        kept = [(step_path(folder, step), step) for step in steps]
         for state, step in [(folder / LATEST, None), *kept]:
             check(lambda: _blocks(SealedFile.open_step(state, manifest.identity, step)))  # noqa: B023
     return list(dict.fromkeys(damage))

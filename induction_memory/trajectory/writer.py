@@ -38,6 +38,7 @@ from induction_memory.trajectory.layout import (
 from induction_memory.trajectory.manifest import Manifest
 from induction_memory.trajectory.ownership import tidy
 from induction_memory.trajectory.resuming import ResumePoint
+from induction_memory.trajectory.rounded import rounded_steps
 from induction_memory.trajectory.sealed import write_tensors
 from induction_memory.trajectory.states import checksum, stored_names
 
@@ -96,7 +97,8 @@ class Writer:
         self.manifest.write(folder)
         self._begun = time.monotonic()
         remove_parts(folder)
-        self._kept = [row["step"] for row in point.rows if row["checkpoint"]]
+        rounded = rounded_steps(folder, manifest)
+        self._kept = [row["step"] for row in point.rows if row["checkpoint"] and row["step"] not in rounded]
         self._lines = Appender(folder / METRICS, keep=point.size)
 
     def record(

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from induction_memory import probes
 from induction_memory.errors import InputError
@@ -271,12 +272,26 @@ def test_shipping_writes_trajectories_records_and_an_index(trained, small, tmp_p
     runs.mkdir()
     (runs / "paper").symlink_to(trained)
     monkeypatch.setattr(shipping, "jobs", lambda *_: plan.jobs([4], "quick"))
-    out = tmp_path / "checkpoints"
+    small = shipping.Shipped("figure-4-k5-fixed-frequent", 3, small=True)
+    monkeypatch.setitem(shipping.TRAJECTORIES, "fixed-triggers", small)
+    out, elsewhere = tmp_path / "checkpoints", "figure-3-seed-0"  # a record of a run that is not in `runs`
+    shutil.copytree(SHIPPED / "records" / elsewhere, out / "records" / elsewhere)
     assert shipping.ship(runs, out) == ["random-triggers", "fixed-triggers"]
     assert shipping.ship(runs, out) == []
     assert verify(out / "random-triggers") == []
-    assert len(store.read_all(out / "records")) == len(plan.FIGURES[4])
+    records = store.read_all(out / "records")
+    assert set(records) == {elsewhere, *(f"{name}-seed-0" for name in plan.FIGURES[4])}
+    assert store.broken_seals(out / "records") == set()
     assert "`random-triggers`" in (out / "README.md").read_text()
+    fixed = load(out / "fixed-triggers")
+    assert fixed.rounded.tolist() == fixed.steps.tolist()[:-1]
+    assert f"| {len(fixed.steps)}, 0 to 4 ({len(fixed.rounded)} rounded) | kept |" in (out / "README.md").read_text()
+    assert not [name for name in fixed.metrics if "_norm_" in name]
+    longer = fixed.config.with_settings(["train.steps=6"])
+    shutil.copytree(fixed.path, tmp_path / "longer")
+    ours = start(longer, tmp_path / "longer", resume=True, quiet=True).state(6)
+    theirs = start(longer, tmp_path / "from the start", quiet=True).state(6)
+    assert all(torch.equal(ours[name], value) for name, value in theirs.items())
     thin(load(trained / "figure-4-bigram-seed-0"), tmp_path / "other")
     shutil.rmtree(out / "random-triggers")
     (tmp_path / "other").rename(out / "random-triggers")  # what was made from another run is made again

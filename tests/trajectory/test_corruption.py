@@ -11,7 +11,7 @@ import torch
 from induction_memory.errors import Error
 from induction_memory.model.config import ModelConfig
 from induction_memory.training.run import start
-from induction_memory.trajectory import load, verify
+from induction_memory.trajectory import load, thin, verify
 from induction_memory.trajectory.folder import FolderSource
 from induction_memory.trajectory.resuming import ResumePoint, resume_point
 from induction_memory.trajectory.writer import Writer
@@ -25,17 +25,19 @@ EXPORTED = ["config.json", "model.safetensors"]
 PASSED_OVER = {("finished", "grafts.safetensors"), ("growing", "latest.safetensors")}
 """Damage here may do no harm: the one is needed no more, and for the other a stored step stands in."""
 PLACES = [("finished", n) for n in FINISHED] + [("growing", n) for n in GROWING] + [("exported", n) for n in EXPORTED]
+PLACES += [("rounded", n) for n in ("manifest.json", "rounded.safetensors")]
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """A finished run, one that stopped on its way, and an exported step."""
+    """A finished run, one that stopped on its way, an exported step, and a run with rounded steps."""
     root = tmp_path_factory.mktemp("runs")
     model = ModelConfig(d_model=16, n_ctx=16, feed_forward="none")
     donor = start(tiny(model, steps=1), root / "donor", quiet=True)
     config = tiny(model, steps=3, resume_every=2, checkpoints="every 1", grafts=(f"W_V2={donor.path}@1 from 2",))
     finished = start(config, root / "finished", quiet=True)
     finished.export(2, root / "exported")
+    thin(finished, root / "rounded", rounded=True)
     with pytest.MonkeyPatch.context() as patch:
         record = Writer.record
 

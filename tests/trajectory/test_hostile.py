@@ -16,8 +16,8 @@ import torch
 from induction_memory.errors import DamagedError, Error, InputError
 from induction_memory.model.config import ModelConfig
 from induction_memory.training.run import resume, start
-from induction_memory.trajectory import load, verify
-from induction_memory.trajectory.layout import PIECES
+from induction_memory.trajectory import load, thin, verify
+from induction_memory.trajectory.layout import PIECES, ROUNDED
 from induction_memory.trajectory.manifest import _seal
 from induction_memory.trajectory.ownership import may_begin, remove
 from induction_memory.trajectory.writer import Writer
@@ -42,7 +42,7 @@ def stop_at(step: int, monkeypatch) -> None:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Two finished runs that differ in their data alone, and the same two stopped on their way."""
+    """Two finished runs that differ in their data alone, and the same two stopped on their way, and rounded."""
     root = tmp_path_factory.mktemp("runs")
     for name, seed in (("a", 1), ("b", 9)):
         config = tiny(
@@ -55,6 +55,7 @@ def folders(tmp_path_factory):
             stop_at(3, patch)
             with pytest.raises(KeyboardInterrupt):
                 start(config, root / f"{name} growing", quiet=True)
+        thin(load(root / name), root / f"{name} rounded", rounded=True)
     return root
 
 
@@ -148,12 +149,13 @@ def test_a_manifest_whose_fields_cannot_be_is_one_line(folders, tmp_path, knocks
 @pytest.mark.parametrize("name", [n for n in FILES if n != "grafts.safetensors"])
 def test_links_devices_pipes_and_folders_in_place_of_a_file_are_refused_at_once(name, folders, tmp_path, knocks):
     def link(path):
-        path.symlink_to(folders / "b" / name)
+        path.symlink_to(folders / other / name)
 
+    one, other = ("a rounded", "b rounded") if name == ROUNDED else ("a", "b")
     for make in (link, lambda p: p.symlink_to("/dev/zero"), os.mkfifo, Path.mkdir, lambda p: p.symlink_to(p)):
-        if make is link and (folders / "a" / name).read_bytes() == (folders / "b" / name).read_bytes():
+        if make is link and (folders / one / name).read_bytes() == (folders / other / name).read_bytes():
             continue
-        folder = copy(folders, "a", tmp_path / "run")
+        folder = copy(folders, one, tmp_path / "run")
         (folder / name).unlink()
         make(folder / name)
         knocks["links, devices and pipes"] += 1
