@@ -153,7 +153,7 @@ PRESETS: dict[str, Preset] = {
         RunConfig(
             _VANILLA.task,
             ModelConfig.full(feed_forward_layers="last", layer_norm=True),
-            replace(_VANILLA.train, learning_rate=0.5, warmup=0),
+            replace(_VANILLA.train, steps=1000, learning_rate=0.5, warmup=0),
         ),
     ),
     "figure-10-parallel": Preset(
@@ -166,7 +166,7 @@ PRESETS: dict[str, Preset] = {
     ),
     "figure-11": Preset(
         "the vanilla transformer with four heads per layer; step size 0.2",
-        _train(replace(_VANILLA, model=ModelConfig.full(n_heads=4)), steps=400),
+        _train(replace(_VANILLA, model=ModelConfig.full(n_heads=4)), steps=1000),
     ),
     **{
         f"late-keys-k{k}": Preset(f"{k} random triggers at T = 64, in batches of 128", quick(_task(_WHOLE, k=k)))
