@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,20 @@ def test_every_page_is_in_a_table_of_contents():
                 if line.strip() and not line.startswith(":"):
                     listed.add(str((path.parent / line.strip()).resolve().relative_to(DOCS)) + ".md")
     assert {str(path.relative_to(DOCS)) for path in PAGES if DOCS in path.parents} <= listed
+
+
+def test_every_picture_is_made_by_a_command_that_the_gallery_names():
+    page = (DOCS / "gallery.md").read_text(encoding="utf-8").partition("## Every picture and its command")[2]
+    made_by = dict(re.findall(r"^\| `([^`]+)` \| `([^`]+)`", page, re.M))
+    pictures = [str(path.relative_to(DOCS)) for path in DOCS.rglob("*.png") if "_build" not in path.parts]
+    makers = {picture: [pattern for pattern in made_by if fnmatchcase(picture, pattern)] for picture in pictures}
+    assert {picture: found for picture, found in makers.items() if len(found) != 1} == {}
+    assert set(made_by) == {pattern for found in makers.values() for pattern in found}, "a row without a picture"
+    for command in made_by.values():
+        program, first, *_ = command.split()
+        assert program in blocks.COMMANDS
+        if program == "python":
+            assert (ROOT / first).is_file(), command
 
 
 def test_every_command_is_shown():

@@ -27,7 +27,7 @@ def probe(
     Args:
         run: trajectory's folder or the name of a shipped one, or a folder of checkpoints that others trained.
         probes: names of the probes or of families; by default the memory recalls, or for a task without such memories
-            the distances to its predictors.
+            the distances to its predictors, or else loss and accuracy.
         steps: all, or a list such as 0,100,300.
         list: explain each probe in one line.
         text: for a series of checkpoints, text to run on; random tokens repeated once by default.

@@ -107,7 +107,7 @@ class Identification:
 
     @cached_property
     def births(self) -> pd.DataFrame:
-        """When each head got the role it has at the end (history.py)."""
+        """When each head got the role it has at the end (history.py); it needs several steps, as `step="all"` has."""
         return history.births(self.roles)
 
     @cached_property

@@ -1,6 +1,6 @@
 """The history of roles over training: births, changes, and when the sharing is decided.
 
-born      the first step from which a head keeps its last role to the end
+born      the first step from which a head keeps its last role to the end; nan if only one step was examined
 emerged   the first step from which the work of a role's route is at least half of what it is in the end
 decided   the first step from which the heads' shares s_t of that route stay near the last ones,
           1/2 sum |s_t - s_T| <= NEAR (shares of the heads with positive values, summing to one)
@@ -24,7 +24,8 @@ def births(roles: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for run, head, steps, held in _histories(roles):
         if held[-1] in ROLES:
-            rows.append((run, head, held[-1], float(first_lasting(held == held[-1], steps))))
+            born = float(first_lasting(held == held[-1], steps)) if len(steps) > 1 else np.nan
+            rows.append((run, head, held[-1], born))
     return pd.DataFrame(rows, columns=["run", "head", "role", "born"])
 
 

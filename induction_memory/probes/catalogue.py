@@ -73,10 +73,11 @@ def find(name: str) -> Probe:
 def resolve(wanted: Names, source: Subject) -> list[Probe]:
     """Probes in order, families written out, none twice.
 
-    None stands for the paper's recalls, or for the distances to the predictors of a task without such memories.
+    None stands for the paper's recalls. For a task without such memories it stands for the distances to the task's
+    predictors, and for a task without predictors for loss and accuracy.
     """
     if wanted is None:
-        return [find(name) for name in memory_recall.PAPER] if _has_memories(source) else OF_TASK["predictors"](source)
+        return _by_default(source)
     listed = [wanted] if isinstance(wanted, str) or not isinstance(wanted, Iterable) else list(wanted)
     require(bool(listed), "probes", "at least one", repr(wanted))
     chosen: dict[str, Probe] = {}
@@ -85,6 +86,17 @@ def resolve(wanted: Names, source: Subject) -> list[Probe]:
             same = chosen.setdefault(probe.name, probe)
             require(same.measure == probe.measure, "probes", "one function per name", f"two called {probe.name!r}")
     return list(chosen.values())
+
+
+def _by_default(source: Subject) -> list[Probe]:
+    if _has_memories(source):
+        return [find(name) for name in memory_recall.PAPER]
+    assert source.known_task is not None
+    try:
+        ask(source.known_task, "predictors")
+    except NotOfferedError:
+        return _meant("prediction", source)
+    return OF_TASK["predictors"](source)
 
 
 def _has_memories(source: Subject) -> bool:

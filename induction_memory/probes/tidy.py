@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 from torch import nn
 
+from induction_memory.errors import require
 from induction_memory.probes.catalogue import FAMILIES, Names, resolve
 from induction_memory.probes.measuring import Curves, Progress, measure
 from induction_memory.subject import SEQUENCES, Steps, Subject, subject
@@ -40,7 +41,8 @@ def table(
 ) -> pd.DataFrame:
     """Probes of a trajectory, a model or stacked weights: step, probe, head, value.
 
-    `names` are probes, families or functions; None for the paper's recall probes, "all" for every probe. Activation
+    `names` are probes, families or functions. None stands for the paper's recall probes, or for what the task allows
+    without them (distances to its predictors, else loss and accuracy), "all" for every probe. Activation
     probes run on `batch`, or on one sampled from the task with the run's evaluation seed. A trajectory's results are
     kept beside it unless `cached` is False. `progress(done, total)` is called after each forward pass. A series runs on
     `batch`, or on random tokens repeated once.
@@ -101,6 +103,8 @@ def recall(
 ) -> pd.DataFrame:
     """The memory recall probes, one row per step and one column per probe (`wide`); the paper's by default."""
     opened = subject(source, step=steps, task=task, sequences=SEQUENCES, field="steps")
+    reads = "a run, a model or weights (probes.token_recall reads a series of checkpoints)"
+    require(opened.series is None, "source", reads, "a series")
     curves, skipped = measure(opened, resolve(names, opened), task=task, cached=cached)
     columns = {column: values for name, c in curves.items() for column, values in _columns(name, c).items()}
     return _attributed(pd.DataFrame(columns, index=pd.Index(opened.steps, name="step")), skipped)

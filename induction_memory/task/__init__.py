@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from induction_memory.lazy import lazily
 
 if TYPE_CHECKING:
+    from induction_memory.task.batch import Batch as Batch
     from induction_memory.task.bayes import OptimalScores as OptimalScores
     from induction_memory.task.bayes import Prediction as Prediction
     from induction_memory.task.bayes import optimal_scores as optimal_scores
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from induction_memory.task.registry import from_dict as from_dict
     from induction_memory.task.registry import register as register
     from induction_memory.task.registry import to_dict as to_dict
-    from induction_memory.task.sampler import Batch as Batch
     from induction_memory.task.sampler import from_text as from_text
     from induction_memory.task.sampler import make_batch as make_batch
     from induction_memory.task.sampler import sample as sample
@@ -38,7 +38,7 @@ _WHERE = {
     "Corpus": "corpus",
     "load_corpus": "corpus",
     "BigramTask": "bigrams",
-    "Batch": "sampler",
+    "Batch": "batch",
     "from_text": "sampler",
     "make_batch": "sampler",
     "sample": "sampler",

@@ -55,7 +55,7 @@ class AttentionView:
     title: str
     tokens: tuple[str, ...]
     heads: tuple[str, ...]
-    """`L1H1` ..., one a row."""
+    """`L1H1` ..., one per row."""
     columns: tuple[str, ...]
     """What is compared: steps, runs, or one model ("")."""
     patterns: Float[np.ndarray, "column head query key"]
@@ -65,6 +65,10 @@ class AttentionView:
     """The other boxed keys."""
     triggers: Bool[np.ndarray, " pos"]
     outputs: Bool[np.ndarray, " pos"]
+
+    def __repr__(self) -> str:
+        shown = f"{len(self.heads)} heads, {len(self.tokens)} tokens"
+        return f"AttentionView({self.title!r}: {shown}; .save(FILE) writes .html, .png, .pdf or .svg)"
 
     def figure(self) -> "Figure":
         """The picture for paper, as in the paper's Figure 2."""

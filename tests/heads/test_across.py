@@ -161,6 +161,10 @@ def test_a_role_is_born_when_it_is_kept_to_the_end():
     ]
 
 
+def test_a_birth_is_unknown_if_only_one_step_was_examined():
+    assert births(cast("a", [P, N, D, D], 400)[0])["born"].isna().all()
+
+
 def test_sharing_is_decided_when_the_shares_stay_near_their_last_values():
     values = {0: (0.0, 0.0), 10: (0.5, 0.0), 20: (3.0, 1.0), 30: (6.0, 4.2), 40: (6.0, 4.0)}
     rows = [("a", t, "out", 2, f"L2H{h + 1}", x[h]) for t, x in values.items() for h in range(2)]

@@ -1,9 +1,11 @@
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from analyses import probe_controls as controls
+from analyses import probe_page
 from induction_memory import probes
 
 DOCS = Path(__file__).parents[2] / "docs" / "probes.md"
@@ -51,8 +53,8 @@ def test_the_page_explains_and_measures_every_probe():
 
 
 def test_the_page_lists_every_probe_once():
-    for family in controls.catalogue.FAMILIES.values():
-        rows = controls.together(family.PROBES)
+    for family in probe_page.catalogue.FAMILIES.values():
+        rows = probe_page.together(family.PROBES)
         listed = [
             name.replace("<memory>", place.strip("`")).replace("<layer>", place.strip("`"))
             for name, _, of in rows
@@ -60,3 +62,12 @@ def test_the_page_lists_every_probe_once():
         ]
         assert sorted(listed) == sorted(family.PROBES)
         assert len(rows) <= 40
+
+
+def test_every_probe_stands_in_one_small_table_of_the_controls():
+    names = [name for family in probe_page.catalogue.FAMILIES.values() for name in family.PROBES]
+    tables = {name: probe_page.question_of(name) for name in names if not name.endswith(("_normed", "_raw"))}
+    assert [name for name, titles in tables.items() if len(titles) != 1] == []
+    sizes = Counter(titles[0] for titles in tables.values())
+    assert len(sizes) == len(probe_page.QUESTIONS)
+    assert max(sizes.values()) <= 14

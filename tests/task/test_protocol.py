@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+import induction_memory as im
 from induction_memory.errors import InputError
+from induction_memory.model.building import build
+from induction_memory.model.config import ModelConfig
 from induction_memory.task import registry
 from induction_memory.task.batch import Batch
 from induction_memory.task.bigrams import BigramTask
@@ -150,6 +153,20 @@ def test_what_a_task_does_not_offer_has_a_one_line_reason():
     assert choose(NoisyTriggers(), "variants", "clean").noise == 0
     with pytest.raises(InputError, match=r"variants: expected one of clean \(of the task .*\), got 'dirty'"):
         choose(NoisyTriggers(), "variants", "dirty")
+
+
+def test_a_task_without_memories_and_predictors_is_measured_by_loss_and_accuracy():
+    model = build(ModelConfig.full(d_model=8, n_ctx=8, d_vocab=2), seed=0)
+    found = im.probes.table(model, task=Parity())
+    assert {"loss", "accuracy"} <= set(found["probe"])
+
+
+def test_the_batch_that_users_make_has_no_triggers_of_bigrams_and_takes_every_kind_of_ablation_it_can():
+    model = build(ModelConfig.full(d_model=8, n_ctx=8, d_vocab=2), seed=0)
+    assert im.task.Batch is Batch
+    kinds = set(im.ablate(model, Parity().sample(4, np.random.default_rng(0)), heads="all", kind="all")["kind"])
+    assert "resample" in kinds
+    assert "resample-output" not in kinds
 
 
 def test_bigrams_stand_in_files_as_they_always_did():

@@ -184,6 +184,8 @@ def test_a_text_takes_the_fixed_triggers_that_keep_one_successor():
     model = build(ModelConfig(d_model=8, n_ctx=16), seed=0)
     view = attention(model, text="abxabtytz", task=task)
     assert "".join(np.array(view.tokens)[view.triggers]) == "aa"  # t has two successors
+    assert repr(view).count("\n") == 0
+    assert "2 heads, 9 tokens" in repr(view)
     given = attention(model, text="abxabtytz", task=task, triggers={"x": "a"})
     assert "".join(np.array(given.tokens)[given.triggers]) == "x"
 
