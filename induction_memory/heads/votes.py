@@ -34,8 +34,7 @@ from induction_memory.memory.association import Association, causal, matching
 from induction_memory.memory.readings import recall
 from induction_memory.model.memories import Memories
 from induction_memory.probes import attention
-from induction_memory.task.positions import after_same_context
-from induction_memory.task.protocol import ask
+from induction_memory.task.positions import after_same_context, sources_of
 
 ROLES = ("previous-token", "current-token", "induction")
 ROUTE_OF = {"previous-token": "k", "current-token": "q", "induction": "out"}
@@ -50,11 +49,11 @@ def votes(v: ValueFunction, shares: pd.DataFrame, known: bool = True) -> pd.Data
     """
     heads = v.graph.heads
     tokens = chosen_tokens(v.batch.tokens)
-    weights, length = v.recording.runner.weights, v.batch.tokens.shape[1]
+    length = v.batch.tokens.shape[1]
     sources = named_sources(v)
     parents = None if sources is None else sources.get("parent")
     before = None if parents is None else parents[0]
-    key_query, value_output = (x.flatten(0, 1).numpy() for x in weight_recalls(weights, tokens, length, before))
+    key_query, value_output = (x.flatten(0, 1).numpy() for x in _recalls(v, tokens, length, before))
     attended = attention_scores(v, sources).flatten(0, 1).numpy()
     effects = causes(shares, heads, known)
     if sources is not None and "induction" not in sources:
@@ -69,6 +68,17 @@ def votes(v: ValueFunction, shares: pd.DataFrame, known: bool = True) -> pd.Data
                 parts = both if vote == "weights" else (np.nan, np.nan)
                 rows.append((head, vote, role, float(score), float(parts[0]), float(parts[1])))
     return pd.DataFrame(rows, columns=["head", "vote", "role", "score", "key_query", "value_output"])
+
+
+def _recalls(
+    v: ValueFunction, tokens: Int[Tensor, " n"], length: int, before: Bool[Tensor, "query key"] | None
+) -> tuple[Float[Tensor, "layer head role"], Float[Tensor, "layer head role"]]:
+    """`weight_recalls` of a model, unknown (nan) if memories cannot be read from its weights."""
+    runner = v.recording.runner
+    if runner.refusal is None:
+        return weight_recalls(runner.weights, tokens, length, before)
+    unknown = torch.full((v.graph.n_layers, v.graph.n_heads, len(ROLES)), torch.nan, dtype=torch.float64)
+    return unknown, unknown.clone()
 
 
 def weight_recalls(
@@ -111,7 +121,7 @@ def weight_recalls(
 def named_sources(v: ValueFunction) -> dict[str, Bool[Tensor, "batch query key"]] | None:
     """The sources that the task of the sequences names; None where nothing says which."""
     try:
-        return None if v.task is None else ask(v.task, "sources", v.batch)
+        return None if v.task is None else sources_of(v.task, v.batch)
     except UnsupportedError:
         return None
 

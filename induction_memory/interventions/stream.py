@@ -24,6 +24,7 @@ from induction_memory.errors import require
 from induction_memory.interventions.hooks import record
 from induction_memory.memory.association import Association, Side
 from induction_memory.runner.components import Graph, head_of, layer_of
+from induction_memory.runner.hook_points import keep
 from induction_memory.runner.patch_hooks import Hook
 
 ROWS_AT_ONCE = 4096
@@ -71,7 +72,7 @@ def attention_scores(
         stream[:, 0], stream[:, -1] = rows["keys"][part[:, 1]], rows["queries"][part[:, 0]]
         kept: dict[str, Tensor] = {}
         points = ("hook_attn_scores", "hook_q", "hook_k")
-        _run(model, stream, layer, [(f"blocks.{layer - 1}.attn.{point}", _keep(kept, point)) for point in points])
+        _run(model, stream, layer, [(f"blocks.{layer - 1}.attn.{point}", keep(kept, point)) for point in points])
         found.append(_scores(kept, transformer.cfg)[:, number - 1, -1, 0])
     return torch.cat(found).view(len(queries), len(keys))
 
@@ -130,13 +131,6 @@ def _checked(model: Any, rows: Tensor, field: str) -> Tensor:
     d = model.cfg.d_model
     require(rows.dim() == 2 and rows.shape[-1] == d, field, f"rows of d_model = {d} numbers", tuple(rows.shape))
     return rows.detach().to(next(model.parameters()))
-
-
-def _keep(kept: dict[str, Tensor], name: str) -> Callable[..., None]:
-    def hook(value: Tensor, hook: Any) -> None:
-        kept[name] = value.detach().clone()
-
-    return hook
 
 
 def _zero(value: Tensor, hook: Any) -> Tensor:

@@ -9,6 +9,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -25,15 +26,26 @@ def boot(folder: Path, inner: nn.Module | None = None) -> nn.Module:
     from transformer_lens.model_bridge import TransformerBridge
 
     gc.collect()
+    own = has_tokenizer(folder)
     with offline():
         try:
-            model = TransformerBridge.boot_transformers(str(folder), device="cpu", hf_model=inner)
+            tokenizer = None if own else _stand_in()
+            model = TransformerBridge.boot_transformers(str(folder), device="cpu", hf_model=inner, tokenizer=tokenizer)
         except (OSError, ValueError, KeyError, RuntimeError, NotImplementedError) as error:
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise InputError(f"{folder}: expected a model that TransformerBridge can load, got: {reason}") from error
-    if not has_tokenizer(folder):
+    if not own:
         model.tokenizer = None
     return model.eval()
+
+
+def _stand_in() -> Any:
+    """A tokenizer of one word: without any, TransformerBridge refuses the folder of some architectures."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"?": 0}, unk_token="?")))
 
 
 def has_tokenizer(folder: Path) -> bool:

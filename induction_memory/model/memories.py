@@ -38,7 +38,7 @@ from induction_memory.model.grouped import ungrouped
 _MATRIX = re.compile(r"^(?:(W_K|W_V|W_O|Phi_|W_F)(\d+)|(W_F))$")
 _EMBEDDING = re.compile(r"^((?:(?:Phi_|W_V)\d+ )*)(w_E|p|w_U)$")
 _AXES = {"W_E": 2, "W_pos": 2, "W_U": 2, "W_Q": 3, "W_K": 3, "W_V": 3, "W_O": 3, "W_F": 2, "W_in": 2, "W_out": 2}
-_AXES |= {"w": 1, "b": 1, "b_Q": 2, "b_K": 2, "b_V": 2, "b_O": 1, "b_U": 1, "b_in": 1, "b_out": 1}
+_AXES |= {"w": 1, "b": 1, "b_Q": 2, "b_K": 2, "b_V": 2, "b_O": 1, "b_U": 1, "b_in": 1, "b_out": 1, "eps": 0}
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,8 @@ class Memories:
     """TransformerLens's name -> tensor; a leading step axis on what moves."""
     kept: dict[Any, Any] = field(default_factory=dict, repr=False, kw_only=True)
     """What has been computed already, by name."""
+    refusal: str | None = field(default=None, kw_only=True)
+    """Why memories cannot be read from these weights; None where they can."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "weights", ungrouped(self.weights))
@@ -80,6 +82,7 @@ class Memories:
         """The matrix `name` of each step and head; W_F has one head."""
 
         def compute() -> Tensor:
+            self._require_readable()
             W = _matrix(self.weights, name, fold)
             return W if W.dim() == 4 else W[None]
 
@@ -89,6 +92,7 @@ class Memories:
         """Rows of `w_E`, `p` or `w_U`; a matrix before it, as in `Phi_1 w_E`, remaps them."""
 
         def compute() -> Tensor:
+            self._require_readable()
             *remaps, rows_name = name.split(" ")
             rows = _rows(self.weights, rows_name, fold)
             rows = rows[None, None] if rows.dim() == 2 else rows[:, None]
@@ -100,6 +104,7 @@ class Memories:
 
     def parameter(self, name: str) -> Float[Tensor, "step ..."]:
         """A parameter by TransformerLens's name, always with a step axis."""
+        self._require_readable()
         weight = self.weights[name]
         return weight if has_step_axis(name, weight) else weight[None]
 
@@ -107,11 +112,11 @@ class Memories:
         """The whole LayerNorm `norm` of the model applied to each row; the rows themselves if it has none."""
         if f"{norm}.w" not in self.weights:
             return rows
-        gain = _per_row(self.parameter(f"{norm}.w"), rows)
+        gain, eps = _per_row(self.parameter(f"{norm}.w"), rows), float(self.weights.get(f"{norm}.eps", 1e-5))
         if not _centres(self.weights, norm):
-            return torch.nn.functional.rms_norm(rows, rows.shape[-1:], eps=1e-5) * gain
+            return torch.nn.functional.rms_norm(rows, rows.shape[-1:], eps=eps) * gain
         bias = _per_row(self.parameter(f"{norm}.b"), rows)
-        return torch.nn.functional.layer_norm(rows, rows.shape[-1:]) * gain + bias
+        return torch.nn.functional.layer_norm(rows, rows.shape[-1:], eps=eps) * gain + bias
 
     def centred(self, norm: str, rows: Float[Tensor, "step *head n d"]) -> Float[Tensor, "step *head n d"]:
         """The linear part of the LayerNorm `norm` applied to each row: centring and gain."""
@@ -125,6 +130,10 @@ class Memories:
         if name not in self.kept:
             self.kept[name] = compute()
         return self.kept[name]
+
+    def _require_readable(self) -> None:
+        if self.refusal is not None:
+            raise UnsupportedError(self.refusal)
 
     def require_layers(self, n: int) -> None:
         if self.n_layers < n:

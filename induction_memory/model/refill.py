@@ -20,7 +20,7 @@ from induction_memory.errors import InputError
 from induction_memory.model.bridge import boot, has_tokenizer, offline
 
 ARCHITECTURES = ("GPTNeoXForCausalLM", "GPT2LMHeadModel", "LlamaForCausalLM", "OlmoForCausalLM", "Olmo2ForCausalLM")
-"""Architectures that are refilled. Tests compare the first two with a model that is booted anew."""
+"""Architectures that are refilled. Tests compare each with transformers at several steps."""
 PASSING = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache")
 """Fields of config.json that change nothing about what a model computes."""
 

@@ -15,6 +15,8 @@ import torch
 from torch import nn
 from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 
+from induction_memory.runner.readable import NORM_WHAT_THEY_WRITE
+
 
 def _names(*lines: str) -> frozenset[str]:
     return frozenset(name for line in lines for name in line.split())
@@ -56,10 +58,9 @@ VALUES: dict[str, Callable[[Any, Any], bool]] = {
     "normalization_type": lambda value, _: value in (None, "LN", "LNPre", "RMS", "RMSPre"),
     "dtype": lambda value, _: value in (torch.float32, torch.float64),
     "n_key_value_heads": lambda value, cfg: value in (None, cfg.n_heads),
-    "original_architecture": lambda value, _: value not in _NORM_WHAT_THEY_WRITE,
+    "original_architecture": lambda value, _: value not in NORM_WHAT_THEY_WRITE,
 }
 """Fields of which some values besides the default are understood: (value, configuration) -> whether this one is."""
-_NORM_WHAT_THEY_WRITE = ("OlmoeForCausalLM", "Olmo2ForCausalLM", "Olmo3ForCausalLM", "GptOssForCausalLM")
 
 
 def objection(model: nn.Module) -> str | None:

@@ -80,6 +80,11 @@ class FastRunner:
     def weights(self) -> Mapping[str, Tensor]:
         return {**self._weights, **self._swapped} if self._swapped else self._weights
 
+    @property
+    def refusal(self) -> None:
+        """Memories can be read from every model that `accepted` lets pass."""
+        return None
+
     def record(self, tokens: Int[Tensor, "batch pos"], weights: Mapping[str, Tensor] | None = None) -> Recording:
         runner = self
         if weights:

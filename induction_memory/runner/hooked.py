@@ -6,8 +6,7 @@ its own inputs behind flags. The flags are set for the run and put back, and a u
 alone bring to life stays asleep.
 """
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from typing import Any
@@ -19,9 +18,11 @@ from torch import Tensor, nn
 from induction_memory.errors import InputError, require
 from induction_memory.runner.attention import take
 from induction_memory.runner.components import ARROW, Graph
+from induction_memory.runner.hook_points import asleep, keep
 from induction_memory.runner.parameters import parameters
 from induction_memory.runner.patch_hooks import Hook, patch_hooks
 from induction_memory.runner.projections import Projection, projections
+from induction_memory.runner.readable import unreadable
 from induction_memory.runner.recording import Recording, Via, require_length
 from induction_memory.runner.swapped_weights import replaced
 from induction_memory.runner.variants import Variant
@@ -65,6 +66,10 @@ class HookedRunner:
     def weights(self) -> Mapping[str, Tensor]:
         return parameters(self.model) | dict(self._swapped)
 
+    @property
+    def refusal(self) -> str | None:
+        return unreadable(self.model)
+
     def record(self, tokens: Int[Tensor, "batch pos"], weights: Mapping[str, Tensor] | None = None) -> Recording:
         runner = HookedRunner(self.model, {**self._swapped, **weights}) if weights else self
         require_length(tokens, self.n_ctx)
@@ -78,7 +83,7 @@ class HookedRunner:
             parts += ["hook_attn_out", *["hook_mlp_out"] * (layer in self.graph.feed_forwards), "hook_resid_post"]
             names += [block + part for part in parts]
         with torch.no_grad():
-            logits = runner._forward(tokens, [(name, _keep(kept, name)) for name in names], self._flags())
+            logits = runner._forward(tokens, [(name, keep(kept, name)) for name in names], self._flags())
         kept = {name: value.expand(len(tokens), *value.shape[1:]) for name, value in kept.items()}
         return Recording(runner, tokens, kept, logits, self._W_O)
 
@@ -96,7 +101,7 @@ class HookedRunner:
     def pattern(self, recording: Recording, layer: int) -> Float[Tensor, "batch head query key"]:
         kept, name = dict[str, Tensor](), f"blocks.{layer - 1}.attn.hook_pattern"
         with torch.no_grad():
-            self._forward(recording.tokens, [(name, _keep(kept, name))], [])
+            self._forward(recording.tokens, [(name, keep(kept, name))], [])
         return kept[name]
 
     def _forward(self, tokens: Tensor, hooks: Sequence[Hook], flags: Sequence[str]) -> Tensor:
@@ -121,7 +126,7 @@ def separated(model: Any, flags: Sequence[str]) -> Iterator[None]:
         for flag in new:
             for layer in range(model.cfg.n_layers):
                 for point in POINTS[flag]:
-                    after.enter_context(_asleep(model.hook_dict.get(f"blocks.{layer}.{point}")))
+                    after.enter_context(asleep(model.hook_dict.get(f"blocks.{layer}.{point}")))
         for flag in new:
             _set(model, flag, True)
             after.callback(_set, model, flag, False)
@@ -177,26 +182,5 @@ def _offers(model: Any, flag: str) -> bool:
     return True
 
 
-@contextmanager
-def _asleep(point: Any) -> Iterator[None]:
-    """A hook point without the hooks that it has."""
-    if point is None:
-        yield
-        return
-    own = point._forward_hooks
-    try:
-        point._forward_hooks = OrderedDict()
-        yield
-    finally:
-        point._forward_hooks = own
-
-
 def _is_head(site: str) -> bool:
     return site.startswith("L") and "." not in site
-
-
-def _keep(kept: dict[str, Tensor], name: str) -> Callable[..., None]:
-    def hook(value: Tensor, hook: Any) -> None:
-        kept[name] = value.detach().clone()
-
-    return hook

@@ -1,24 +1,58 @@
-"""The parameters of any TransformerLens model by HookedTransformer's names."""
+"""The parameters of any TransformerLens model by HookedTransformer's names, and whether they mean what memories take.
+
+Of a TransformerBridge the names are those of its accessors. The gains of its norms are those that multiply the stream:
+some architectures store gain - 1, and some have norms without weights. Heads that share keys and values have them under
+`_W_K` and `_W_V`, as in HookedTransformer. The epsilon of a norm is listed as `<norm>.eps` if it is not 1e-5.
+"""
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+
+EPS = 1e-5
+"""The epsilon of a norm where none is listed."""
 
 
 def parameters(model: nn.Module) -> dict[str, Tensor]:
     """Name -> tensor, detached. Of a TransformerBridge: what its accessors share with HookedTransformer."""
     named = {name: parameter.detach() for name, parameter in model.named_parameters()}
     if "embed.W_E" in named:
-        return named
+        eps = float(getattr(model.cfg, "eps", EPS))
+        gains = [name for name in named if name.endswith(".w")]
+        return named | ({} if eps == EPS else {f"{name[:-2]}.eps": torch.tensor(eps) for name in gains})
     bridge: Any = model
     weights = {"embed.W_E": bridge.W_E, "unembed.W_U": bridge.W_U}
     if hasattr(bridge, "pos_embed"):
         weights["pos_embed.W_pos"] = bridge.pos_embed.W_pos
     for matrix in ("W_Q", "W_K", "W_V", "W_O"):
         for layer, W in enumerate(getattr(bridge, matrix)):
-            weights[f"blocks.{layer}.attn.{matrix}"] = W
+            shared = matrix in ("W_K", "W_V") and len(W) < bridge.cfg.n_heads
+            weights[f"blocks.{layer}.attn.{'_' if shared else ''}{matrix}"] = W
     norms = [f"blocks.{layer}.{norm}" for layer in range(bridge.cfg.n_layers) for norm in ("ln1", "ln2")]
-    for name in [*norms, "ln_final"] if bridge.cfg.normalization_type == "LN" else ():
-        norm = model.get_submodule(name)
-        weights |= {f"{name}.w": norm.w, f"{name}.b": norm.b}
+    for name in [*norms, "ln_final"] if bridge.cfg.normalization_type is not None else ():
+        weights |= _norm(bridge, name)
     return {name: weight.detach() for name, weight in weights.items()}
+
+
+def _norm(bridge: Any, name: str) -> dict[str, Tensor]:
+    """Gain, epsilon and (of a LayerNorm) bias of a norm; nothing where a block has no norm of this name."""
+    try:
+        module = bridge.get_submodule(name)
+    except AttributeError:
+        return {}
+    inner = getattr(module, "original_component", module)
+    stored = dict(inner.named_parameters())
+    zero = torch.zeros_like(bridge.W_E[0])
+    offset = 1.0 if getattr(bridge.cfg, "rmsnorm_uses_offset", False) else 0.0
+    gain = _first(stored, ("weight", "w"))
+    found = {f"{name}.w": zero + 1 if gain is None else gain + offset}
+    if bridge.cfg.normalization_type.startswith("LN"):
+        bias = _first(stored, ("bias", "b"))
+        found[f"{name}.b"] = zero if bias is None else bias
+    eps = next((getattr(inner, key) for key in ("variance_epsilon", "eps") if hasattr(inner, key)), bridge.cfg.eps)
+    return found if float(eps) == EPS else found | {f"{name}.eps": torch.tensor(float(eps))}
+
+
+def _first(stored: dict[str, Tensor], names: tuple[str, ...]) -> Tensor | None:
+    return next((stored[name] for name in names if name in stored), None)

@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from induction_memory.errors import InputError
+from induction_memory.runner.hook_points import keep
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +45,7 @@ def projections(model: Any) -> tuple[Projection, ...]:
     ]
     tokens = torch.arange(min(4, model.cfg.n_ctx, model.cfg.d_vocab), device=next(model.parameters()).device)[None]
     with torch.no_grad():
-        model.run_with_hooks(tokens, fwd_hooks=[(name, _keep(kept, name)) for name in names])
+        model.run_with_hooks(tokens, fwd_hooks=[(name, keep(kept, name)) for name in names])
         return tuple(_of_block(block, f"blocks.{layer}", kept) for layer, block in enumerate(model.blocks))
 
 
@@ -64,10 +65,3 @@ def _of_block(block: Any, name: str, kept: Mapping[str, Tensor]) -> Projection:
                 f"or whose {letter} are linear in the normalised stream, got neither in {name}"
             )
     return found
-
-
-def _keep(kept: dict[str, Tensor], name: str) -> Callable[..., None]:
-    def hook(value: Tensor, hook: Any) -> None:
-        kept[name] = value.detach().clone()
-
-    return hook

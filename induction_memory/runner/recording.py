@@ -45,6 +45,11 @@ class Runner(Protocol):
         """The model's parameters by HookedTransformer's names."""
         ...
 
+    @property
+    def refusal(self) -> str | None:
+        """Why memories cannot be read from the weights; None where they can."""
+        ...
+
     def record(self, tokens: Int[Tensor, "batch pos"], weights: Mapping[str, Tensor] | None = None) -> "Recording":
         """One intact run without gradients. `weights` stand in for the parameters of their names, in this run alone."""
         ...

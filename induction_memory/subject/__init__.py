@@ -27,6 +27,7 @@ from induction_memory.model.architecture import Architecture
 from induction_memory.model.memories import has_step_axis
 from induction_memory.progress import track
 from induction_memory.runner.choice import runner
+from induction_memory.runner.readable import of_settings, unreadable
 from induction_memory.runner.recording import Runner, Via
 from induction_memory.subject.stack import Lazy, Stack, at_steps, is_plain_relu, model_weights, number_of_steps
 from induction_memory.subject.steps import Steps, chosen_checkpoints, chosen_positions, chosen_steps
@@ -137,9 +138,11 @@ class Subject:
             config = self.source.model_config
             readable = not isinstance(config, Architecture) or is_plain_relu(config["act_fn"], config["gated_mlp"])
             weights = Lazy(tuple(name for name in stacks if readable or ".mlp." not in name), stacks.__getitem__)
-            return Stack(weights, n_steps=len(self.steps), task=self.known_task, initial=self.source.initial())
+            refusal = of_settings(dict(config.settings)) if isinstance(config, Architecture) else None
+            known = {"task": self.known_task, "initial": self.source.initial(), "refusal": refusal}
+            return Stack(weights, n_steps=len(self.steps), **known)
         if isinstance(self.source, nn.Module):
-            return Stack(model_weights(self.source), n_steps=1, task=self.known_task)
+            return Stack(model_weights(self.source), task=self.known_task, refusal=unreadable(self.source))
         if isinstance(self.source, Revisions):
             raise UnsupportedError("reads one checkpoint of a series at a time, and stacks no weights")
         weights = self.source

@@ -53,7 +53,7 @@ class Stack(Memories):
     def at(self, steps: slice) -> "Stack":
         """The same source at some of its steps (the positions in the stack, not the training steps)."""
         n_steps = len(range(*steps.indices(self.n_steps)))
-        return Stack(at_steps(self.weights, steps), n_steps, self.task, self.initial)
+        return Stack(at_steps(self.weights, steps), n_steps, self.task, self.initial, refusal=self.refusal)
 
 
 @dataclass(frozen=True)

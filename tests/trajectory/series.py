@@ -8,14 +8,28 @@ VOCAB, CONTEXT = 61, 32
 
 
 def tiny(kind: str):
-    from transformers import GPT2Config, GPT2LMHeadModel, GPTNeoXConfig, GPTNeoXForCausalLM
+    """A model with random weights; `-shared` has heads that share keys and values."""
+    import transformers
 
     torch.manual_seed(0)
     if kind == "gpt2":
-        return GPT2LMHeadModel(GPT2Config(vocab_size=VOCAB, n_embd=16, n_layer=2, n_head=2, n_positions=CONTEXT))
-    assert kind == "neox"
+        config = transformers.GPT2Config(vocab_size=VOCAB, n_embd=16, n_layer=2, n_head=2, n_positions=CONTEXT)
+        return transformers.GPT2LMHeadModel(config)
+    name, *shared = kind.split("-")
+    family = {
+        "neox": "GPTNeoX",
+        "llama": "Llama",
+        "olmo": "Olmo",
+        "olmo2": "Olmo2",
+        "qwen2": "Qwen2",
+        "qwen3": "Qwen3",
+        "gemma": "Gemma",
+    }[name]
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-    return GPTNeoXForCausalLM(GPTNeoXConfig(vocab_size=VOCAB, max_position_embeddings=CONTEXT, **sizes))
+    sizes |= {"vocab_size": VOCAB, "max_position_embeddings": CONTEXT}
+    if name != "neox":
+        sizes |= {"num_key_value_heads": 1 if shared else 2, "head_dim": 8, "pad_token_id": 0, "eos_token_id": 1}
+    return getattr(transformers, f"{family}ForCausalLM")(getattr(transformers, f"{family}Config")(**sizes))
 
 
 def write_series(kind: str, folder: Path, steps, shard: str = "8KB") -> Path:

@@ -53,6 +53,19 @@ def test_models_come_in_the_order_of_steps_and_equal_transformers(series):
         assert model.tokenizer is None  # none was saved, none is invented
 
 
+@pytest.mark.parametrize("kind", ["llama", "llama-shared", "olmo", "olmo2"])
+def test_one_model_is_refilled_and_equals_transformers_at_every_step(kind, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    tokens, models = torch.arange(CONTEXT).remainder(VOCAB)[None], set()
+    for step, model in revisions(write_series(kind, tmp_path, STEPS[:3])).refilled():
+        models.add(id(model))
+        with torch.no_grad():
+            theirs = AutoModelForCausalLM.from_pretrained(tmp_path / f"step{step}")(tokens).logits
+            torch.testing.assert_close(model(tokens), theirs, rtol=0, atol=1e-5)
+    assert len(models) == 1
+
+
 @pytest.mark.slow
 def test_one_model_is_alive_at_a_time(series):
     alive, values = [], []
