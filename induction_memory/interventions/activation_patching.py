@@ -97,7 +97,7 @@ def patch_activations(
 def position_masks(pairs: Pairs, positions: Positions) -> dict[str | int, Bool[Tensor, "batch pos"] | None]:
     """Name or number of a position -> where it is in each sequence; None means everywhere."""
     length = pairs.clean.tokens.shape[1]
-    here = torch.arange(length)
+    here = torch.arange(length, device=pairs.query.device)
     if positions == "all":
         return {"all": None}
     if positions == "roles":

@@ -121,7 +121,7 @@ class Replacements:
     def other_outputs(self) -> Recording:
         """The run of the same sequences with the outputs of their triggers changed."""
         assert isinstance(self.batch, BigramBatch)
-        other = other_outputs(self.batch, np.random.default_rng(self.seed))
+        other = other_outputs(self.batch.to("cpu"), np.random.default_rng(self.seed))
         return self.recording.runner.record(other.tokens)
 
     def patches(self, name: str, kind: Kind) -> list[Patch]:

@@ -111,6 +111,8 @@ def _of_activations(
         except UnsupportedError as reason:
             return {}, {p.name: str(reason) for p in probes}
         build = partial(source.model, step) if model is None else lambda model=model: model
+        if batch is not None and model is not None:
+            batch = batch.to(next(model.parameters()).device)
         at_step = Activations(build, batch, source.stack.at(slice(i, i + 1)), runner, facts)
         for probe in probes:
             if probe.name in skipped:

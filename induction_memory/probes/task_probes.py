@@ -18,6 +18,7 @@ from induction_memory.errors import UnsupportedError
 from induction_memory.probes.activations import Activations
 from induction_memory.probes.registry import Probe, split_layer
 from induction_memory.subject import Subject
+from induction_memory.task.positions import sources_of
 from induction_memory.task.predictors import kl_to_predictor, predictions
 from induction_memory.task.protocol import ask
 
@@ -44,7 +45,7 @@ def sought(a: Activations) -> dict[str, Bool[Tensor, "batch query key"]]:
     """The keys of each role that the task names, by its name in probes."""
 
     def compute() -> dict[str, Tensor]:
-        found = ask(a.stack.require_task(), "sources", a.batch)
+        found = sources_of(a.stack.require_task(), a.batch)
         return {written(role): keys for role, keys in found.items()}
 
     return a.of_batch("sources", compute)
@@ -93,7 +94,7 @@ def of_predictors(source: Subject) -> list[Probe]:
 def of_sources(source: Subject) -> list[Probe]:
     """One probe per role and layer; one that gives the reason if the task names no roles."""
     try:
-        offered = ask(source.stack.require_task(), "sources", source.batch)
+        offered = sources_of(source.stack.require_task(), source.batch)
     except UnsupportedError as reason:
         return [_missing("sources", str(reason))]
     layers = range(1, source.stack.n_layers + 1)

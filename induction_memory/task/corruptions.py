@@ -62,8 +62,12 @@ def pairs_of(
 ) -> Pairs:
     """Clean and corrupted sequences by a corruption of the task, its first when not named.
 
-    Sequences of the bigram task need no task, because they carry their triggers; `query` is for them alone.
+    Sequences of the bigram task need no task, because they carry their triggers; `query` is for them alone. They are
+    corrupted on the CPU, where tasks compute, and the pairs are where the batch is.
     """
+    device = batch.tokens.device
+    if device.type != "cpu":
+        return pairs_of(task, batch.to("cpu"), corruption, rng, query).to(device)
     if isinstance(batch, Batch) and batch.triggers.shape[1] > 0:
         chosen: Any = "trigger" if corruption is None else corruption
         return corrupt(batch, chosen, rng, query=query)

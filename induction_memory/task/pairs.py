@@ -31,6 +31,12 @@ class Pairs:
     roles: Mapping[str, Int[Tensor, " batch"]] = field(default_factory=dict)
     """Named positions of each sequence besides the query, such as the place of the answer."""
 
+    def to(self, device: torch.device | str) -> "Pairs":
+        """The same pairs on a device."""
+        answer, other = (None if ids is None else ids.to(device) for ids in (self.answer, self.other))
+        roles = {name: place.to(device) for name, place in self.roles.items()}
+        return Pairs(self.clean.to(device), self.corrupted.to(device), self.query.to(device), answer, other, roles)
+
     @property
     def right(self) -> Int[Tensor, " batch"]:
         """The right output at the query; refused where there is no single one."""

@@ -25,11 +25,18 @@ def after_same_context(tokens: Int[Tensor, "batch pos"], n: int = 1) -> Bool[Ten
     return same & (_back(tokens) >= 0)
 
 
+def sources_of(task: Task, batch: Batch) -> dict[str, Bool[Tensor, "batch query key"]]:
+    """The sources that a task names, where the batch is; the task itself computes on the CPU."""
+    device = batch.tokens.device
+    offered = ask(task, "sources", batch if device.type == "cpu" else batch.to("cpu"))
+    return {role: keys.to(device) for role, keys in offered.items()}
+
+
 def induction_keys(batch: Batch, task: Task | None) -> Bool[Tensor, "batch query key"]:
     """The keys of the source `induction` of a task; without a task, those after earlier occurrences of the query."""
     if task is None:
         return after_same_context(batch.tokens)
-    offered = ask(task, "sources", batch)
+    offered = sources_of(task, batch)
     if "induction" not in offered:
         raise NotOfferedError(f"needs the source induction, the task {task.name!r} names {', '.join(offered)}")
     return offered["induction"]

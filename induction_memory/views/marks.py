@@ -16,8 +16,8 @@ from torch import Tensor
 
 from induction_memory.errors import UnsupportedError
 from induction_memory.task.batch import Batch
-from induction_memory.task.positions import after_same_context
-from induction_memory.task.protocol import Task, ask
+from induction_memory.task.positions import after_same_context, sources_of
+from induction_memory.task.protocol import Task
 
 
 def telling_rows(batch: Batch, length: int | None) -> list[int]:
@@ -51,7 +51,7 @@ def source_marks(batch: Batch, length: int | None, task: Task | None) -> dict[st
     """The same for a batch of one sequence of a task that names its sources, or none."""
     queries = batch.group()[0].cpu()
     try:
-        sources: dict[str, Any] = {} if task is None else ask(task, "sources", batch)
+        sources: dict[str, Any] = {} if task is None else sources_of(task, batch)
     except UnsupportedError:
         sources = {}
     boxed: Bool[Tensor, "query key"] = torch.zeros(len(queries), len(queries), dtype=torch.bool)
