@@ -39,8 +39,8 @@ def _adam(steps: int, rate: float, batch: int = 64, **changes: Any) -> TrainConf
 NOISY = RunConfig.of(NoisyTriggers(), _full(64, 128), _adam(2000, 3e-3, out_of_distribution="clean"))
 BESIDE = RunConfig.of(
     NoisyTriggers(),
-    ModelConfig.simplified(d_model=64, parallel_blocks=True),
-    _adam(1500, 1.0, optimizer="sgd", out_of_distribution="clean"),
+    ModelConfig.simplified(d_model=128, parallel_blocks=True),
+    _adam(2000, 1.0, optimizer="sgd", schedule="linear", out_of_distribution="clean"),
 )
 MARKOV_1 = RunConfig.of(MarkovChains(), _full(32, 64), _adam(1500, 5e-3))
 MARKOV_2 = RunConfig.of(MarkovChains(order=2, symbols=2), _full(32, 64, n_heads=2), _adam(3000, 5e-3))
