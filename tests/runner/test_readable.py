@@ -10,7 +10,8 @@ from induction_memory.errors import UnsupportedError
 from induction_memory.model.bridge import boot
 from induction_memory.model.memories import Memories
 from induction_memory.runner.readable import unreadable
-from induction_memory.subject import model_weights, subject
+from induction_memory.subject import subject
+from induction_memory.subject.stack import model_weights
 from tests.trajectory.series import tiny
 
 READABLE = ["gpt2", "neox", "llama", "llama-shared", "olmo", "qwen2"]
