@@ -3,6 +3,8 @@
     induction-memory reproduce all --scale paper      trains them, in hours
     python analyses/ship_checkpoints.py               thins a few, and writes the records of all
 
+    python analyses/ship_checkpoints.py --complete    adds measures that are younger than the shipped records
+
 A trajectory that is already in checkpoints/ is kept: remove its folder to make it anew.
 """
 
@@ -11,12 +13,18 @@ from pathlib import Path
 from induction_memory.errors import run_script
 
 
-def main(runs: Path = Path("runs")) -> None:
+def main(runs: Path = Path("runs"), complete: bool = False) -> None:
     """Write the trajectories and records that ship.
 
     Args:
         runs: folder of the runs.
+        complete: no new runs: measure the shipped last steps, and add to the records what they lack.
     """
+    if complete:
+        from induction_memory.reproduction import audit
+
+        print("\n".join(audit.complete()) or "nothing new")
+        return
     from induction_memory.reproduction.shipping import ship
 
     print("\n".join(ship(runs)) or "nothing new")

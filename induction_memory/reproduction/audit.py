@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from induction_memory.errors import require
 from induction_memory.field_docs import field_docs
 from induction_memory.progress import track
 from induction_memory.reproduction import head_tables, record_files
@@ -132,6 +133,30 @@ def audit(folder: Path | None = None) -> Audit:
     verdicts = _verdicts(Records(list(records.values())), reads, broken)
     named = sorted(broken) + head_tables.broken_seals(folder / head_tables.FOLDER)
     return Audit(verdicts, pd.DataFrame(compared, columns=columns), named, folder)
+
+
+def complete(names: Sequence[str] | None = None, out: Path = SHIPPED) -> list[str]:
+    """Measure shipped trajectories anew (all, or those named), and add to each record the measures of its last step
+    that are younger than it is.
+
+    A record that differs from its trajectory in what both have is refused. Names the records that grew.
+    """
+    folder, grown = out / record_files.FOLDER, []
+    for name in TRAJECTORIES if names is None else names:
+        what = TRAJECTORIES[name]
+        place = folder / f"{what.preset}-seed-0"
+        if not (out / name).exists() or not (place / record_files.FILES[0]).exists():
+            continue
+        kept, run = record_files.read(place), load(out / name)
+        anew = _of_exact_steps(run, make_record(run, kept.name))
+        away, where = distance(kept, anew)
+        require(away <= AGREE, name, f"the numbers of its record within {AGREE}", f"{away:.3g} ({where})")
+        last, errors = {**anew.last, **kept.last}, {**anew.errors, **kept.errors}
+        if last.keys() != kept.last.keys() or errors.keys() != kept.errors.keys():
+            record_files.write(replace(kept, last=last, errors=errors), place)
+            grown.append(kept.name)
+    record_files.seal(folder)
+    return grown
 
 
 def sealed_folder() -> Path:

@@ -43,7 +43,9 @@ def make_record(run: Trajectory, name: str) -> Record:
     ending = probes.wide(probes.table(run, AT_THE_END, steps=[end]))
     last = {column: float(ending[column].iloc[0]) for column in ending} | diagonals(run, end) | _heads(run)
     drawn, errors = _drawn(run, end)
-    last, errors = last | drawn, errors | attention_errors(run, end) | _pair_errors(run, end) | _head_errors(run)
+    preferred, spread = preferences(run, name)
+    last, errors = last | drawn | preferred, errors | spread
+    errors |= attention_errors(run, end) | _pair_errors(run, end) | _head_errors(run)
     command, seconds = provenance(run)
     metrics = run.metrics.drop(columns=list(IGNORED), errors="ignore")
     return Record(name, run.config, command, seconds, run.fingerprint, metrics, tables, last, errors)
@@ -103,6 +105,17 @@ def _drawn(run: Trajectory, step: int) -> tuple[dict[str, float], dict[str, floa
         spread = (right - mean * count).square().sum() * SEQUENCES / (SEQUENCES - 1)
         values[f"accuracy_in_context_{when}"] = mean.item()
         errors[f"accuracy_in_context_{when} over sequences"] = (spread.sqrt() / count.sum()).item()
+    return values, errors
+
+
+def preferences(run: Trajectory, name: str) -> tuple[dict[str, float], dict[str, float]]:
+    """Of the vanilla transformers of Figure 2: how often the retrieved token is predicted, by its rank in pi_b."""
+    if name.rpartition("-seed-")[0] not in plan.TWO_LAYERS.values():
+        return {}, {}
+    values, errors = {}, {}
+    for row in probes.arbitration(run, sequences=2 * SEQUENCES).to_dict("records"):
+        key = f"{row['question']}, rank {row['rank']}"
+        values[key], errors[f"{key} over sequences"] = row["value"], row["error"]
     return values, errors
 
 

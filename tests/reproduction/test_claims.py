@@ -42,6 +42,8 @@ LAST = {
     "accuracy_in_context_late": 0.5,
     "W_O2_diagonal_frequency": 0.0,
     "W_K1_first64_sir": 5.0,
+    **{f"{question}, rank 3 or more": 0.9 for question in ("in-context accuracy", "copying")},
+    **{f"{question}, rank 1 to 2": 0.1 for question in ("in-context accuracy", "copying")},
 }
 ERRORS = {f"{name} over sequences": 0.001 for name in LAST}
 
@@ -116,11 +118,21 @@ def fitting() -> dict[str, Record]:
     return runs
 
 
+WITHOUT_RUNS = {
+    "starts-uniform": ["holds", "does not hold", "undecided", "does not hold"],  # the text's model, the code's, twice
+    "one-step-suffices": ["holds", "undecided", "holds"],  # the second in four draws that differ too much
+    "weighs-alike": ["does not hold"] * 3 + ["holds"] * 3,  # what is stored, and what the logits read
+}
+
 BREAKS = {
     "two-layers": ("figure-2-random", lambda r: record(r.name, 0.9)),
     "one-layer": ("figure-2-one-layer-fixed", lambda r: record(r.name, 0.9)),
     "looks-back": ("figure-2-fixed", lambda r: replace(r, last=LAST | {"previous_token_argmax1_drawn": 0.5})),
     "active-on": ("figure-2-fixed", lambda r: replace(r, last=LAST | {"induction_other_mass2": 0.8})),
+    "prefers-the-unlikely": (
+        "figure-2-random",
+        lambda r: replace(r, last=LAST | {"in-context accuracy, rank 3 or more": 0.2}),
+    ),
     "keys-wait": ("figure-3-freeze-output", lambda r: record(r.name)),
     "output-alone": ("figure-3-freeze-keys", lambda r: record(r.name)),
     "near-perfect": ("figure-3", lambda r: record(r.name, 0.5)),
@@ -143,10 +155,15 @@ BREAKS = {
 def test_every_claim_holds_where_it_should():
     table = check(Records(list(fitting().values())))
     assert set(table["claim"]) == set(CLAIMS)
-    others = table.loc[table["verdict"] != "holds"]
-    # measured for real, in four draws that differ too much for a verdict
-    assert others["measure"].tolist() == ["R_1 at d = 16 after 128 batches: too few dimensions"]
-    assert others["verdict"].tolist() == ["undecided"]
+    others = table.loc[(table["verdict"] != "holds") & ~table["claim"].isin(WITHOUT_RUNS)]
+    assert others.empty
+
+
+def test_claims_that_need_no_run_are_measured():
+    table = check(Records([]), [*WITHOUT_RUNS])
+    for name, verdicts in WITHOUT_RUNS.items():
+        assert table.loc[table["claim"] == name, "verdict"].tolist() == verdicts
+    assert table["error"].notna().all()
 
 
 @pytest.mark.parametrize("name", BREAKS)
@@ -158,7 +175,7 @@ def test_every_claim_fails_where_it_should(name):
 
 
 def test_every_claim_that_needs_runs_can_be_broken():
-    assert set(BREAKS) == set(CLAIMS) - {"one-step-suffices"}
+    assert set(BREAKS) == set(CLAIMS) - set(WITHOUT_RUNS)
 
 
 def test_what_is_within_its_error_of_the_threshold_is_undecided():

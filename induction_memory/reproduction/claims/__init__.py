@@ -8,7 +8,8 @@ checked elsewhere or not at all, `history.py` the measures that were removed or 
 
 # Importing a module adds its claims, in this order.
 # isort: off
-from induction_memory.reproduction.claims import attention, freezing, distributions, memories, architectures  # noqa: F401
+from induction_memory.reproduction.claims import attention, initialisation, freezing  # noqa: F401
+from induction_memory.reproduction.claims import distributions, memories, architectures  # noqa: F401
 
 # isort: on
 from induction_memory.reproduction.claims.claim import CLAIMS, COLUMNS, DAGGER, VERDICTS, Claim, check, measured

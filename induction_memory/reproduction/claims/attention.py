@@ -1,4 +1,4 @@
-"""Section 3, Figure 2: what the vanilla transformers attend to, and how well they predict."""
+"""Section 3, Figure 2: what the vanilla transformers attend to, how well they predict, and what they prefer."""
 
 from collections.abc import Iterator
 
@@ -85,3 +85,35 @@ def active_on(records: Records) -> Iterator[Measurement]:
     yield at_most("fixed triggers: that on other repeated tokens, as a share of it", 0.2, share)
     share = final(random, "induction_other_mass2") / final(random, "induction_mass2")
     yield at_least("random triggers: that on other repeated tokens, as a share of that on triggers", HALF, share)
+
+
+def _what_is_copied(records: Records) -> str:
+    last = records.one(plan.TWO_LAYERS["random"]).final
+    return (
+        "The model tells triggers from other tokens better than by their rank. At triggers it predicts the retrieved "
+        f"token in {last('in-context accuracy, rank 1 to 2'):.2f} of the cases if its rank is 1 or 2 and in "
+        f"{last('in-context accuracy, rank 3 or more'):.2f} from rank 3 on; at other tokens that one token only has "
+        f"followed so far in {last('copying, rank 1 to 2'):.2f} and {last('copying, rank 3 or more'):.2f}."
+    )
+
+
+@claim(
+    2,
+    "random triggers; the retrieved token is the trigger's output, and 'likely' is read as the three most likely "
+    "tokens of pi_b. 'Often' and 'tends to' are read as half of the cases. A retrieved token of rank 0 is predicted by "
+    "both sources and says nothing. The same at repeated tokens that are no triggers is ours",
+    _what_is_copied,
+)
+def prefers_the_unlikely(records: Records) -> Iterator[Measurement]:
+    """the model may choose to use the retrieved token when it is unlikely to be sampled from the global bigram
+    distribution, something which we found to often be the case in practice [...] the model often prefers the induction
+    head, unless its output agrees with one of the top predictions from the global bigram, in which case it tends to
+    prefer those.
+    """
+    run = records.one(plan.TWO_LAYERS["random"])
+    often, seldom = "the retrieved token is predicted, rank 3 or more in pi_b", "the same, ranks 1 and 2"
+    yield later(at_least(often, HALF, final(run, "in-context accuracy, rank 3 or more")))
+    yield later(at_most(seldom, HALF, final(run, "in-context accuracy, rank 1 to 2")))
+    elsewhere = ", at repeated tokens that are no triggers"
+    yield ours(later(at_least(often + elsewhere, HALF, final(run, "copying, rank 3 or more"))))
+    yield ours(later(at_most(seldom + elsewhere, HALF, final(run, "copying, rank 1 to 2"))))

@@ -102,41 +102,24 @@ ELSEWHERE = (
         "mechanisms may appear in different heads/layers across different training runs",
         "docs/heads.md, Stability",
     ),
-)
-
-NOT_MEASURED = (
-    Sentence(
-        "3",
-        "the model may choose to use the retrieved token when it is unlikely to be sampled from the global bigram "
-        "distribution",
-        "no claim on this page: accuracy would have to be split by the rank of the output in pi_b",
-    ),
-    Sentence(
-        "4.1",
-        "attention scores at initialization are near-uniform",
-        "depends on the parametrisation: embeddings of variance 1/d in the text, of variance 1 in the authors' code",
-    ),
     Sentence(
         "4.1",
         "plays a minor role: testing W_0 against an input-output pair (i,j)",
-        "no claim on this page: the trained and the initial part of a matrix would have to be told apart",
-    ),
-    Sentence(
-        "4.2",
-        "the model often prefers the induction head, unless its output agrees with one of the top predictions from the "
-        "global bigram",
-        "no claim on this page, for the reason given for Section 3",
-    ),
-    Sentence(
-        "D",
-        "encouraging frequent and infrequent tokens to be weighted similarly in the final memory",
-        "'hopefully' in the paper; no run here differs in LayerNorm alone",
+        f"{_THEORY}, Lemma 1: the minor role of W_0",
     ),
     Sentence(
         "E",
         "higher dimension makes the problem better conditioned",
-        "a hypothesis; the condition number of the convex problem is not computed here",
+        f"{_THEORY}, Conditioning and dimension",
     ),
+    Sentence(
+        "E",
+        "this may also be due to the fact that bigram outputs are already well predicted using global statistics",
+        f"{_THEORY}, Outputs drawn from the global bigrams",
+    ),
+)
+
+NOT_MEASURED = (
     Sentence("3", "This gap may be related to the difficulty of modeling three-way interactions", _IS_A_GUESS),
     Sentence(
         "2",
@@ -195,11 +178,6 @@ NOT_MEASURED = (
         "B.2",
         "random initialization behaves similarly to zero initialization",
         "'similarly' is not defined; the theory page starts from zero as the lemmas do",
-    ),
-    Sentence(
-        "E",
-        "this may also be due to the fact that bigram outputs are already well predicted using global statistics",
-        _IS_A_GUESS,
     ),
     Sentence(
         "E",

@@ -1,0 +1,41 @@
+"""Section 4.1: what holds before any training. It takes no run."""
+
+from collections.abc import Iterator
+
+from induction_memory.reproduction.claims.claim import Measurement, at_least, at_most, claim, later, ours
+from induction_memory.reproduction.claims.estimate import over_draws
+from induction_memory.reproduction.records import Records
+from induction_memory.theory.initial_attention import PRESETS, measured
+
+MODELS = {"text": "the text's parametrisation", "code": "the parametrisation of the authors' code"}
+
+
+def _norms(records: Records) -> str:
+    del records  # no run is needed
+    table, parts = measured().groupby(["model", "layer"])[["share", "largest"]].mean(), []
+    for name in PRESETS:
+        share, largest = (", ".join(f"{x:.2g}" for x in table.loc[name, column]) for column in ("share", "largest"))
+        parts.append(f"by {MODELS[name]} {share} of t, with largest weights of {largest} times the uniform one")
+    return (
+        f"Effective tokens in layers 1 and 2 are {'; '.join(parts)}. The text has embeddings and maps of unit norm, "
+        "the code embeddings of variance 1."
+    )
+
+
+@claim(
+    3,
+    "attention over t keys has 1 / sum a^2 effective tokens; 'near-uniform' is read as nine tenths of t, and as a "
+    "largest weight of at most twice the uniform one; mean over the queries of Figure 3's task, in the layer that is "
+    "further away",
+    _norms,
+)
+def starts_uniform(records: Records) -> Iterator[Measurement]:
+    """attention scores at initialization are near-uniform"""
+    del records
+    table = measured().groupby(["model", "seed"])
+    share, largest = table["share"].min(), table["largest"].max()
+    for name in PRESETS:
+        yield later(at_least(f"effective tokens over t, {MODELS[name]}", 0.9, over_draws(share[name].to_numpy())))
+    for name in PRESETS:
+        measure = f"largest weight of the last query over 1/T, {MODELS[name]}"
+        yield ours(later(at_most(measure, 2.0, over_draws(largest[name].to_numpy()))))
