@@ -83,7 +83,8 @@ def page(
 def _introduction(found: Identification, config: RunConfig, accuracies: Sequence[float], command: str) -> str:
     model, task, train = config.model, config.task, config.train
     return "# Which head does what\n\n" + _wrapped(
-        f"""Written by `{command}` from {len(found.runs)} runs of the model with {model.n_heads} heads in each of
+        f"""Does one head look back and do several share the induction, as the paper says, and would other seeds agree?
+        Written by `{command}` from {len(found.runs)} runs of the model with {model.n_heads} heads in each of
         {model.n_layers} layers (d = {model.d_model}, T = {task.length}, K = {task.k} {task.triggers} triggers,
         {train.steps} steps in batches of {train.batch_size}, step size {train.learning_rate:g} after a warm-up of
         {train.warmup}). In-context accuracy ends at {min(accuracies):.2f} to {max(accuracies):.2f}. Names, formulas and
