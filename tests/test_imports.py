@@ -49,6 +49,16 @@ CONFIGS = [
 ]
 
 
+OF_THE_PAPER = ("__init__.py", "task/", "theory/", "experiment/presets.py", "model/construction.py", "heads/planted.py")
+"""Where the paper's own task may be named: its room, its presets, the theory, and models that are built for it."""
+
+
+def test_only_the_paper_s_own_rooms_name_the_paper_s_task():
+    named = [str(path.relative_to(PACKAGE)) for path in FILES if "BigramTask" in path.read_text()]
+    assert [name for name in named if not name.startswith(OF_THE_PAPER)] == []
+    assert len(named) > 5
+
+
 def imported(path: Path) -> set[str]:
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):

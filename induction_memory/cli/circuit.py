@@ -50,6 +50,8 @@ def circuit(
         found = interventions.attribute(interventions.contrast(opened.model(at), pairs))
         by = next(name for name in found.columns if found[name].dtype.kind == "f")
         output.write(found.assign(size=-found[by].abs()).sort_values("size").drop(columns="size"))
+        if "gradient" not in found and output.format == "table" and output.out is None:
+            print("\nno column gradient: targets are soft, and the derivative of a KL is zero at the intact run")
         return
     quick = {"sizes": [0], "random_orders": 0} if table == "edges" else {}
     found = interventions.discover(opened, batch, kind=kind, share=share, step=chosen, **quick)

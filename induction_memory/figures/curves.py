@@ -120,7 +120,8 @@ def birth(metrics: pd.DataFrame, recalls: pd.DataFrame, title: str) -> Figure:
     draw_recall(recall, recalls)
     recall.set_xlabel("step")
     for axes in (loss, recall):
-        axes.legend(frameon=False, fontsize="small")
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(frameon=False, fontsize="small")
     for axes in (loss, accuracy, recall):
         axes.spines[["top", "right"]].set_visible(False)
         axes.margins(x=0.01)

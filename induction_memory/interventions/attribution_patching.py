@@ -7,6 +7,9 @@ exact effect of an edge is (M(0) - M(1_e)) / (M_from - M_to). Two approximations
     integrated    the same derivative averaged over a = alpha 1 for alpha from 0 to 1 (midpoints)
 
 Integrated gradients are complete: they sum over all edges to the effect of patching everything, 1.
+
+Where targets are soft, M is minus a KL from the run at a = 0 (effects.py). It is largest there, so its derivative at
+a = 0 is zero for every edge and says nothing: `gradient` is left out.
 """
 
 import numpy as np
@@ -23,20 +26,24 @@ from induction_memory.runner.variants import Patch
 
 
 def attribute(contrast: Contrast, *, points: int = 16) -> pd.DataFrame:
-    """One row per edge: the exact effect, by gradient, and by integrated gradients at `points` points."""
+    """One row per edge: the exact effect, by gradient, and by integrated gradients at `points` points.
+
+    For soft targets there is no column `gradient`: the derivative of a KL is zero at the run that it is measured from.
+    """
     require(points >= 1, "points", "at least 1", points)
     exact = patch_paths(contrast)
     table = pd.DataFrame({"source": exact["source"], "target": exact["target"], "exact": exact["effect"]})
-    table["gradient"] = gradient(contrast, 0.0).cpu().numpy()
+    if contrast.pairs.answer is not None:
+        table["gradient"] = gradient(contrast, 0.0).cpu().numpy()
     alphas = (torch.arange(points) + 0.5) / points
     table["integrated"] = torch.stack([gradient(contrast, alpha.item()) for alpha in alphas]).mean(0).cpu().numpy()
     return table
 
 
 def agreement(table: pd.DataFrame) -> pd.DataFrame:
-    """Correlation of each approximation with the exact effects: linear, and of the ranks."""
+    """Correlation of each approximation in the table with the exact effects: linear, and of the ranks."""
     rows = []
-    for method in ("gradient", "integrated"):
+    for method in (name for name in ("gradient", "integrated") if name in table):
         values = table[["exact", method]]
         linear, of_ranks = (np.corrcoef(pair.to_numpy().T)[0, 1] for pair in (values, values.rank()))
         rows.append((method, linear, of_ranks, len(table)))

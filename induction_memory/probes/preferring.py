@@ -116,7 +116,7 @@ def share(hits: Bool[Tensor, "batch pos"], where: Bool[Tensor, "batch pos"]) -> 
 
 def _bigram_table(task: Any) -> np.ndarray:
     table = getattr(task, "bigram", None)
-    require(table is not None, "task", "a task with global bigrams (BigramTask)", type(task).__name__)
+    require(table is not None, "task", "a task with a table of global bigrams, as `bigrams` has", type(task).__name__)
     return np.asarray(table)
 
 

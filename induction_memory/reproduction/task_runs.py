@@ -1,7 +1,8 @@
 """The small runs on the other tasks: train, measure the distance to each predictor, and ship a few steps of each.
 
 The steps that are kept divide the path of the distance curves evenly (`shipping.telling_steps`), as many as stay within
-`MEGABYTES`. The distances at all stored steps are kept as a table, because they need more steps than ship.
+`MEGABYTES`, unless `CHOSEN` names them. The distances at all stored steps are kept as a table, because they need more
+steps than ship.
 """
 
 import shutil
@@ -20,8 +21,10 @@ from induction_memory.trajectory.search import SHIPPED
 from induction_memory.trajectory.thinning import thin
 from induction_memory.trajectory.trajectory import Trajectory
 
-MEGABYTES = 1.3
-"""Of the weights that ship of one run; its metrics come on top, without norms."""
+MEGABYTES = {"factual-recall": 3.4}
+"""Of the weights that ship of one run, 1.3 if not listed; its metrics come on top, without norms."""
+CHOSEN = {"noisy-triggers-beside": (0, 160, 500, 2000)}
+"""Steps that ship because of what an ablation shows at them."""
 MOST_STEPS = 16
 LARGEST = 2.0
 """Nats: distances above this count as this where steps are chosen."""
@@ -63,7 +66,8 @@ def ship_task(preset: str, found: TaskRun, out: Path = SHIPPED) -> Trajectory:
     """Write the steps that ship to `out/preset`, in place of what was there."""
     run, curves = found.run, np.minimum(found.distances["task"].to_numpy(), LARGEST)
     each = 4 * sum(run.source.read_step(name, int(run.steps[0])).numel() for name in run.source.moving)
-    count = int(min(MOST_STEPS, max(2, MEGABYTES * 1e6 // each)))
+    count = int(min(MOST_STEPS, max(2, MEGABYTES.get(preset, 1.3) * 1e6 // each)))
+    steps = CHOSEN.get(preset) or telling_steps(run.steps, curves, count).tolist()
     if (out / preset).exists():
         shutil.rmtree(out / preset)
-    return thin(run, out / preset, telling_steps(run.steps, curves, count).tolist(), keep_norms=False)
+    return thin(run, out / preset, list(steps), keep_norms=False)

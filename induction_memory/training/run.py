@@ -57,10 +57,10 @@ def train(
     with the weights that it has and is itself left as it is. `frozen` names parameters, or modules, that never learn.
 
     >>> import tempfile
-    >>> from induction_memory import BigramTask, ModelConfig
-    >>> task, model = BigramTask(length=16, k=2), ModelConfig(d_model=16)
+    >>> import induction_memory as im
+    >>> task, model = im.task.MarkovChains(length=16), im.ModelConfig(d_model=16)
     >>> out = tempfile.mkdtemp()
-    >>> train(task, model, out=out, steps=2, batch_size=4, frozen=["blocks.0"], quiet=True).steps
+    >>> train(task, model, out=out, steps=2, batch_size=4, loss="all", frozen=["blocks.0"], quiet=True).steps
     array([0, 1, 2])
     """
     known = set(TrainConfig.__dataclass_fields__)

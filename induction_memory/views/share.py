@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from induction_memory.errors import InputError, require
-from induction_memory.task.bigrams import BigramTask
 from induction_memory.trajectory.layout import MANIFEST, PIECES
 from induction_memory.trajectory.trajectory import Trajectory, load
 
@@ -99,16 +98,14 @@ def _configuration(run: Trajectory) -> dict[str, Any]:
 
 
 def _figures(run: Trajectory, folder: Path) -> list[str]:
-    """Pictures of the run: training curves, and for sequences of letters the attention at the last step."""
+    """Pictures of the run: training curves, and the attention at the last step."""
     from induction_memory.figures.curves import birth
     from induction_memory.probes.tidy import recall
     from induction_memory.views.attention import attention
 
-    names = ["training.png"]
+    names = ["training.png", "attention.png"]
     birth(run.metrics, recall(run, cached=False), run.name).savefig(folder / names[0], dpi=130)
-    if isinstance(run.task, BigramTask):
-        names.append("attention.png")
-        attention(run).save(folder / names[-1])
+    attention(run).save(folder / names[1])
     return names
 
 

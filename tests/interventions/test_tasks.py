@@ -8,9 +8,12 @@ import torch.nn.functional as F
 from induction_memory.experiment.run_config import RunConfig
 from induction_memory.experiment.train_config import TrainConfig
 from induction_memory.interventions.ablations import ablate
+from induction_memory.interventions.attribution_patching import agreement, attribute, gradient
+from induction_memory.interventions.effects import contrast
 from induction_memory.interventions.outcome import score
 from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
+from induction_memory.task.corruptions import pairs_of
 from induction_memory.task.markov.task import MarkovChains
 from induction_memory.task.noisy.task import NoisyTriggers
 from induction_memory.task.recall.task import FactualRecall
@@ -47,3 +50,19 @@ def test_soft_targets_have_a_loss_and_no_accuracy():
     expected = F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(0, 1)).item()
     assert found["chain_loss"].item() == pytest.approx(expected, rel=1e-5)
     assert found["kl"].item() == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize("soft", [True, False])
+def test_attribution_leaves_out_the_gradient_of_a_kl_and_integrates_to_one(soft):
+    """The derivative of a KL is zero at the run that it is measured from."""
+    task = MarkovChains(length=8) if soft else FactualRecall(subjects=4, relations=2, answers=3, length=6)
+    model = build(RunConfig.of(task, ModelConfig.full(d_model=8), TrainConfig()).model, seed=1)
+    pairs = pairs_of(task, task.sample(16, np.random.default_rng(0)), None, np.random.default_rng(1))
+    assert (pairs.answer is None) == soft
+    found = contrast(model, pairs)
+    table = attribute(found, points=64)
+    assert table["integrated"].sum() == pytest.approx(1, abs=0.02)
+    assert ("gradient" in table) != soft
+    assert agreement(table)["method"].tolist() == (["integrated"] if soft else ["gradient", "integrated"])
+    if soft:
+        assert gradient(found, 0.0).abs().max() < 1e-4

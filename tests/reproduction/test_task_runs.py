@@ -10,6 +10,7 @@ from induction_memory.experiment.run_config import RunConfig
 from induction_memory.figures.predictors import predictor_figure
 from induction_memory.reproduction import task_runs
 from induction_memory.task.phases import Phase
+from induction_memory.task.protocol import choose
 from induction_memory.trajectory.search import SHIPPED
 
 NAMES = list(other_tasks.OTHER_TASKS)
@@ -54,7 +55,19 @@ def test_a_shipped_run_is_small_and_has_the_configuration_of_its_preset(name):
     run = im.load(name)
     assert run.task == preset(name).config.task
     assert run.model_config == preset(name).config.model
-    assert sum(file.stat().st_size for file in run.path.iterdir() if file.is_file()) < 2e6
+    most = 4e6 if name == "factual-recall" else 2.2e6  # 256 facts need wide feed-forwards
+    assert sum(file.stat().st_size for file in run.path.iterdir() if file.is_file()) < most
     distances = im.probes.predictor_distances(run, steps=[int(run.steps[-1])], sequences=32)
     last = distances.iloc[0]
     assert last.iloc[-1] == last.min()  # it ends closest to the Bayes-optimal predictor
+
+
+def test_without_the_matrix_beside_the_attention_noise_no_longer_hides_the_output():
+    """Chen, Bruna & Bietti: W_F holds the noise, so on clean sequences dropping it raises the accuracy in context."""
+    run = im.load("noisy-triggers-beside")
+    batch = choose(run.task, "variants", "clean").sample(64, im.step_rng(5, 0))
+    table = im.ablate(run, batch, components=["W_F"], kind="zero", step=[160, 500, 2000])
+    accuracy = table.pivot(index="step", columns="component", values="in_context_accuracy")
+    assert (accuracy["W_F"] > accuracy["none"]).all()
+    assert accuracy.loc[500, "none"] < 0.7
+    assert accuracy.loc[500, "W_F"] > 0.93
