@@ -67,7 +67,7 @@ def test_without_the_matrix_beside_the_attention_noise_no_longer_hides_the_outpu
     run = im.load("noisy-triggers-beside")
     batch = choose(run.task, "variants", "clean").sample(64, im.step_rng(5, 0))
     table = im.ablate(run, batch, components=["W_F"], kind="zero", step=[160, 500, 2000])
-    accuracy = table.pivot(index="step", columns="component", values="in_context_accuracy")
+    accuracy = table.pivot_table(index="step", columns="component", values="in_context_accuracy")
     assert (accuracy["W_F"] > accuracy["none"]).all()
     assert accuracy.loc[500, "none"] < 0.7
     assert accuracy.loc[500, "W_F"] > 0.93
