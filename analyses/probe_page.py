@@ -252,6 +252,9 @@ INTRODUCTION = """# Every probe, and its controls
 
 <!-- Written by `python -m analyses.probe_page --docs docs/probes.md`; edit that instead. -->
 
+**What does each probe measure, and can it be trusted?** The first part of this page lists every probe by family. The
+second part, [controls](#controls), has its value on models whose circuit is known.
+
 ```python
 import torch
 
@@ -281,7 +284,8 @@ def norm(subject):
 im.probes.table(run, ["W_O2", "norm_of_W_O"])
 ```
 
-With `of="activations"` it receives one step's logits, attention patterns and batch instead. Beside the tables:
+With `of="activations"` it receives one step's logits, attention patterns and batch instead.
+[Extending](extending.md#a-probe) says what it can read. These calls answer questions that a table of probes does not:
 
 | call | gives |
 | --- | --- |
