@@ -210,7 +210,7 @@ def test_a_page_is_saved_as_html_only(page, tmp_path):
 def test_memories_of_several_heads_go_through_the_head_that_surgery_takes():
     shipped = im.load("four-heads")
     ranked, _ = tables.clearest(shipped)
-    writer = carrier(shipped.model(400), shipped.task)
+    writer = carrier(shipped.model(), shipped.task)
     assert {name.split(">")[0] for _, name in ranked["W_K2"]} == {writer} == {"L1H3"}
     assert sorted(name.split(">")[1] for _, name in ranked["W_K2"]) == ["L2H1", "L2H2", "L2H3", "L2H4"]
     names = list(probes.table(shipped, ["W_K2"], steps="last")["head"])
