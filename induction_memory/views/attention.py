@@ -2,7 +2,7 @@
 
     im.attention(run, step=300, text="the tree at the gate")        shows itself in a notebook
     im.attention(run, step=[0, 100, 300], batch=batch, row=2)       steps side by side
-    im.attention(im.revisions("folder"), text="the tree")           a series of checkpoints, by its own tokenizer
+    im.attention(im.revisions("folder"), text="the tree")           a series, or a model, by its own tokenizer
     im.attention([run0, run1]).save("maps.pdf")                      runs side by side; .html, .png, .pdf or .svg
 
 Boxed is what the induction head should look at: the keys that follow earlier occurrences of the query, or for other
@@ -30,10 +30,11 @@ from induction_memory.files import require_file, write_file
 from induction_memory.model.associations import token_names
 from induction_memory.runner.components import head_of
 from induction_memory.runner.recording import Runner, require_length
-from induction_memory.subject import SEQUENCES, Sequences, Steps, subject
+from induction_memory.subject import SEQUENCES, Sequences, Steps, Subject, subject
 from induction_memory.task.batch import Batch
 from induction_memory.task.fields import require_integer
 from induction_memory.task.protocol import Task
+from induction_memory.trajectory.revisions import Revisions
 from induction_memory.views.attention_page import framed, page
 from induction_memory.views.light_maps import picture as light_picture
 from induction_memory.views.marks import row_marks, trigger_marks
@@ -169,11 +170,11 @@ def attention(
         heads is None or (isinstance(heads, list | tuple) and len(heads) > 0), "heads", "a list of heads", repr(heads)
     )
     cut = SHOWN if length is None and text is None and batch is None else length
-    series = next((one.series for one in read if one.series is not None), None)
+    reader = next((found for found in map(_own_reader, read) if found is not None), None)
     if text is None:
         tokens, boxes = _of_batch(read[0].batch, row, cut, task if isinstance(batch, Batch | None) else None)
-    elif series is not None:
-        tokens = series.encode(text)[0][:cut]
+    elif reader is not None and task is None:
+        tokens = reader.encode(text)[0][:cut]
         boxes = trigger_marks(tokens, {})
     else:
         tokens, boxes = _of_text(text, task, triggers, cut)
@@ -188,7 +189,7 @@ def attention(
     require(len(set(labels)) == 1, "source", "models with the same heads", "different ones")
     names = None if task is None else token_names(task)[0]
     shown = [str(int(i)) if names is None else names[i] for i in tokens]
-    shown = shown if series is None or task is not None else series.words(tokens)
+    shown = shown if reader is None or task is not None else reader.words(tokens)
     return AttentionView(
         title=_title(columns),
         tokens=tuple(shown),
@@ -197,6 +198,28 @@ def attention(
         patterns=np.stack(patterns),
         **boxes,
     )
+
+
+class ModelReader:
+    """Text to tokens and back by the tokenizer that a model brings."""
+
+    def __init__(self, model: Any) -> None:
+        self.tokenizer = model.tokenizer
+
+    def encode(self, text: str) -> Int[Tensor, "1 pos"]:
+        tokens = torch.tensor(self.tokenizer(text, add_special_tokens=False)["input_ids"], dtype=torch.long)
+        require(len(tokens) >= 1, "text", "at least one token", repr(text))
+        return tokens[None]
+
+    def words(self, tokens: Int[Tensor, " pos"]) -> list[str]:
+        return [self.tokenizer.decode([int(token)]) for token in tokens]
+
+
+def _own_reader(one: Subject) -> Revisions | ModelReader | None:
+    """What reads a text for a series or a model that others trained; None where only a task can."""
+    if one.series is not None:
+        return one.series
+    return ModelReader(one.source) if getattr(one.source, "tokenizer", None) is not None else None
 
 
 def _of_batch(

@@ -7,7 +7,9 @@ from transformer_lens.config import TransformerBridgeConfig
 from transformer_lens.model_bridge import TransformerBridge
 
 import induction_memory as im
+from induction_memory.model.bridge import boot
 from induction_memory.subject.stack import model_weights
+from tests.trajectory.series import tiny
 
 TASK = im.BigramTask(length=12, k=2)
 SIZES = {"d_model": 16, "n_layers": 2, "n_heads": 2, "d_head": 8, "n_ctx": 12, "d_vocab": TASK.n_inputs, "d_mlp": 24}
@@ -96,3 +98,55 @@ def test_patch_clamp_edit_and_record_are_the_same(pair, batch):
         kept.append(found)
     for site, value in kept[0].items():
         torch.testing.assert_close(kept[1][site], value, atol=1e-5, rtol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def with_and_without_tokenizer(tmp_path_factory):
+    """One Llama in two folders; one of them brings a tokenizer of 61 words."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    inner, folders = tiny("llama"), [tmp_path_factory.mktemp(name) for name in ("with", "without")]
+    for folder in folders:
+        inner.save_pretrained(folder)
+    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(61)}, unk_token="w0"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(folders[0])
+    return [boot(folder) for folder in folders]
+
+
+def test_a_tokenizer_changes_no_number(with_and_without_tokenizer):
+    """Maps, head scores, ablation, patching and roles, on tokens."""
+    assert [model.tokenizer is None for model in with_and_without_tokenizer] == [False, True]
+    task = im.BigramTask(length=12, k=2)
+    tokens = torch.randint(61, (4, 8), generator=torch.Generator().manual_seed(0)).repeat(1, 2)
+    calls = {
+        "maps": lambda model: im.attention(model, batch=tokens).patterns,
+        "scores": lambda model: im.probes.head_scores(model, length=8),
+        "ablation": lambda model: im.ablate(model, tokens, components=["heads"], kind="mean"),
+        "patching": lambda model: im.patch(model, batch=fitting(task)),
+        "roles": lambda model: im.identify(model, batch=tokens).roles,
+    }
+    for name, call in calls.items():
+        first, second = map(call, with_and_without_tokenizer)
+        assert len(first) > 0, name
+        assert str(first) == str(second), name
+
+
+def fitting(task):
+    """Sequences whose tokens the model of 61 words has."""
+    batch = im.sample(task, 24, im.step_rng(0, 0))
+    known = (batch.tokens < 61).all(1) & (batch.targets < 61).all(1)
+    return batch[known]
+
+
+def test_a_text_is_read_by_the_model_s_own_tokenizer(with_and_without_tokenizer):
+    model, bare = with_and_without_tokenizer
+    view = im.attention(model, text="w3 w5 w3 w5 w7")
+    assert view.tokens == ("w3", "w5", "w3", "w5", "w7")
+    with torch.no_grad():
+        _, cache = model.run_with_cache(torch.tensor([[3, 5, 3, 5, 7]]))
+    expected = torch.cat([cache[f"blocks.{layer}.attn.hook_pattern"][0] for layer in range(2)])
+    torch.testing.assert_close(torch.as_tensor(view.patterns[0]), expected, atol=1e-5, rtol=1e-5)
+    with pytest.raises(im.errors.InputError, match="a model alone has none"):
+        im.attention(bare, text="w3 w5")
