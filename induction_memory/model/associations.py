@@ -203,10 +203,10 @@ def token_names(task: Task, outputs: bool = True) -> tuple[tuple[str, ...], tupl
 
 def _window(a: Association, spec: Spec) -> Association:
     """W_K1 among the positions of a window; row r of `a` is the query r + 1, column s the key s."""
-    length, start = a.inputs.shape[-2], spec.window[0]
-    stop = length if spec.window[1] is None else min(spec.window[1], length)
-    if stop - start < 2:
-        raise UnsupportedError(f"needs a window of two or more of the {length} positions")
+    length = a.inputs.shape[-2]
+    start, stop = (0, min(spec.first or length, length)) if spec.window is None else spec.window
+    if stop - start < 2 or stop > length:
+        raise UnsupportedError(f"needs a window of two or more of the {length} positions, got [{start}:{stop}]")
     _ = a.scores  # computed once for all windows
     queries = slice(start, stop - 1)
     if spec.causal:

@@ -2,7 +2,9 @@
 
 A name begins with one of the memories of `associations.py` and may go on, in this order:
 
-    W_K1_first64, W_K1[a:b]   positions a to b-1, counted from 0: queries a+1 to b-1, keys a to b-2
+    W_K1[a:b]                 positions a to b-1, counted from 0: queries a+1 to b-1, keys a to b-2. A window that goes
+                              beyond the sequence is refused
+    W_K1_first64              the first 64 positions, or all of them if the sequence is shorter
     W_K1_causal               the query chooses among the keys s <= t; without it among all keys except the last
                               position's, as the authors measured
     W_K1_normed, W_K2_normed  each embedding through the model's own LayerNorms in full, instead of their linear part
@@ -18,7 +20,7 @@ from typing import Literal
 FIRST = 64  # positions of the paper's smaller window
 Norm = Literal["folded", "full", "none"]
 _NAME = re.compile(
-    r"(?:(?P<first>W_K1)(?P<window>_first64|\[\d+:\d+\])?(?P<causal>_causal)?"
+    r"(?:(?P<first>W_K1)(?P<window>_first64|\[(?P<start>\d{1,9}):(?P<stop>\d{1,9})\])?(?P<causal>_causal)?"
     r"|(?P<second>W_K2)(?P<triggers>_triggers)?|(?P<other>W_O2(?:_spurious)?|W_F))"
     r"(?P<norm>_normed|_raw)?(?P<reversed>_reversed)?"
 )
@@ -29,7 +31,10 @@ class Spec:
     """A memory and how it is read: a name taken apart."""
 
     memory: str
-    window: tuple[int, int | None] = (0, None)
+    window: tuple[int, int] | None = None
+    """Positions a to b-1 of W_K1; None for all of them."""
+    first: int | None = None
+    """At most so many positions of W_K1, from the beginning; None for all of them."""
     causal: bool = False
     triggers: bool = False
     norm: Norm = "folded"
@@ -41,12 +46,10 @@ class Spec:
         match = _NAME.fullmatch(name) if isinstance(name, str) else None
         if match is None:
             return None
-        window: tuple[int, int | None] = (0, None)
-        if match["window"]:
-            start, stop = (0, FIRST) if match["window"] == "_first64" else map(int, match["window"][1:-1].split(":"))
-            window = (start, stop)
+        window = None if match["start"] is None else (int(match["start"]), int(match["stop"]))
+        first = FIRST if match["window"] == f"_first{FIRST}" else None
         norm: Norm = "folded" if match["norm"] is None else "full" if match["norm"] == "_normed" else "none"
         memory = match["first"] or match["second"] or match["other"]
         if norm == "full" and not memory.startswith("W_K"):
             return None
-        return cls(memory, window, bool(match["causal"]), bool(match["triggers"]), norm, bool(match["reversed"]))
+        return cls(memory, window, first, bool(match["causal"]), bool(match["triggers"]), norm, bool(match["reversed"]))

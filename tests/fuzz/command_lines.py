@@ -46,7 +46,8 @@ CHOICES = ("", "nothing", "ALL", "0", "[]", LONG, ESCAPE, NOT_TEXT, "zero,mean")
 NOT_FILES = ("", "folder", "file.txt/x", "/proc/x", LONG, "a/" * 3000, ESCAPE, "/dev/full", "/dev/null", ".", NOT_TEXT)
 NO_FOLDERS = ("file.txt", "file.txt/x", "/proc/x", LONG, "/dev/null", "/dev/full", "loop", "run", ESCAPE * 99)
 TOKENS = ("", "->", "a->", "->a", "a->b->c", "ab", "\x00", "é", ESCAPE, LONG, "a-b", "999", NOT_TEXT, "☃->a")
-NAMES = ("", "W_K9", "w_k1", "L0H1", "L1H9", "L-1H1", "heads,nothing", LONG, ESCAPE, "W_O2[", "W_K1[5:2]", NOT_TEXT)
+NAMES = ("", "W_K9", "w_k1", "L0H1", "L1H9", "L-1H1", "heads,nothing", LONG, ESCAPE, "W_O2[", NOT_TEXT)
+NAMES += ("W_K1[5:2]", "W_K1[0:17]", "W_K1[0:9999999]", "W_K1[0:" + DIGITS + "]")  # the run has 16 positions
 SETTINGS = (
     "",
     "=",

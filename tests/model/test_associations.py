@@ -1,5 +1,6 @@
 """What each matrix associates, against the weights read by hand."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -137,8 +138,12 @@ def test_windows_and_causal_keys_of_the_previous_token_memory(model):
         pairs = [(a.input_names[i], a.output_names[j]) for i, j in a.pairs.tolist()]
         assert pairs == [(t - 1, t) for t in a.output_names]
     assert causal.candidates.sum(-1).tolist() == list(range(2, 13))
-    with pytest.raises(UnsupportedError, match="needs a window of two or more of the 12 positions"):
-        associate(model, "W_K1[11:20]", task=FIXED)
+    for window in ("[11:12]", "[11:20]", "[0:13]", "[0:9999999]", "[9:3]"):
+        said = f"needs a window of two or more of the 12 positions, got {re.escape(window)}$"
+        with pytest.raises(UnsupportedError, match=said):
+            associate(model, f"W_K1{window}", task=FIXED)
+    assert associate(model, "W_K1[0:12]", task=FIXED).scores.equal(whole.scores)
+    assert associate(model, "W_K1_first64", task=FIXED).scores.equal(whole.scores)
 
 
 def test_the_carrier_is_the_head_whose_keys_the_memory_reads():
@@ -155,9 +160,9 @@ def test_the_carrier_is_the_head_whose_keys_the_memory_reads():
 
 
 def test_names_are_taken_apart():
-    assert Spec.parse("W_K1_first64_causal") == Spec("W_K1", (0, 64), causal=True)
+    assert Spec.parse("W_K1_first64_causal") == Spec("W_K1", first=64, causal=True)
     assert Spec.parse("W_K2_triggers_raw_reversed") == Spec("W_K2", triggers=True, norm="none", reversed=True)
-    for wrong in ("W_K3", "W_O2_causal", "W_K1_triggers", "W_O2_normed", "W_K2_first64"):
+    for wrong in ("W_K3", "W_O2_causal", "W_K1_triggers", "W_O2_normed", "W_K2_first64", f"W_K1[0:{'9' * 5000}]"):
         assert Spec.parse(wrong) is None
     with pytest.raises(InputError, match="memory: expected W_K1, W_K2"):
         associate(build(ModelConfig.simplified(d_model=8, n_ctx=4)), "W_K3")

@@ -24,7 +24,7 @@ from induction_memory.model.associations import token_names
 from induction_memory.subject import subject
 from induction_memory.trajectory.trajectory import Trajectory
 
-WINDOW = 64  # positions of W_K1's table
+WINDOW = "W_K1_first64"  # the positions of W_K1's table
 MEMORIES = ("W_K1", "W_K2", "W_O2")
 
 
@@ -77,7 +77,7 @@ def score_tables(
     Also the pairs [row, column] that should be stored.
     """
     stack = subject(run, step=list(steps)).stack
-    a = stack.association(f"W_K1[0:{WINDOW}]" if memory == "W_K1" else memory)
+    a = stack.association(WINDOW if memory == "W_K1" else memory)
     stored = a.ideal != 0 if a.asked is None else a.asked
     rows, stored = (a.scores, stored) if a.given == "output" else (a.scores.mT, stored.mT)
     scores = rows.expand(stack.n_steps, *rows.shape[1:]).reshape(stack.n_steps, -1, *rows.shape[-2:])
