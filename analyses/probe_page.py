@@ -299,8 +299,8 @@ With `of="activations"` it receives one step's logits, attention patterns and ba
 | `im.probes.head_scores(model)` | the standard previous-token and induction scores, any TransformerLens model |
 | `im.probes.recall_between(model, W, inputs=u, outputs=v)` | recall between chosen sets, any TransformerLens model |
 
-W_K1 also takes any window of positions, `W_K1[32:96]`, each with `_causal`. The attention and attribution probes take
-any layer's number, and `loss_occurrence<n>` any n.
+W_K1 also takes any window within the sequence, `W_K1[32:96]`, each with `_causal`. The attention and attribution
+probes take any layer's number, and `loss_occurrence<n>` any n.
 
 In a model with LayerNorm there are three recalls of W_K1 and W_K2. `W_K2` has the norm's linear part folded into the
 matrix. `W_K2_normed` applies the model's own norms to each embedding, as the model does; the two differ, because recall

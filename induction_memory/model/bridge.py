@@ -1,19 +1,23 @@
 """Models that others trained: a local Hugging Face folder as a TransformerLens model.
 
-TransformerBridge loads any architecture that it knows, and its logits equal those of transformers to 1e-6. Three of its
-habits are mended here: it looks on the network for what a folder lacks, it invents a tokenizer for a folder without
-one, and its models hold references to themselves, so that they are freed only by a collection.
+TransformerBridge loads any architecture that it knows, and its logits equal those of transformers to 1e-6. Four habits
+of the libraries are mended here: a tensor that the files lack is drawn at random, what a folder lacks is looked for on
+the network, a folder without a tokenizer gets one, and models hold references to themselves, so that they are freed
+only by a collection.
 """
 
 import gc
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from induction_memory.errors import InputError
+from induction_memory.errors import InputError, require
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
@@ -27,16 +31,66 @@ def boot(folder: Path, inner: nn.Module | None = None) -> nn.Module:
 
     gc.collect()
     own = has_tokenizer(folder)
-    with offline():
-        try:
+    inner = load_whole(folder) if inner is None else inner
+    try:
+        with offline():
             tokenizer = None if own else _stand_in()
             model = TransformerBridge.boot_transformers(str(folder), device="cpu", hf_model=inner, tokenizer=tokenizer)
-        except (OSError, ValueError, KeyError, RuntimeError, NotImplementedError) as error:
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            raise InputError(f"{folder}: expected a model that TransformerBridge can load, got: {reason}") from error
+    except Exception as error:
+        raise _unloadable(folder, error) from error
     if not own:
         model.tokenizer = None
     return model.eval()
+
+
+def load_whole(folder: Path) -> nn.Module | None:
+    """The transformers model in a folder, all of whose weights are in its files.
+
+    None if it is no causal language model: the bridge knows other classes too.
+    """
+    from transformers import AutoModelForCausalLM
+
+    _require_readable(folder)
+    try:
+        with offline():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype=torch.float32,
+                attn_implementation="eager",
+                local_files_only=True,
+                output_loading_info=True,
+            )
+    except Exception as error:
+        if "Unrecognized configuration class" in str(error):
+            return None
+        raise _unloadable(folder, error) from error
+    model, found = loaded
+    lost = sorted(map(str, found["missing_keys"]))
+    require(not lost, str(folder), "files with all tensors of the model", f"none with {', '.join(lost[:3])}")
+    return model
+
+
+def _unloadable(folder: Path, error: Exception) -> InputError:
+    """Whatever three libraries raise about files that others wrote, in one line."""
+    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return InputError(f"{folder}: expected a model that TransformerBridge can load, got: {reason}")
+
+
+def _require_readable(folder: Path) -> None:
+    """Refuse a checkpoint whose weight files or whose list of them cannot be read, by the file's name."""
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(path, framework="pt"):
+                pass
+        except (SafetensorError, OSError) as error:
+            raise InputError(f"{path}: expected a safetensors file, got {str(error).splitlines()[0]}") from error
+    for path in sorted(folder.glob("*.index.json")):
+        try:
+            files = {Path(name) for name in json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()}
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise InputError(f"{path}: expected a list of weight files, got {type(error).__name__}") from error
+        lost = sorted(str(name) for name in files if name.name != str(name) or not (folder / name).is_file())
+        require(not lost, str(path), "files of its folder", ", ".join(map(repr, lost)))
 
 
 def _stand_in() -> Any:

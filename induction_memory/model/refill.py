@@ -17,7 +17,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from induction_memory.errors import InputError
-from induction_memory.model.bridge import boot, has_tokenizer, offline
+from induction_memory.model.bridge import boot, has_tokenizer, load_whole
 
 ARCHITECTURES = ("GPTNeoXForCausalLM", "GPT2LMHeadModel", "LlamaForCausalLM", "OlmoForCausalLM", "Olmo2ForCausalLM")
 """Architectures that are refilled. Tests compare each with transformers at several steps."""
@@ -71,15 +71,9 @@ class Refill:
 
     def _set_up(self, folder: Path, files: Sequence[Path]) -> None:
         """Boot the first model around a transformers model whose parameters are known by name, and check a refill."""
-        from transformers import AutoModelForCausalLM
-
-        try:
-            with offline():
-                inner = AutoModelForCausalLM.from_pretrained(
-                    folder, dtype=torch.float32, attn_implementation="eager", local_files_only=True
-                )
-        except (OSError, ValueError, KeyError, RuntimeError) as error:
-            raise NotRefillableError from error  # `boot` says what is wrong
+        inner = load_whole(folder)
+        if inner is None:
+            raise NotRefillableError
         self._named = dict(inner.named_parameters())
         self._model = boot(folder, inner)
         self._config = configuration(folder)

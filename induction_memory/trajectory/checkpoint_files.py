@@ -1,17 +1,26 @@
-"""The files of one checkpoint that others trained: which they are, what changed about them, and reading them ahead."""
+"""The files of one checkpoint that others trained: which they are, what changed about them, and reading them ahead.
+
+A Hub cache names each blob by a hash of its content: SHA-256 for large files, for others the hash that git gives them.
+Such a file is compared with its name before it is read. Other folders bring no checksums: what their files say is
+taken as it is.
+"""
 
 import hashlib
+import re
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
+from induction_memory.errors import DamagedError
 from induction_memory.trajectory.checkpoint_names import Label
 
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth")
 TOKENIZER = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt", "tokenizer_config.json")
 _NO_WEIGHTS = ("training_args.bin", "optimizer.pt", "scheduler.pt")
 _CHUNK = 1 << 22
+_BLOB = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -32,10 +41,34 @@ class Checkpoint:
         facts = [(p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in sorted(self.folder.iterdir()) if p.is_file()]
         return hashlib.sha256(repr(facts).encode()).hexdigest()
 
+    def damaged(self) -> list[Path]:
+        """The files in a Hub cache that differ from the hash that names them."""
+        blobs = [(path, path.resolve()) for path in sorted(self.folder.iterdir()) if path.is_symlink()]
+        named = [(path, blob) for path, blob in blobs if blob.parent.name == "blobs" and _BLOB.fullmatch(blob.name)]
+        return [path for path, blob in named if not blob.is_file() or _hash(blob, *_times(blob)) != blob.name]
+
+    def require_intact(self) -> None:
+        """Refuse a file that differs from the hash that names it."""
+        for path in self.damaged():
+            raise DamagedError(path, "content that differs from the hash in its Hub cache")
+
     def tokenizer(self) -> dict[str, str]:
         """The hashes of its tokenizer's files."""
         paths = [self.folder / name for name in TOKENIZER if (self.folder / name).is_file()]
         return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+
+
+def _times(path: Path) -> tuple[int, int]:
+    return path.stat().st_size, path.stat().st_mtime_ns
+
+
+@lru_cache(maxsize=4096)
+def _hash(blob: Path, size: int, time: int) -> str:
+    """The hash of a blob, of the kind that its name is; computed again if the file was written again."""
+    with blob.open("rb") as file:
+        if len(blob.name) == 64:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+        return hashlib.sha1(b"blob %d\0" % size + file.read(), usedforsecurity=False).hexdigest()
 
 
 def weight_files(folder: Path) -> list[Path]:

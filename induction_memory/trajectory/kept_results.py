@@ -1,14 +1,13 @@
 """Results of single checkpoints, kept on the disk as soon as they are there: a killed analysis goes on where it was.
 
-A result is a few tables by name. Its folder is named by the step and by a hash of what it depends on: the question and
-its settings, the checkpoint's files, and the source of this package. A result is written beside its place and moved
-there in one operation, so it is whole or not there. In a read-only folder, results are computed anew.
+A result is a few tables by name. Its file is named by the step and by a hash of what it depends on: the question and
+its settings, the checkpoint's files, and the source of this package. It is sealed: read as it was written, or computed
+anew (`kept_files.py`).
 """
 
-import contextlib
 import hashlib
-import shutil
-import tempfile
+import io
+import json
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
@@ -20,6 +19,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from induction_memory.trajectory import kept_files
 from induction_memory.trajectory.checkpoint_files import Checkpoint
 
 Tables = Mapping[str, pd.DataFrame]
@@ -27,32 +27,33 @@ Tables = Mapping[str, pd.DataFrame]
 
 def load(folder: Path, key: str, one: Checkpoint) -> dict[str, pd.DataFrame] | None:
     """The tables kept for this question about this checkpoint, or None."""
-    place = _place(folder, key, one)
-    try:
-        found = {path.stem: pd.read_parquet(path) for path in sorted(place.glob("*.parquet"))}
-    except (OSError, ValueError):
+    name = _name(key, one)
+    content = kept_files.read(folder / name, name)
+    if content is None:
         return None
-    return found or None
+    sizes, _, tables = content.partition(b"\n")
+    found, start = {}, 0
+    for table, size in json.loads(sizes).items():
+        found[table] = pd.read_parquet(io.BytesIO(tables[start : start + size]))
+        start += size
+    return found
 
 
 def save(folder: Path, key: str, one: Checkpoint, tables: Tables) -> None:
-    """Keep the tables of one checkpoint."""
-    with contextlib.suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-        part = Path(tempfile.mkdtemp(prefix=".part-", dir=folder))
-        try:
-            for name, table in tables.items():
-                table.to_parquet(part / f"{name}.parquet", index=False)
-            place = _place(folder, key, one)
-            shutil.rmtree(place, ignore_errors=True)
-            part.replace(place)
-        finally:
-            shutil.rmtree(part, ignore_errors=True)
+    """Keep the tables of one checkpoint, as Parquet, after a line of JSON with the size of each."""
+    parts = {}
+    for table, rows in tables.items():
+        content = io.BytesIO()
+        rows.to_parquet(content, index=False)
+        parts[table] = content.getvalue()
+    sizes = json.dumps({table: len(part) for table, part in parts.items()}).encode()
+    name = _name(key, one)
+    kept_files.write(folder / name, name, b"\n".join([sizes, b"".join(parts.values())]))
 
 
-def _place(folder: Path, key: str, one: Checkpoint) -> Path:
+def _name(key: str, one: Checkpoint) -> str:
     content = f"{key}\n{one.fingerprint}\n{_code()}"
-    return folder / f"step-{one.label.step}-{hashlib.sha256(content.encode()).hexdigest()[:24]}"
+    return f"step-{one.label.step}-{hashlib.sha256(content.encode()).hexdigest()}.result"
 
 
 @cache

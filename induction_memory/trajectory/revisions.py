@@ -68,6 +68,7 @@ class Revisions:
         from induction_memory.model.bridge import boot
 
         one = self.checkpoints[-1] if step is None else self.at(int(step)).checkpoints[0]
+        one.require_intact()
         return boot(one.folder)
 
     def __iter__(self) -> Iterator[tuple[int, nn.Module]]:
@@ -89,6 +90,7 @@ class Revisions:
         """Each checkpoint; the files of the next are read meanwhile."""
         for one, following in zip(checkpoints, [*checkpoints[1:], None], strict=True):
             reading = read_ahead(following.files()) if following is not None else None
+            one.require_intact()
             yield one
             if reading is not None:
                 reading.join()

@@ -4,6 +4,7 @@ identical checkpoint   all weights that train equal those of another step
 identical shard        one file of several equals that of another step: a revision that was uploaded by half
 identical tensor       a single tensor that trains equals that of another step
 unreadable             a file that is cut off, or no weights at all
+damaged                a file of a Hub cache that differs from the hash that names it
 missing tensor         a tensor that other steps have
 configuration, tokenizer   a change of config.json or of the tokenizer's files against the step before
 gap                    steps missing from an otherwise regular schedule (equal distances, or equal ratios)
@@ -116,10 +117,13 @@ def _geometric(before: int, here: int, after: int, beyond: int) -> int:
 
 def _contents(one: Checkpoint, known: dict[Path, dict[str, str]]) -> Contents:
     contents = Contents(one.label.step)
-    files = one.files()
+    files, damaged = one.files(), one.damaged()
+    for path in damaged:
+        detail = "differs from the hash that names it"
+        contents.problems.append(Finding("damaged", contents.step, None, f"{one.name}/{path.name}", detail))
     if not files:
         contents.problems.append(Finding("unreadable", contents.step, None, one.name, "no weight files"))
-    for path in files:
+    for path in [path for path in files if path not in damaged]:
         try:
             file = path.resolve()
             hashes = known[file] if file in known else known.setdefault(file, _hashes(file, path.suffix))

@@ -11,7 +11,7 @@ import pytest
 
 from induction_memory import probes
 from induction_memory.probes import cache
-from induction_memory.trajectory import load
+from induction_memory.trajectory import kept_files, load
 from tests.tiny_runs import tiny
 
 NAMES = ["W_K1", "W_O2", "norm_W_O2"]
@@ -77,7 +77,7 @@ def test_a_group_can_read_the_entries_and_no_parts_stay(run, monkeypatch, knocks
     for path in entries(run):
         path.unlink()
     with monkeypatch.context() as patch:
-        patch.setattr(cache.os, "replace", kill)
+        patch.setattr(kept_files.os, "replace", kill)
         with pytest.raises(Killed):
             probes.table(run, NAMES)
     knocks["kills of probe caching"] += 1
