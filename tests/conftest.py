@@ -7,6 +7,7 @@ from hypothesis import settings
 
 from tests import knocks as knock_counts
 from tests.browser import MISSING, launched
+from tests.network import NETWORK
 
 settings.register_profile("untimed", deadline=None)  # the machine may be busy: no test asserts a time
 settings.load_profile("untimed")
@@ -23,6 +24,28 @@ if NEW_LENS:
         "runner/test_fast.py",
         "runner/test_hooked.py",
     ]
+
+
+def pytest_configure():
+    NETWORK.close()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """Open this machine to the tests that ask for it, with their fixtures."""
+    NETWORK.loopback = item.get_closest_marker("loopback") is not None
+    try:
+        return (yield)
+    finally:
+        NETWORK.loopback = False
+
+
+@pytest.fixture(autouse=True)
+def closed_network():
+    """A test that has asked for the network fails, whatever became of its question."""
+    NETWORK.attempts.clear()
+    yield
+    assert NETWORK.attempts == []
 
 
 @pytest.fixture

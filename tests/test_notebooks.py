@@ -41,6 +41,7 @@ def test_the_quickstart_is_one_screen_of_code_without_a_function():
 
 
 @pytest.mark.slow
+@pytest.mark.loopback  # the kernel is a process that listens there
 @pytest.mark.parametrize("names", [NAMES[::2], NAMES[1::2]], ids=" ".join)
 def test_a_run_today_shows_what_is_stored(names):
     found = {name: differences(stored(name), notebook) for name, notebook in execute(names)}

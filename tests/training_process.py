@@ -1,8 +1,9 @@
-"""Real training processes that can be killed, without paying for the imports each time.
+"""Real processes that write runs and can be killed, without paying for the imports each time.
 
-`python -m tests.training_process` imports everything once. For a line "FOLDER STEPS" on its standard input it forks a
-process that trains (or resumes) a tiny run in that folder, and prints the process's number; for the line "wait" it
-waits for that process and prints how it ended. Until then the number stands for no other process.
+`python -m tests.training_process` imports everything once. For a line "JOB FOLDER ARGUMENT", between tabs, on its
+standard input it forks a process that does (or goes on with) the job in that folder, and prints the process's number;
+for the line "wait" it waits for that process and prints how it ended. Until then the number stands for no other
+process.
 """
 
 import os
@@ -13,13 +14,46 @@ from pathlib import Path
 
 from tests.tiny_runs import tiny
 
+PROBES = ["W_K1", "W_K2", "W_O2", "norm_W_O2", "W_K1_margin", "W_O2_margin"]
+KEPT = [0, 6, 36, 60]
+
 
 def config_of(steps: int):
     return tiny(steps=steps, batch_size=16, resume_every=5, checkpoints="every 1 to 6 then every 9")
 
 
-class Trainer:
-    """The other end: starts a training process, to be killed or waited for."""
+def train(folder: Path, steps: str) -> None:
+    from induction_memory.training.run import start
+
+    start(config_of(int(steps)), folder, resume="or start", quiet=True)
+
+
+def branch(folder: Path, parent: str) -> None:
+    from induction_memory.training.branching import branch
+    from induction_memory.trajectory import load
+
+    branch(load(parent), 36, folder, freeze=["W_K1"], resume="or start", quiet=True)
+
+
+def thin(folder: Path, parent: str) -> None:
+    from induction_memory.trajectory import load, thin
+
+    if not (folder / "manifest.json").exists():  # which comes last: with it the folder is whole
+        thin(load(parent), folder, KEPT)
+
+
+def probe(folder: Path, _: str) -> None:
+    from induction_memory import probes
+    from induction_memory.trajectory import load
+
+    probes.table(load(folder), PROBES)
+
+
+JOBS = {job.__name__: job for job in (train, branch, thin, probe)}
+
+
+class Worker:
+    """The other end: starts a process that does a job, to be killed or waited for."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -31,9 +65,9 @@ class Trainer:
         )
         assert self._read() == "ready"
 
-    def start(self, folder: Path, steps: int) -> int:
-        """Start training in a folder; the process's number."""
-        return int(self._ask(f"{folder} {steps}"))
+    def start(self, job: str, folder: Path, argument: str | int | Path) -> int:
+        """Start a job in a folder; the process's number."""
+        return int(self._ask(f"{job}\t{folder}\t{argument}"))
 
     def status(self) -> int:
         """How it ended: 0 if it came to its end, minus the signal's number if it was killed."""
@@ -54,23 +88,23 @@ class Trainer:
 
 
 def main() -> None:
+    from induction_memory import probes
     from induction_memory.model.building import build
-    from induction_memory.training import forward, run
+    from induction_memory.training import branching, forward, run
 
-    assert build
-    assert forward
+    assert all((probes.table, build, branching, forward, run))  # imported before the first fork
     print("ready", flush=True)
     child = 0
     for line in sys.stdin:
         if line.strip() == "wait":
             print(os.waitpid(child, 0)[1], flush=True)
             continue
-        folder, steps = line.rsplit(" ", 1)
+        job, folder, argument = line.rstrip("\n").split("\t")
         child = os.fork()
         if child == 0:
             status = 1
             try:
-                run.start(config_of(int(steps)), Path(folder), resume="or start", quiet=True)
+                JOBS[job](Path(folder), argument)
                 status = 0
             except BaseException:
                 traceback.print_exc()

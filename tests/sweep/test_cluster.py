@@ -20,7 +20,7 @@ from tests.sweep.stubs import calls, job
 from tests.sweep.test_loop import is_free, wait_for
 from tests.sweep.tiny_sweep import contents, finished, is_in_the_middle, write
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.loopback]
 
 
 class Machines:

@@ -5,7 +5,6 @@ import json
 import os
 import random
 import shutil
-import signal
 import time
 from functools import partial
 from pathlib import Path
@@ -20,13 +19,11 @@ from induction_memory.training.branching import branch
 from induction_memory.training.run import resume, start
 from induction_memory.trajectory import durable, load, thin, verify
 from induction_memory.trajectory.lengthening import lengthen
-from induction_memory.trajectory.lock import locked
 from induction_memory.trajectory.manifest import Manifest
 from induction_memory.trajectory.ownership import tidy
 from induction_memory.trajectory.resuming import resume_point
 from induction_memory.trajectory.writer import Origin, Writer, begin
 from tests.tiny_runs import tiny
-from tests.training_process import Trainer, config_of
 
 pytestmark = pytest.mark.slow
 
@@ -46,60 +43,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(durable, "_sync", lambda descriptor: None)
 
 
-@pytest.fixture(scope="module")
-def trainer():
-    trainer = Trainer()
-    yield trainer
-    trainer.close()
-
-
-@pytest.mark.parametrize("wanted", [10, pytest.param(50, marks=pytest.mark.hard)])
-def test_a_process_killed_at_random_moments_ends_with_the_same_bits(wanted, trainer, tmp_path, knocks):
-    steps, kills, folders = 60, 0, 0
-    trainer.start(tmp_path / "never stopped", steps)
-    begun = time.perf_counter()
-    assert trainer.status() == 0
-    lifetime = time.perf_counter() - begun
-    expected = content(tmp_path / "never stopped")
-    moments = random.Random(0)
-    while kills < wanted or not (tmp_path / str(folders)).exists():
-        folder = tmp_path / str(folders)
-        process = trainer.start(folder, steps)
-        if kills < wanted:
-            time.sleep(moments.uniform(0, 0.8 * lifetime))
-            os.kill(process, signal.SIGKILL)
-        status = trainer.status()
-        kills += status == -signal.SIGKILL
-        assert status in (0, -signal.SIGKILL)
-        if status == 0:
-            assert content(folder) == expected
-            assert verify(folder) == []
-            folders += 1
-    knocks["SIGKILLs of training"] += kills
-    assert kills == wanted
-    assert folders >= 1
-
-
-def test_a_second_trainer_refuses_and_names_the_first_and_a_killed_one_blocks_nobody(trainer, tmp_path):
-    folder = tmp_path / "busy"
-    process = trainer.start(folder, 100_000)
-    while not (folder / "steps" / "00000002.safetensors").exists():
-        time.sleep(0.01)
-    before = sorted(folder.rglob("*.json"))
-    with pytest.raises(
-        InputError, match=rf"busy: expected a folder no other process trains in, got process {process} on "
-    ):
-        start(config_of(100_000), folder, resume=True, quiet=True)
-    assert sorted(folder.rglob("*.json")) == before
-    os.kill(process, signal.SIGKILL)
-    assert trainer.status() == -signal.SIGKILL
-    assert (folder / ".lock").exists()
-    with locked(folder), pytest.raises(InputError, match=f"got process {os.getpid()} on "), locked(folder):
-        pass
-    assert not (folder / ".lock").exists()
-
-
-# From here on the writer alone, fed with made-up weights: fast enough to be stopped at each of its operations.
+# The writer alone, fed with made-up weights: fast enough to be stopped at each of its operations.
 
 CONFIG = tiny(
     ModelConfig(d_model=16, n_ctx=16, trained=("W_O2",)),
