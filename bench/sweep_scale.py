@@ -3,7 +3,7 @@
 A stub leaves what a finished run leaves for the sweep to read (its manifest and its metrics, flushed to the disk), so
 that starting the sweep again and making its table are the real thing. Measured are the pool and a Dask cluster with two
 workers on this machine. `python -m bench.sweep_scale kills` gives 3,000 jobs that only leave a file to such a cluster
-while a worker is killed every 20 s.
+while a worker is killed every 20 s. With `--write` the table of docs/sweeps.md is replaced by what was measured.
 """
 
 import json
@@ -34,6 +34,8 @@ from induction_memory.trajectory import durable, rows
 from induction_memory.trajectory.layout import METRICS
 from induction_memory.trajectory.manifest import Manifest, provenance
 
+PAGE = Path(__file__).parents[1] / "docs" / "sweeps.md"
+BEGIN, END = "<!-- measured by bench.sweep_scale -->", "<!-- end of it -->"
 STEPS = 20
 TINY = """
 [set]
@@ -181,11 +183,26 @@ def leave(folder: str) -> None:
     Path(folder, str(time.monotonic_ns())).touch()
 
 
+SAID: list[tuple[str, str]] = []
+
+
 def say(what: str, value: str) -> None:
+    SAID.append((what, value))
     print(f"{what:<66} {value}", flush=True)
 
 
+def write_page() -> None:
+    """Replace the table in docs/sweeps.md by what was said."""
+    text = PAGE.read_text(encoding="utf-8")
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    lines = [f"| {what.strip()} | {value} |" for what, value in SAID]
+    table = "\n".join(["| what | measured |", "| --- | --- |", *lines])
+    PAGE.write_text(f"{before}{BEGIN}\n\n{table}\n\n{END}{after}", encoding="utf-8")
+
+
 def main(runs: int = 10_000) -> None:
+    say("load of the machine when it began and cores", f"{os.getloadavg()[0]:.1f}, {os.cpu_count()}")
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         began = time.perf_counter()
@@ -211,7 +228,10 @@ def main(runs: int = 10_000) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["kills"]:
+    words = [word for word in sys.argv[1:] if word != "--write"]
+    if words == ["kills"]:
         kills()
     else:
-        main(*map(int, sys.argv[1:2]))
+        main(*map(int, words[:1]))
+        if "--write" in sys.argv:
+            write_page()
