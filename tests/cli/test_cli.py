@@ -288,7 +288,7 @@ def test_probes_that_the_run_does_not_allow_are_a_mistake_when_no_other_is_asked
     assert "got 'W_K2_triggers', which needs fixed triggers" in err
 
 
-@pytest.mark.slow
+@pytest.mark.hard  # `make test` recomputes them too, by tests/reproduction/test_audit.py
 def test_the_claims_are_recomputed_from_what_ships(run):
     code, out, _ = run("reproduce", "--check", "--format", "json")
     assert code == 0

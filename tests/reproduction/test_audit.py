@@ -30,11 +30,23 @@ def measured():
     return {what.preset: make_record(load(name), f"{what.preset}-seed-0") for name, what in TRAJECTORIES.items()}
 
 
+def measure_once(measured, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(memories, "repeated", ONE_STEP)
+    patch.setattr(module, "make_record", lambda _, name: measured[name.removesuffix("-seed-0")])
+
+
 @pytest.fixture
 def quick(measured, monkeypatch):
     """Nothing is measured twice."""
-    monkeypatch.setattr(memories, "repeated", ONE_STEP)
-    monkeypatch.setattr(module, "make_record", lambda _, name: measured[name.removesuffix("-seed-0")])
+    measure_once(measured, monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def intact(measured):
+    """The audit of what ships."""
+    with pytest.MonkeyPatch.context() as patch:
+        measure_once(measured, patch)
+        return audit()
 
 
 @pytest.fixture
@@ -54,8 +66,8 @@ def change(folder: Path, record: str, name: str, value: float) -> None:
     path.write_text(json.dumps(about))
 
 
-def test_what_ships_is_sealed_and_agrees_with_its_weights(quick):
-    found = audit()
+def test_what_ships_is_sealed_and_agrees_with_its_weights(intact):
+    found = intact
     assert found.problems == []
     assert set(found.compared["trajectory"]) == set(TRAJECTORIES)
     assert found.compared["largest difference"].max() <= AGREE
@@ -64,8 +76,8 @@ def test_what_ships_is_sealed_and_agrees_with_its_weights(quick):
     assert "0 problems" in found.summary
 
 
-def test_a_number_changed_by_hand_flips_no_verdict_and_is_named(quick, copy):
-    before = audit(copy).verdicts
+def test_a_number_changed_by_hand_flips_no_verdict_and_is_named(quick, intact, copy):
+    before = intact.verdicts
     change(copy, "figure-11-seed-0", "effective_heads_induction", 1.0)
     change(copy, "figure-2-fixed-seed-0", "induction_mass2", 0.1)
     found = audit(copy)
@@ -90,10 +102,10 @@ def test_a_sealed_record_that_was_changed_is_named_beside_its_rows(quick, copy):
     assert rows["source"].tolist() == ["recomputed", "seal broken"]
 
 
-def test_recomputed_rows_do_not_depend_on_any_sealed_number(quick, copy):
+def test_recomputed_rows_do_not_depend_on_any_sealed_number(quick, intact, copy):
     """Every number of every record is replaced by another; the rows that say "recomputed" do not move."""
     rng = np.random.default_rng(0)
-    before = audit(copy).verdicts
+    before = intact.verdicts
     for name, record in record_files.read_all(copy / "records").items():
         probes = record.probes * 0 + rng.uniform(0.1, 0.9, record.probes.shape)
         metrics = record.metrics.drop(columns="step")

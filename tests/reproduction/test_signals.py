@@ -12,7 +12,7 @@ from tests.sweep.test_launch import children
 from tests.sweep.test_loop import is_free, wait_for
 from tests.sweep.tiny_sweep import lines
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.hard  # `make test` does the same to a sweep, through which both of them train
 SMALL = ["--set", "task.length=64", "model.n_ctx=64", "train.batch_size=16"]
 STUDY = Path(__file__).parents[2] / "analyses" / "multihead.py"
 
@@ -34,7 +34,7 @@ def is_over(process: int) -> bool:
     "command",
     [
         pytest.param(["-m", "induction_memory", "reproduce", "3", "--workers", "1"], id="reproduce"),
-        pytest.param([str(STUDY), "--seeds", "2", "--workers", "1", *SMALL], id="study", marks=pytest.mark.hard),
+        pytest.param([str(STUDY), "--seeds", "2", "--workers", "1", *SMALL], id="study"),
     ],
 )
 def test_a_killed_worker_is_replaced_and_ctrl_c_ends_all_in_one_line(command, tmp_path, knocks):
@@ -61,7 +61,6 @@ def test_a_killed_worker_is_replaced_and_ctrl_c_ends_all_in_one_line(command, tm
     assert all(is_free(run) for run in begun(tmp_path))
 
 
-@pytest.mark.hard
 def test_the_workers_die_with_a_killed_parent_and_hold_no_folder(tmp_path, knocks):
     command = [sys.executable, "-m", "induction_memory", "reproduce", "3", "--runs", str(tmp_path), "--quiet"]
     owner = subprocess.Popen([*command, "--out", str(tmp_path / "out")], start_new_session=True)
