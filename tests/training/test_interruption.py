@@ -79,12 +79,13 @@ def test_resuming_needs_nothing_repeated(whole, tmp_path, monkeypatch):
         command(out=tmp_path / "run", set=(("train.learning_rate=0.1", "train.momentum=0.5"),), resume=True, quiet=True)
 
 
-def test_a_run_that_diverges_says_where_and_keeps_its_last_finite_checkpoint(tmp_path):
+def test_a_run_that_diverges_says_where_and_keeps_its_last_finite_checkpoint(tmp_path, knocks):
     config = tiny(learning_rate=1e6, checkpoints="every 1", steps=12)
     with pytest.raises(
         DivergedError, match=r"run: the loss is \w+ at step \d+; .*; what was kept before is intact\nwhat to do: "
     ):
         start(config, tmp_path / "run", quiet=True)
+    knocks["divergences"] += 1
     assert verify(tmp_path / "run") == []
     run = load(tmp_path / "run")
     assert all(value.isfinite().all() for value in run.state(int(run.steps[0])).values())
@@ -152,7 +153,7 @@ def test_absurd_settings_are_one_line_and_never_hang():
         assert len(str(error.value)) < 700, setting[:60]
 
 
-def test_a_read_only_folder_and_one_that_vanishes_are_clear_errors(tmp_path, monkeypatch):
+def test_a_read_only_folder_and_one_that_vanishes_are_clear_errors(tmp_path, monkeypatch, knocks):
     def read_only(*_, **__):
         raise PermissionError(13, "Permission denied")
 
@@ -177,6 +178,7 @@ def test_a_read_only_folder_and_one_that_vanishes_are_clear_errors(tmp_path, mon
     with pytest.raises(StorageError, match=r"the folder .* is gone$") as error:
         start(tiny(), tmp_path / "gone", quiet=True)
     assert "intact" not in str(error.value)
+    knocks["read-only or vanished folders"] += 3
 
 
 def test_killed_or_out_of_space_at_any_operation_thinning_can_be_done_again(whole, tmp_path, monkeypatch, knocks):
