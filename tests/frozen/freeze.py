@@ -1,9 +1,11 @@
 """Freeze what the package measures on the shipped runs: one long table, one row per number or word.
 
-    python -m tests.frozen.freeze --out FILE [--only CALL ...] [--runs RUN ...]
+    python -m tests.frozen.freeze --out FILE [--only CALL ...] [--runs RUN ...] [--keep]
 
 Columns: call, run, step (-1 where a row has none), key (`probe=W_O2|head=0>1`), column, value, and text where the
 column holds words. `numbers.parquet` was made before the package was restructured, compare.py says what has moved.
+The rows of `four-heads` and `layernorm-mlp`, and those of the claims, were taken again (`--keep`) when these two runs
+were trained for longer and shipped anew.
 The runs are read through links in a temporary folder, so that no result kept beside them is taken for a new one.
 """
 
@@ -113,6 +115,7 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--keep", action="store_true", help="keep the rows of FILE about other calls and runs")
     given = parser.parse_args()
     tables = []
     for call, run, table, seconds in measured(given.only, given.runs):
@@ -121,6 +124,10 @@ def main() -> None:
         print(f"{call:22} {run:18} {len(table):7} values {seconds:6.1f} s", flush=True)
         tables.append(table)
     whole = pd.concat(tables, ignore_index=True)
+    if given.keep:
+        old = pd.read_parquet(given.out).astype(dict.fromkeys(("call", "run", "key", "column", "text"), str))
+        again = pd.MultiIndex.from_frame(old[["call", "run"]]).isin(pd.MultiIndex.from_frame(whole[["call", "run"]]))
+        whole = pd.concat([old[~again], whole], ignore_index=True)
     for name in ("call", "run", "key", "column", "text"):
         whole[name] = whole[name].astype("category")
     whole.to_parquet(given.out, index=False, compression="zstd")
