@@ -22,6 +22,7 @@ from torch import Tensor
 
 from induction_memory.errors import InputError, require
 from induction_memory.field_docs import field_docs
+from induction_memory.task.text import named_pair
 
 Side = Literal["input", "output"]
 
@@ -144,10 +145,9 @@ class Association:
 
     def number(self, text: str, field: str) -> tuple[int, int]:
         """The pair that `a->b` names, or `a` for the pair that a is asked with: numbers of an input and an output."""
-        before, arrow, after = text.partition("->") if text != "->" else (text, "", "")
-        i = _place(self.input_names, before, field)
-        if arrow:
-            return i, _place(self.output_names, after, field)
+        i, j = named_pair(text, self.input_names, self.output_names, field)
+        if j is not None:
+            return i, j
         partners = (self.ideal != 0 if self.asked is None else self.asked)[:, i].nonzero().flatten().tolist()
         if len(partners) != 1:
             raise InputError(f"{field}: expected a pair 'a->b' for {self.name}, got {text!r}")
@@ -201,23 +201,3 @@ def _chosen(names: tuple[str | int, ...], which: slice | Tensor) -> tuple[str | 
     if not names:
         return ()
     return names[which] if isinstance(which, slice) else tuple(names[n] for n in which.tolist())
-
-
-def _place(names: tuple[str | int, ...], text: str, field: str) -> int:
-    """The place of a name among tokens or positions."""
-    if names and isinstance(names[0], int):
-        known = text.strip().isdigit() and int(text) in names
-        require(known, field, f"positions {names[0]} to {names[-1]}", repr(text))
-        return names.index(int(text))
-    readable = text if text in names else _unescaped(text)
-    shown = "".join(map(str, names)) if all(len(str(name)) == 1 for name in names) else names
-    require(readable in names, field, f"tokens of the vocabulary {shown!r}", repr(text))
-    return names.index(readable)
-
-
-def _unescaped(text: str) -> str:
-    """The text with an escape such as \\n read; itself if it has none."""
-    try:
-        return text.encode("ascii").decode("unicode_escape") if text.startswith("\\") else text
-    except UnicodeError:
-        return text

@@ -121,7 +121,7 @@ class BigramTask:
         if characters is None:
             return
         require(self.trigger_offset == 0, "task.trigger_offset", "0 with trigger_characters", self.trigger_offset)
-        self.tables.encode(characters, "task.trigger_characters")
+        self.tables.encode([*characters], "task.trigger_characters")
         expected = f"{self.k} different ones (task.k)"
         require(len(set(characters)) == len(characters) == self.k, "task.trigger_characters", expected, characters)
 
@@ -174,7 +174,7 @@ class BigramTask:
         if self.triggers == "random":
             return None
         if self.trigger_characters is not None:
-            return read_only(self.tables.encode(self.trigger_characters, "task.trigger_characters"))
+            return read_only(self.tables.encode([*self.trigger_characters], "task.trigger_characters"))
         by_frequency = np.argsort(-self.tables.unigram_counts, kind="stable")
         return read_only(by_frequency[self.trigger_offset : self.trigger_offset + self.k])
 

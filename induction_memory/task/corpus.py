@@ -24,6 +24,7 @@ from jaxtyping import Float, Int, Shaped
 
 from induction_memory.errors import InputError, require
 from induction_memory.field_docs import field_docs
+from induction_memory.task.text import encode, separator
 
 SHIPPED = ("tinyshakespeare",)
 
@@ -117,25 +118,16 @@ class Corpus:
         """N, the number of tokens in the vocabulary."""
         return len(self.vocabulary)
 
-    @cached_property
-    def _number(self) -> dict[str, int]:
-        return {token: i for i, token in enumerate(self.vocabulary)}
-
-    def encode(self, text: Iterable[str], field: str = "text") -> Int[np.ndarray, " pos"]:
-        """Token ids of a text (or of a sequence of tokens); `field` is named when a token is unknown."""
-        tokens = list(text)
-        for token in tokens:
-            if token not in self._number:
-                shown = "".join(self.vocabulary) if max(map(len, self.vocabulary)) == 1 else self.vocabulary
-                raise InputError(f"{field}: expected tokens of the vocabulary {shown!r}, got {token!r}")
-        return np.array([self._number[token] for token in tokens], dtype=np.int64)
+    def encode(self, text: str | Iterable[str], field: str = "text") -> Int[np.ndarray, " pos"]:
+        """Token ids of a text (`text.py`), or of a sequence of tokens; `field` is named when a token is unknown."""
+        return encode(text if isinstance(text, str) else list(text), self.vocabulary, field)
 
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
-        """The text of a sequence of token ids."""
+        """The text of a sequence of token ids, which `encode` reads again."""
         numbers = [index(i) for i in ids]
         for i in numbers:
             require(0 <= i < self.size, "ids", f"0 to {self.size - 1} (the vocabulary)", i)
-        return "".join(self.vocabulary[i] for i in numbers)
+        return separator(self.vocabulary).join(self.vocabulary[i] for i in numbers)
 
     def to_dict(self) -> dict[str, Any]:
         """Name, vocabulary and counts as plain lists."""

@@ -6,6 +6,9 @@ At a query t, a trigger q seen before, the output o stands after each earlier oc
     trigger   z_s becomes another token: nothing before the query matches it any more
     first     the first occurrence is removed, its trigger and its output both replaced; later ones stay
 
+Of sequences without triggers (raw tokens), a query is any position whose token and next token stood together before: q
+and o are these two, and only the earlier q that o follows count.
+
 Replacements are drawn from tokens that are neither triggers nor outputs of their sequence, nor what they replace. The
 query itself and everything after it stay as they were. Triggers that are their own output are no queries.
 """
@@ -38,9 +41,14 @@ def corrupt(batch: Batch, corruption: Corruption, rng: np.random.Generator, *, q
     require(query in get_args(Query), "query", "second or last", repr(query))
     possible = batch.counts == 2 if query == "second" else batch.in_context
     possible = possible & (batch.targets != batch.tokens)
-    batch, t = with_queries(batch, possible, "a trigger comes twice", None if query == "last" else rng)
+    batch, t = with_queries(
+        batch, possible, "a trigger, or a pair of tokens, comes twice", None if query == "last" else rng
+    )
     q, answer = at(batch.tokens, t), at(batch.targets, t)
     earlier = (batch.tokens == q[:, None]) & (torch.arange(batch.tokens.shape[1]) < t[:, None])
+    if not batch.triggers.shape[1]:
+        earlier &= batch.targets == answer[:, None]
+        batch = replace(batch, latents={**batch.latents, "triggers": q[:, None], "outputs": answer[:, None]})
     first = earlier.int().argmax(1)
     after = torch.zeros_like(earlier)
     after[:, 1:] = earlier[:, :-1]
@@ -62,13 +70,13 @@ def pairs_of(
 ) -> Pairs:
     """Clean and corrupted sequences by a corruption of the task, its first when not named.
 
-    Sequences of the bigram task need no task, because they carry their triggers; `query` is for them alone. They are
-    corrupted on the CPU, where tasks compute, and the pairs are where the batch is.
+    Sequences of the bigram task need no task, because they carry their triggers, nor do raw tokens; `query` is for
+    these alone. They are corrupted on the CPU, where tasks compute, and the pairs are where the batch is.
     """
     device = batch.tokens.device
     if device.type != "cpu":
         return pairs_of(task, batch.to("cpu"), corruption, rng, query).to(device)
-    if isinstance(batch, Batch) and batch.triggers.shape[1] > 0:
+    if isinstance(batch, Batch):
         chosen: Any = "trigger" if corruption is None else corruption
         return corrupt(batch, chosen, rng, query=query)
     if task is None:

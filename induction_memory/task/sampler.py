@@ -136,13 +136,15 @@ def make_batch(
 
 
 def from_text(task: BigramTask, text: str) -> Batch:
-    """A batch of one sequence, the text: all but its last character as inputs, all but its first as targets.
+    """A batch of one sequence, the text: all but its last token as inputs, all but its first as targets.
 
-    Its triggers are unknown: K = 0, and every position counts as global.
+    The text is split as the task's vocabulary is (`text.py`). Its triggers are unknown: K = 0, and every position
+    counts as global.
     """
-    require(len(text) >= 2, "text", "2 or more characters (an input and a target)", repr(text))
+    tokens = task.tables.encode(text)
+    require(len(tokens) >= 2, "text", "2 or more tokens (an input and a target)", repr(text))
     none = np.zeros((1, 0), dtype=np.int64)
-    return make_batch(task, task.tables.encode(text)[None], none, none)
+    return make_batch(task, tokens[None], none, none)
 
 
 def race(

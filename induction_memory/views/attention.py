@@ -7,8 +7,8 @@
 
 Boxed is what the induction head should look at: the keys that follow earlier occurrences of the query, or for other
 tasks the sources that the task names (`marks.py`). The triggers of a text are those of a task with fixed triggers that
-always have the same successor there, or those given as {"a": "b"}. Tokens whose names have several characters are
-separated by spaces in a text.
+always have the same successor there, or those given as {"a": "b"}. How a text is read stands in `subject/text.py`: by
+the model's own tokenizer if it has one, else as the task's vocabulary is written.
 """
 
 import base64
@@ -23,18 +23,19 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from induction_memory.errors import InputError, require
+from induction_memory.errors import require
 from induction_memory.field_docs import field_docs
 from induction_memory.figures.tokens import visible
 from induction_memory.files import require_file, write_file
 from induction_memory.model.associations import token_names
 from induction_memory.runner.components import head_of
 from induction_memory.runner.recording import Runner, require_length
-from induction_memory.subject import SEQUENCES, Sequences, Steps, Subject, subject
+from induction_memory.subject import SEQUENCES, Sequences, Steps, subject
+from induction_memory.subject.text import has_tokenizer, tokens_of, words_of
 from induction_memory.task.batch import Batch
 from induction_memory.task.fields import require_integer
 from induction_memory.task.protocol import Task
-from induction_memory.trajectory.revisions import Revisions
+from induction_memory.task.text import encode
 from induction_memory.views.attention_page import framed, page
 from induction_memory.views.light_maps import picture as light_picture
 from induction_memory.views.marks import row_marks, trigger_marks
@@ -170,14 +171,13 @@ def attention(
         heads is None or (isinstance(heads, list | tuple) and len(heads) > 0), "heads", "a list of heads", repr(heads)
     )
     cut = SHOWN if length is None and text is None and batch is None else length
-    reader = next((found for found in map(_own_reader, read) if found is not None), None)
+    reader = next(filter(has_tokenizer, read), read[0])
     if text is None:
         tokens, boxes = _of_batch(read[0].batch, row, cut, task if isinstance(batch, Batch | None) else None)
-    elif reader is not None and task is None:
-        tokens = reader.encode(text)[0][:cut]
-        boxes = trigger_marks(tokens, {})
     else:
-        tokens, boxes = _of_text(text, task, triggers, cut)
+        whole = tokens_of(reader, text, task)
+        tokens = whole[:cut]
+        boxes = trigger_marks(tokens, _triggers(whole, task, triggers))
     labels, columns, patterns = [], [], []
     for one in read:
         for number, runner in one.each():
@@ -187,39 +187,14 @@ def attention(
             require(len(columns) <= MOST, "step", f"at most {MOST} maps side by side", "more")
             labels.append(chosen)
     require(len(set(labels)) == 1, "source", "models with the same heads", "different ones")
-    names = None if task is None else token_names(task)[0]
-    shown = [str(int(i)) if names is None else names[i] for i in tokens]
-    shown = shown if reader is None or task is not None else reader.words(tokens)
     return AttentionView(
         title=_title(columns),
-        tokens=tuple(shown),
+        tokens=tuple(words_of(reader, tokens, task)),
         heads=labels[0],
         columns=_column_titles(columns),
         patterns=np.stack(patterns),
         **boxes,
     )
-
-
-class ModelReader:
-    """Text to tokens and back by the tokenizer that a model brings."""
-
-    def __init__(self, model: Any) -> None:
-        self.tokenizer = model.tokenizer
-
-    def encode(self, text: str) -> Int[Tensor, "1 pos"]:
-        tokens = torch.tensor(self.tokenizer(text, add_special_tokens=False)["input_ids"], dtype=torch.long)
-        require(len(tokens) >= 1, "text", "at least one token", repr(text))
-        return tokens[None]
-
-    def words(self, tokens: Int[Tensor, " pos"]) -> list[str]:
-        return [self.tokenizer.decode([int(token)]) for token in tokens]
-
-
-def _own_reader(one: Subject) -> Revisions | ModelReader | None:
-    """What reads a text for a series or a model that others trained; None where only a task can."""
-    if one.series is not None:
-        return one.series
-    return ModelReader(one.source) if getattr(one.source, "tokenizer", None) is not None else None
 
 
 def _of_batch(
@@ -233,40 +208,21 @@ def _of_batch(
     return batch.tokens[row, :cut], row_marks(batch, row, cut, task)
 
 
-def _of_text(
-    text: str, task: Task | None, triggers: Mapping[str, str] | None, cut: int | None
-) -> tuple[Int[Tensor, " pos"], dict[str, np.ndarray]]:
-    """The tokens of a text, with the boxes of each trigger that is given or found in it."""
-    if task is None:
-        raise InputError("task: expected the task whose vocabulary the text is in (a model alone has none), got none")
-    good = isinstance(text, str | list | tuple) and len(text) > 0 and all(isinstance(token, str) for token in text)
-    require(good, "text", "at least one character", repr(text))
-    tokens = _encoded(text, task, "text")
+def _triggers(tokens: Int[Tensor, " pos"], task: Task | None, given: Mapping[str, str] | None) -> dict[int, int]:
+    """Trigger -> output in a text: those given, or the fixed triggers that always have the same successor there."""
+    if given is not None:
+        require(task is not None, "triggers", "a task that names its tokens", "none")
+        assert task is not None
+        names = token_names(task)[0]
+        sides = (encode(list(side), names, "triggers").tolist() for side in (given, given.values()))
+        return dict(zip(*sides, strict=True))
     found: dict[int, int] = {}
-    if triggers is not None:
-        names = _encoded(list(triggers), task, "triggers"), _encoded(list(triggers.values()), task, "triggers")
-        found = dict(zip(*(side.tolist() for side in names), strict=True))
-    fixed = getattr(task, "fixed_triggers", None) if triggers is None else None
+    fixed = getattr(task, "fixed_triggers", None)
     for q in [] if fixed is None else fixed.tolist():
         after = tokens[1:][tokens[:-1] == q].unique()
         if len(after) == 1:
             found[q] = int(after)
-    return tokens[:cut], trigger_marks(tokens[:cut], found)
-
-
-def _encoded(text: str | Sequence[str], task: Task, field: str) -> Int[Tensor, " pos"]:
-    """Ids of a text's tokens as the task's corpus reads it; else characters, or words if some name is longer."""
-    corpus = getattr(task, "tables", None)
-    if corpus is not None:
-        return torch.from_numpy(corpus.encode(text, field))
-    names = token_names(task)[0]
-    if isinstance(text, str):
-        text = list(text) if all(len(name) == 1 for name in names) else text.split()
-    numbers = {name: i for i, name in enumerate(names)}
-    unknown = [token for token in text if token not in numbers]
-    known = "".join(names) if all(len(name) == 1 for name in names) else ", ".join(names)
-    require(not unknown, field, f"tokens of the vocabulary {known!r}", repr(unknown[0]) if unknown else "")
-    return torch.tensor([numbers[token] for token in text])
+    return found
 
 
 def _patterns(runner: Runner, tokens: Int[Tensor, " pos"], names: Sequence[str]) -> Float[np.ndarray, "head q k"]:

@@ -262,7 +262,7 @@ def test_bad_input_is_refused_in_one_line(unchecked):
         (lambda: sample(task, 0, rng), "batch: expected 1 to "),
         (lambda: step_rng(-1, 0), "seed: expected a whole number of 0 or more, got -1"),
         (lambda: step_rng(0, -1), "step: expected a whole number of 0 or more, got -1"),
-        (lambda: from_text(task, "a"), "text: expected 2 or more characters (an input and a target), got 'a'"),
+        (lambda: from_text(task, "a"), "text: expected 2 or more tokens (an input and a target), got 'a'"),
         (lambda: from_text(task, "a#"), "text: expected tokens of the vocabulary"),
         (lambda: make_batch(task, two[:, :1], none, none), "tokens: expected 2 or more a sequence, got 1"),
         (lambda: make_batch(task, two + 90, none, none), "tokens: expected ids of 0 to 16 (the vocabulary), got 90"),

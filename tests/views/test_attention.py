@@ -259,3 +259,28 @@ def test_an_unknown_format_is_refused(view, tmp_path):
 def test_more_columns_than_one_can_look_at_are_refused(model, task):
     with pytest.raises(InputError, match="step: expected at most 12 maps side by side, got more"):
         attention([model] * 13, text="ab a", task=task)
+
+
+def test_a_text_of_words_is_split_as_the_vocabulary_of_the_task():
+    corpus = Corpus.from_tokens(["the", "cat", "saw", "the", "dog", "and", "the", "dog", "saw", "the", "cat"])
+    task = BigramTask(corpus, k=1, length=8)
+    model = build(ModelConfig.simplified(d_model=8, n_ctx=8, d_vocab=task.vocab_size), seed=0)
+    assert attention(model, text="the cat saw", task=task).tokens == ("the", "cat", "saw")
+    with pytest.raises(InputError, match="got 'mouse'"):
+        attention(model, text="the mouse", task=task)
+
+
+def test_a_text_is_read_by_the_models_own_tokenizer():
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({"?": 0, "up": 1, "and": 2, "down": 3}, unk_token="?"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    model = build(ModelConfig.simplified(d_model=8, n_ctx=8, d_vocab=4), seed=0)
+    with pytest.raises(InputError, match="task: expected a model with a tokenizer, or the task"):
+        attention(model, text="up and down")
+    model.tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="?")
+    view = attention(model, text="up and down and up")
+    assert view.tokens == ("up", "and", "down", "and", "up")
+    same = attention(model, batch=torch.tensor([[1, 2, 3, 2, 1, 0]]))
+    assert np.allclose(view.patterns, same.patterns)
