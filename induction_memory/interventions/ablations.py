@@ -48,7 +48,7 @@ def ablate(
     `kind` is a name (replacements.py), a function, several of these, or "all": by default "mean", as on the command
     line. `step` is a stored step, several, or "all", and `progress` is called after each with the number done. Without
     a batch 64 sequences are drawn, or 16 for several steps; for a series they are random tokens repeated once.
-    `via="hooks"` runs one hooked forward per row.
+    `via="hooks"` runs one hooked forward per row that differs from the others.
     """
     require_seed(seed)
     chosen = subject(source, step=step, batch=batch, task=task, initial=initial, via=via)
@@ -129,12 +129,14 @@ def _ablate_one(
     for one in kinds:
         replacements.function(one)
     cells = [(name, one) for name in names for one in kinds]
-    variants = [replacements.patches(name, one) for name, one in cells]
+    same = [replacements.identity(name, one) for name, one in cells]  # W_O2 is L2H1, if no other head is there
+    place_of = {key: place for place, key in enumerate(dict.fromkeys(same), start=1)}
+    first = [cells[same.index(key)] for key in place_of]
     labels = [(INTACT, INTACT), *((name, name_of(one)) for name, one in cells)]
     table = pd.DataFrame(labels, columns=["component", "kind"])
     scorer, measured = Scorer(recording.logits, batch), dict[int, dict[str, float]]()
-    for indices, logits in recording.run([[], *variants]):
+    for indices, logits in recording.run([[], *(replacements.patches(*cell) for cell in first)]):
         scored = scorer(logits)
         for place, index in enumerate(indices):
             measured[index] = {name: value[place].item() for name, value in scored.items()}
-    return table.join(pd.DataFrame.from_dict(measured, orient="index").sort_index())
+    return table.join(pd.DataFrame([measured[0], *(measured[place_of[key]] for key in same)]))

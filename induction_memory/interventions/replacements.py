@@ -89,13 +89,10 @@ class Ablated:
         """The intact activation at a site (`L1H1`, `L2H1.k` ...)."""
         return self.recording.at(site)
 
-    @cached_property
+    @property
     def before_training(self) -> Recording:
         """The run in which only the weights behind the component are those from before training."""
-        initial = self.all.initial_weights
-        assert initial is not None
-        weights = mixed(self.recording.runner.weights, initial, self.recording.graph.parameters(self.component))
-        return self.recording.runner.record(self.recording.tokens, weights)
+        return self.all.before_training(self.component)
 
 
 @dataclass(eq=False)
@@ -107,6 +104,20 @@ class Replacements:
     initial: Mapping[str, Tensor] | nn.Module | None = None
     """The weights before training, or the model that has them, where they are known."""
     seed: int = 0
+    _before_training: dict[frozenset, Recording] = field(default_factory=dict, repr=False)
+
+    def before_training(self, component: str) -> Recording:
+        """The run in which only the weights behind a component are those from before training.
+
+        Components with the same weights share it.
+        """
+        initial, behind = self.initial_weights, self.recording.graph.parameters(component)
+        assert initial is not None
+        key = frozenset(behind.items())
+        if key not in self._before_training:
+            weights = mixed(self.recording.runner.weights, initial, behind)
+            self._before_training[key] = self.recording.runner.record(self.recording.tokens, weights)
+        return self._before_training[key]
 
     @cached_property
     def initial_weights(self) -> Mapping[str, Tensor] | None:
@@ -123,6 +134,12 @@ class Replacements:
         assert isinstance(self.batch, BigramBatch)
         other = other_outputs(self.batch.to("cpu"), np.random.default_rng(self.seed))
         return self.recording.runner.record(other.tokens)
+
+    def identity(self, name: str, kind: Kind) -> tuple:
+        """Equal for two ablations that are the same: those of one set of sites, by a kind that looks at them alone."""
+        function = self.function(kind)
+        by_site = function in (zero, mean, mean_by_position, resample, resample_output, noise)
+        return id(function), frozenset(self.recording.graph.resolve(name)) if by_site else name
 
     def patches(self, name: str, kind: Kind) -> list[Patch]:
         """The patches that ablate everything a name stands for."""

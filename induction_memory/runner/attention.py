@@ -1,11 +1,14 @@
 """Attention on many runs at once: a variant axis before the batch. Nothing here knows of patches."""
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from einops import rearrange, repeat
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+WIDEST = 40.0  # range of scores whose exponentials can be added up in float32 without loss
 BLOCK = 64  # queries whose attention is computed at once on a CPU; faster there than the fused kernel
 
 
@@ -57,6 +60,17 @@ def pattern(
     return scores.masked_fill(later, -torch.inf).softmax(-1)
 
 
+def weigh(
+    pattern: Float[Tensor, "batch query key"], v: Float[Tensor, "batch pos d_head"]
+) -> Float[Tensor, "batch query d_head"]:
+    """sum over s <= t of pattern[t, s] v_s, by blocks of queries: what later keys would add costs nothing."""
+    if pattern.shape[1] != v.shape[1]:
+        return pattern @ v
+    ends = [min(start + BLOCK, v.shape[1]) for start in range(0, v.shape[1], BLOCK)]
+    starts = range(0, v.shape[1], BLOCK)
+    return torch.cat([pattern[:, a:b, :b] @ v[:, :b] for a, b in zip(starts, ends, strict=True)], dim=1)
+
+
 def running_mean(
     v: Float[Tensor, "*lead pos d_head"], weights: Float[Tensor, "*lead pos"] | None = None
 ) -> Float[Tensor, "*lead pos d_head"]:
@@ -67,6 +81,23 @@ def running_mean(
     if weights is None:
         return v.cumsum(-2) / torch.arange(1, v.shape[-2] + 1, device=v.device).unsqueeze(-1)
     return (v * weights.unsqueeze(-1)).cumsum(-2) / weights.cumsum(-1).unsqueeze(-1)
+
+
+def without_attention(
+    same: str, read: Sequence[Float[Tensor, "*lead pos d_head"]], scale: float
+) -> Float[Tensor, "*lead pos d_head"] | None:
+    """z where the values are all the same, or the keys (their mean), or the queries (a mean with the same weights)."""
+    v = read[-1]
+    if same == "v":
+        return v
+    if same == "k":
+        return running_mean(v)
+    if same == "q":
+        q, k, _ = read
+        scores = (k @ q[..., 0, :, None]).squeeze(-1) / scale
+        if float((scores.max() - scores.min()).detach()) < WIDEST:
+            return running_mean(v, (scores - scores.max()).exp())
+    return None
 
 
 def take(x: Float[Tensor, "*lead pos d"] | Bool[Tensor, "*lead pos d"], positions: Int[Tensor, "..."]) -> Tensor:

@@ -12,7 +12,7 @@ computed:
 It differentiates in the `amount` of a patch.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -31,6 +31,8 @@ from induction_memory.runner.recording import Recording, Via, require_length
 from induction_memory.runner.swapped_weights import replaced
 from induction_memory.runner.variants import Patch, Variant
 
+WORTH_A_PATTERN = 3  # variants that patch values alone
+MOST_PATTERN = 2**25  # numbers in the attention of a layer that is kept for them
 TOKENS_AT_ONCE = 4096  # of all variants in one pass: enough to fill the multiplications, few enough for the caches
 
 
@@ -108,6 +110,9 @@ class FastRunner:
         depth: dict[int, list[int]] = defaultdict(list)
         for index, variant in enumerate(variants):
             depth[min((_depth(self.graph, patch) for patch in variant), default=0)].append(index)
+        if recording.tokens.numel() * recording.tokens.shape[1] * self.graph.n_heads <= MOST_PATTERN:
+            for layer in _value_layers(self.graph, variants):
+                recording.pattern(layer)
         at_once = max(1, TOKENS_AT_ONCE // recording.tokens.numel())
         for _, deep in sorted(depth.items()):
             for start, indices in _by_start(self.graph, variants, deep):
@@ -136,6 +141,14 @@ class FastRunner:
         with torch.no_grad(), self.network(recording) as network:
             q, k = (network[layer].rotated(recording.layer(layer, f"attn.hook_{one}")[None])[0] for one in "qk")
             return attention.pattern(q, k, network[layer].scale)
+
+
+def _value_layers(graph: Graph, variants: Sequence[Variant]) -> list[int]:
+    """The layers in which several variants patch values alone, so that the intact attention is worth keeping."""
+    alone = [{patch.site.partition(ARROW)[2] or patch.site for patch in variant} for variant in variants]
+    read = [next(iter(sites)) for sites in alone if len(sites) == 1]
+    counts = Counter(layer_of(site.partition(".")[0]) for site in read if site.endswith(".v"))
+    return [layer for layer, count in counts.items() if count >= WORTH_A_PATTERN]
 
 
 def _by_start(

@@ -5,7 +5,8 @@ As long as the stream of every variant is the recorded one, a layer costs only t
     out' = out + sum over those heads of (z' - z) W_O[head].
 
 Once it has changed, all heads are computed from it, at the rows that have changed where these are few. In the last
-layer only the queries' rows are left. `fast` chooses which variants go together.
+layer only the queries' rows are left. Attention is left out where nobody reads a head, or where its queries, keys or
+values are the same at every position. `fast` chooses which variants go together.
 """
 
 from collections.abc import Sequence
@@ -14,10 +15,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from induction_memory.runner.attention import attend, running_mean, take
+from induction_memory.runner.attention import attend, take, weigh, without_attention
 from induction_memory.runner.group import Group
-
-WIDEST = 40.0  # range of scores whose exponentials can be added up in float32 without loss
 
 
 def logits(group: Group) -> Float[Tensor, "variant batch m vocab"]:
@@ -77,6 +76,7 @@ def _attention(group: Group, layer: int) -> None:
         _all_heads(group, layer, heads)
         return
     reads = {(i, h) for h, head in enumerate(heads) for s in "qkv" for i in group.patched(f"{head}.{s}")}
+    reads = {(i, h) for i, h in reads if not group.unread(heads[h], i)}
     z = _some_heads(group, layer, sorted(reads))
     if not reads and not any(group.nodes[head] for head in heads):
         return
@@ -105,24 +105,21 @@ def _attention(group: Group, layer: int) -> None:
 
 
 def _some_heads(group: Group, layer: int, pairs: Sequence[tuple[int, int]]) -> dict[tuple[int, int], Tensor]:
-    """z of single heads, (variant, head) -> [batch, m, d_head], from the recorded stream.
-
-    Values that are all the same make z the same whatever is attended to. Keys that are make it their mean, queries a
-    mean with the same weights for every query.
-    """
+    """z of single heads, (variant, head) -> [batch, m, d_head], from the recorded stream."""
     weights = group.network[layer]
-    reads = {pair: [_head_reads(group, layer, letter, *pair) for letter in "qkv"] for pair in pairs}
+    same = {(i, h): _same_everywhere(group, layer, [(i, h)]) for i, h in pairs}
+    reads = {
+        pair: [_head_reads(group, layer, letter, *pair) for letter in ("v" if same[pair] in ("v", "k") else "qkv")]
+        for pair in pairs
+    }
     group.narrow(layer)
     z: dict[tuple[int, int], Tensor] = {}
-    for (i, h), (q, k, v) in reads.items():
-        if group.constant(f"L{layer}H{h + 1}.v", i):
-            z[i, h] = group.pick(v)
-        elif group.constant(f"L{layer}H{h + 1}.k", i) and weights.rotary is None:
-            z[i, h] = group.pick(running_mean(v))
-        elif group.constant(f"L{layer}H{h + 1}.q", i) and weights.rotary is None:
-            scores = (k @ q[:, 0, :, None]).squeeze(-1) / weights.scale
-            if float(scores.max() - scores.min()) < WIDEST:
-                z[i, h] = group.pick(running_mean(v, (scores - scores.max()).exp()))
+    for pair, read in reads.items():
+        z_pair = without_attention(same[pair], read, weights.scale)
+        if z_pair is not None:
+            z[pair] = group.pick(z_pair)
+        elif _keeps_pattern(group, layer, *pair):
+            z[pair] = weigh(group.pick(group.recording.pattern(layer)[:, pair[1]]), read[-1])
     left = [pair for pair in pairs if pair not in z]
     if left:
         q, k, v = (torch.stack(one).unsqueeze(-2) for one in zip(*(reads[pair] for pair in left), strict=True))
@@ -132,9 +129,44 @@ def _some_heads(group: Group, layer: int, pairs: Sequence[tuple[int, int]]) -> d
     return z
 
 
+def _keeps_pattern(group: Group, layer: int, variant: int, h: int) -> bool:
+    """Whether a variant patches a head's values alone, and the attention of the intact run is at hand."""
+    sites = (f"L{layer}H{h + 1}.{letter}" for letter in "qk")
+    return group.recording.knows_pattern(layer) and not any(variant in group.patched(site) for site in sites)
+
+
 def _all_heads(group: Group, layer: int, heads: Sequence[str]) -> None:
     """Attention over a stream that has changed."""
+    every = [(i, h) for h in range(len(heads)) for i in range(len(group.variants))]
+    z = None if all(group.unread(heads[h], i) for i, h in every) else _all_attended(group, layer, every)
     weights = group.network[layer]
+    if z is None:  # whatever is added here, the edges that read it take away
+        group.narrow(layer)
+    assert group.x is not None
+    out = weights.attention["b_O"].expand_as(group.x) if z is None else weights.combine(z)
+    for h, head in enumerate(heads):
+        if not group.nodes[head] and head not in group.sources:
+            continue
+        own = torch.zeros_like(group.x) if z is None else z[..., h, :] @ weights.W_O[h]
+        new = group.replaced(head, own)
+        if new is not own:
+            out = out + (new - own)
+        group.written[head] = new
+    group.rows, group.x = None, group.x + out
+
+
+def _all_attended(
+    group: Group, layer: int, every: Sequence[tuple[int, int]]
+) -> Float[Tensor, "variant batch m head d_head"]:
+    """z of all heads, over a stream that has changed."""
+    weights = group.network[layer]
+    same = _same_everywhere(group, layer, every) if group.rows is None else ""
+    if same:
+        read = _projections(group, layer, "v" if same in ("v", "k") else "qkv")
+        z = without_attention(same, [one.transpose(2, 3) for one in read], weights.scale)
+        if z is not None:
+            group.narrow(layer)
+            return group.pick_heads(z.transpose(2, 3))
     last = layer == group.recording.graph.n_layers and group.queries is not None
     if not last or weights.rotary is not None or group.rows is not None:
         q, k, v = _projections(group, layer, "qkv")
@@ -144,18 +176,15 @@ def _all_heads(group: Group, layer: int, heads: Sequence[str]) -> None:
         k, v = _projections(group, layer, "kv")
         group.narrow(layer)
         (q,) = _projections(group, layer, "q")
-    z = attend(q, weights.rotated(k), v, weights.scale, group.queries if group.late else None)
-    out = weights.combine(z)
-    for h, head in enumerate(heads):
-        if not group.nodes[head] and head not in group.sources:
-            continue
-        own = z[..., h, :] @ weights.W_O[h]
-        new = group.replaced(head, own)
-        if new is not own:
-            out = out + (new - own)
-        group.written[head] = new
-    assert group.x is not None
-    group.rows, group.x = None, group.x + out
+    return attend(q, weights.rotated(k), v, weights.scale, group.queries if group.late else None)
+
+
+def _same_everywhere(group: Group, layer: int, pairs: Sequence[tuple[int, int]]) -> str:
+    """Which of v, k and q is one vector at every position, for all these variants and heads; the first of them."""
+    for letter in "v" if group.network[layer].rotary is not None else "vkq":
+        if all(group.constant(f"L{layer}H{h + 1}.{letter}", i) for i, h in pairs):
+            return letter
+    return ""
 
 
 def _head_reads(group: Group, layer: int, letter: str, variant: int, h: int) -> Float[Tensor, "batch pos d_head"]:

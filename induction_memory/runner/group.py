@@ -83,9 +83,26 @@ class Group:
         return {i for i, _ in self.nodes[site]} | {i for i, _, _ in self.edges[site]}
 
     def constant(self, site: str, variant: int) -> bool:
-        """Whether a variant puts one vector at every position of a site."""
+        """Whether a variant puts one vector at every position of an input: at its site, or at all edges into it."""
         patches = [patch for i, patch in self.nodes[site] if i == variant]
-        return bool(patches) and patches[-1].is_constant
+        if patches:
+            return patches[-1].is_constant
+        edges = [(source, patch) for i, source, patch in self.edges[site] if i == variant]
+        if not edges:
+            return False
+        constant = {source for source, patch in edges if patch.is_constant}
+        return len(constant) == len(edges) and constant.issuperset(self.recording.graph.writers_before(site))
+
+    def unread(self, head: str, variant: int) -> bool:
+        """Whether a variant has another value in the head's place wherever its output is read."""
+        if not self.edges["out"]:  # which reads every head
+            return False
+        graph = self.recording.graph
+        readers = [name for name in graph.inputs if head in graph.writers_before(name)]
+        return all(
+            any(i == variant and source == head and patch.is_everywhere for i, source, patch in self.edges[name])
+            for name in readers
+        )
 
     def intact(self, recorded: Tensor) -> Tensor:
         """A recorded activation, the same for every variant."""

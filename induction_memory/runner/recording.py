@@ -111,6 +111,10 @@ class Recording:
             self._kept[name] = self.layer(layer, "hook_resid_pre") + self.layer(layer, "hook_attn_out")
         return self._kept[name]
 
+    def knows_pattern(self, layer: int) -> bool:
+        """Whether the attention of a layer has been computed."""
+        return f"pattern {layer}" in self._kept
+
     def pattern(self, layer: int) -> Float[Tensor, "batch head query key"]:
         """The attention of a layer, counted from 1."""
         name = f"pattern {layer}"

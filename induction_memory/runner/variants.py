@@ -31,7 +31,12 @@ class Patch:
     @property
     def is_constant(self) -> bool:
         """Whether it puts one and the same vector at every position of a sequence."""
-        return self._is_whole and self.where is None and self.value.shape[1] == 1
+        return self.is_everywhere and self.value.shape[1] == 1
+
+    @property
+    def is_everywhere(self) -> bool:
+        """Whether nothing is left of the run's own activation, at any position."""
+        return self._is_whole and self.where is None
 
     @property
     def _is_whole(self) -> bool:

@@ -80,6 +80,28 @@ def test_random_sets_of_patches_at_some_positions_equal_one_hooked_forward(model
         torch.testing.assert_close(fast, slow, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("at_once", [1, 100_000])
+def test_many_edges_with_one_vector_each_equal_one_hooked_forward(model, monkeypatch, at_once):
+    """Heads that nobody reads and inputs that are the same at every position take the short ways."""
+    monkeypatch.setattr(fast_runner, "TOKENS_AT_ONCE", at_once)
+    clean = record(model, tokens_of(0))
+    graph, queries = clean.graph, torch.tensor([[11, 3], [5, 5], [0, 8]])
+    mean = {writer: clean.at(writer).mean((0, 1), keepdim=True) for writer in graph.writers}
+    last, generator = f"L{graph.n_layers}", torch.Generator().manual_seed(4)
+    chosen = [[e for e in graph.edges if f"{last}H" in e.split("->")[1] and e.endswith(f".{one}")] for one in "qkv"]
+    chosen += [[e for e in graph.edges if e.endswith(f".{one}")] for one in "qkv"]
+    chosen += [[e for e in graph.edges if e.startswith(head)] for head in graph.heads]
+    chosen += [[e for e in graph.edges if e.startswith("L")], list(graph.edges)]
+    for share in (0.5, 0.7, 0.9) * 4:
+        chosen.append([e for e in graph.edges if float(torch.rand(1, generator=generator)) < share])
+    variants = [[Patch(edge, mean[edge.split("->")[0]]) for edge in edges] for edges in chosen]
+    for some in (None, queries):
+        for variant, fast in zip(variants, clean.patched_logits(variants, queries=some), strict=True):
+            slow = hooked_logits(model, clean.tokens, variant)
+            slow = slow if some is None else slow.gather(1, some.unsqueeze(-1).expand(-1, -1, slow.shape[-1]))
+            torch.testing.assert_close(fast, slow, atol=2e-5, rtol=2e-5)
+
+
 def test_patches_of_one_position_and_logits_at_some_queries_equal_the_hooked_forward(model):
     clean, other = (record(model, tokens_of(seed)) for seed in (0, 1))
     queries = torch.tensor([[11, 3], [5, 6], [0, 9]])
