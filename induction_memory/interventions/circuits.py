@@ -15,6 +15,7 @@ token found there is copied to the output.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -27,6 +28,7 @@ from torch import Tensor
 from induction_memory.errors import require
 from induction_memory.field_docs import field_docs
 from induction_memory.interventions.replacements import Kind, Replacements
+from induction_memory.progress import keeping, track
 from induction_memory.runner.components import Graph
 from induction_memory.runner.recording import Recording, Runner, Via
 from induction_memory.runner.variants import Patch
@@ -96,11 +98,15 @@ class _Bench:
         return M[..., self.counted].mean(-1), correct[..., self.counted].float().mean(-1)
 
     @torch.no_grad()
-    def measure(self, variants: Sequence[Sequence[Patch]]) -> tuple[np.ndarray, np.ndarray]:
-        M, accuracy = np.empty(len(variants)), np.empty(len(variants))
-        for indices, logits in self.recording.run(variants, queries=self.queries):
-            M[indices], accuracy[indices] = (values.cpu().numpy() for values in self.performance(logits))
-        return M, accuracy
+    def measure(self, variants: Sequence[Sequence[Patch]], done: list[int] | None = None) -> np.ndarray:
+        """M and the accuracy of each variant, [2, variant]; an interruption ends it if `done` is there to be filled."""
+        measured = np.full((2, len(variants)), np.nan)
+        with nullcontext() if done is None else keeping(done, "circuits"):
+            for indices, logits in self.recording.run(variants, queries=self.queries):
+                measured[:, indices] = [values.cpu().numpy() for values in self.performance(logits)]
+                if done is not None:
+                    done.extend(indices)
+        return measured
 
 
 MOST_POINTS = 10_000
@@ -125,7 +131,7 @@ def discover(
     """Rank the edges of a model (or of one step of a trajectory), find its circuit, and score circuits of every size.
 
     The circuit is what the first ranking puts above `share` of its strongest edge. `sizes` are those of the curve, all
-    when not given.
+    when not given. An interruption of the curve keeps the circuits that are scored.
     """
     require_number(share, "share", 0, 1, open_low=True)
     require_integer(points, "points", 1, MOST_POINTS)
@@ -180,7 +186,7 @@ def _effects(bench: _Bench, ranking: str, points: int) -> np.ndarray:
         return M[0] - M[1:]
     alphas = [0.0] if ranking == "gradient" else [(i + 0.5) / points for i in range(points)]
     slopes = []
-    for alpha in alphas:
+    for alpha in track(alphas, "gradients"):
         amounts = torch.full((len(edges),), alpha, device=bench.counted.device, requires_grad=True)
         variant = [patch for i, edge in enumerate(edges) for patch in bench.without([edge], amounts[i])]
         with torch.enable_grad():
@@ -196,11 +202,14 @@ def _curve(
     cells = [(name, n, order) for name, order in orders for n in sizes]
     removed = [frozenset(edges) for _, n, order in cells for edges in (order[n:], order[:n])]
     place = {edges: i for i, edges in enumerate(dict.fromkeys(removed))}  # different orders share many circuits
-    M, accuracies = bench.measure([bench.without(edge for edge in bench.graph.edges if edge in s) for s in place])
+    every = [bench.without(edge for edge in bench.graph.edges if edge in s) for s in place]
+    done: list[int] = []
+    M, accuracies = bench.measure(every, done)
     which = np.array([place[edges] for edges in removed]).reshape(-1, 2)
     kept, lost, accuracy = M[which[:, 0]], M[which[:, 1]], accuracies[which[:, 0]]
     table = pd.DataFrame([cell[:2] for cell in cells], columns=["ranking", "n"])
     table["faithfulness"] = (kept - nothing) / (whole - nothing)
     table["completeness"] = (whole - lost) / (whole - nothing)
     table["accuracy"] = accuracy
-    return pd.DataFrame(table.groupby(["ranking", "n"], sort=False, as_index=False).mean())
+    scored = table.loc[np.isin(which, done).all(1)]
+    return pd.DataFrame(scored.groupby(["ranking", "n"], sort=False, as_index=False).mean())

@@ -10,8 +10,10 @@
 What a memory associates stands in `model/associations.py`. Surgery edits the stored parameter, so "W_K2" is here the
 parameter W_K of layer 2, read with the queries W_Q w_E(k), and not the product of both. Pairs are written `a->b`, input
 then output, in tokens, or for W_K1 in positions counted from 1; one name alone stands for the pair that it is asked
-with. With several heads each has its own matrix. W_K2's keys are read as one layer-1 head writes them: `through`, by
-default the head that carries the previous token (`carrier`). The table names it.
+with. The input of W_K1 and W_K2 is the key and the output the query, so that for W_K1 `a` is at most `b`: `5->6`, or
+`5` alone, is how position 6 finds position 5. With several heads each has its own matrix. W_K2's keys are read as one
+layer-1 head writes them: `through`, by default the head that carries the previous token (`carrier`). The table names
+it.
 
 The positions that rely on the edited pairs are the target, the other positions of their kind (in-context, or global for
 W_F) the bystanders. An edit without single pairs has the group "all" alone. `damage` is the accuracy lost, in-context
@@ -42,6 +44,7 @@ from induction_memory.memory.association import Association
 from induction_memory.model.associations import associate, carrier, parameter_of, written
 from induction_memory.model.building import HookedTransformer
 from induction_memory.model.memories import head_names, weights_of
+from induction_memory.progress import keeping, track
 from induction_memory.runner.swapped_weights import replaced
 from induction_memory.subject import SEQUENCES, Sequences, Steps, subject
 from induction_memory.task.batch import Batch
@@ -77,20 +80,22 @@ def surgery(
     """One edit, before and after: rows for the target, the bystanders and all positions (and each step).
 
     Give exactly one edit. `head` restricts it to one head; `through` is the layer-1 head that writes W_K2's keys. Both
-    are names (`L1H3`) or numbers in their layer, from 1. The columns head and through say which were taken.
+    are names (`L1H3`) or numbers in their layer, from 1. The columns head and through say which were taken, input and
+    output which pairs were edited. `damage` is a share of the group's positions: `before` less the accuracy after it.
     """
     chosen = subject(source, step=step, batch=batch, task=task, sequences=SEQUENCES)
     require(not chosen.batch.soft, "batch", "sequences with one right output for each position", "soft targets")
     wanted: dict[str, Any] = {"erase": erase, "insert": insert, "swap": swap}
     wanted |= {"project": project, "truncate": truncate, "transplant": transplant}
     tables = []
-    for one in chosen.steps.tolist():
-        model = chosen.model(one)
-        before, where = place(model, memory, chosen.task, head=head, through=through)
-        name, after, pairs = edited_memory(before, strength=strength, **wanted)
-        label = {"memory": memory, "edit": name} | where
-        changed = _only(before, after, where["head"])
-        tables.append(chosen.labelled(_measure(model, changed, label, pairs, chosen.batch), one))
+    with keeping(tables, "steps"):
+        for one in track(chosen.steps.tolist(), "steps"):
+            model = chosen.model(one)
+            before, where = place(model, memory, chosen.task, head=head, through=through)
+            name, after, pairs = edited_memory(before, strength=strength, **wanted)
+            label = {"memory": memory, "edit": name} | _sides(before, pairs) | where
+            changed = _only(before, after, where["head"])
+            tables.append(chosen.labelled(_measure(model, changed, label, pairs, chosen.batch), one))
     return pd.concat(tables, ignore_index=True)
 
 
@@ -180,6 +185,15 @@ def relying(a: Association, batch: Batch, pairs: Int[Tensor, "pair side"]) -> Bo
     same = (batch.tokens[:, None, :] == batch.tokens[:, :, None]).tril(-1)
     first_output = same.int().argmax(-1) + 1
     return torch.isin(first_output, outputs + 1) & (batch.latents["counts"] == 2)  # output 0 is the second position
+
+
+def _sides(a: Association, pairs: Int[Tensor, "pair side"] | None) -> dict[str, str]:
+    """The names of the edited pairs, as columns input and output; empty for an edit of the whole matrix."""
+    numbers = [] if pairs is None else pairs.tolist()
+    return {
+        "input": ", ".join(visible(str(a.input_names[i])) for i, _ in numbers),
+        "output": ", ".join(visible(str(a.output_names[j])) for _, j in numbers),
+    }
 
 
 def _swapped(a: Association, names: Sequence[str]) -> tuple[Int[Tensor, "pair side"], Float[Tensor, "*head pair"]]:

@@ -88,8 +88,14 @@ def induction_argmax(
     queries: Bool[Tensor, "batch query"],
 ) -> Float[Tensor, " head"]:
     """How often the most attended key is a sought one, corrected for chance."""
-    hit = sought.unsqueeze(1).expand(-1, attended.shape[1], -1, -1).gather(-1, attended.unsqueeze(-1)).squeeze(-1)
-    return chance_corrected(mean_where(hit, queries), _chance(sought, queries))
+    return chance_corrected(mean_where(_hits(attended, sought), queries), _chance(sought, queries))
+
+
+def _hits(
+    attended: Int[Tensor, "batch head query"], sought: Bool[Tensor, "batch query key"]
+) -> Bool[Tensor, "batch head query"]:
+    """Whether the most attended key is a sought one."""
+    return sought.unsqueeze(1).expand(-1, attended.shape[1], -1, -1).gather(-1, attended.unsqueeze(-1)).squeeze(-1)
 
 
 def entropy(pattern: Float[Tensor, "batch head query key"], *, share: bool = False) -> Float[Tensor, " head"]:
@@ -174,8 +180,19 @@ def _others(a: Activations) -> Bool[Tensor, "batch query"]:
 
 
 def _induction(a: Activations, layer: int, name: str, queries: Bool[Tensor, "batch query"]) -> Float[Tensor, " head"]:
-    chance = a.of_batch(f"chance {name}", lambda: _chance(_sought(a), queries))
-    return chance_corrected(mean_where(a.mass(layer, "induction", _sought(a)), queries), chance)
+    mass = a.mass(layer, "induction", _sought(a))
+    return chance_corrected(mean_where(mass, queries), _kept_chance(a, name, queries))
+
+
+def _induction_argmax(
+    a: Activations, layer: int, name: str, queries: Bool[Tensor, "batch query"]
+) -> Float[Tensor, " head"]:
+    hit = a.once(f"induction hit {layer}", lambda: _hits(a.attended(layer), _sought(a)))
+    return chance_corrected(mean_where(hit, queries), _kept_chance(a, name, queries))
+
+
+def _kept_chance(a: Activations, name: str, queries: Bool[Tensor, "batch query"]) -> Float[Tensor, ""]:
+    return a.of_batch(f"chance {name}", lambda: _chance(_sought(a), queries))
 
 
 def _group(a: Activations, name: str) -> Bool[Tensor, "batch query"]:
@@ -193,8 +210,7 @@ def _targets(a: Activations) -> Int[Tensor, "batch query"]:
 
 def _attended_token(a: Activations, layer: int) -> Int[Tensor, "batch head query"]:
     """The token that each query attends to most, where outputs are tokens that the model reads."""
-    cfg: Any = a.model.cfg
-    if cfg.d_vocab_out > cfg.d_vocab:
+    if a.logits.shape[-1] > a.stack.vocab_size:
         raise UnsupportedError("needs outputs that are tokens, the model has an output vocabulary of its own")
     return _token_at(a, a.attended(layer))
 
@@ -232,11 +248,11 @@ _MEASURES: dict[str, Callable[[Activations, int], Tensor]] = {
     "previous_token_mass": lambda a, layer: previous_token(a.pattern(layer)),
     "previous_token_argmax": lambda a, layer: previous_token_argmax(a.attended(layer)),
     "induction_mass": lambda a, layer: _induction(a, layer, "triggers", _triggers(a)),
-    "induction_argmax": lambda a, layer: induction_argmax(a.attended(layer), _sought(a), _triggers(a)),
+    "induction_argmax": lambda a, layer: _induction_argmax(a, layer, "triggers", _triggers(a)),
     "induction_repeated_mass": lambda a, layer: _induction(a, layer, "repeated", _repeated(a)),
-    "induction_repeated_argmax": lambda a, layer: induction_argmax(a.attended(layer), _sought(a), _repeated(a)),
+    "induction_repeated_argmax": lambda a, layer: _induction_argmax(a, layer, "repeated", _repeated(a)),
     "induction_other_mass": lambda a, layer: _induction(a, layer, "others", _others(a)),
-    "induction_other_argmax": lambda a, layer: induction_argmax(a.attended(layer), _sought(a), _others(a)),
+    "induction_other_argmax": lambda a, layer: _induction_argmax(a, layer, "others", _others(a)),
     "entropy": partial(_entropy, share=False),
     "entropy_share": partial(_entropy, share=True),
     "previous_after_trigger": _previous_after_trigger,

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from induction_memory.errors import UnsupportedError
@@ -40,11 +40,7 @@ def above_average(
 
 def _mean(a: Activations, stream: Float[Tensor, "batch pos *head d"]) -> Float[Tensor, "*head"]:
     """Mean direct effect of these additions to the stream on the triggers, through the last LayerNorm."""
-    triggers = a.batch.group()
-    if not triggers.any():
-        raise UnsupportedError(f"needs positions of the group {a.batch.main}, the batch has none")
-    if a.batch.soft:
-        raise UnsupportedError("needs one right output for each position, the targets are distributions")
+    triggers = _triggers(a)
     chosen = stream[triggers]
     if "ln_final.hook_scale" in a.cache:
         scale = a.cache["ln_final.hook_scale"][triggers]
@@ -53,6 +49,16 @@ def _mean(a: Activations, stream: Float[Tensor, "batch pos *head d"]) -> Float[T
     target = w_U[a.batch.targets[triggers]]
     target = target.unsqueeze(1) if chosen.dim() == 3 else target
     return above_average(chosen, target, w_U.mean(0)).double().mean(0)
+
+
+def _triggers(a: Activations) -> Bool[Tensor, "batch pos"]:
+    """The positions of the task's main group, each with one right output."""
+    triggers = a.batch.group()
+    if not triggers.any():
+        raise UnsupportedError(f"needs positions of the group {a.batch.main}, the batch has none")
+    if a.batch.soft:
+        raise UnsupportedError("needs one right output for each position, the targets are distributions")
+    return triggers
 
 
 def _stream(a: Activations, part: str) -> Float[Tensor, "batch pos d"]:
@@ -71,7 +77,7 @@ def _stream(a: Activations, part: str) -> Float[Tensor, "batch pos d"]:
 def _heads(a: Activations, layer: int) -> Float[Tensor, "batch pos head d"]:
     a.pattern(layer)  # a reason if there is no such layer
     z, W_O = a.cache[f"blocks.{layer - 1}.attn.hook_z"], a.stack.memory(f"W_O{layer}")[0]
-    return torch.einsum("bphe,hde->bphd", z, W_O)
+    return a.once(f"heads {layer}", lambda: torch.einsum("bphe,hde->bphd", z, W_O))
 
 
 def _has_feed_forward(a: Activations, layer: int) -> bool:
@@ -88,12 +94,20 @@ def _feed_forward(a: Activations, layer: int) -> Float[Tensor, "batch pos d"]:
     return a.cache[f"blocks.{layer - 1}.hook_mlp_out"]
 
 
-def _read_by_values(a: Activations, part: str) -> Float[Tensor, "batch pos head d"]:
-    """What layer 2's heads write because of one part of the stream they read."""
-    pattern = a.pattern(2)
+def _read_by_values(a: Activations, part: str) -> Float[Tensor, " head"]:
+    """Mean direct effect of what layer 2's heads write because of one part of the stream they read.
+
+    The unembedding is applied before the attention, sum_s A[t, s] (w_U(y) - mean)^T Phi_2 x_s, and only at triggers.
+    """
+    pattern, triggers = a.pattern(2), _triggers(a)
     read = _normalised(a, _stream(a, part), "blocks.1.ln1.hook_scale")
-    written = torch.einsum("bkd,hod->bhko", read, a.stack.memory("Phi_2")[0])
-    return torch.einsum("bhqk,bhko->bqho", pattern, written)
+    w_U = a.stack.embedding("w_U")[0, 0]
+    said = torch.einsum("bkd,hvd->bvhk", read, (w_U - w_U.mean(0)) @ a.stack.memory("Phi_2")[0])
+    of_target = said[triggers.nonzero()[:, 0], a.batch.targets[triggers]]
+    effect = torch.linalg.vecdot(pattern.movedim(1, 2)[triggers], of_target)
+    if "ln_final.hook_scale" in a.cache:
+        effect = effect / a.cache["ln_final.hook_scale"][triggers]
+    return effect.double().mean(0)
 
 
 def _read_by_feed_forward(a: Activations, part: str) -> Float[Tensor, "batch pos d"]:
@@ -141,11 +155,13 @@ PROBES = {
         *(heads_probe(layer) for layer in (1, 2)),
         *(feed_forward_probe(layer) for layer in (1, 2)),
         *(
-            _probe(
+            Probe(
                 f"dla_W_O2_{part}",
                 f"sum_s A[t, s] of {what} -> logit of the target, on triggers",
                 partial(_read_by_values, part=part),
+                "activations",
                 (2,),
+                "attribution",
             )
             for part, what in _W_O2.items()
         ),

@@ -23,7 +23,7 @@ from induction_memory.probes import cache, catalogue
 from induction_memory.probes.activations import Activations
 from induction_memory.probes.chunks import over_chunks
 from induction_memory.probes.registry import Probe
-from induction_memory.progress import track
+from induction_memory.progress import keeping, track
 from induction_memory.runner.recording import Runner
 from induction_memory.subject import SEQUENCES, Subject
 from induction_memory.task.batch import Batch
@@ -51,7 +51,10 @@ def measure(
     cached: bool = True,
     progress: Progress | None = None,
 ) -> tuple[dict[str, Curves], dict[str, str]]:
-    """Curves by name, from the cache or computed, and the reasons of the probes that this source cannot have."""
+    """Curves by name, from the cache or computed, and the reasons of the probes that this source cannot have.
+
+    After an interruption the curves of activation probes end with the last step that was done.
+    """
     require(batch is None or isinstance(batch, Batch), "batch", "a Batch, as `sample` makes it", repr(batch))
     keep = _Kept(source, batch, task) if cached and source.run is not None and _ships(source.known_task) else None
     found = {} if keep is None else {p.name: kept for p in probes if (kept := keep.load(p)) is not None}
@@ -61,7 +64,7 @@ def measure(
     for probe in missing:
         if probe.name in new | more:
             found[probe.name] = (new | more)[probe.name]
-            if keep is not None:
+            if keep is not None and len(found[probe.name].values) == len(source.steps):
                 keep.save(probe, found[probe.name])
     skipped |= reasons
     in_order = {p.name: found[p.name] for p in probes if p.name in found}
@@ -104,27 +107,30 @@ def _of_activations(
     skipped: dict[str, str] = {}
     rows: dict[str, list[Tensor]] = {p.name: [] for p in probes}
     facts: dict[str, Any] = {}
-    for i, step in enumerate(track(source.steps.tolist(), "steps")):
-        try:
-            runner = _without_norms(source, step)
-            model = None if runner is not None else source.model(step)
-        except UnsupportedError as reason:
-            return {}, {p.name: str(reason) for p in probes}
-        build = partial(source.model, step) if model is None else lambda model=model: model
-        if batch is not None and model is not None:
-            batch = batch.to(next(model.parameters()).device)
-        at_step = Activations(build, batch, source.stack.at(slice(i, i + 1)), runner, facts)
-        for probe in probes:
-            if probe.name in skipped:
-                continue
+    done: list[int] = []
+    with keeping(done, "steps"):
+        for i, step in enumerate(track(source.steps.tolist(), "steps")):
             try:
-                rows[probe.name].append(value(probe, at_step).double())
+                runner = _without_norms(source, step)
+                model = None if runner is not None else source.model(step)
             except UnsupportedError as reason:
-                skipped[probe.name] = str(reason)
-        if progress is not None:
-            progress(i + 1, len(source.steps))
-    n_heads = source.stack.n_heads
-    return {p.name: _curves(p, torch.stack(rows[p.name]), n_heads) for p in probes if p.name not in skipped}, skipped
+                return {}, {p.name: str(reason) for p in probes}
+            build = partial(source.model, step) if model is None else lambda model=model: model
+            if batch is not None and model is not None:
+                batch = batch.to(next(model.parameters()).device)
+            at_step = Activations(build, batch, source.stack.at(slice(i, i + 1)), runner, facts)
+            for probe in probes:
+                if probe.name in skipped:
+                    continue
+                try:
+                    rows[probe.name].append(value(probe, at_step).double())
+                except UnsupportedError as reason:
+                    skipped[probe.name] = str(reason)
+            done.append(step)
+            if progress is not None:
+                progress(i + 1, len(source.steps))
+    whole = {p: torch.stack(rows[p.name][: len(done)]) for p in probes if p.name not in skipped}
+    return {p.name: _curves(p, values, source.stack.n_heads) for p, values in whole.items()}, skipped
 
 
 def _without_norms(source: Subject, step: int) -> Runner | None:

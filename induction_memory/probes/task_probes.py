@@ -19,7 +19,7 @@ from induction_memory.probes.activations import Activations
 from induction_memory.probes.registry import Probe, split_layer
 from induction_memory.subject import Subject
 from induction_memory.task.positions import sources_of
-from induction_memory.task.predictors import kl_to_predictor, predictions
+from induction_memory.task.predictors import predictions
 from induction_memory.task.protocol import ask
 
 DISTANCE, MASS = "kl_to_", "mass_on_"
@@ -53,19 +53,25 @@ def sought(a: Activations) -> dict[str, Bool[Tensor, "batch query key"]]:
 
 def distance(predictor: str, a: Activations) -> Float[Tensor, ""]:
     """KL(predictor || model) in nats."""
-    p = _one(predicted(a), predictor, "predictor", a)
-    return kl_to_predictor(a.logits, p, a.batch.counted)
+    p, where = _one(predicted(a), predictor, "predictor", a), a.batch.counted
+    counted = a.of_batch(f"counted {predictor}", lambda: p[where])
+    own = a.of_batch(f"entropy of {predictor}", lambda: torch.xlogy(counted, counted).sum(-1).mean())
+    log_q = a.once("log q in double", lambda: a.logits[where].to(p.dtype).log_softmax(-1))
+    return own - torch.linalg.vecdot(counted, log_q).mean()
 
 
 def mass(role: str, layer: int, a: Activations) -> Float[Tensor, " head"]:
     """Attention to the keys of a role, as a mean over the main group's queries that have such a key."""
     keys = _one(sought(a), role, "source", a)
-    queries = a.batch.group() & keys.any(-1)
-    if not queries.any():
-        queries = keys.any(-1)
+
+    def asked() -> Bool[Tensor, "batch query"]:
+        some = keys.any(-1)
+        return some & a.batch.group() if bool((some & a.batch.group()).any()) else some
+
+    queries = a.of_batch(f"queries of {role}", asked)
     if not queries.any():
         raise UnsupportedError(f"needs queries with keys of the role {role}, the batch has none")
-    attended = torch.einsum("bhqk,bqk->bhq", a.pattern(layer), keys.to(a.pattern(layer).dtype))
+    attended = a.mass(layer, f"role {role}", keys)
     return attended.double().movedim(1, 0)[:, queries].mean(-1)
 
 

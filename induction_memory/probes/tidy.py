@@ -44,8 +44,8 @@ def table(
     `names` are probes, families or functions. None stands for the paper's recall probes, or for what the task allows
     without them (distances to its predictors, else loss and accuracy), "all" for every probe. Activation
     probes run on `batch`, or on one sampled from the task with the run's evaluation seed. A trajectory's results are
-    kept beside it unless `cached` is False. `progress(done, total)` is called after each forward pass. A series runs on
-    `batch`, or on random tokens repeated once.
+    kept beside it unless `cached` is False. `progress(done, total)` is called after each forward pass. An interruption
+    keeps the steps that are done. A series runs on `batch`, or on random tokens repeated once.
     """
     opened = subject(source, step=steps, batch=batch, task=task, sequences=SEQUENCES, field="steps")
     if opened.series is not None:
@@ -55,9 +55,9 @@ def table(
     values = [curve.values for curve in curves.values()]
     tidy = pd.DataFrame(
         {
-            "step": _joined([np.repeat(opened.steps, len(curve.heads)) for curve in curves.values()], int),
+            "step": _joined([np.repeat(opened.steps[: len(c.values)], len(c.heads)) for c in curves.values()], int),
             "probe": np.repeat(list(curves), [v.size for v in values]) if curves else [],
-            "head": [head for curve in curves.values() for head in curve.heads * len(opened.steps)],
+            "head": [head for curve in curves.values() for head in curve.heads * len(curve.values)],
             "value": _joined([v.ravel() for v in values], float),
         }
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from induction_memory.files import require_folder, write_figure, write_file
+from induction_memory.progress import keeping, track
 from induction_memory.theory.catalogue import Entry, find, names
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ COLUMNS = ["check", "statement", "predicted", "measured", "tolerance", "verdict"
 
 def measure(names: Sequence[str] | None = None) -> Iterator[tuple[Entry, "Result"]]:
     """Run the checks one after the other, in the paper's order."""
-    for entry in find(names):
+    for entry in track(find(names), "checks"):
         yield entry, entry.run()
 
 
@@ -39,16 +40,20 @@ def table(entry: Entry, result: "Result") -> "pd.DataFrame":
 
 
 def run(names: Sequence[str] | None = None, out: Path | None = None) -> "pd.DataFrame":
-    """Measure the named checks (all by default); with `out`, draw their pictures and write the table there."""
+    """Measure the named checks (all by default); with `out`, draw their pictures and write the table there.
+
+    An interruption keeps the checks that are done.
+    """
     import pandas as pd
 
     if out is not None:
         out = require_folder(out)
     tables = []
-    for entry, result in measure(names):
-        tables.append(table(entry, result))
-        if out is not None:
-            save_picture(entry, result, out)
+    with keeping(tables, "checks"):
+        for entry, result in measure(names):
+            tables.append(table(entry, result))
+            if out is not None:
+                save_picture(entry, result, out)
     whole = pd.concat(tables, ignore_index=True)
     if out is not None:
         write_file(out / "theory.csv", whole.to_csv(index=False))

@@ -3,6 +3,7 @@ import pytest
 import torch
 
 from induction_memory.errors import InputError
+from induction_memory.interventions import circuits
 from induction_memory.interventions.activation_patching import patch, patch_activations, position_masks
 from induction_memory.interventions.attribution_patching import agreement, attribute, gradient
 from induction_memory.interventions.circuits import discover
@@ -10,10 +11,12 @@ from induction_memory.interventions.effects import contrast, effects
 from induction_memory.interventions.path_patching import patch_paths
 from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
+from induction_memory.runner import fast
 from induction_memory.runner.components import Graph
 from induction_memory.runner.variants import Patch
+from induction_memory.subject import subject
 from induction_memory.task.bigrams import BigramTask
-from induction_memory.task.corruptions import corrupt
+from induction_memory.task.corruptions import corrupt, pairs_of
 from induction_memory.task.sampler import make_batch, sample, step_rng
 from tests.hooked_twin import hooked_logits
 
@@ -69,7 +72,7 @@ def test_a_corruption_changes_only_what_it_says(line, corruption, query, changed
 
 def test_sequences_without_a_query_are_left_out(line):
     no_repeat = make_batch(TASK, characters("xyabzwvcdk")[None], characters("a")[None], characters("b")[None])
-    with pytest.raises(InputError, match="in which a trigger comes twice"):
+    with pytest.raises(InputError, match="in which a trigger, or a pair of tokens, comes twice"):
         corrupt(no_repeat, "output", np.random.default_rng(0))
 
 
@@ -173,3 +176,39 @@ def test_what_is_wrong_is_said_in_one_line(unchecked, model, batch, arguments, s
         patch(model, batch, **arguments)
     assert says in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_raw_tokens_are_patched_at_a_pair_that_came_before(model):
+    text = torch.from_numpy(characters("xyabzacqabuvw"))[None]
+    pairs = pairs_of(None, subject(model, batch=text).batch, "trigger", np.random.default_rng(0))
+    assert pairs.query.tolist() == [8]  # the second a that b follows
+    assert pairs.answer.tolist() == characters("b").tolist()
+    changed = (pairs.clean.tokens != pairs.corrupted.tokens).nonzero()[:, 1].tolist()
+    assert changed == [2]  # the a before z is left alone
+    assert pairs.roles["output"].tolist() == [3]
+    assert pairs.corrupted.tokens[0, 2] not in (*characters("ab"),)
+    table = patch(model, text, positions="all")
+    whole = table.set_index("component").loc["stream1", "effect"]
+    assert whole == pytest.approx(1.0, abs=1e-3)
+
+
+def test_an_interrupted_curve_keeps_the_circuits_that_are_scored(model, batch, monkeypatch, capsys):
+    how = {"rankings": ("exact",), "random_orders": 1, "task": TASK}
+    whole = discover(model, batch, **how)
+    monkeypatch.setattr(fast, "TOKENS_AT_ONCE", 1)
+    calls, performance = [], circuits._Bench.performance
+
+    def stops(bench, logits):
+        calls.append(1)
+        if len(calls) > 2 * (3 + len(bench.graph.edges)):
+            raise KeyboardInterrupt
+        return performance(bench, logits)
+
+    monkeypatch.setattr(circuits._Bench, "performance", stops)
+    part = discover(model, batch, **how)
+    assert "circuits are kept" in capsys.readouterr().err
+    assert part.circuit == whole.circuit
+    assert 0 < len(part.curve) < len(whole.curve)
+    both = part.curve.merge(whole.curve, on=["ranking", "n"], suffixes=("", "_whole"))
+    exact = both[both["ranking"] == "exact"]
+    assert np.allclose(exact["faithfulness"], exact["faithfulness_whole"], atol=1e-4)

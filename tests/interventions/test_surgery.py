@@ -141,3 +141,18 @@ def test_an_inserted_pair_is_as_strong_as_the_triggers_are():
         inserted = pair_scores(b, torch.tensor([b.number("x->y", "insert")])).item()
     assert inserted == pytest.approx(among_triggers.item(), rel=1e-3)
     assert inserted > 5 * overall.item()
+
+
+@pytest.mark.parametrize("edit", ["erase", "insert"])
+def test_a_key_after_its_query_is_refused(model, batch, edit):
+    with pytest.raises(InputError, match=f"{edit}: expected 'key->query' with a key that the query can see"):
+        surgery(model, batch, memory="W_K1", task=TASK, **{edit: "9->4"})
+    assert len(surgery(model, batch, memory="W_K1", task=TASK, **{edit: "4->4"})) == 3
+
+
+def test_the_table_says_which_inputs_and_outputs_were_edited(model, batch):
+    table = surgery(model, batch, memory="W_O2", erase=["e", "t->a"], task=TASK)
+    assert set(table["input"]) == {"e, t"}
+    assert set(table["output"]) == {"e, a"}
+    whole = surgery(model, batch, memory="W_O2", truncate=3, task=TASK)
+    assert set(whole["input"]) == {""}

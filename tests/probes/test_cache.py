@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from induction_memory import probes
-from induction_memory.probes import cache
+from induction_memory.probes import cache, measuring
 from induction_memory.trajectory import kept_files, load
 from tests.tiny_runs import tiny
 
@@ -88,3 +88,22 @@ def test_a_group_can_read_the_entries_and_no_parts_stay(run, monkeypatch, knocks
     os.utime(old, (time.time() - 7200, time.time() - 7200))
     pd.testing.assert_frame_equal(probes.table(run, NAMES), right)
     assert not [path for path in entries(run) if path.name.endswith(".part")]
+
+
+def test_an_interruption_keeps_the_steps_that_are_done_and_caches_no_part(run, monkeypatch, capsys):
+    whole = probes.table(run, ["loss", "W_K1"], cached=False)
+    seen, prepare = [], measuring._without_norms
+
+    def stops(source, step):
+        seen.append(step)
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+        return prepare(source, step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(measuring, "_without_norms", stops)
+        part = probes.table(run, ["loss", "W_K1"])
+    assert "interrupted: 2 steps are kept" in capsys.readouterr().err
+    rows = whole[(whole["probe"] == "W_K1") | whole["step"].isin(seen[:2])].reset_index(drop=True)
+    pd.testing.assert_frame_equal(part, rows)
+    pd.testing.assert_frame_equal(probes.table(run, ["loss", "W_K1"]), whole)
