@@ -29,22 +29,26 @@ def branch(
         steps: last step of the branch; the run's own by default.
         freeze: parameters to hold, as in W_K1 or "W_K1: 300..".
         clamp: attention patterns to impose: previous-token, induction.
-        graft: matrices to take from elsewhere, as in W_O2=RUN@STEP.
+        graft: matrices to take from elsewhere: W_O2=RUN@STEP, W_O2=RUN (its last step; also a plain folder of state
+            dicts), W_O2=FILE.npy (a matrix), or W_O2=constructed (the paper's memory for this run's embeddings). Their
+            momentum begins at zero and they train on; add --freeze W_O2 to hold them.
         edit: associations to change before the first step, as in 'W_K2: erase e' or 'W_O2: insert a->b'.
         resume: go on with the branch in that folder, to more steps if they are set.
         quiet: no progress.
     """
+    changed, opened = None if edit is None else _edit(edit), load(run)
+    opened.resolve(at)
     from induction_memory.training.branching import branch as start
 
     result = start(
-        load(run),
+        opened,
         at,
         out,
         steps=steps,
         freeze=listed(freeze, "--freeze"),
         clamps=listed(clamp, "--clamp"),
         grafts=listed(graft, "--graft"),
-        edit=None if edit is None else _edit(edit),
+        edit=changed,
         resume=resume,
         quiet=quiet,
         command=this_command(),

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from induction_memory.errors import require
 from induction_memory.field_docs import field_docs
-from induction_memory.memory.association import store
+from induction_memory.memory.association import Association, store
 from induction_memory.model.associations import associate, written
 from induction_memory.model.building import HookedTransformer, build, remap
 from induction_memory.model.config import ModelConfig
@@ -87,20 +87,35 @@ def construct(
     model = build(config, seed)
     for name in ("blocks.0.attn.W_V", "blocks.0.attn.W_O", "blocks.1.attn.W_V"):
         remap(model, name, seed)
-    undo_scaling = config.head_dimension**0.5 if config.scale_scores else 1.0
     generator = torch.Generator().manual_seed(seed)
-    strengths = {"W_K1": scales.W_K1 * undo_scaling, "W_K2": scales.W_K2 * undo_scaling, "W_O2": scales.W_O2}
-    for name, scale in (strengths | ({"W_F": scales.W_F} if has_feed_forward else {})).items():
-        a = associate(model, name, task=task, bare=True)
-        ideal = _feed_forward(task, scales.smoothing) if name == "W_F" else a.ideal
+    for name in ("W_K1", "W_K2", "W_O2", *(("W_F",) if has_feed_forward else ())):
+        a, ideal = associate(model, name, task=task, bare=True), None
         if name in shuffle:
-            ideal = _shuffled(ideal, generator)
-        W = torch.zeros_like(a.W) if name in leave_out else scale * store(_unit(a.inputs), _unit(a.outputs), ideal)
+            ideal = _shuffled(_ideal(a, task, scales), generator)
+        W = torch.zeros_like(a.W) if name in leave_out else memory(a, task, config, scales, ideal)
         weights = weights_of(model)
         with torch.no_grad():
             for parameter, value in written(replace(a, W=W), weights).items():
                 weights[parameter].copy_(value)
     return model
+
+
+def memory(
+    a: Association,
+    task: BigramTask,
+    config: ModelConfig,
+    scales: Scales | None = None,
+    ideal: Float[Tensor, "j i"] | None = None,
+) -> Float[Tensor, "*lead d_out d_in"]:
+    """The matrix that stores an association's ideal pairs, or those given, as strongly as the construction does."""
+    scales = scales or Scales()
+    undo_scaling = config.head_dimension**0.5 if config.scale_scores and a.name in ("W_K1", "W_K2") else 1.0
+    ideal = _ideal(a, task, scales) if ideal is None else ideal
+    return getattr(scales, a.name) * undo_scaling * store(_unit(a.inputs), _unit(a.outputs), ideal)
+
+
+def _ideal(a: Association, task: BigramTask, scales: Scales) -> Float[Tensor, "j i"]:
+    return _feed_forward(task, scales.smoothing) if a.name == "W_F" else a.ideal
 
 
 def _feed_forward(task: BigramTask, smoothing: float) -> Float[Tensor, "j i"]:

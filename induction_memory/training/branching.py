@@ -1,20 +1,19 @@
 """Branches: train on from a stored step of a run, with the batches that run would have seen, under other rules."""
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from induction_memory.errors import require
 from induction_memory.experiment.constraints import Clamp, Freeze, Graft
 from induction_memory.experiment.run_config import RunConfig
 from induction_memory.memory import edits
 from induction_memory.model.associations import associate, written
-from induction_memory.model.memories import matrix, set_matrix
 from induction_memory.task.fields import require_texts
+from induction_memory.training.grafting import given_grafts
 from induction_memory.training.preflight import graft_matrices
 from induction_memory.training.run import Resume, run_from, zero_optimizer
 from induction_memory.trajectory.trajectory import Trajectory
@@ -43,9 +42,8 @@ def branch(
     freezes from `at`. `steps` is the number of the last step (the run's own when not given); `settings` change any
     other field by its path. The optimiser goes on from its stored state; if none was kept, from zero.
 
-    `grafts` are rules such as "W_O2=RUN@STEP", where RUN is a trajectory's name or folder, also a plain folder of
-    checkpoints. Or they map names to what stands there from `at` on: a matrix in the paper's orientation (as
-    `im.matrix` reads it), a model (`im.construct(...)` too), or a trajectory (its last step). The momentum of a
+    `grafts` are rules such as "W_O2=RUN@STEP" or "W_O2=constructed", or they map names to what stands there from `at`
+    on: a matrix in the paper's orientation, a model, or a trajectory (`grafting.py` lists all). The momentum of a
     grafted matrix begins at zero, and it trains on: freeze it to hold what was grafted.
 
     `edit` changes associations of one memory before the first update: `{"memory": "W_K2", "erase": "e"}`, or "insert".
@@ -53,33 +51,10 @@ def branch(
     """
     require(isinstance(run, Trajectory), "run", "a trajectory (as im.load gives it)", type(run).__name__)
     at = run.resolve(at)
-    given = _given(run, at, grafts) if isinstance(grafts, Mapping) else {}
-    rules = [str(rule) for rule in given] if isinstance(grafts, Mapping) else grafts
+    rules, given = given_grafts(run, at, grafts)
     config = branch_config(run.config, at, freeze=freeze, clamps=clamps, grafts=rules, steps=steps, settings=settings)
     how = {"resume": resume, "quiet": quiet, "log": log, "command": command}
     return run_from(lambda: _origin(run, at, config, edit, given), at, config, out, **how)
-
-
-def _given(run: Trajectory, at: int, grafts: Mapping[str, Any]) -> dict[Graft, Tensor]:
-    """The rule and the parameter of each matrix that was handed over; the rule has the matrix's checksum as its run."""
-    rules = {}
-    for name, source in grafts.items():
-        known = isinstance(source, Tensor | nn.Module | Trajectory)
-        allowed = "a matrix, a model or a trajectory (or rules such as W_O2=RUN@STEP)"
-        require(known, "grafts", allowed, f"{type(source).__name__} for {name}")
-        given = source if isinstance(source, Tensor) else matrix(_model(source), name, fold=False)
-        target = run.model(at)
-        wanted = tuple(matrix(target, name, fold=False).shape)
-        require(tuple(given.shape) == wanted, "grafts", f"a matrix of shape {wanted} for {name}", tuple(given.shape))
-        set_matrix(target, name, given.detach())
-        parameter = dict(target.named_parameters())[run.model_config.parameters[name]].detach().clone()
-        checksum = hashlib.sha256(parameter.cpu().contiguous().numpy().tobytes()).hexdigest()
-        rules[Graft(name, f"given-{checksum[:12]}", 0, at)] = parameter
-    return rules
-
-
-def _model(source: nn.Module | Trajectory) -> nn.Module:
-    return source.model() if isinstance(source, Trajectory) else source
 
 
 def branch_config(

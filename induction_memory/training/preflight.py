@@ -14,9 +14,13 @@ from torch import Tensor
 from induction_memory.errors import require
 from induction_memory.experiment.constraints import Graft
 from induction_memory.experiment.run_config import RunConfig
+from induction_memory.model.architecture import AnyModel
 from induction_memory.task.sampler import step_rng
 from induction_memory.training.evaluation import trained_positions
-from induction_memory.trajectory.trajectory import load
+from induction_memory.trajectory.export import is_export
+from induction_memory.trajectory.layout import MANIFEST
+from induction_memory.trajectory.search import find
+from induction_memory.trajectory.trajectory import Trajectory, load
 
 GB = 1e9
 SEQUENCES = 256  # looked at for a position that the loss averages over
@@ -35,7 +39,7 @@ def graft_matrices(config: RunConfig, given: Mapping[Graft, Tensor] | None = Non
     """The matrix of each graft, of the shape that it replaces: those given, and the others from their runs."""
     matrices = dict(given or {})
     for rule in (rule for rule in config.train.graft_rules if rule not in matrices):
-        run = load(rule.run)
+        run = donor(rule.run, config.model)
         known = run.model_config.parameters
         require(rule.name in known, "train.grafts", f"a matrix that {rule.run} has", repr(rule.name))
         matrix = run.stack(rule.name, [rule.step])[0].clone()
@@ -44,6 +48,13 @@ def graft_matrices(config: RunConfig, given: Mapping[Graft, Tensor] | None = Non
         require(got == wanted, "train.grafts", f"a matrix of shape {wanted}", f"{got} for {rule}")
         matrices[rule] = matrix
     return matrices
+
+
+def donor(where: str, model: AnyModel) -> Trajectory:
+    """The run to graft from: a trajectory, or a plain folder of state dicts of the architecture `model`."""
+    folder = find(where)
+    own = (folder / MANIFEST).exists() or is_export(folder)
+    return load(folder) if own else load(folder, model=model)
 
 
 def _check_memory(config: RunConfig) -> None:

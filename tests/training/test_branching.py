@@ -1,10 +1,14 @@
 """Branches answer "what if": erased associations, and matrices that are given from the start."""
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import induction_memory as im
 from induction_memory.errors import InputError
+from induction_memory.memory.edits import alignment
+from induction_memory.model.associations import associate
 from induction_memory.training.branching import branch
 from induction_memory.training.run import start
 from tests.tiny_runs import tiny
@@ -38,6 +42,27 @@ def test_a_constructed_model_shares_the_embeddings_and_lends_its_matrix(run, tmp
     torch.testing.assert_close(given.memory("W_O2")[-1], im.matrix(built, "W_O2").detach())
 
 
+@pytest.mark.parametrize("kind", ["run", "plain folder", "file"])
+def test_a_graft_written_as_text_takes_a_run_a_plain_folder_or_a_file(run, tmp_path, kind):
+    W = run.memory("W_O2")[-1]
+    np.save(tmp_path / "W.npy", W.numpy())
+    (tmp_path / "plain").mkdir()
+    save_file(dict(run.state(run.steps[-1])), tmp_path / "plain" / "weights-7.safetensors")
+    where = {"run": run.path, "plain folder": tmp_path / "plain", "file": tmp_path / "W.npy"}[kind]
+    given = branch(run, 0, tmp_path / "given", grafts=[f"W_O2={where}"], freeze=["W_O2"], quiet=True)
+    assert torch.equal(given.memory("W_O2")[-1], W)
+
+
+def test_a_constructed_graft_stores_the_pairs_of_the_run_itself(run, tmp_path):
+    given = branch(run, 0, tmp_path / "given", grafts=["W_O2=constructed"], freeze=["W_O2"], steps=1, quiet=True)
+    other = im.construct(run.task, run.model_config, seed=9)
+    foreign = branch(run, 0, tmp_path / "foreign", grafts={"W_O2": other}, freeze=["W_O2"], steps=1, quiet=True)
+    stored = [associate(one.state(1), "W_O2", task=run.task, bare=True) for one in (given, foreign)]
+    own, others = (float(alignment(a)) for a in stored)
+    assert own == pytest.approx(1, abs=1e-5)
+    assert others < 0.5
+
+
 def test_momentum_of_a_grafted_matrix_begins_at_zero_and_that_of_the_others_goes_on(run, tmp_path):
     at = int(run.steps[4])
     given = branch(run, at, tmp_path / "given", grafts={"W_O2": torch.zeros(16, 16)}, quiet=True)
@@ -50,6 +75,11 @@ def test_momentum_of_a_grafted_matrix_begins_at_zero_and_that_of_the_others_goes
     ("grafts", "message"),
     [
         ({"W_O2": torch.zeros(3, 3)}, r"grafts: expected a matrix of shape \(16, 16\) for W_O2, got \(3, 3\)"),
+        (["W_O2=nowhere"], "run: expected the folder of a trajectory"),
+        (["W_O2=nowhere.npy"], "grafts: expected a matrix that can be read, got 'nowhere.npy'"),
+        (["W_Q9=constructed"], "grafts: expected names out of"),
+        (["W_V2=constructed"], "grafts: expected W_K1, W_K2, W_O2 or W_F to construct, got 'W_V2'"),
+        (["W_O2"], "train.grafts: expected NAME=RUN@STEP"),
         ({"W_O2": 3}, "grafts: expected a matrix, a model or a trajectory .*, got int for W_O2"),
     ],
 )
