@@ -28,10 +28,11 @@ EMPTY = {
     "changes": "no head changes its role",
     "decisions": "no head has an effect by the route of a role",
     "carriers": "no head has a clear effect by the route of a role: more sequences may show one",
-    "stability": "stability compares two or more runs: independent ones, or ones that share initial weights or data",
-    "identifiability": "identifiability compares two or more runs with the same heads: independent ones, or ones that "
+    "stability": "stability compares two or more runs of one configuration: independent ones, or ones that share "
+    "initial weights or data",
+    "identifiability": "identifiability compares two or more runs of one configuration: independent ones, or ones that "
     "share initial weights or data",
-    "origins": "origins compares two or more runs with the same heads: ones that share initial weights or data with "
+    "origins": "origins compares two or more runs of one configuration: ones that share initial weights or data with "
     "independent ones",
 }
 

@@ -14,7 +14,7 @@ Every table has the columns run and step first; heads are named L1H1 ... as in `
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -33,13 +33,14 @@ from induction_memory.heads.mediation import COLUMNS as PATH_COLUMNS
 from induction_memory.heads.mediation import mediation
 from induction_memory.heads.questions import Metric
 from induction_memory.heads.roles import verdicts
-from induction_memory.heads.selection import at_last_step, rows_of
+from induction_memory.heads.selection import at_last_step, listed, rows_of
 from induction_memory.heads.shapley import ORDERS
 from induction_memory.heads.votes import votes
 from induction_memory.interventions.replacements import Kind
 from induction_memory.progress import keeping
 from induction_memory.runner.recording import Runner, Via
 from induction_memory.subject import Steps, Subject, batch_of_tokens, subject
+from induction_memory.subject.configurations import labels
 from induction_memory.task.batch import Batch
 from induction_memory.task.fields import require_integer, require_seed
 from induction_memory.task.repeated import within_context
@@ -57,7 +58,7 @@ class Identification:
     """The tables of one or more runs; what follows from them is computed when asked for."""
 
     runs: pd.DataFrame
-    """Run, its seeds and its size."""
+    """Run, its seeds, its size, and what sets its configuration apart from the others'."""
     roles: pd.DataFrame
     """One row per head: the verdict (roles.py)."""
     votes: pd.DataFrame
@@ -92,18 +93,22 @@ class Identification:
 
     @cached_property
     def stability(self) -> pd.DataFrame:
-        """How stable each role is across runs (stability.py)."""
-        return stability.stability(self.runs, self.roles, self.shares, self.totals, self.matches)
+        """How stable each role is across runs (stability.py), per configuration if there are several."""
+        return self._per_configuration(
+            lambda one: stability.stability(one.runs, one.roles, one.shares, one.totals, one.matches)
+        )
 
     @cached_property
     def identifiability(self) -> pd.DataFrame:
-        """How well one run predicts another's roles (predictability.py)."""
-        return predictability.identifiability(self.runs, self.last("roles"), self.last("votes"))
+        """How well one run predicts another's roles (predictability.py), per configuration if there are several."""
+        return self._per_configuration(
+            lambda one: predictability.identifiability(one.runs, one.last("roles"), one.last("votes"))
+        )
 
     @cached_property
     def origins(self) -> pd.DataFrame:
-        """Whether the initial weights or the data decide which head has a role (origins.py)."""
-        return origins.origins(self.runs, self.carriers)
+        """Whether initial weights or data decide which head has a role (origins.py), per configuration."""
+        return self._per_configuration(lambda one: origins.origins(one.runs, one.carriers))
 
     @cached_property
     def births(self) -> pd.DataFrame:
@@ -119,6 +124,20 @@ class Identification:
     def decisions(self) -> pd.DataFrame:
         """When each role emerged and when its sharing was decided."""
         return history.decisions(self.shares)
+
+    def _per_configuration(self, measure: "Callable[[Identification], pd.DataFrame]") -> pd.DataFrame:
+        """What is measured across runs that differ in their seeds alone; a first column says which, if it differs."""
+        groups = listed(self.runs, "configuration") if "configuration" in self.runs else [""]
+        if len(groups) == 1:
+            return measure(self)
+        tables = []
+        for label in groups:
+            names = listed(rows_of(self.runs, configuration=label), "run")
+            own = {field.name: rows_of(getattr(self, field.name), run=names) for field in fields(self)}
+            table = measure(Identification(**own))
+            table.insert(0, "configuration", label)
+            tables.append(table)
+        return _concat(tables)
 
     def save(self, folder: str | Path) -> None:
         """Write the measured tables, one Parquet file each."""
@@ -160,13 +179,13 @@ def identify(
     (replacements.py), `orders` is the number of orders that are drawn where there are too many heads to evaluate all
     coalitions. An interruption keeps the steps that are done.
     """
-    listed = list(sources) if isinstance(sources, list | tuple) else [sources]
-    require(len(listed) > 0, "runs", "at least one", "none")
+    every = list(sources) if isinstance(sources, list | tuple) else [sources]
+    require(len(every) > 0, "runs", "at least one", "none")
     require_integer(sequences, "sequences", 2, None)
     require_integer(orders, "orders", 1, MOST_ORDERS)
     require_seed(seed)
     given = batch(sequences) if callable(batch) else batch
-    opened = [subject(source, step=step, batch=given, sequences=sequences, via=via) for source in listed]
+    opened = [subject(source, step=step, batch=given, sequences=sequences, via=via) for source in every]
     names, found = _names(opened), list[tuple[str, dict[str, pd.DataFrame]]]()
     with keeping(found, "steps"):
         for name, source in zip(names, opened, strict=True):
@@ -188,7 +207,9 @@ def identify(
             for table in tables.values():
                 table.insert(0, "run", name)
             parts.append(Identification(_facts(name, source, tables["roles"]), **tables))
-    return Identification.join(parts)
+    whole, of_each = Identification.join(parts), dict(zip(names, labels(opened), strict=True))
+    own = [of_each[name] for name in whole.runs["run"]]
+    return replace(whole, runs=whole.runs.assign(configuration=own))
 
 
 def _examine(v: ValueFunction, step: int, *, paths: bool) -> dict[str, pd.DataFrame]:

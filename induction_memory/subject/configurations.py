@@ -18,18 +18,24 @@ def by_configuration(runs: Sequence[Any]) -> list[tuple[str, list[Any]]]:
     >>> [label for label, _ in by_configuration(["fixed-triggers", "fixed-triggers"])]
     ['']
     """
-    groups: list[tuple[RunConfig | None, list[Any]]] = []
-    for run in runs:
-        config = _configuration(run)
-        members = next((members for known, members in groups if _alike(known, config)), None)
-        if members is None:
-            groups.append((config, [run]))
-        else:
-            members.append(run)
-    if len(groups) == 1:
-        return [("", groups[0][1])]
-    varied = _varied([config for config, _ in groups if config is not None])
-    return [("unknown" if config is None else _label(config, varied), members) for config, members in groups]
+    groups: dict[str, list[Any]] = {}
+    for label, run in zip(labels(runs), runs, strict=True):
+        groups.setdefault(label, []).append(run)
+    return list(groups.items())
+
+
+def labels(runs: Sequence[Any]) -> list[str]:
+    """What sets each run's configuration apart from the others' ("task.k=3"); empty where they differ in seeds alone.
+
+    >>> labels(["fixed-triggers", "fixed-triggers"])
+    ['', '']
+    """
+    configs = [_configuration(run) for run in runs]
+    first = [next(i for i, known in enumerate(configs) if _alike(known, config)) for config in configs]
+    if len(set(first)) <= 1:
+        return [""] * len(configs)
+    varied = _varied([config for i in sorted(set(first)) if (config := configs[i]) is not None])
+    return ["unknown" if (config := configs[i]) is None else _label(config, varied) for i in first]
 
 
 def _configuration(run: Any) -> RunConfig | None:

@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 
 from induction_memory.heads.carriers import carriers
+from induction_memory.heads.examination import Identification
 from induction_memory.heads.history import births, changes, decisions
 from induction_memory.heads.matching import match, matches
 from induction_memory.heads.predictability import chance_agreement, identifiability
@@ -171,3 +172,20 @@ def test_sharing_is_decided_when_the_shares_stay_near_their_last_values():
     table = decisions(pd.DataFrame(rows, columns=["run", "step", "game", "layer", "head", "shapley"]))
     assert pick(table, "emerged", role=D) == 30  # 5 of 10 are first passed with 10.2
     assert pick(table, "decided", role=D) == 30  # 0.75 / 0.25 at step 20 is 0.15 away from 0.6 / 0.4
+
+
+def test_runs_of_different_configurations_are_compared_apart():
+    held = {"a": (P, N, D, N), "b": (P, N, D, N), "c": (N, P, N, D), "d": (N, P, N, D)}
+    facts, roles, votes, shares, totals = family(**held)
+    facts = facts.assign(configuration=["task.k=1", "task.k=1", "task.k=5", "task.k=5"])
+    none = pd.DataFrame({"run": []})
+    found = Identification(facts, roles, votes, shares, totals, none, none, none)
+    together = Identification(facts.drop(columns="configuration"), roles, votes, shares, totals, none, none, none)
+    apart = found.stability
+    assert set(apart["configuration"]) == {"task.k=1", "task.k=5"}
+    where = {"relation": "independent", "role": P, "measure": "same head"}
+    assert pick(apart, "value", configuration="task.k=1", **where) == 1
+    assert pick(apart, "value", configuration="task.k=5", **where) == 1
+    assert pick(together.stability, "value", **where) == pytest.approx(2 / 6)
+    assert set(apart["runs"]) == {2}
+    assert set(found.identifiability["configuration"]) == {"task.k=1", "task.k=5"}
