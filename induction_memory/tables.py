@@ -87,19 +87,24 @@ def number(value: float, error: float = math.nan) -> str:
     >>> number(1234.5, 31.0), number(0.0123456), number(2.0), number(float("nan"))
     ('1234 ± 31', '0.0123', '2', '')
 
-    An error that is zero in the fourth place is not shown.
+    An error that is zero in the fourth place is not shown, nor is the sign of a zero.
 
-    >>> number(1 / 3, 1e-9)
-    '0.3333'
+    >>> number(1 / 3, 1e-9), number(-0.00001, 0.0002)
+    ('0.3333', '0.0000 ± 0.0002')
     """
     if not math.isfinite(value):
         return "" if math.isnan(value) else str(value)
     if not math.isfinite(error) or error <= 0:
         return f"{value:.{DIGITS}g}" if abs(value) < 1000 else f"{value:.0f}"
     if error < 10**-PLACES / 2:
-        return f"{value + 0.0:.{PLACES}f}"
+        return _fixed(value, PLACES)
     places = min(max(0, 1 - math.floor(math.log10(error))), PLACES)
-    return f"{value:.{places}f} ± {error:.{places}f}"
+    return f"{_fixed(value, places)} ± {error:.{places}f}"
+
+
+def _fixed(value: float, places: int) -> str:
+    """The value to so many places; zero has no sign."""
+    return f"{round(value, places) + 0.0:.{places}f}"
 
 
 def markdown(table: "pd.DataFrame", digits: int = DIGITS) -> str:
@@ -159,10 +164,11 @@ def _word(value: Any) -> str:
 def _aligned(values: Sequence[float]) -> list[str]:
     """Numbers of one column with the same number of places: three digits of the largest."""
     sizes = [abs(value) for value in values if math.isfinite(value) and value]
-    if all(value == round(value) for value in sizes) or not sizes or max(sizes) > RANGE * min(sizes):
+    whole = all(value == round(value) for value in sizes)
+    if whole or max(sizes) > RANGE * min(sizes) or max(sizes) < 10**-PLACES:
         return [number(value) for value in values]
     places = max(0, DIGITS - 1 - math.floor(math.log10(max(sizes)))) if max(sizes) < 1000 else 0
-    return [f"{value:.{places}f}" if math.isfinite(value) else number(value) for value in values]
+    return [_fixed(value, places) if math.isfinite(value) else number(value) for value in values]
 
 
 def _blocks(chosen: Sequence[str], widths: Mapping[str, int], numeric: set[str], width: int) -> list[list[str]]:

@@ -91,6 +91,28 @@ def require_heads(run: str, names: tuple[str, ...]) -> None:
             graph.resolve(name)
 
 
+def require_pairs(run: str, memory: str, pairs: tuple[str, ...], option: str) -> None:
+    """Refuse pairs 'a->b' of tokens or positions that the run's task does not have, before anything heavy is imported.
+
+    Only for in-context bigrams: other tasks say what their matrices associate when they are asked.
+    """
+    from induction_memory.task.bigrams import BigramTask
+    from induction_memory.task.text import named_pair
+    from induction_memory.trajectory.layout import MANIFEST
+    from induction_memory.trajectory.manifest import Manifest
+    from induction_memory.trajectory.search import find
+
+    folder = find(run)
+    if not pairs or not (folder / MANIFEST).exists():
+        return
+    task = Manifest.read(folder).parts(folder)[0]
+    if isinstance(task, BigramTask):
+        positions, tokens = range(1, task.length + 1), task.vocabulary
+        inputs, outputs = (positions[:-1], positions[1:]) if memory == "W_K1" else (tokens, tokens)
+        for pair in pairs:
+            named_pair(pair, inputs, outputs, option)
+
+
 def listed(items: tuple[str, ...], option: str) -> tuple[str, ...]:
     """Items given apart or joined by commas; an empty one is refused, as by an empty variable of a shell."""
     parts = tuple(part.strip() for item in items for part in item.split(","))

@@ -1,12 +1,15 @@
 """`circuit`: the few edges between components that do the work."""
 
 import sys
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from induction_memory.cli.arguments import Run, load, step_of
-from induction_memory.cli.output import TERMINAL, TableOutput
+from induction_memory.cli.output import TERMINAL, Output, TableOutput
 from induction_memory.errors import InputError, UnsupportedError
 from induction_memory.task.protocol import ask
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def circuit(
@@ -49,7 +52,7 @@ def circuit(
         pairs = pairs_of(opened.task, batch, None, np.random.default_rng(0))
         found = interventions.attribute(interventions.contrast(opened.model(at), pairs))
         by = next(name for name in found.columns if found[name].dtype.kind == "f")
-        output.write(found.assign(size=-found[by].abs()).sort_values("size").drop(columns="size"))
+        _write(found.assign(size=-found[by].abs()).sort_values("size").drop(columns="size"), output)
         if "gradient" not in found and output.format == "table" and output.out is None:
             print("\nno column gradient: targets are soft, and the derivative of a KL is zero at the intact run")
         return
@@ -58,7 +61,7 @@ def circuit(
     if table == "curve":
         output.write(found.curve)
         return
-    output.write(found.edges.assign(circuit=found.edges["edge"].isin(found.circuit)))
+    _write(found.edges.assign(circuit=found.edges["edge"].isin(found.circuit)), output)
     if output.format == "table" and output.out is None:
         compared = ""
         if _asks_for_induction(opened.task, batch) and set(INDUCTION_HEAD) <= set(found.edges["edge"]):
@@ -67,6 +70,11 @@ def circuit(
                 f"; against the known induction head: precision {known['precision']:.2f}, recall {known['recall']:.2f}"
             )
         print(f"\n{len(found.circuit)} edges are the circuit{compared}", file=sys.stdout)
+
+
+def _write(table: "pd.DataFrame", output: Output) -> None:
+    """Shares of an effect, to three places in the terminal."""
+    output.write(table.round(3) if output.format == "table" and output.out is None else table)
 
 
 def _asks_for_induction(task: Any, batch: Any) -> bool:

@@ -15,7 +15,7 @@ from induction_memory.tables import ENDINGS, Format
 if TYPE_CHECKING:
     import pandas as pd
 
-CONTEXT = ("run", "step", "memory", "edit", "head", "through")
+CONTEXT = ("run", "step", "memory", "edit", "input", "output", "head", "through")
 """Columns that are said once above the table if all rows have the same value."""
 
 
@@ -36,10 +36,13 @@ class Output:
         if self.out is not None:
             require_file(self.out, ENDINGS, "--out")
 
-    def write(self, table: "pd.DataFrame", columns: Sequence[str] | None = None, *, empty: str = "no rows") -> None:
+    def write(
+        self, table: "pd.DataFrame", columns: Sequence[str] | None = None, *, empty: str = "no rows", note: str = ""
+    ) -> None:
         """Print the table, or save it and print the path. The terminal shows `columns`; `empty` says why it is empty.
 
-        Rows appear in the order given: a command sorts them for its readers.
+        A `note` on units stands below a table for people. Rows appear in the order given: a command sorts them for
+        its readers.
         """
         from induction_memory.tables import save, show
 
@@ -57,6 +60,8 @@ class Output:
             table = table.drop(columns=[*constant])
         if not (table.empty and self.format == "table"):
             show(table, self.format, columns if self.columns == "chosen" else None)
+            if note and self.format == "table":
+                print(note)
 
 
 def _values(table: "pd.DataFrame", name: str) -> list[str]:

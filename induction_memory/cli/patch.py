@@ -6,6 +6,8 @@ from induction_memory.cli.arguments import Run, Via, load, step_of
 from induction_memory.cli.output import TERMINAL, TableOutput
 
 COLUMNS = ("step", "component", "position", "source", "target", "effect", "accuracy", "logit", "kl")
+SEEN = 0.001
+"""Smaller effects are counted in the terminal, not listed."""
 
 
 def patch(
@@ -30,8 +32,12 @@ def patch(
     from induction_memory.interventions.activation_patching import patch as measure
 
     table = measure(load(run), kind=kind, corruption=corruption, step=step_of(step), via=via)
-    if output.format == "table":
-        by = ["step"] if "step" in table else []
-        order = table.assign(size=-table["effect"].abs()).sort_values([*by, "size"], kind="stable")
-        table = order.drop(columns="size")
-    output.write(table, COLUMNS)
+    if output.format != "table":
+        output.write(table, COLUMNS)
+        return
+    by = ["step"] if "step" in table else []
+    order = table.assign(size=-table["effect"].abs()).sort_values([*by, "size"], kind="stable")
+    seen = order if output.columns == "all" else order[~(order["size"] > -SEEN)]
+    left = len(order) - len(seen)
+    note = f"{left} more with an effect below {SEEN}: --columns all, csv and json have them" if left else ""
+    output.write(seen.drop(columns="size"), COLUMNS, empty=f"no effect of {SEEN} or more", note=note)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from induction_memory.experiment.presets import Preset
 
 WIDTH = 80
+NAMES = 28
 STEP_SIZE = re.compile(r"(figure-8-d\d+)-eta([\d.]+)")
 
 
@@ -70,7 +71,7 @@ def explained(name: str, entry: "Preset") -> str:
 
 def _dimensions(sizes: dict[str, list[str]]) -> tuple[str, str]:
     dimensions = ", ".join(key.rpartition("-d")[2] for key in sizes)
-    tried = ", ".join(dict.fromkeys(size for found in sizes.values() for size in found))
+    tried = ", ".join(sorted({size for found in sizes.values() for size in found}, key=float))
     fewer = [key.rpartition("-d")[2] for key, found in sizes.items() if len(found) < max(map(len, sizes.values()))]
     but = f" (the largest not for d = {', '.join(fewer)})" if fewer else ""
     return (
@@ -80,9 +81,13 @@ def _dimensions(sizes: dict[str, list[str]]) -> tuple[str, str]:
 
 
 def _entry(key: str, about: str) -> str:
-    indent = " " * 30
-    text = textwrap.wrap(about, WIDTH, initial_indent=f"  {key:<27} ", subsequent_indent=indent)
-    return "\n".join(text)
+    """A name and what it is; a name that is too long for its column has a line of its own."""
+    indent = " " * (NAMES + 2)
+    first = [f"  {key}"] if len(key) >= NAMES else []
+    text = textwrap.wrap(
+        about, WIDTH, initial_indent=indent if first else f"  {key:<{NAMES}}", subsequent_indent=indent
+    )
+    return "\n".join(first + text)
 
 
 def _value(value: Any) -> str:

@@ -34,6 +34,7 @@ def probe(
         tokens: instead of probes, recall between these tokens through each head's QK and OV: numbers, or for a series
             texts of one token each.
     """
+    chosen_steps, names = steps_of(steps), listed(probes, "--probes")
     from induction_memory import probes as library
 
     if list:
@@ -48,10 +49,10 @@ def probe(
     opened = load_any(run)
     if tokens:
         chosen = [int(one) if one.isdecimal() else one for one in tokens]
-        output.write(library.token_recall(opened, chosen, steps=steps_of(steps)))
+        output.write(library.token_recall(opened, chosen, steps=chosen_steps))
         return
     batch = sequences_of(opened, text, TEXT_SEQUENCES)
-    table = library.table(opened, listed(probes, "--probes") or None, steps=steps_of(steps), batch=batch)
+    table = library.table(opened, names or None, steps=chosen_steps, batch=batch)
     skipped = table.attrs.get("skipped", {})
     if table.empty and skipped:
         name, reason = next(iter(skipped.items()))

@@ -40,15 +40,16 @@ def reproduce(
         quiet: no progress.
         format: of the table of claims.
     """
-    from induction_memory.reproduction import plan
-    from induction_memory.reproduction import reproduce as library
-
     if check:
         if figures:
             raise InputError("--check: expected no figures, it checks all claims, got " + " ".join(figures))
         _check(format)
         return
+    from induction_memory.reproduction import plan
+
     chosen = plan.figures(figures)
+    from induction_memory.reproduction import reproduce as library
+
     made = library.reproduce(chosen, scale, runs=runs, out=out, workers=workers, train=train, quiet=quiet)
     show(_worst_first(made.verdicts) if format == "table" else made.verdicts, format, COLUMNS)
     if format == "table":

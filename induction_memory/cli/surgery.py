@@ -2,11 +2,24 @@
 
 from typing import Any
 
-from induction_memory.cli.arguments import Run, load, run_at, step_of
+from induction_memory.cli.arguments import Run, load, require_pairs, run_at, step_of
 from induction_memory.cli.output import TERMINAL, TableOutput
 from induction_memory.errors import InputError
 
-COLUMNS = ("step", "head", "through", "group", "before", "damage", "in_context_accuracy", "in_context_loss", "kl")
+COLUMNS = (
+    "step",
+    "input",
+    "output",
+    "head",
+    "through",
+    "group",
+    "before",
+    "damage",
+    "in_context_accuracy",
+    "in_context_loss",
+    "kl",
+)
+NOTE = "damage: accuracy lost, as a share of the group's positions (1 is all of them)"
 
 
 def surgery(
@@ -31,8 +44,11 @@ def surgery(
     Args:
         run: trajectory's folder, or the name of a shipped one.
         memory: matrix to edit: W_K1, W_K2, W_O2 or W_F.
-        erase: associations to erase, as in 'a->b': input a, output b. The table's damage is the fall of the in-context
-            accuracy, from `before`, where the association is needed (target) and elsewhere (bystanders).
+        erase: associations to erase, as in 'a->b': input a, output b, or 'a' for the pair that a is asked with. W_O2
+            and W_F map a token that is read to one that is predicted. For W_K2 the input is the key's token and the
+            output the query's, for W_K1 both are positions (from 1; the key is not after the query). The table's damage
+            is the accuracy lost, a share of positions: in context (global for W_F), where the association is needed
+            (target) and elsewhere (bystanders).
         insert: associations to insert, as in 'a->b': input a, output b.
         swap: two inputs that exchange their outputs, as in 'a->b'.
         project: keep only what lies in the span of the ideal memory.
@@ -46,6 +62,8 @@ def surgery(
     """
     if project and complement:
         raise InputError("--complement: expected it or --project, got both")
+    for option, pairs in (("--erase", erase), ("--insert", insert)):
+        require_pairs(run, memory, pairs, option)
     donor = None if transplant is None else _model(transplant)
     from induction_memory.interventions.surgery import surgery as measure
 
@@ -63,7 +81,7 @@ def surgery(
         through=through,
         step=step_of(step),
     )
-    output.write(table, COLUMNS)
+    output.write(table, COLUMNS, note=NOTE)
 
 
 def _model(where: str) -> Any:

@@ -10,6 +10,7 @@ from induction_memory.errors import printable
 from induction_memory.tables import show
 
 COLUMNS = ("check", "statement", "predicted", "measured", "tolerance", "result")
+MANY = {"holds": "hold", "slip": "slips", "does not hold": "do not hold", "no slip": "no slips"}
 
 
 def theory(checks: Annotated[tuple[str, ...], tyro.conf.Positional] = (), /, out: Path | None = None) -> None:
@@ -30,7 +31,8 @@ def theory(checks: Annotated[tuple[str, ...], tyro.conf.Positional] = (), /, out
     order = ["does not hold", "no slip", "slip", "holds"]
     rows = table.assign(result=found, rank=[order.index(result) for result in found])
     show(rows.sort_values("rank", kind="stable"), "table", COLUMNS)
-    counts = ", ".join(f"{found.count(result)} {result}" for result in reversed(order) if result in found)
+    number = {result: found.count(result) for result in reversed(order) if result in found}
+    counts = ", ".join(f"{n} {result if n == 1 else MANY[result]}" for result, n in number.items())
     print(f"\n{len(found)} statements: {counts}")
     if out is not None:
         print(printable(str(out)))

@@ -169,7 +169,9 @@ PRESETS: dict[str, Preset] = {
         _train(replace(_VANILLA, model=ModelConfig.full(n_heads=4)), steps=1000),
     ),
     **{
-        f"late-keys-k{k}": Preset(f"{k} random triggers at T = 64, in batches of 128", quick(_task(_WHOLE, k=k)))
+        f"late-keys-k{k}": Preset(
+            f"{k} random trigger{'s' * (k > 1)} at T = 64, in batches of 128", quick(_task(_WHOLE, k=k))
+        )
         for k in (1, 5)
     },
     **{
