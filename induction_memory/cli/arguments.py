@@ -102,8 +102,8 @@ def require_pairs(run: str, memory: str, pairs: tuple[str, ...], option: str) ->
     from induction_memory.trajectory.manifest import Manifest
     from induction_memory.trajectory.search import find
 
-    folder = find(run)
-    if not pairs or not (folder / MANIFEST).exists():
+    folder = find(run) if pairs else None
+    if folder is None or not (folder / MANIFEST).exists():
         return
     task = Manifest.read(folder).parts(folder)[0]
     if isinstance(task, BigramTask):

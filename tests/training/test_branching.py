@@ -47,7 +47,7 @@ def test_a_graft_written_as_text_takes_a_run_a_plain_folder_or_a_file(run, tmp_p
     W = run.memory("W_O2")[-1]
     np.save(tmp_path / "W.npy", W.numpy())
     (tmp_path / "plain").mkdir()
-    save_file(dict(run.state(run.steps[-1])), tmp_path / "plain" / "weights-7.safetensors")
+    save_file(dict(run.state(int(run.steps[-1]))), tmp_path / "plain" / "weights-7.safetensors")
     where = {"run": run.path, "plain folder": tmp_path / "plain", "file": tmp_path / "W.npy"}[kind]
     given = branch(run, 0, tmp_path / "given", grafts=[f"W_O2={where}"], freeze=["W_O2"], quiet=True)
     assert torch.equal(given.memory("W_O2")[-1], W)
