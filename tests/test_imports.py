@@ -10,7 +10,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "induction_memory"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-LEAVES = ("errors", "field_docs", "files", "lazy", "progress", "tables")
+LEAVES = ("errors", "field_docs", "files", "lazy", "pair_names", "progress", "tables")
 """Every room may import them."""
 
 ROOMS = (

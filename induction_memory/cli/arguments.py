@@ -96,8 +96,8 @@ def require_pairs(run: str, memory: str, pairs: tuple[str, ...], option: str) ->
 
     Only for in-context bigrams: other tasks say what their matrices associate when they are asked.
     """
+    from induction_memory.pair_names import named_pair
     from induction_memory.task.bigrams import BigramTask
-    from induction_memory.task.text import named_pair
     from induction_memory.trajectory.layout import MANIFEST
     from induction_memory.trajectory.manifest import Manifest
     from induction_memory.trajectory.search import find

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from induction_memory.errors import InputError, require
 from induction_memory.field_docs import field_docs
-from induction_memory.task.text import named_pair
+from induction_memory.pair_names import named_pair
 
 Side = Literal["input", "output"]
 
