@@ -148,5 +148,5 @@ def test_a_text_is_read_by_the_model_s_own_tokenizer(with_and_without_tokenizer)
         _, cache = model.run_with_cache(torch.tensor([[3, 5, 3, 5, 7]]))
     expected = torch.cat([cache[f"blocks.{layer}.attn.hook_pattern"][0] for layer in range(2)])
     torch.testing.assert_close(torch.as_tensor(view.patterns[0]), expected, atol=1e-5, rtol=1e-5)
-    with pytest.raises(im.errors.InputError, match="a model alone has none"):
+    with pytest.raises(im.errors.InputError, match="expected a model with a tokenizer, or the task"):
         im.attention(bare, text="w3 w5")
