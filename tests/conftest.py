@@ -1,3 +1,4 @@
+import signal
 from collections import Counter
 from importlib.metadata import version
 
@@ -27,7 +28,10 @@ if NEW_LENS:
 
 
 def pytest_configure():
+    """Close the network. Hear Ctrl-C, which a shell has its jobs in the background ignore, and their children too."""
     NETWORK.close()
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True)

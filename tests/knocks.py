@@ -66,4 +66,5 @@ def _number(count: int) -> str:
 
 
 if __name__ == "__main__":
-    write(*(read(Path(path).read_text(encoding="utf-8")) for path in sys.argv[1:3]))
+    quick, hard = (read(Path(path).read_text(encoding="utf-8")) for path in sys.argv[1:3])
+    write(quick, hard)

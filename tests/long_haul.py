@@ -6,6 +6,7 @@ One line per reading: step, kilobytes of resident memory, open file handles.
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from tests.tiny_runs import tiny
 
@@ -18,8 +19,8 @@ def main(folder: str, steps: int) -> None:
 
     record, every = Writer.record, steps // 100
 
-    def recorded(self: Writer, step: int, *rest) -> None:
-        record(self, step, *rest)
+    def recorded(self: Writer, step: int, *rest: Any, **named: Any) -> None:
+        record(self, step, *rest, **named)
         if step % every == 0:
             memory = int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
             print(step, memory, len(list(Path("/proc/self/fd").iterdir())), flush=True)
