@@ -1,7 +1,8 @@
 """The page of a series of checkpoints that others trained: one HTML file that works offline.
 
 It shows what the files say about the series (`series_check`), the standard head scores over training, what is lost
-without each head, the roles of the heads at the last checkpoint, and attention maps at a few checkpoints.
+without each head, the roles of the heads at the last checkpoint, and under a slider over the checkpoints the attention
+maps and the numbers of each head.
 """
 
 import base64
@@ -12,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from induction_memory.errors import require
@@ -25,11 +25,9 @@ from induction_memory.subject import Sequences
 from induction_memory.tables import number
 from induction_memory.trajectory.revisions import Revisions
 from induction_memory.trajectory.series_check import check
-from induction_memory.views.attention import attention
 from induction_memory.views.attention_page import POLICY, STYLE, framed
+from induction_memory.views.series_steps import chosen_steps, slider, views_by_step
 
-MAPS = 4
-"""Checkpoints whose attention maps are shown."""
 _TABLE_STYLE = "table { border-collapse: collapse; } td, th { padding: .1rem .7rem .1rem 0; text-align: left; }"
 
 
@@ -87,10 +85,8 @@ def series_report(
         _section(f"Roles at step {series.steps[-1]}", _table(roles.loc[:, ["head", "role", "confidence", "share"]])),
     ]
     say("attention maps")
-    steps = series.steps[np.unique(np.linspace(0, len(series) - 1, MAPS).round().astype(int))].tolist()
-    view = attention(series, step=steps, text=text, batch=None if text is not None else batch)
-    drawn, _, _ = view.picture()
-    parts.append(_section("Attention", _data_image(drawn.encode(), "svg+xml", "attention maps")))
+    views = views_by_step(series, chosen_steps(series), text, batch)
+    parts.append(_section("Heads at one checkpoint", slider(views, by_head(scores, lost), _table)))
     return SeriesReport(f"{series.name}: a series of checkpoints", "\n".join(parts))
 
 
@@ -107,6 +103,14 @@ def curves(scores: pd.DataFrame, lost: pd.DataFrame) -> tuple[dict[str, pd.DataF
         "loss added without a head": added,
     }
     return panels, ()
+
+
+def by_head(scores: pd.DataFrame, lost: pd.DataFrame) -> pd.DataFrame:
+    """One row per step and head: its scores, and the in-context loss that is added without it."""
+    intact = lost[lost["component"] == "none"].set_index("step")["in_context_loss"]
+    added = lost[lost["component"] != "none"].rename(columns={"component": "head"})
+    added = added.assign(loss_added=added["in_context_loss"] - added["step"].map(intact))
+    return scores.merge(added[["step", "head", "loss_added"]], on=["step", "head"])
 
 
 def _section(title: str, content: str) -> str:

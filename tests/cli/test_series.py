@@ -101,6 +101,6 @@ def test_the_page_of_a_series_holds_its_findings_curves_and_maps(sound, call, tm
     code, out, err = call("report", sound, "--steps", "0,300,600", "--out", page, "--quiet")
     assert (code, out, err) == (0, f"{page}\n", "")
     text = page.read_text()
-    for part in ("No finding", "Heads over training", "Roles at step 600", "attention maps"):
+    for part in ("No finding", "Heads over training", "Roles at step 600", "attention maps at step 300"):
         assert part in text
     assert "http://" not in text.replace("http://www.w3.org", "")

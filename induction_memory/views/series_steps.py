@@ -1,0 +1,71 @@
+"""A slider over the checkpoints of a series: the attention maps and the numbers of each head at one step at a time.
+
+Everything is in the page: one picture and one table per step, of which the slider shows one. Nothing is computed there.
+Without scripts all steps are shown one below another.
+"""
+
+import base64
+import html
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+
+from induction_memory.subject import Sequences
+from induction_memory.trajectory.revisions import Revisions
+from induction_memory.views.attention import MOST, AttentionView, attention
+
+STEPS = 48
+"""Checkpoints that the slider has at most, evenly chosen."""
+
+STYLE = """
+.slider { display: flex; gap: .8rem; align-items: center; } .slider input { flex: 1; max-width: 40rem; }
+.slider output { min-width: 8rem; font-variant-numeric: tabular-nums; }
+"""
+SCRIPT = """
+const slider = document.getElementById("step"), said = document.getElementById("step-said");
+const shown = [...document.querySelectorAll(".at-step")];
+function show() {
+  shown.forEach((part, i) => { part.hidden = i !== Number(slider.value); });
+  said.value = slider.ariaValueText = "step " + shown[slider.value].dataset.step;
+}
+slider.closest(".slider").hidden = false;
+slider.addEventListener("input", show);
+show();
+"""
+
+
+def chosen_steps(series: Revisions) -> list[int]:
+    """The steps of the slider: all, or `STEPS` of them."""
+    count = min(len(series), STEPS)
+    return series.steps[np.unique(np.linspace(0, len(series) - 1, count).round().astype(int))].tolist()
+
+
+def views_by_step(series: Revisions, steps: list[int], text: str | None, batch: Sequences) -> dict[int, AttentionView]:
+    """The attention maps of each step, all over the same sequence."""
+    found: dict[int, AttentionView] = {}
+    for start in range(0, len(steps), MOST):
+        part = steps[start : start + MOST]
+        view = attention(series, step=part, text=text, batch=None if text is not None else batch)
+        for i, step in enumerate(part):
+            found[step] = replace(view, columns=(f"step {step}",), patterns=view.patterns[i : i + 1])
+    return found
+
+
+def slider(views: Mapping[int, AttentionView], numbers: pd.DataFrame, table: Callable[[pd.DataFrame], str]) -> str:
+    """The slider with one part per step: maps, and the rows of `numbers` (step, head ...) as `table` writes them."""
+    steps = list(views)
+    parts = []
+    for step, view in views.items():
+        drawn, _, _ = view.picture()
+        source = f"data:image/svg+xml;base64,{base64.b64encode(drawn.encode()).decode()}"
+        rows = table(numbers[numbers["step"] == step].drop(columns="step"))
+        says = html.escape(f"attention maps at step {step}")
+        parts.append(f'<div class="at-step" data-step="{step}"><img alt="{says}" src="{source}">\n{rows}</div>')
+    control = (
+        f'<p class="slider" hidden><label for="step">Checkpoint</label>'
+        f'<input type="range" id="step" min="0" max="{len(steps) - 1}" value="{len(steps) - 1}">'
+        f'<output id="step-said" for="step"></output></p>'
+    )
+    return f"<style>{STYLE}</style>{control}\n{''.join(parts)}\n<script>{SCRIPT}</script>"
