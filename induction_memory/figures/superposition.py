@@ -1,0 +1,78 @@
+"""Figure 1, drawn from a model's own numbers: the embeddings on each token's residual stream, layer by layer.
+
+Columns are tokens, rows are layers from the bottom up. A box is an embedding with its coefficient; an arrow is
+attention, from the attended stream to the one that attends.
+"""
+
+from collections.abc import Sequence
+
+import pandas as pd
+from jaxtyping import Float
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from induction_memory.errors import require
+
+COLOURS = {"w_E": "#dbe9f6", "p": "#e2f2e1", "w_1": "#f8dcd6", "w_2": "#efe0f5"}
+"""By the outermost map."""
+SHOWN = 3
+"""Boxes per stream, the largest coefficients, those of the newest layer first."""
+HEIGHT, BOX = 1.7, 0.3
+
+
+def superposition_figure(
+    table: pd.DataFrame,
+    attention: Sequence[Float[Tensor, "query key"]],
+    tokens: Sequence[str],
+    predicted: str = "",
+    *,
+    least: float = 0.25,
+) -> Figure:
+    """The drawing, of a table as `probes.superposition` gives it and the attention of each layer.
+
+    Coefficients and attention weights below `least` are left out.
+    """
+    known = len(attention) == table["layer"].max()
+    require(known, "attention", "one pattern per layer of the table", len(attention))
+    layers, n = len(attention), len(tokens)
+    figure = Figure(figsize=(1.1 + 1.25 * n, 1.2 + HEIGHT * (layers + 1) * 0.8), layout="constrained")
+    axes = figure.subplots()
+    for layer in range(layers + 1):
+        for position in range(n):
+            own = table.loc[(table["layer"] == layer) & (table["position"] == position)]
+            for i, (name, value) in enumerate(_shown(own, layer, least)):
+                colour = COLOURS.get(name.split("(")[0], "#eeeeee")
+                box = {"boxstyle": "round,pad=0.25", "facecolor": colour, "edgecolor": "#999999", "linewidth": 0.6}
+                y = HEIGHT * layer + BOX * i
+                axes.text(position, y, f"{name}  {value:.2f}", ha="center", va="center", fontsize=7.5, bbox=box)
+    for layer, pattern in enumerate(attention, 1):
+        for query in range(n):
+            for key in range(query + 1):
+                weight = float(pattern[query, key])
+                if weight >= least:
+                    _arrow(axes, (key, HEIGHT * (layer - 1) + BOX * SHOWN), (query, HEIGHT * layer - BOX), weight)
+    axes.set(xlim=(-0.7, n - 0.3), ylim=(-0.7, HEIGHT * layers + BOX * (SHOWN + 1)))
+    axes.set_xticks(range(n), [repr(token)[1:-1] for token in tokens])
+    axes.set_yticks([HEIGHT * layer + BOX for layer in range(layers + 1)], ["embeddings", *_names(layers)])
+    if predicted:
+        axes.set_title(f"predicted after the last token: {predicted}", fontsize="medium", loc="right")
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    return figure
+
+
+def _names(layers: int) -> list[str]:
+    return [f"after layer {layer}" for layer in range(1, layers + 1)]
+
+
+def _shown(own: pd.DataFrame, layer: int, least: float) -> list[tuple[str, float]]:
+    """The boxes of one stream: what the layer wrote, then what was there; positions give way to tokens."""
+    rows = [(str(r["embedding"]), float(r["coefficient"])) for r in own.to_dict("records") if r["coefficient"] >= least]
+    order = sorted(rows, key=lambda row: (not row[0].startswith(f"w_{layer}("), "p " in row[0], -row[1]))
+    return order[:SHOWN]
+
+
+def _arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], weight: float) -> None:
+    style = {"arrowstyle": "-|>", "color": "#444444", "alpha": weight, "linewidth": 1.5 * weight, "shrinkA": 2}
+    axes.annotate("", xy=end, xytext=start, arrowprops=style)
