@@ -35,7 +35,11 @@ class Preset:
 
 
 def preset(name: str) -> Preset:
-    """The preset of that name; an unknown one is an error that names the nearest."""
+    """The preset of that name; an unknown one is an error that names the nearest.
+
+    >>> preset("figure-3").config.train.steps
+    600
+    """
     require(isinstance(name, str), "preset", "a name that `presets` lists", repr(name))
     if name not in PRESETS:
         nearest = get_close_matches(name, PRESETS, n=3, cutoff=0) or list(PRESETS)[:3]

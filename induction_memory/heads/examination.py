@@ -178,6 +178,11 @@ def identify(
     task, and a model or a series reads random tokens repeated once. `kind` is what replaces a head that is cut
     (replacements.py), `orders` is the number of orders that are drawn where there are too many heads to evaluate all
     coalitions. An interruption keeps the steps that are done.
+
+    >>> identify("induction-small", sequences=8).roles[["head", "role"]]
+       head            role
+    0  L1H1  previous-token
+    1  L2H1       induction
     """
     every = list(sources) if isinstance(sources, list | tuple) else [sources]
     require(len(every) > 0, "runs", "at least one", "none")

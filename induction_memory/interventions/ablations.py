@@ -49,6 +49,12 @@ def ablate(
     line. `step` is a stored step, several, or "all", and `progress` is called after each with the number done. Without
     a batch 64 sequences are drawn, or 16 for several steps; for a series they are random tokens repeated once.
     `via="hooks"` runs one hooked forward per row that differs from the others.
+
+    >>> ablate("induction-small", heads="all")[["component", "kind", "in_context_accuracy"]].round(2)
+      component  kind  in_context_accuracy
+    0      none  none                 0.94
+    1      L1H1  mean                 0.24
+    2      L2H1  mean                 0.01
     """
     require_seed(seed)
     chosen = subject(source, step=step, batch=batch, task=task, initial=initial, via=via)

@@ -169,7 +169,11 @@ def matching(
     allowed: Bool[Tensor, "j i"] | None = None,
     name: str = "W",
 ) -> Association:
-    """The association of input i with output targets[i], or with output i; -1 for an input that has no partner."""
+    """The association of input i with output targets[i], or with output i; -1 for an input that has no partner.
+
+    >>> matching(torch.eye(3), torch.eye(3), torch.eye(3), name="identity").targets
+    tensor([0, 1, 2])
+    """
     n_outputs, n_inputs = outputs.shape[-2], inputs.shape[-2]
     if targets is None:
         require(n_inputs == n_outputs, "targets", f"one for each of the {n_inputs} inputs", "none")
@@ -188,7 +192,12 @@ def store(
     outputs: Float[Tensor, "*#lead j d_out"],
     ideal: Float[Tensor, "j i"] | None = None,
 ) -> Float[Tensor, "*lead d_out d_in"]:
-    """W = sum over i, j of ideal_ji v_j u_i^T; without `ideal`, each input with the output of the same number."""
+    """W = sum over i, j of ideal_ji v_j u_i^T; without `ideal`, each input with the output of the same number.
+
+    >>> store(torch.eye(2), torch.eye(2))
+    tensor([[1., 0.],
+            [0., 1.]])
+    """
     return outputs.mT @ inputs if ideal is None else outputs.mT @ ideal.to(inputs) @ inputs
 
 

@@ -25,12 +25,23 @@ def hits(a: Association) -> Bool[Tensor, "*lead n"]:
 
 
 def recall(a: Association) -> Float[Tensor, "*lead"]:
-    """Share of the items that are recalled."""
+    """Share of the items that are recalled.
+
+    >>> from induction_memory.memory.association import matching
+    >>> swapped = torch.eye(3)[[1, 0, 2]]  # two of three pairs exchanged
+    >>> round(float(recall(matching(swapped, torch.eye(3), torch.eye(3)))), 2)
+    0.33
+    """
     return hits(a).double().mean(-1)
 
 
 def margin(a: Association) -> Float[Tensor, "*lead n"]:
-    """Target's score minus that of its best rival; infinite for an item without rivals."""
+    """Target's score minus that of its best rival; infinite for an item without rivals.
+
+    >>> from induction_memory.memory.association import matching
+    >>> margin(matching(2 * torch.eye(3), torch.eye(3), torch.eye(3)))
+    tensor([2., 2., 2.])
+    """
     return target_scores(a) - best_rival(a)
 
 

@@ -62,6 +62,10 @@ def build(config: AnyModel, seed: int = 0) -> HookedTransformer:
 
     `model.trainable` names the parameters that learn; every other one has requires_grad False, the biases (zero)
     included. `model.model_config` is the configuration it was made from.
+
+    >>> from induction_memory.model.config import ModelConfig
+    >>> build(ModelConfig(d_model=16, n_ctx=8), seed=0).W_K.shape
+    torch.Size([2, 1, 16, 16])
     """
     require(isinstance(config, AnyModel), "config", "a ModelConfig", repr(config))
     require_seed(seed)

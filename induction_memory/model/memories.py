@@ -162,13 +162,24 @@ def matrix(source: Any, name: str, *, fold: bool = True) -> Float[Tensor, "*lead
 
     A head axis stands before the last two only if there is more than one head, and a step axis before everything if the
     source has one.
+
+    >>> from induction_memory.model.building import build
+    >>> from induction_memory.model.config import ModelConfig
+    >>> matrix(build(ModelConfig(d_model=16, n_ctx=8), seed=0), "W_O2").shape
+    torch.Size([16, 16])
     """
     W = _matrix(weights_of(source), name, fold)
     return W.squeeze(-3)
 
 
 def embedding(source: Any, name: str, *, fold: bool = True) -> Float[Tensor, "*lead n d"]:
-    """Rows of embeddings: `w_E`, `p`, `w_U`, or one of them remapped, as in `Phi_1 w_E` and `W_V2 w_E`."""
+    """Rows of embeddings: `w_E`, `p`, `w_U`, or one of them remapped, as in `Phi_1 w_E` and `W_V2 w_E`.
+
+    >>> from induction_memory.model.building import build
+    >>> from induction_memory.model.config import ModelConfig
+    >>> embedding(build(ModelConfig(d_model=16, n_ctx=8), seed=0), "w_E").shape
+    torch.Size([65, 16])
+    """
     weights = weights_of(source)
     match = _EMBEDDING.match(str(name))
     if match is None:

@@ -32,6 +32,10 @@ def score_matrix(
 
     Rows and columns are labelled by tokens or positions. `head` is as in the tables: `L1H2`, or `L1H1>L2H2` for a pair;
     a model with one head per layer needs none.
+
+    >>> scores = score_matrix("induction-small", "W_O2", step=600)
+    >>> bool(scores.loc["a", "a"] > scores.loc["a", "b"])
+    True
     """
     opened = subject(source, step="all" if step is None else [step], task=task, field="steps")
     stack = opened.stack.at(slice(opened.stack.n_steps - 1, opened.stack.n_steps))
@@ -61,6 +65,9 @@ def births(source: Any, memory: str, *, steps: Steps = "all", task: Task | None 
 
     Columns: memory, head, association (token or query position), birth (nan: not recalled at the end), margin, score,
     and `frequency` (pi_u of the token; nan without a task) or `position`.
+
+    >>> births("induction-small", "W_K2").set_index("association")["birth"].loc[["e", "t"]].to_dict()
+    {'e': 100.0, 't': 100.0}
     """
     opened = subject(source, step=steps, task=task, field="steps")
     born = first_lasting(recalled(opened, memory), opened.steps)

@@ -86,6 +86,10 @@ def change_points(
     Columns: probe, head, change, low, high (the confidence interval), before, after (levels), replicates, over. Several
     runs must have their steps in common. Runs that differ in more than their seeds are kept apart, and a first column
     `configuration` says what differs.
+
+    >>> change_points("induction-small", ["W_O2"])[["probe", "change", "low", "high"]].round(0)
+      probe  change   low  high
+    0  W_O2    52.0  50.0  55.0
     """
     require(0 < level < 1, "level", "a share between 0 and 1", level)
 

@@ -46,6 +46,13 @@ def table(
     probes run on `batch`, or on one sampled from the task with the run's evaluation seed. A trajectory's results are
     kept beside it unless `cached` is False. `progress(done, total)` is called after each forward pass. An interruption
     keeps the steps that are done. A series runs on `batch`, or on random tokens repeated once.
+
+    >>> table("induction-small", ["W_O2", "norm_W_O2"], steps=[0, 600]).round(2)
+       step      probe  head  value
+    0     0       W_O2  L2H1   0.00
+    1   600       W_O2  L2H1   1.00
+    2     0  norm_W_O2  L2H1   6.55
+    3   600  norm_W_O2  L2H1  25.36
     """
     opened = subject(source, step=steps, batch=batch, task=task, sequences=SEQUENCES, field="steps")
     if opened.series is not None:
@@ -84,6 +91,9 @@ def wide(tidy: pd.DataFrame) -> pd.DataFrame:
     """One row per step, one column per probe.
 
     With several heads one column each, `W_K1[L1H2]`, and their spread: `W_K1_min`, `W_K1_mean`, `W_K1_max`.
+
+    >>> wide(table("induction-small", ["W_O2", "norm_W_O2"])).loc[600].round(2).to_dict()
+    {'W_O2': 1.0, 'norm_W_O2': 25.36}
     """
     columns: dict[str, Any] = {}
     for probe, rows in tidy.groupby("probe", sort=False):
@@ -101,7 +111,11 @@ def recall(
     task: Task | None = None,
     cached: bool = True,
 ) -> pd.DataFrame:
-    """The memory recall probes, one row per step and one column per probe (`wide`); the paper's by default."""
+    """The memory recall probes, one row per step and one column per probe (`wide`); the paper's by default.
+
+    >>> recall("induction-small", ["W_O2", "W_K2"]).loc[100].round(2).to_dict()
+    {'W_O2': 0.95, 'W_K2': 0.29}
+    """
     opened = subject(source, step=steps, task=task, sequences=SEQUENCES, field="steps")
     reads = "a run, a model or weights (probes.token_recall reads a series of checkpoints)"
     require(opened.series is None, "source", reads, "a series")

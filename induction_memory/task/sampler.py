@@ -85,7 +85,11 @@ def with_counts(
 
 
 def step_rng(seed: int, step: int) -> np.random.Generator:
-    """The generator of training step `step`: a stream of its own, whatever was drawn at other steps."""
+    """The generator of training step `step`: a stream of its own, whatever was drawn at other steps.
+
+    >>> step_rng(0, 5).integers(10, size=4)
+    array([0, 2, 8, 8])
+    """
     for field, value in (("seed", seed), ("step", step)):
         require_integer(int(value) if isinstance(value, np.integer) else value, field, 0, None)
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(step,)))

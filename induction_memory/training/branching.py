@@ -48,6 +48,16 @@ def branch(
 
     `edit` changes associations of one memory before the first update: `{"memory": "W_K2", "erase": "e"}`, or "insert".
     The optimiser's state of the edited matrix begins at zero.
+
+    >>> import tempfile
+    >>> from induction_memory import BigramTask, ModelConfig, train
+    >>> task, model, out = BigramTask(length=16, k=2), ModelConfig(d_model=16), tempfile.mkdtemp()
+    >>> run = train(task, model, out=f"{out}/run", steps=4, batch_size=4, quiet=True)
+    >>> held = branch(run, at=2, steps=3, out=f"{out}/held", freeze=["W_O2"], quiet=True)
+    >>> held.steps
+    array([2, 3])
+    >>> bool((held.memory("W_O2", [3]) == run.memory("W_O2", [2])).all())
+    True
     """
     require(isinstance(run, Trajectory), "run", "a trajectory (as im.load gives it)", type(run).__name__)
     at = run.resolve(at)

@@ -44,6 +44,9 @@ def load(path: str | Path, *, model: AnyModel | None = None, task: Task | None =
 
     A folder of plain state dicts (safetensors, or .pt read with weights only) needs the configuration of their model,
     and may be told their task.
+
+    >>> load("induction-small")
+    Trajectory('induction-small': 5 steps from 0 to 600)
     """
     known = model is None or isinstance(model, ModelConfig | Architecture)
     require(known, "model", "a ModelConfig or an Architecture", repr(model))

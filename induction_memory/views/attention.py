@@ -157,6 +157,10 @@ def attention(
 
     The sequence is `text`, or a row of `batch`, or else a fresh one of the run's task; `length` cuts it. Without `row`
     it is the one in which most different tokens are asked. `heads` are all, or some as "L2H1" or (2, 1).
+
+    >>> view = attention("induction-small", step=600, text="the tree")
+    >>> view.patterns.shape  # column, head, query, key
+    (1, 2, 8, 8)
     """
     sources = list(source) if isinstance(source, list | tuple) else [source]
     require(len(sources) > 0, "source", "a model or a trajectory", "none")
