@@ -2,15 +2,16 @@
 
 The line appears after one second, so that quick calls stay silent, and is cleared when the work is done. It goes to
 standard error, and only where a person watches: with neither a terminal nor a notebook, nothing is shown. One line is
-rewritten in place, without a thread or a hidden cursor, so that an interruption leaves nothing behind. Work inside work
-writes to the same line.
+rewritten in place, without a thread or a hidden cursor, so that an interruption leaves nothing behind. In a notebook it
+is one output of the cell, which is empty in the end. Work inside work shares the line: `steps 3/31, patched runs ...`.
 """
 
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
-from typing import TypeVar
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 Item = TypeVar("Item")
 
@@ -35,23 +36,85 @@ def track(
     if total is None:
         items = list(items)
         total = sum(map(size, items))
-    if not (sys.stderr.isatty() or "ipykernel" in sys.modules):
+    if total == 1 or not (sys.stderr.isatty() or "ipykernel" in sys.modules):
         yield from items
         return
-    began = written = time.monotonic()
-    done, shown = 0, False
+    work = _Work(what, total)
+    _UNDER_WAY[:] = [other for other in _UNDER_WAY if other.cell == work.cell]  # an error may have left some
+    _UNDER_WAY.append(work)
     try:
         for item in items:
             yield item
-            done, now = done + size(item), time.monotonic()
-            if now - began > PATIENCE and now - written > PAUSE:
-                sys.stderr.write(f"\r{line(what, done, total, now - began)}")
-                sys.stderr.flush()
-                written, shown = now, True
+            work.done += size(item)
+            _show()
     finally:
-        if shown:
-            sys.stderr.write(f"\r{' ' * len(line(what, total, total, 0.0))}\r")
+        if work in _UNDER_WAY:
+            _UNDER_WAY.remove(work)
+        if not _UNDER_WAY:
+            _LINE.clear()
+
+
+def _cell() -> int:
+    """The number of the notebook's cell that runs; 0 elsewhere."""
+    if "ipykernel" not in sys.modules:
+        return 0
+    from IPython.core.getipython import get_ipython
+
+    return getattr(get_ipython(), "execution_count", 0)
+
+
+@dataclass(eq=False)
+class _Work:
+    """Work that is under way: what, how much of it is done, since when, and in which cell."""
+
+    what: str
+    total: int
+    done: int = 0
+    began: float = field(default_factory=time.monotonic)
+    cell: int = field(default_factory=_cell)
+
+
+_UNDER_WAY: list[_Work] = []
+"""The outermost work first."""
+
+
+class _Line:
+    """The one line that is rewritten in place: in a terminal, or as one output of a notebook's cell."""
+
+    def __init__(self) -> None:
+        self.text, self.written = "", 0.0
+        self.shown: Any = None
+
+    def write(self, text: str) -> None:
+        if sys.stderr.isatty():
+            sys.stderr.write(f"\r{text.ljust(len(self.text))}")
             sys.stderr.flush()
+        elif self.shown is None:
+            from IPython.display import display
+
+            self.shown = display({"text/plain": text}, raw=True, display_id=True)
+        else:
+            self.shown.update({"text/plain": text}, raw=True)
+        self.text, self.written = text, time.monotonic()
+
+    def clear(self) -> None:
+        if self.shown is not None:
+            self.shown.update({"text/plain": ""}, raw=True)
+        elif self.text:
+            sys.stderr.write(f"\r{' ' * len(self.text)}\r")
+            sys.stderr.flush()
+        self.text, self.written, self.shown = "", 0.0, None
+
+
+_LINE = _Line()
+
+
+def _show() -> None:
+    """Write the line, once the outermost work takes long: where it is, and the bar of the innermost."""
+    now, (*outer, inner) = time.monotonic(), _UNDER_WAY
+    if now - _UNDER_WAY[0].began > PATIENCE and now - _LINE.written > PAUSE:
+        before = "".join(f"{work.what} {min(work.done + 1, work.total)}/{work.total}, " for work in outer)
+        _LINE.write(before + line(inner.what, inner.done, inner.total, now - inner.began))
 
 
 @contextmanager

@@ -54,3 +54,43 @@ def test_an_interruption_keeps_what_is_done_and_says_so(capsys):
 def test_an_interruption_before_anything_is_done_is_raised():
     with pytest.raises(KeyboardInterrupt), progress.keeping([], "items"):
         raise KeyboardInterrupt
+
+
+def test_work_inside_work_shares_the_line_and_says_where_the_outer_is(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(progress, "PATIENCE", -1.0)
+    monkeypatch.setattr(progress, "PAUSE", -1.0)
+    for _ in progress.track([0], "whole"):  # a single piece of work has no line of its own
+        for _ in progress.track(range(2), "steps"):
+            assert len(list(progress.track(range(3), "runs"))) == 3
+    shown = [part.strip() for part in terminal.getvalue().split("\r") if part.strip()]
+    assert [text.split(" #")[0].split(" .")[0] for text in shown] == [
+        *["steps 1/2, runs"] * 3,
+        "steps",
+        *["steps 2/2, runs"] * 3,
+        "steps",
+    ]
+    assert terminal.getvalue().endswith("\r")
+    assert not progress._UNDER_WAY
+
+
+def test_a_notebook_has_one_output_that_is_empty_in_the_end(monkeypatch):
+    shown = []
+
+    class Handle:
+        def update(self, data, raw):
+            shown.append(data["text/plain"])
+
+    def display(data, raw, display_id):
+        shown.append(data["text/plain"])
+        return Handle()
+
+    monkeypatch.setattr("IPython.display.display", display)
+    monkeypatch.setitem(sys.modules, "ipykernel", progress)
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    monkeypatch.setattr(progress, "PATIENCE", -1.0)
+    monkeypatch.setattr(progress, "PAUSE", -1.0)
+    assert list(progress.track(range(2), "steps")) == [0, 1]
+    assert [text[:5] for text in shown] == ["steps", "steps", ""]
+    assert sys.stderr.getvalue() == ""

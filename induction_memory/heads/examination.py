@@ -75,7 +75,8 @@ class Identification:
     """One row per source and path (mediation.py), at the last step of each run."""
 
     def __repr__(self) -> str:
-        return f"Identification of {len(self.runs)} run(s)\n{self.last('roles').to_string(index=False)}"
+        shown = self.last("roles")[["run", "step", "head", "role", "confidence", "share"]]
+        return f"Identification of {len(self.runs)} run(s)\n{shown.to_string(index=False)}"
 
     def last(self, name: str) -> pd.DataFrame:
         """A table at the last step of each run."""

@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float, UInt8
 from induction_memory.figures.colours import ATTENTION, BEYOND, OTHER, OUTPUT, RIGHT, TRIGGER
 
 SIDE, GAP, LABEL, TITLE = 330, 26, 7.5, 18  # pixels of a map, between maps, of a token's font, above a map
+BESIDE = 4  # maps in a line
 
 
 def png(pixels: UInt8[np.ndarray, "row column 3"]) -> bytes:
@@ -53,7 +54,11 @@ def picture(
     triggers: Bool[np.ndarray, " pos"],
     outputs: Bool[np.ndarray, " pos"],
 ) -> tuple[str, float, float]:
-    """The SVG of lines of maps, each with its title, and its width and height."""
+    """The SVG of lines of maps, each with its title, and its width and height.
+
+    More than four maps do not fit beside each other and stay legible: such a line goes on below.
+    """
+    lines = [part for line in lines for part in ([line] if len(line) <= BESIDE else _broken(line))]
     n, cell = len(tokens), SIDE / len(tokens)
     letters = max(map(len, tokens))
     margin = 6 + 0.62 * LABEL * letters
@@ -85,6 +90,13 @@ def picture(
         f'</g><g id="labels">{labels}</g></defs>{"".join(parts)}</svg>'
     )
     return source, width, height
+
+
+def _broken(line: Sequence[tuple[str, Float[np.ndarray, "query key"]]]) -> list[Sequence]:
+    """A long line as several, of about the same length."""
+    parts = -(-len(line) // BESIDE)
+    across = -(-len(line) // parts)
+    return [line[start : start + across] for start in range(0, len(line), across)]
 
 
 def _boxes(cells: Bool[np.ndarray, "query key"], colour: str, cell: float) -> str:
