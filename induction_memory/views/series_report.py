@@ -107,10 +107,11 @@ def curves(scores: pd.DataFrame, lost: pd.DataFrame) -> tuple[dict[str, pd.DataF
 
 def by_head(scores: pd.DataFrame, lost: pd.DataFrame) -> pd.DataFrame:
     """One row per step and head: its scores, and the in-context loss that is added without it."""
-    intact = lost[lost["component"] == "none"].set_index("step")["in_context_loss"]
-    added = lost[lost["component"] != "none"].rename(columns={"component": "head"})
-    added = added.assign(loss_added=added["in_context_loss"] - added["step"].map(intact))
-    return scores.merge(added[["step", "head", "loss_added"]], on=["step", "head"])
+    intact = lost.loc[lost["component"] == "none", ["step", "in_context_loss"]]
+    rows = lost.loc[lost["component"] != "none"].merge(intact, on="step", suffixes=("", "_intact"))
+    difference = rows["in_context_loss"] - rows["in_context_loss_intact"]
+    added = pd.DataFrame({"step": rows["step"], "head": rows["component"], "loss_added": difference})
+    return scores.merge(added, on=["step", "head"])
 
 
 def _section(title: str, content: str) -> str:

@@ -60,7 +60,7 @@ def slider(views: Mapping[int, AttentionView], numbers: pd.DataFrame, table: Cal
     for step, view in views.items():
         drawn, _, _ = view.picture()
         source = f"data:image/svg+xml;base64,{base64.b64encode(drawn.encode()).decode()}"
-        rows = table(numbers[numbers["step"] == step].drop(columns="step"))
+        rows = table(numbers.loc[numbers["step"] == step, numbers.columns != "step"])
         says = html.escape(f"attention maps at step {step}")
         parts.append(f'<div class="at-step" data-step="{step}"><img alt="{says}" src="{source}">\n{rows}</div>')
     control = (
