@@ -33,7 +33,7 @@ def superposition_figure(
 
     Coefficients and attention weights below `least` are left out.
     """
-    known = len(attention) == table["layer"].max()
+    known = bool(len(attention) == table["layer"].max())
     require(known, "attention", "one pattern per layer of the table", len(attention))
     layers, n = len(attention), len(tokens)
     figure = Figure(figsize=(1.1 + 1.25 * n, 1.2 + HEIGHT * (layers + 1) * 0.8), layout="constrained")
@@ -51,7 +51,8 @@ def superposition_figure(
             for key in range(query + 1):
                 weight = float(pattern[query, key])
                 if weight >= least:
-                    _arrow(axes, (key, HEIGHT * (layer - 1) + BOX * SHOWN), (query, HEIGHT * layer - BOX), weight)
+                    below, above = HEIGHT * (layer - 1) + BOX * SHOWN, HEIGHT * layer - BOX
+                    _arrow(axes, (float(key), below), (float(query), above), weight)
     axes.set(xlim=(-0.7, n - 0.3), ylim=(-0.7, HEIGHT * layers + BOX * (SHOWN + 1)))
     axes.set_xticks(range(n), [repr(token)[1:-1] for token in tokens])
     axes.set_yticks([HEIGHT * layer + BOX for layer in range(layers + 1)], ["embeddings", *_names(layers)])

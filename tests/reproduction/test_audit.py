@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from induction_memory.errors import InputError
 from induction_memory.reproduction import audit as module
 from induction_memory.reproduction import record_files
 from induction_memory.reproduction.audit import AGREE, audit, distance
@@ -147,3 +148,21 @@ def test_the_distance_names_the_column_that_differs(measured):
     assert distance(replace(record, probes=other), record) == (pytest.approx(0.25), "W_O2")
     shorter = replace(record, metrics=record.metrics.iloc[:-1])
     assert distance(shorter, record)[0] == np.inf
+
+
+def test_records_get_the_measures_that_are_younger_than_they_are(tmp_path):
+    shutil.copytree(SHIPPED / "vanilla-fixed", tmp_path / "vanilla-fixed", ignore=shutil.ignore_patterns(".cache"))
+    place = tmp_path / "records" / "figure-2-fixed-seed-0"
+    shutil.copytree(SHIPPED / "records" / place.name, place)
+    whole, younger = record_files.read(place), "copying, rank 0"
+    older = {name: value for name, value in whole.last.items() if name != younger}
+    record_files.write(replace(whole, last=older), place)
+    assert module.complete(["vanilla-fixed"], tmp_path) == [place.name]
+    assert record_files.read(place).last == pytest.approx(dict(whole.last), abs=1e-6)
+    assert record_files.broken_seals(tmp_path / "records") == set()
+    assert module.complete(["vanilla-fixed"], tmp_path) == []
+    record_files.write(replace(whole, last={**whole.last, "loss": 1.0}), place)
+    with pytest.raises(
+        InputError, match=r"^vanilla-fixed: expected the numbers of its record within 1e-05, got .*loss"
+    ):
+        module.complete(["vanilla-fixed"], tmp_path)
