@@ -18,6 +18,7 @@ if NEW_LENS:
     # They ask about HookedTransformers of configurations that TransformerLens 4 can no longer make.
     collect_ignore = [
         "heads/test_examination.py",
+        "interventions/test_bridges.py",
         "interventions/test_stream.py",
         "model/test_architecture.py",
         "probes/test_models.py",
