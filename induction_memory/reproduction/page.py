@@ -80,9 +80,10 @@ def _scale(scale: Scale) -> str:
     return (
         "Hyper-parameters are those of the paper's appendix where it gives them. The numbers of steps, the task and "
         "step size of Figures 10 and 11, and the dimensions and step sizes of Figure 8 are chosen here. Figures 2 and "
-        "11 warm up for 30 steps, because the runs with random triggers diverge without it. Figures 2 and 10 were "
-        "trained for longer after their first numbers were known (400 steps; 600 in Figure 2 with random triggers, 300 "
-        "for one layer). The KL of W_F is KL(bigrams || W_F), as in the authors' code; the paper's text has the "
+        "11 warm up for 30 steps, because the runs with random triggers diverge without it. Figures 2, 10 and 11 were "
+        "trained for longer after their first numbers were known (400 steps, and in Figure 10 again after 600; in "
+        "Figure 2 600 with random triggers, 300 for one layer). "
+        "The KL of W_F is KL(bigrams || W_F), as in the authors' code; the paper's text has the "
         "arguments in the other order."
     )
 
