@@ -89,11 +89,12 @@ def weight_recalls(
 ) -> tuple[Float[Tensor, "layer head role"], Float[Tensor, "layer head role"]]:
     """Recall of the key-query and of the value-output memory of every head for every role, corrected for chance.
 
-    nan where a model cannot have it: positions without positional embeddings. `before` is the key of each query that a
-    previous-token head looks for, if not the one before.
+    nan where a model cannot have it: positions without positional embeddings, copied tokens with an output vocabulary
+    of its own. `before` is the key of each query that a previous-token head looks for, if not the one before.
     """
     m = Memories(weights)
-    w_E, w_U = m.embedding("w_E")[0, 0, tokens], m.embedding("w_U")[0, 0, tokens]
+    w_E, w_U = m.embedding("w_E")[0, 0, tokens], m.embedding("w_U")[0, 0]
+    w_U = w_U[tokens] if len(w_U) == m.vocab_size else None
     p = m.embedding("p")[0, 0, : min(length, EARLY)] if "pos_embed.W_pos" in m.weights else None
     n_layers, n_heads = m.n_layers, m.n_heads
     key_query = torch.full((n_layers, n_heads, len(ROLES)), torch.nan, dtype=torch.float64)
@@ -109,7 +110,8 @@ def weight_recalls(
                 key_query[layer, head, 1] = max(own, float(key_query[layer, head, 1]))
             match = _match(W_K[head], [w_E, *written], written)
             key_query[layer, head, 2] = match.max() if match.numel() else 0.0
-            value_output[layer, head, 2] = _above_chance(matching(Phi[head], w_E, w_U))
+            copied = torch.nan if w_U is None else _above_chance(matching(Phi[head], w_E, w_U))
+            value_output[layer, head, 2] = copied
             if match.numel():
                 earlier = value_output[:layer].view(-1, len(ROLES))
                 earlier[:, 0] = torch.maximum(earlier[:, 0], match.amax(0))

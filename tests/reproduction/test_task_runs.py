@@ -71,3 +71,8 @@ def test_without_the_matrix_beside_the_attention_noise_no_longer_hides_the_outpu
     assert (accuracy["W_F"] > accuracy["none"]).all()
     assert accuracy.loc[500, "none"] < 0.7
     assert accuracy.loc[500, "W_F"] > 0.93
+
+
+def test_a_run_with_fewer_outputs_than_tokens_has_roles():
+    roles = im.identify("copying-any").roles.set_index("head")["role"]
+    assert roles.to_dict() == {"L1H1": "previous-token", "L2H1": "induction"}
