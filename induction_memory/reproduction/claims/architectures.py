@@ -76,7 +76,8 @@ def _norms_grow(records: Records) -> str:
     "gradient descent on a map of 24 tokens of frequency 1/k, with and without normalisation of W w_E(k), from the "
     "same start to the same loss of 0.1; how much more the most frequent quarter weighs than the rarest, with over "
     "without, is at most 1. 'In the final memory' is read as the scores in W; that of the scores that reach the logits "
-    "is ours. The step sizes were fixed before a look; other settings had been seen (docs/theory.md)",
+    "is ours. The step sizes were fixed before a look; other settings had been seen (docs/theory.md). The rows about "
+    "what the logits read were added after the ratios in W were known",
     _norms_grow,
 )
 def weighs_alike(records: Records) -> Iterator[Measurement]:
