@@ -60,7 +60,7 @@ def _run(notebook, manager, client):
         if cell.cell_type == "code":
             cell.metadata.pop("execution", None)
             cell.execution_count = None
-            cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]  # progress
+            cell.outputs = [output for output in cell.outputs if not progress(output)]
             for output in cell.outputs:
                 if "execution_count" in output:
                     output["execution_count"] = None
@@ -78,12 +78,18 @@ def differences(stored, fresh):
             found.append(f"cell {number}: another source")
             continue
         one, other = (
-            [shown(output) for output in cell.outputs if output.get("name") != "stderr"] for cell in (old, new)
+            [shown(output) for output in cell.outputs if not progress(output)] for cell in (old, new)
         )
         if len(one) != len(other):
             found.append(f"cell {number}: {len(one)} outputs, now {len(other)}")
         found += [f"cell {number}: {a} is now {b}" for a, b in zip(one, other, strict=False) if not same(a, b)]
     return found
+
+
+def progress(output):
+    """Whether an output is a line of progress: on standard error, or a display that was emptied at its end."""
+    emptied = output.get("output_type") == "display_data" and not any(output.get("data", {}).values())
+    return output.get("name") == "stderr" or emptied
 
 
 def shown(output):
