@@ -77,9 +77,7 @@ def differences(stored, fresh):
         if old.source != new.source:
             found.append(f"cell {number}: another source")
             continue
-        one, other = (
-            [shown(output) for output in cell.outputs if not progress(output)] for cell in (old, new)
-        )
+        one, other = ([shown(output) for output in cell.outputs if not progress(output)] for cell in (old, new))
         if len(one) != len(other):
             found.append(f"cell {number}: {len(one)} outputs, now {len(other)}")
         found += [f"cell {number}: {a} is now {b}" for a, b in zip(one, other, strict=False) if not same(a, b)]
