@@ -135,6 +135,7 @@ def keeping(done: Sized, what: str) -> Iterator[None]:
     except KeyboardInterrupt:
         if not len(done):
             raise
+        _LINE.clear()
         print(f"interrupted: {len(done)} {what} are kept", file=sys.stderr)
 
 
