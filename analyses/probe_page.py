@@ -183,9 +183,14 @@ def page(found: pd.DataFrame) -> str:
     wrong = failures(found)
     verdict = "Every value with a known range is inside it." if not wrong else "Outside: " + "; ".join(wrong) + "."
     lines += [CONTROLS.format(d=D_MODEL, larger=D_MODEL_WITH_W_F, T=LENGTH, verdict=verdict)]
-    measured = found[found.notna().any(axis=1)]
+    measured = found.loc[found.notna().any(axis=1)]
     for title, pattern, asks, shows in QUESTIONS:
-        lines += [f"### {title}\n", f"{asks} {shows}\n", *_table(measured[measured.index.str.fullmatch(pattern)]), ""]
+        lines += [
+            f"### {title}\n",
+            f"{asks} {shows}\n",
+            *_table(measured.loc[measured.index.str.fullmatch(pattern)]),
+            "",
+        ]
     unmeasured = ", ".join(f"`{name}`" for name in found.index.difference(measured.index, sort=False))
     lines += [
         "### Not measured\n",

@@ -25,7 +25,7 @@ SEQUENCE = 64  # tokens per sequence of a text that a series runs on
 
 
 def load(run: str) -> "Trajectory":
-    """A trajectory by its folder or shipped name; a wrong one is refused before anything heavy is imported."""
+    """A trajectory by its folder or shipped name; a wrong one is refused before heavy imports."""
     opened = load_any(run)
     from induction_memory.trajectory.trajectory import Trajectory
 
@@ -75,7 +75,7 @@ def sequences_of(opened: "Trajectory | Revisions", text: str | None, most: int) 
 
 
 def require_heads(run: str, names: tuple[str, ...]) -> None:
-    """Refuse heads such as L3H1 that the run's model does not have, before anything heavy is imported."""
+    """Refuse heads such as L3H1 that the run's model does not have, before heavy imports."""
     from induction_memory.model.config import ModelConfig
     from induction_memory.runner.components import Graph
     from induction_memory.trajectory.layout import MANIFEST
@@ -92,12 +92,8 @@ def require_heads(run: str, names: tuple[str, ...]) -> None:
 
 
 def require_pairs(run: str, memory: str, pairs: tuple[str, ...], option: str) -> None:
-    """Refuse pairs 'a->b' of tokens or positions that the run's task does not have, before anything heavy is imported.
-
-    Only for in-context bigrams: other tasks say what their matrices associate when they are asked.
-    """
+    """Refuse pairs 'a->b' of tokens or positions that the run's task does not have, before heavy imports."""
     from induction_memory.pair_names import named_pair
-    from induction_memory.task.bigrams import BigramTask
     from induction_memory.trajectory.layout import MANIFEST
     from induction_memory.trajectory.manifest import Manifest
     from induction_memory.trajectory.search import find
@@ -106,11 +102,14 @@ def require_pairs(run: str, memory: str, pairs: tuple[str, ...], option: str) ->
     if folder is None or not (folder / MANIFEST).exists():
         return
     task = Manifest.read(folder).parts(folder)[0]
-    if isinstance(task, BigramTask):
-        positions, tokens = range(1, task.length + 1), task.vocabulary
-        inputs, outputs = (positions[:-1], positions[1:]) if memory == "W_K1" else (tokens, tokens)
-        for pair in pairs:
-            named_pair(pair, inputs, outputs, option)
+    labels = getattr(task, "labels", None)
+    if task is None or labels is None:
+        return
+    positions, (tokens, answers) = range(1, task.length + 1), labels()
+    names = {"W_K1": (positions[:-1], positions[1:]), "W_K2": (tokens, tokens)}
+    inputs, outputs = names.get(memory, (tokens, answers))
+    for pair in pairs:
+        named_pair(pair, inputs, outputs, option)
 
 
 def listed(items: tuple[str, ...], option: str) -> tuple[str, ...]:

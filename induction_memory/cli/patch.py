@@ -37,7 +37,7 @@ def patch(
         return
     by = ["step"] if "step" in table else []
     order = table.assign(size=-table["effect"].abs()).sort_values([*by, "size"], kind="stable")
-    seen = order if output.columns == "all" else order[~(order["size"] > -SEEN)]
+    seen = order if output.columns == "all" else order.loc[~(order["size"] > -SEEN)]
     left = len(order) - len(seen)
     note = f"{left} more with an effect below {SEEN}: --columns all, csv and json have them" if left else ""
     output.write(seen.drop(columns="size"), COLUMNS, empty=f"no effect of {SEEN} or more", note=note)

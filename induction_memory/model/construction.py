@@ -35,6 +35,7 @@ from induction_memory.model.memories import weights_of
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.fields import require_texts
 from induction_memory.task.ideals import bigram_logits
+from induction_memory.task.protocol import Task
 
 Memory = Literal["W_K1", "W_K2", "W_O2", "W_F"]
 
@@ -50,6 +51,11 @@ class Scales:
     W_F: float = 2.0
     smoothing: float = 0.01
     """Added to pi_b before the logarithm."""
+
+
+def is_constructible(task: Task) -> bool:
+    """Whether the paper's memories are made for this task."""
+    return isinstance(task, BigramTask)
 
 
 def construct(

@@ -22,7 +22,6 @@ from induction_memory.experiment.constraints import Graft
 from induction_memory.model.associations import associate, written
 from induction_memory.model.config import ModelConfig
 from induction_memory.model.memories import matrix, set_matrix
-from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.fields import require_texts
 from induction_memory.training.preflight import donor
 from induction_memory.trajectory.trajectory import Trajectory
@@ -98,10 +97,10 @@ def _stored_matrix(path: Path) -> Tensor:
 
 def _constructed(run: Trajectory, at: int, name: str) -> Tensor:
     """The paper's memory with the run's own embeddings, so that what it stores can be read there."""
-    from induction_memory.model.construction import memory
+    from induction_memory.model.construction import is_constructible, memory
 
     config, task = run.model_config, run.task
-    if not (isinstance(config, ModelConfig) and isinstance(task, BigramTask) and config.n_heads == 1):
+    if not (isinstance(config, ModelConfig) and is_constructible(task) and config.n_heads == 1):
         allowed = "in-context bigrams and one head per layer for a constructed matrix"
         raise InputError(f"grafts: expected {allowed}, got {run.name}")
     require(name in ("W_K1", "W_K2", "W_O2", "W_F"), "grafts", "W_K1, W_K2, W_O2 or W_F to construct", repr(name))

@@ -85,7 +85,7 @@ def series_report(
         _section(f"Roles at step {series.steps[-1]}", _table(roles.loc[:, ["head", "role", "confidence", "share"]])),
     ]
     say("attention maps")
-    views = views_by_step(series, chosen_steps(series), text, batch)
+    views = views_by_step(series, chosen_steps(series.steps), text, batch)
     parts.append(_section("Heads at one checkpoint", slider(views, by_head(scores, lost), _table)))
     return SeriesReport(f"{series.name}: a series of checkpoints", "\n".join(parts))
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 import pandas as pd
+from jaxtyping import Int
 
 from induction_memory.subject import Sequences
 from induction_memory.trajectory.revisions import Revisions
@@ -36,10 +37,10 @@ show();
 """
 
 
-def chosen_steps(series: Revisions) -> list[int]:
-    """The steps of the slider: all, or `STEPS` of them."""
-    count = min(len(series), STEPS)
-    return series.steps[np.unique(np.linspace(0, len(series) - 1, count).round().astype(int))].tolist()
+def chosen_steps(steps: Int[np.ndarray, " step"]) -> list[int]:
+    """The steps of the slider: all of a series, or `STEPS` of them."""
+    count = min(len(steps), STEPS)
+    return steps[np.unique(np.linspace(0, len(steps) - 1, count).round().astype(int))].tolist()
 
 
 def views_by_step(series: Revisions, steps: list[int], text: str | None, batch: Sequences) -> dict[int, AttentionView]:

@@ -99,5 +99,5 @@ def test_the_last_successor_and_the_rank_are_those_of_a_loop():
 
 def test_a_task_without_global_bigrams_is_refused(induction_head):
     other = preset("copying-any").config.task
-    with pytest.raises(InputError, match="task: expected a task with global bigrams"):
+    with pytest.raises(InputError, match="task: expected a task with a table of global bigrams"):
         arbitration(induction_head, task=other)

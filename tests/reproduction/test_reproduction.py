@@ -211,7 +211,9 @@ def test_without_any_run_nothing_is_drawn_and_the_page_says_why(tmp_path):
     made = reproduce.reproduce([2, 3, 4, 5, 6, 7, 8, 10, 11], "quick", runs=tmp_path, out=tmp_path, train=False)
     assert made.pictures == {}
     assert all(reason.endswith("has not been trained") for reason in made.reasons.values())
-    assert set(made.verdicts["verdict"]) == {"no run"}
+    needs_none = made.verdicts["claim"].isin(["starts-uniform", "weighs-alike"])
+    assert set(made.verdicts.loc[~needs_none, "verdict"]) == {"no run"}
+    assert "no run" not in set(made.verdicts.loc[needs_none, "verdict"])
 
 
 def test_pictures_are_of_finished_runs_of_the_preset_or_of_what_ships(trained, small):

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 
+import pandas as pd
+
 from induction_memory.reproduction.claims.claim import Measurement, at_least, at_most, claim, later, ours
 from induction_memory.reproduction.claims.estimate import over_draws
 from induction_memory.reproduction.records import Records
@@ -12,9 +14,9 @@ MODELS = {"text": "the text's parametrisation", "code": "the parametrisation of 
 
 def _norms(records: Records) -> str:
     del records  # no run is needed
-    table, parts = measured().groupby(["model", "layer"])[["share", "largest"]].mean(), []
+    means, parts = {column: _by(column, "layer", "mean") for column in ("share", "largest")}, []
     for name in PRESETS:
-        share, largest = (", ".join(f"{x:.2g}" for x in table.loc[name, column]) for column in ("share", "largest"))
+        share, largest = (", ".join(f"{x:.2g}" for x in table[name].to_numpy()) for table in means.values())
         parts.append(f"by {MODELS[name]} {share} of t, with largest weights of {largest} times the uniform one")
     return (
         f"Effective tokens in layers 1 and 2 are {'; '.join(parts)}. The text has embeddings and maps of unit norm, "
@@ -32,10 +34,14 @@ def _norms(records: Records) -> str:
 def starts_uniform(records: Records) -> Iterator[Measurement]:
     """attention scores at initialization are near-uniform"""
     del records
-    table = measured().groupby(["model", "seed"])
-    share, largest = table["share"].min(), table["largest"].max()
+    share, largest = _by("share", "seed", "min"), _by("largest", "seed", "max")
     for name in PRESETS:
         yield later(at_least(f"effective tokens over t, {MODELS[name]}", 0.9, over_draws(share[name].to_numpy())))
     for name in PRESETS:
         measure = f"largest weight of the last query over 1/T, {MODELS[name]}"
         yield ours(later(at_most(measure, 2.0, over_draws(largest[name].to_numpy()))))
+
+
+def _by(column: str, rows: str, how: str) -> pd.DataFrame:
+    """One measure of the attention before training: a row per layer or seed, a column per parametrisation."""
+    return measured().pivot_table(index=rows, columns="model", values=column, aggfunc=how)
