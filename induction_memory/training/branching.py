@@ -50,9 +50,9 @@ def branch(
     The optimiser's state of the edited matrix begins at zero.
 
     >>> import tempfile
-    >>> from induction_memory import BigramTask, ModelConfig, train
-    >>> task, model, out = BigramTask(length=16, k=2), ModelConfig(d_model=16), tempfile.mkdtemp()
-    >>> run = train(task, model, out=f"{out}/run", steps=4, batch_size=4, quiet=True)
+    >>> import induction_memory as im
+    >>> task, model, out = im.task.MarkovChains(length=16), im.ModelConfig(d_model=16), tempfile.mkdtemp()
+    >>> run = im.train(task, model, out=f"{out}/run", steps=4, batch_size=4, loss="all", quiet=True)
     >>> held = branch(run, at=2, steps=3, out=f"{out}/held", freeze=["W_O2"], quiet=True)
     >>> held.steps
     array([2, 3])
