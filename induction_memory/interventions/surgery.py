@@ -43,7 +43,8 @@ from induction_memory.memory import edits
 from induction_memory.memory.association import Association
 from induction_memory.model.associations import associate, carrier, parameter_of, written
 from induction_memory.model.building import HookedTransformer
-from induction_memory.model.memories import head_names, weights_of
+from induction_memory.model.head_names import head_names
+from induction_memory.model.memories import weights_of
 from induction_memory.progress import keeping, track
 from induction_memory.runner.swapped_weights import replaced
 from induction_memory.subject import SEQUENCES, Sequences, Steps, subject

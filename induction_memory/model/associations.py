@@ -28,7 +28,8 @@ from induction_memory.errors import InputError, UnsupportedError, require
 from induction_memory.memory.association import Association, Side, causal
 from induction_memory.memory.readings import signal_to_interference
 from induction_memory.model import axes
-from induction_memory.model.memories import Memories, has_step_axis, head_names, weights_of
+from induction_memory.model.head_names import head_names
+from induction_memory.model.memories import Memories, has_step_axis, weights_of
 from induction_memory.model.memory_names import Norm, Spec
 from induction_memory.task.protocol import Ideal, NotOfferedError, Task, ask
 

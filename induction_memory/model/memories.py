@@ -144,19 +144,6 @@ class Memories:
             raise UnsupportedError(f"needs {what}, the model has none")
 
 
-def head_name(layer: int, head: int) -> str:
-    """`L2H1`: layers and heads count from 1 in every table."""
-    return f"L{layer}H{head}"
-
-
-def head_names(layers: tuple[int, ...], n_heads: int) -> list[str]:
-    """Names along the head axes of these layers: "" for none, `L2H1` for one, `L1H3>L2H1` for a pair."""
-    names = [""]
-    for layer in layers:
-        names = [f"{n}>{head_name(layer, h)}".lstrip(">") for n in names for h in range(1, n_heads + 1)]
-    return names
-
-
 def matrix(source: Any, name: str, *, fold: bool = True) -> Float[Tensor, "*lead d_out d_in"]:
     """The matrix `name` (`W_K1`, `W_O2`, `Phi_1`, `W_V2`, `W_F` ...) of a model or of a (stacked) state dict.
 

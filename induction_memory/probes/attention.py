@@ -29,7 +29,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from induction_memory.errors import UnsupportedError, require
-from induction_memory.model.memories import head_name
+from induction_memory.model.head_names import head_name
 from induction_memory.probes.activations import Activations, attention_to, run_repeated
 from induction_memory.probes.registry import Probe, split_layer
 from induction_memory.subject import subject

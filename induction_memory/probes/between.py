@@ -17,7 +17,7 @@ from torch import Tensor
 from induction_memory.errors import require
 from induction_memory.memory.association import matching
 from induction_memory.model import axes
-from induction_memory.model.memories import head_names
+from induction_memory.model.head_names import head_names
 from induction_memory.probes import memory_recall
 from induction_memory.subject import Steps, subject
 from induction_memory.subject.stack import Stack

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from induction_memory.errors import InputError, UnsupportedError, require
 from induction_memory.model.config import ModelConfig
-from induction_memory.model.memories import head_names
+from induction_memory.model.head_names import head_names
 from induction_memory.probes import cache, catalogue
 from induction_memory.probes.activations import Activations
 from induction_memory.probes.chunks import over_chunks

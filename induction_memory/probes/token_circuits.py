@@ -21,7 +21,7 @@ from torch import Tensor
 from induction_memory.errors import require
 from induction_memory.memory.association import matching
 from induction_memory.model import axes
-from induction_memory.model.memories import head_names
+from induction_memory.model.head_names import head_names
 from induction_memory.probes.between import READINGS
 from induction_memory.probes.memory_recall import READINGS as MEASURES
 from induction_memory.subject import Steps, Subject, subject

@@ -24,7 +24,8 @@ from induction_memory.errors import require
 from induction_memory.memory.edits import alignment, cosine, explained, where_finite
 from induction_memory.model import axes
 from induction_memory.model.associations import MEMORIES, TABLE
-from induction_memory.model.memories import Memories, head_names
+from induction_memory.model.head_names import head_names
+from induction_memory.model.memories import Memories
 from induction_memory.probes.registry import Probe
 from induction_memory.subject import Steps, subject
 from induction_memory.subject.stack import Stack
