@@ -75,7 +75,7 @@ def attention_row(repeats: int = 5) -> dict:
     """Four heads over 48 tokens, once the model has run; CircuitsVis makes HTML of the same tensors."""
     import circuitsvis.attention
 
-    view = im.attention(im.load("four-heads"), step=400, heads=["L1H3", "L2H1", "L2H3", "L2H4"])
+    view = im.attention(im.load("four-heads"), heads=["L1H3", "L2H1", "L2H3", "L2H4"])
     ours, theirs = [], []
     for _ in range(repeats + 1):
         began = time.perf_counter()
@@ -95,18 +95,9 @@ def rows() -> list[dict]:
     with tempfile.TemporaryDirectory() as folder:
         large, simple = Path(folder) / "large.html", Path(folder) / "random-triggers.html"
         large.write_text(document("large", large_pack().blob()), encoding="utf-8")
-        command = [
-            sys.executable,
-            "-m",
-            "induction_memory",
-            "report",
-            "random-triggers",
-            "--out",
-            str(simple),
-            "--quiet",
-        ]
+        command = ("report", "random-triggers", "--out", str(simple), "--quiet")
         began = time.perf_counter()
-        subprocess.run([sys.executable, *command], check=True, capture_output=True)
+        subprocess.run([sys.executable, "-m", "induction_memory", *command], check=True, capture_output=True)
         shell = time.perf_counter() - began
         result += browser_rows(large, simple)
     return [*result, {"work": "report random-triggers from the shell", "seconds": shell, "aim": "10 s"}]
