@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from induction_memory.subject import subject
 from induction_memory.task.batch import Batch
 from induction_memory.task.protocol import Task
 from induction_memory.trajectory.trajectory import Trajectory
@@ -39,14 +40,11 @@ class Shown:
 def run_over(run: Trajectory, steps: Sequence[int], batch: Batch, length: int) -> Shown:
     """Attention and predictions of the models at these steps, over the first `length` tokens of the batch."""
     tokens = batch.tokens[:, :length]
-    wanted, parts = set(steps), []
-    for step, model in run.models():
-        if step not in wanted:
-            continue
-        logits, cache = model.run_with_cache(tokens, names_filter=lambda name: name.endswith("hook_pattern"))
-        assert isinstance(logits, Tensor)
-        maps = torch.cat([cache[f"blocks.{layer}.attn.hook_pattern"] for layer in range(model.cfg.n_layers)], dim=1)
-        parts.append((triangle(maps), *_prediction(logits, batch, length)))
+    parts = []
+    for _, runner in subject(run, step=list(steps)).each():
+        recording = runner.record(tokens)
+        maps = torch.cat([runner.pattern(recording, layer) for layer in range(1, runner.graph.n_layers + 1)], dim=1)
+        parts.append((triangle(maps), *_prediction(recording.logits, batch, length)))
     return Shown(*(torch.stack(part).numpy() for part in zip(*parts, strict=True)))
 
 
