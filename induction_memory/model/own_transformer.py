@@ -236,6 +236,12 @@ class HookedTransformer(HookedRootModule):
         out, cache = super().run_with_cache(*inputs, **options)
         return out, ActivationCache(cache, self) if return_cache_object else cache
 
+    def to(self, *args: Any, print_details: bool = True, **options: Any) -> "HookedTransformer":
+        """As torch's; `print_details` is accepted because callers of TransformerLens 3.9 pass it. `cfg` follows."""
+        super().to(*args, **options)
+        self.cfg.device, self.cfg.dtype = str(self.embed.W_E.device), self.embed.W_E.dtype
+        return self
+
     def __getattr__(self, name: str) -> Any:
         """W_Q, W_K, W_V, W_O, W_in, W_out and their biases of all layers; W_E, W_pos, W_U."""
         if name in ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "b_O"):

@@ -74,3 +74,11 @@ def test_flags_bring_the_same_hook_points_to_life(pair, flag):
         found.append(model.run_with_hooks(TOKENS, fwd_hooks=[hook]))
         assert not torch.allclose(found[-1], model(TOKENS))
     torch.testing.assert_close(*found, rtol=0, atol=1e-6)
+
+
+def test_moving_takes_what_callers_of_the_other_pass_and_the_configuration_follows(pair):
+    for model in pair:
+        assert model.to("cpu", print_details=False) is model
+        assert torch.device(model.cfg.device) == torch.device("cpu")
+        model.to(torch.float64, print_details=False)
+        assert (model.cfg.dtype, model.W_E.dtype) == (torch.float64, torch.float64)
