@@ -7,6 +7,7 @@ The text of a section is its check's docstring; every number in a table comes fr
 
 import inspect
 import sys
+import textwrap
 from pathlib import Path
 
 import pandas as pd
@@ -17,16 +18,17 @@ from induction_memory.theory import measure, save_picture
 from induction_memory.theory.catalogue import Entry
 from induction_memory.theory.checks import Check, Result
 
-OPENING = """# The theory, statement by statement
+QUESTION = "**Does what the paper proves hold when its gradient steps are run for real?**"
+OPENING = """Each section takes one statement of the paper, says what was measured, and gives a verdict for each row. A
+row *holds* if the measured value lies within the tolerance of the predicted one. A row marked *slip* is a statement of
+the paper that does not hold as printed. The row beside it has the corrected statement, where there is one.
+"""
+PROVENANCE = """## How it was made
 
-Written by `python analyses/theory_page.py --docs docs`; do not edit. `induction-memory theory` prints the same rows.
-
-Each section takes one statement of the paper, says what was measured, and gives a verdict for each row. A row **holds**
-if the measured value lies within the tolerance of the predicted one. A row marked *slip* is a statement of the paper
-that does not hold as printed. The row beside it has the corrected statement, where there is one. All numbers are in
-float64. They use the associative memories of `induction_memory/memory` and a two-layer circuit in plain torch
-(`induction_memory/theory/circuit.py`). No trained model is used. One section ("Attention at initialisation") uses
-untrained transformers.
+All numbers are in float64. They use the associative memories of `induction_memory/memory` and a two-layer circuit in
+plain torch (`induction_memory/theory/circuit.py`). No trained model is used. One section,
+[attention at initialisation](#attention-at-initialisation), uses untrained transformers. `induction-memory theory`
+prints the same rows. This page is written by `python analyses/theory_page.py --docs docs`.
 """
 
 
@@ -37,20 +39,25 @@ def write(docs: Path) -> bool:
         save_picture(entry, result, docs / "theory")
         pieces.append(section(entry, result, docs))
         everything += [(entry, check) for check in result.checks]
-    text = "\n".join([OPENING, summary(everything), *pieces])
+    title = "# The theory, statement by statement\n"
+    text = "\n".join([title, summary(everything), *pieces, PROVENANCE])
     (docs / "theory.md").write_text(text, encoding="utf-8")
     return all(check.expected for _, check in everything)
 
 
 def summary(everything: list[tuple[Entry, Check]]) -> str:
-    """How many rows hold, and the list of what does not hold as printed."""
+    """The question, how many rows hold, how to read them, and the list of what does not hold as printed."""
     checks = [check for _, check in everything]
     slips = [(entry, check) for entry, check in everything if check.slip]
     unexpected = [(entry, check) for entry, check in everything if not check.expected]
+    answer = (
+        f"{QUESTION} {sum(c.verdict for c in checks)} of {len(checks)} rows hold, {len(slips)} are "
+        f"known slips, and {len(unexpected)} are not as expected."
+    )
     lines = [
-        f"{sum(c.verdict for c in checks)} of {len(checks)} rows hold. {len(slips)} rows are known slips. "
-        f"{len(unexpected)} rows are not as expected.\n",
-        "Statements that do not hold as printed, or only with the paper's simplifications:\n",
+        textwrap.fill(answer, 120) + "\n",
+        OPENING,
+        "These statements do not hold as printed, or only with the paper's simplifications:\n",
     ]
     rows = [
         (f"[{entry.where}](#{_anchor(entry)})", check.statement, _number(check.predicted), _number(check.measured))

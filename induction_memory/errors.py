@@ -19,7 +19,15 @@ LONGEST = 1000
 
 
 class Error(Exception):
-    """The base of this package's errors: one printable line."""
+    """The base of this package's errors: one printable line.
+
+    >>> import induction_memory as im
+    >>> try:
+    ...     im.BigramTask(k=80)
+    ... except im.Error as error:
+    ...     print(error)
+    task.k: expected 1 to 65 triggers (the vocabulary), got 80
+    """
 
     exit_code = 1
     entry: str | None = None
@@ -43,7 +51,15 @@ class Error(Exception):
 
 
 class InputError(Error, ValueError):
-    """`field: expected ..., got ...`, for something the caller can put right."""
+    """`field: expected ..., got ...`, for something the caller can put right.
+
+    >>> import induction_memory as im
+    >>> try:
+    ...     im.load("induction-small").model(step=7)
+    ... except im.InputError as error:
+    ...     print(error)
+    step: expected one of the 5 stored steps (0 to 600; next to it 0 and 100), got 7
+    """
 
     exit_code = 2
 
@@ -53,7 +69,20 @@ class UnsupportedError(InputError):
 
 
 class DamagedError(Error):
-    """A file does not hold what was written to it."""
+    """A file does not hold what was written to it.
+
+    >>> import pathlib
+    >>> import tempfile
+    >>> import induction_memory as im
+    >>> run = im.thin(im.load("induction-small"), f"{tempfile.mkdtemp()}/copy", [600])
+    >>> file = pathlib.Path(run.path) / "trained.safetensors"
+    >>> cut = file.write_bytes(file.read_bytes()[:-1])
+    >>> try:
+    ...     im.load(run.path).memory("W_O2")
+    ... except im.DamagedError as error:
+    ...     print(error.path.name)
+    trained.safetensors
+    """
 
     entry = "damaged"
 
@@ -71,7 +100,17 @@ class StorageError(Error):
 
 
 class DivergedError(Error):
-    """Training left the numbers that a float can hold."""
+    """Training left the numbers that a float can hold.
+
+    >>> import tempfile
+    >>> import induction_memory as im
+    >>> task, model, out = im.BigramTask(length=16), im.ModelConfig(d_model=16), f"{tempfile.mkdtemp()}/hasty"
+    >>> try:
+    ...     im.train(task, model, out=out, steps=9, batch_size=8, learning_rate=1e9, quiet=True)
+    ... except im.DivergedError as error:
+    ...     print(str(error).removeprefix(f"{out}: "))
+    the loss is nan at step 3; train.learning_rate may be too large; what was kept before is intact
+    """
 
     entry = "diverged"
 

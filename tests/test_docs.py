@@ -1,6 +1,7 @@
 """What the documentation prints runs, links lead somewhere, and everything public has its place."""
 
 import ast
+import inspect
 import re
 import subprocess
 import sys
@@ -14,7 +15,8 @@ from induction_memory.cli.app import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-sys.path.insert(0, str(DOCS))
+sys.path[:0] = [str(DOCS), str(DOCS / "_ext")]
+import api_pages  # noqa: E402
 import blocks  # noqa: E402  (scripts of docs/, which is no package)
 import check_site  # noqa: E402
 
@@ -50,6 +52,16 @@ def test_links_of_a_page_lead_somewhere(path):
     assert wrong == []
 
 
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_row_of_a_table_has_more_cells_than_its_head(path):
+    wrong, expected = [], None
+    for line in without_code(path.read_text(encoding="utf-8")).splitlines():
+        found = len(re.findall(r"(?<!\\)\|", line)) if line.startswith("|") else None  # a bar in code parts cells too
+        wrong += [line] if expected is not None and found is not None and found != expected else []
+        expected = found if expected is None or found is None else expected
+    assert wrong == []
+
+
 def test_every_page_is_in_a_table_of_contents():
     listed = {"index.md"}
     for path in DOCS.rglob("*.md"):
@@ -82,6 +94,27 @@ def test_every_command_is_shown():
 def test_every_public_name_has_a_docstring():
     bare = [name for name in im.__all__ if not (getattr(im, name).__doc__ or "").strip()]
     assert bare == []
+
+
+WITHOUT_EXAMPLE = {
+    "im.audit": "measures all runs that ship, for minutes",
+    "im.reproduce": "draws a figure of the paper, for seconds; docs/reproduction.md shows the result",
+    "im.fetch_revisions": "needs the network",
+    "im.sweep.start": "starts processes; docs/sweeps.md shows the call",
+    "im.StorageError": "a disk that is full or cannot be read",
+    "im.task.Task": "a protocol; im.task.register shows a class that has it",
+    "im.runner.Runner": "a protocol; im.runner.runner gives one",
+}
+
+
+def test_everything_public_that_can_be_called_has_an_example_in_its_docstring():
+    public = {f"im.{name}": getattr(im, name) for name in im._NAMES}
+    for room in api_pages.ROOMS:
+        module, found = api_pages.names(room)
+        public |= {f"im.{room}.{name}": getattr(module, name) for name in found if name not in im._NAMES}
+    called = {name: value for name, value in public.items() if inspect.isclass(value) or inspect.isroutine(value)}
+    assert len(called) > 120
+    assert {name for name, value in called.items() if ">>>" not in (value.__doc__ or "")} == set(WITHOUT_EXAMPLE)
 
 
 @pytest.mark.slow

@@ -26,7 +26,13 @@ SIZES = {"d_vocab", "d_vocab_out", "n_ctx"}
 @field_docs
 @dataclass(frozen=True)
 class RunConfig:
-    """What to learn, with what, and how."""
+    """What to learn, with what, and how.
+
+    >>> import induction_memory as im
+    >>> config = im.RunConfig(im.BigramTask(k=3), im.ModelConfig(d_model=64), im.TrainConfig(steps=100))
+    >>> config.model.d_model, config.train.steps
+    (64, 100)
+    """
 
     task: Any = dataclass_field(default_factory=lambda: registry.from_dict({}))
     """The data."""

@@ -32,7 +32,13 @@ MOST_REAL = 1e38
 @field_docs
 @dataclass(frozen=True)
 class TrainConfig:
-    """Optimiser, loss, data and what is kept of a run."""
+    """Optimiser, loss, data and what is kept of a run.
+
+    >>> import induction_memory as im
+    >>> config = im.TrainConfig(steps=300, checkpoints="every 100", freeze=("W_K1: ..100",))
+    >>> config.learning_rate, config.momentum
+    (0.2, 0.9)
+    """
 
     steps: int = 1000
     """Number of updates; the final weights are those of step `steps`."""

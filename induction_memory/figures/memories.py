@@ -30,7 +30,7 @@ def memories(
     note: str = "",
 ) -> Figure:
     """The three matrices of scores v_j^T W u_i. W_K1's first row and column are position 1, counted from 0."""
-    require(len(characters) == len(W_K2), "characters", f"{len(W_K2)}, one a row of W_K2", len(characters))
+    require(len(characters) == len(W_K2), "characters", f"{len(W_K2)}, one per row of W_K2", len(characters))
     require(W_K1.shape[0] == W_K1.shape[1], "W_K1", "a square matrix", W_K1.shape)
     figure, flat = panels(1, 3, 3.8, 4.0)
     places = (0.5, len(W_K1) + 0.5, len(W_K1) + 0.5, 0.5)

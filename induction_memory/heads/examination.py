@@ -55,7 +55,15 @@ Tables = dict[str, pd.DataFrame]
 @field_docs
 @dataclass(frozen=True, eq=False)
 class Identification:
-    """The tables of one or more runs; what follows from them is computed when asked for."""
+    """The tables of one or more runs; what follows from them is computed when asked for.
+
+    >>> import induction_memory as im
+    >>> found = im.identify("induction-small", sequences=8)
+    >>> found.roles[["head", "role"]]
+       head            role
+    0  L1H1  previous-token
+    1  L2H1       induction
+    """
 
     runs: pd.DataFrame
     """Run, its seeds, its size, and what sets its configuration apart from the others'."""

@@ -43,7 +43,13 @@ OUTPUT = 15.0  # logits of the right output, all heads together
 @field_docs
 @dataclass(frozen=True, eq=False)
 class Planted:
-    """The model and what is true of it. Heads are named as in `interventions.components`."""
+    """The model and what is true of it. Heads are named as in `interventions.components`.
+
+    >>> import induction_memory as im
+    >>> planted = im.heads.plant(im.BigramTask(k=3, length=16), d_model=400)
+    >>> planted.distractor, planted.redundant
+    ('L2H3', ('L1H2', 'L1H3'))
+    """
 
     model: HookedTransformer
     roles: Mapping[str, str]
@@ -65,7 +71,13 @@ def plant(
     embeddings: Literal["orthonormal", "random"] = "orthonormal",
     seed: int = 0,
 ) -> Planted:
-    """The model with the planted circuit, for sequences of `task`."""
+    """The model with the planted circuit, for sequences of `task`.
+
+    >>> import induction_memory as im
+    >>> planted = im.heads.plant(im.BigramTask(k=3, length=16), d_model=400)
+    >>> [head for head, role in planted.roles.items() if role == "induction"]
+    ['L2H1', 'L2H2']
+    """
     require(n_heads >= 3, "n_heads", "3 or more for the circuit", n_heads)
     require(len(shares) == 2, "shares", "two numbers, one per induction head", tuple(shares))
     config = ModelConfig(
@@ -105,7 +117,14 @@ def plant(
 
 
 def permuted(model: HookedTransformer, orders: Mapping[int, Sequence[int]]) -> HookedTransformer:
-    """The same function with the heads of a layer (from 1) in another order: new head i is old head `order[i]`."""
+    """The same function with the heads of a layer (from 1) in another order: new head i is old head `order[i]`.
+
+    >>> import induction_memory as im
+    >>> model = im.heads.plant(im.BigramTask(k=3, length=16), d_model=400).model
+    >>> turned = im.heads.permuted(model, {1: [1, 0, 2, 3]})
+    >>> bool((turned.W_Q[0, 0] == model.W_Q[0, 1]).all())
+    True
+    """
     config = model.model_config
     assert isinstance(config, ModelConfig)
     other = build(config)

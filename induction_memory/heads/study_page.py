@@ -68,7 +68,7 @@ def page(
 ) -> str:
     """The page. `figure_11` has the effective number of heads per role in the run of Figure 11 itself."""
     parts = [
-        _introduction(found, config, accuracies, command),
+        _introduction(found, config),
         _paper(found, pictures, figure_11),
         _origins(found, pictures),
         _roles(found, pictures),
@@ -76,21 +76,30 @@ def page(
         _prediction(found, pictures),
         _mediation(pictures),
         _history(found, pictures),
+        _provenance(config, accuracies, command),
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def _introduction(found: Identification, config: RunConfig, accuracies: Sequence[float], command: str) -> str:
+def _introduction(found: Identification, config: RunConfig) -> str:
+    model = config.model
+    return "# Heads of several seeds\n\n" + _wrapped(
+        f"""**Does one head look back and do several share the induction, as the paper says, and would other seeds
+        agree?** This page compares {len(found.runs)} runs of the model with {model.n_heads} heads in each of
+        {model.n_layers} layers. [Which head does what](guides/heads.md) explains roles, votes and shares on one run."""
+    )
+
+
+def _provenance(config: RunConfig, accuracies: Sequence[float], command: str) -> str:
     model, task, train = config.model, config.task, config.train
-    return "# Which head does what\n\n" + _wrapped(
-        f"""Does one head look back and do several share the induction, as the paper says, and would other seeds agree?
-        Written by `{command}` from {len(found.runs)} runs of the model with {model.n_heads} heads in each of
-        {model.n_layers} layers (d = {model.d_model}, T = {task.length}, K = {task.k} {task.triggers} triggers,
-        {train.steps} steps in batches of {train.batch_size}, step size {train.learning_rate:g} after a warm-up of
-        {train.warmup}). In-context accuracy ends at {min(accuracies):.2f} to {max(accuracies):.2f}. Names, formulas and
-        thresholds are in the docstrings of `induction_memory/heads/`. The paper's batches have 512 sequences. How a
-        role is named (first 64 positions, votes that lean) was decided after a first look at these runs, in which
-        position heads came out as "other". Effects and shares do not depend on it."""
+    return "## How it was made\n\n" + _wrapped(
+        f"""The runs have d = {model.d_model}, T = {task.length}, K = {task.k} {task.triggers} triggers, and
+        {train.steps} steps in batches of {train.batch_size} with step size {train.learning_rate:g} after a warm-up of
+        {train.warmup}. The paper's batches have 512 sequences. In-context accuracy ends at {min(accuracies):.2f} to
+        {max(accuracies):.2f}. How a role is named (first 64 positions, votes that lean) was decided after a first look
+        at these runs, in which position heads came out as "other". Effects and shares do not depend on it. Names,
+        formulas and thresholds are in the docstrings of `induction_memory/heads/`. This page is written by
+        `{command}`."""
     )
 
 
@@ -114,16 +123,17 @@ def _paper(found: Identification, pictures: str, figure_11: Mapping[str, float])
 
 """
         + _wrapped(
-            f"""Means over {runs} independent runs with 95 % bootstrap intervals over runs. The effective number is the
-        participation ratio of exact Shapley values. A mechanism counts as mostly one head's up to {MOSTLY_ONE}, as
-        distributed from {DISTRIBUTED} on. The run of Figure 11 itself (`four-heads`, batches of 512) has
-        {figure_11["previous-token"]:.2f} and {figure_11["induction"]:.2f}."""
+            f"""The numbers are means over {runs} independent runs, with 95 % bootstrap intervals over runs. The
+        effective number is the participation ratio of exact Shapley values. A mechanism counts as mostly one head's up
+        to {MOSTLY_ONE}, as distributed from {DISTRIBUTED} on. The run of Figure 11 itself (`four-heads`, batches of
+        512) has {figure_11["previous-token"]:.2f} and {figure_11["induction"]:.2f}."""
         )
         + f"""
 
 ![shares]({pictures}/shares.png)
 
-How many heads per run does each vote assign to a role, and how many have it by the verdict? Means over all runs:
+How many heads per run does each vote assign to a role, and how many have it by the verdict? The table has means over
+all runs:
 
 {markdown(_by_vote(found.last("roles")))}"""
     )

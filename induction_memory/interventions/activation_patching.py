@@ -58,6 +58,15 @@ def patch(
     `components` are names of sites, groups of them as in `ablate`, or for paths the edges; all when not given.
     `corruption` is one that the task offers, its first when not given: `trigger` for in-context bigrams. Source, batch,
     step and `via` are those of `ablate`.
+
+    >>> import induction_memory as im
+    >>> batch = im.load("induction-small").task.sample(4, im.step_rng(0, 0))
+    >>> edges = im.patch("induction-small", batch, kind="path")
+    >>> edges.sort_values("effect", ascending=False).head(3)[["source", "target", "effect"]].round(2)
+       source  target  effect
+    4   embed  L1H1.v     1.0
+    18   L2H1     out     1.0
+    11   L1H1  L2H1.k     1.0
     """
     require(kind in get_args(PatchKind), "kind", "activation or path", repr(kind))
     chosen = subject(source, step=step, batch=batch, task=task, sequences=SEQUENCES, via=via)

@@ -29,6 +29,16 @@ def attribute(contrast: Contrast, *, points: int = 16) -> pd.DataFrame:
     """One row per edge: the exact effect, by gradient, and by integrated gradients at `points` points.
 
     For soft targets there is no column `gradient`: the derivative of a KL is zero at the run that it is measured from.
+
+    >>> import induction_memory as im
+    >>> run = im.load("induction-small")
+    >>> pairs = im.task.corrupt(run.task.sample(4, im.step_rng(0, 0)), "trigger", im.step_rng(0, 1))
+    >>> effects = im.interventions.attribute(im.interventions.contrast(run.model(step=600), pairs), points=2)
+    >>> effects.sort_values("exact", ascending=False).head(3).round(2)
+       source  target  exact  gradient  integrated
+    4   embed  L1H1.v    1.0      0.07        0.36
+    11   L1H1  L2H1.k    1.0      0.06        0.36
+    18   L2H1     out    1.0      1.00        0.43
     """
     require(points >= 1, "points", "at least 1", points)
     exact = patch_paths(contrast)
@@ -41,7 +51,15 @@ def attribute(contrast: Contrast, *, points: int = 16) -> pd.DataFrame:
 
 
 def agreement(table: pd.DataFrame) -> pd.DataFrame:
-    """Correlation of each approximation in the table with the exact effects: linear, and of the ranks."""
+    """Correlation of each approximation in the table with the exact effects: linear, and of the ranks.
+
+    >>> import pandas as pd
+    >>> import induction_memory as im
+    >>> effects = pd.DataFrame({"exact": [0.0, 0.5, 1.0], "gradient": [0.1, 0.4, 0.9]})
+    >>> im.interventions.agreement(effects).round(2)
+         method  correlation  rank_correlation  edges
+    0  gradient         0.99               1.0      3
+    """
     rows = []
     for method in (name for name in ("gradient", "integrated") if name in table):
         values = table[["exact", method]]

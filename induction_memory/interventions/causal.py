@@ -44,6 +44,16 @@ def causal_trajectory(
     """One row per step, part and kind: necessity, accuracy with and without it, and recall where it has a probe.
 
     With several heads, the recall is that of the best.
+
+    >>> import induction_memory as im
+    >>> batch = im.load("induction-small").task.sample(4, im.step_rng(0, 2))
+    >>> parts = ["L2H1", "W_O2"]
+    >>> im.interventions.causal_trajectory("induction-small", batch, components=parts, step=[0, 600]).round(2)
+       step component  kind  necessity  intact  without  without_se  recall
+    0     0      L2H1  mean       0.00    0.00     0.00        0.00     NaN
+    1     0      W_O2  mean       0.00    0.00     0.00        0.00     0.0
+    2   600      L2H1  mean       0.59    0.94     0.35        0.17     NaN
+    3   600      W_O2  mean       0.59    0.94     0.35        0.17     1.0
     """
     chosen = subject(run, step=None if isinstance(run, nn.Module) else step)
     if chosen.run is None:
@@ -83,6 +93,16 @@ def mediation(table: pd.DataFrame) -> pd.DataFrame:
 
     The path is "total", "direct", an input of a later head (`L2H1.k`), or "rest", which is the total without the
     others: what passes by earlier feed-forwards, and what the paths do only together.
+
+    >>> import induction_memory as im
+    >>> batch = im.load("induction-small").task.sample(4, im.step_rng(0, 2))
+    >>> table = im.interventions.causal_trajectory("induction-small", batch, step=600)
+    >>> im.interventions.mediation(table).head(4).round(2)
+       step  kind source    path  effect
+    0   600  mean   L1H1   total    0.36
+    1   600  mean   L1H1  direct    0.00
+    2   600  mean   L1H1  L2H1.q    0.00
+    3   600  mean   L1H1  L2H1.k    0.36
     """
     rows = []
     for step, kind in dict.fromkeys(zip(table["step"], table["kind"], strict=True)):
@@ -97,7 +117,15 @@ def mediation(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def births(table: pd.DataFrame) -> pd.DataFrame:
-    """One row per part and kind: the step at which it looks right, that at which it is necessary, and the delay."""
+    """One row per part and kind: the step at which it looks right, that at which it is necessary, and the delay.
+
+    >>> import induction_memory as im
+    >>> batch = im.load("induction-small").task.sample(4, im.step_rng(0, 2))
+    >>> table = im.interventions.causal_trajectory("induction-small", batch, components=["W_O2"])
+    >>> im.interventions.births(table).round(0)
+      component  kind  looks_right  necessary  delay
+    0      W_O2  mean         52.0       55.0    3.0
+    """
     rows = []
     for component, kind in dict.fromkeys(zip(table["component"], table["kind"], strict=True)):
         part = table[(table["component"] == component) & (table["kind"] == kind)]

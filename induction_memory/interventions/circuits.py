@@ -9,7 +9,7 @@ derivative (one backward pass for all, or integrated over several). The circuit 
 
 where what is not kept is taken away together. Random orders of the edges are the baseline.
 
-The known circuit of an induction head with one head a layer (Figure 1, equation 4) has seven edges: positions match
+The known circuit of an induction head with one head per layer (Figure 1, equation 4) has seven edges: positions match
 positions in layer 1, the token before is copied, the copy is the key that the same token matches in layer 2, and the
 token found there is copied to the output.
 """
@@ -58,7 +58,7 @@ class Discovery:
     edges: pd.DataFrame
     """One row per edge: the share of M that is lost without it, by each ranking."""
     curve: pd.DataFrame
-    """One row a ranking and size n: faithfulness and completeness, with in-context accuracy (random: means)."""
+    """One row per ranking and size n: faithfulness and completeness, with in-context accuracy (random: means)."""
     circuit: tuple[str, ...]
     """The edges that matter, strongest first."""
 
@@ -132,6 +132,12 @@ def discover(
 
     The circuit is what the first ranking puts above `share` of its strongest edge. `sizes` are those of the curve, all
     when not given. An interruption of the curve keeps the circuits that are scored.
+
+    >>> import induction_memory as im
+    >>> batch = im.load("induction-small").task.sample(2, im.step_rng(0, 0))
+    >>> found = im.interventions.discover("induction-small", batch, rankings=["exact"], random_orders=0, sizes=[3])
+    >>> found.circuit
+    ('L2H1->out', 'embed->L2H1.v', 'embed->L1H1.v', 'L1H1->L2H1.k', 'embed->L2H1.q', 'pos->L1H1.q', 'pos->L1H1.k')
     """
     require_number(share, "share", 0, 1, open_low=True)
     require_integer(points, "points", 1, MOST_POINTS)

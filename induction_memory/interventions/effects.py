@@ -43,7 +43,15 @@ class Contrast:
 
 
 def contrast(model: nn.Module | Runner, pairs: Pairs, direction: Direction = "corrupt") -> Contrast:
-    """Record both runs. `corrupt` puts corrupted activations into the clean run, `restore` the other way round."""
+    """Record both runs. `corrupt` puts corrupted activations into the clean run, `restore` the other way round.
+
+    >>> import induction_memory as im
+    >>> run = im.load("induction-small")
+    >>> pairs = im.task.corrupt(run.task.sample(4, im.step_rng(0, 0)), "trigger", im.step_rng(0, 1))
+    >>> both = im.interventions.contrast(run.model(step=600), pairs)
+    >>> both.start.logits.shape == both.end.logits.shape
+    True
+    """
     require(direction in get_args(Direction), "direction", "corrupt or restore", repr(direction))
     clean, corrupted = record(model, pairs.clean.tokens), record(model, pairs.corrupted.tokens)
     return Contrast(clean, corrupted, pairs) if direction == "corrupt" else Contrast(corrupted, clean, pairs)

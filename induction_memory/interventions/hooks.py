@@ -3,9 +3,10 @@
     hooks = im.hooks.ablate(model, "L1H1", kind="mean", batch=batch)
     model.run_with_hooks(tokens, fwd_hooks=hooks + mine)
 
-They are the patches of `runner/hooked.py`, which defines every intervention of this package. A component has one of the
-names of `runner/components.py`. No flag of the model has to be set, except for edges into heads (`use_split_qkv_input`,
-where the model offers it) and into feed-forwards (`use_hook_mlp_in`).
+Lists that change the same component act one after the other, in the order of `fwd_hooks`: each sees what those before
+it left. They are the patches of `runner/hooked.py`, which defines every intervention of this package. A component has
+one of the names of `runner/components.py`. No flag of the model has to be set, except for edges into heads
+(`use_split_qkv_input`, where the model offers it) and into feed-forwards (`use_hook_mlp_in`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -38,6 +39,13 @@ def ablate(
     """Hooks that take a component away, as `im.ablate` does: `batch` says what stands in its place.
 
     With `zero` and `mean` they fit sequences of any number and length, with the other kinds those of the batch.
+
+    >>> import induction_memory as im
+    >>> run = im.load("induction-small")
+    >>> model, batch = run.model(step=600), run.task.sample(4, im.step_rng(0, 0))
+    >>> hooks = im.hooks.ablate(model, "L1H1", kind="mean", batch=batch)
+    >>> model.run_with_hooks(batch.tokens, fwd_hooks=hooks).shape
+    torch.Size([4, 256, 65])
     """
     sequences = subject(model, batch=batch).batch
     recording = runner(model).record(sequences.tokens)
@@ -51,14 +59,32 @@ def patch(
     tokens: Int[Tensor, "batch pos"],
     where: Bool[Tensor, "batch pos"] | None = None,
 ) -> list[Hook]:
-    """Hooks that put the activations of a run on other `tokens` in place, everywhere or where `where` says."""
+    """Hooks that put the activations of a run on other `tokens` in place, everywhere or where `where` says.
+
+    >>> import induction_memory as im
+    >>> run = im.load("induction-small")
+    >>> model, batch, other = run.model(step=600), *(run.task.sample(4, im.step_rng(0, n)) for n in (0, 1))
+    >>> model.set_use_split_qkv_input(True)  # only for edges into queries, keys and values
+    >>> hooks = im.hooks.patch(model, "L1H1->L2H1.k", tokens=other.tokens)
+    >>> model.run_with_hooks(batch.tokens, fwd_hooks=hooks).shape
+    torch.Size([4, 256, 65])
+    """
     other = runner(model).record(tokens)
     sites = other.graph.resolve(component)
     return _hooks(model, [Patch(site, other.at(site.split(ARROW)[0]), where) for site in sites])
 
 
 def clamp(model: nn.Module, component: str, value: Float[Tensor, " d"] | float) -> list[Hook]:
-    """Hooks that hold a component at one vector, or every coordinate at one number."""
+    """Hooks that hold a component at one vector, or every coordinate at one number.
+
+    >>> import induction_memory as im
+    >>> model = im.build(im.ModelConfig(d_model=16, n_ctx=8), seed=0)
+    >>> tokens = im.BigramTask(length=8).sample(2, im.step_rng(0, 0)).tokens
+    >>> hooks, noted = im.hooks.record(model, ["L1H1"])
+    >>> logits = model.run_with_hooks(tokens, fwd_hooks=[*im.hooks.clamp(model, "L1H1", 0.5), *hooks])
+    >>> noted["L1H1"].round(decimals=4).unique()
+    tensor([0.5000])
+    """
     fixed = torch.as_tensor(value, dtype=torch.float32)
 
     def hold(own: Tensor) -> Tensor:
@@ -69,13 +95,34 @@ def clamp(model: nn.Module, component: str, value: Float[Tensor, " d"] | float) 
 
 
 def edit(model: nn.Module, component: str, function: Callable[[Tensor], Tensor]) -> list[Hook]:
-    """Hooks that replace a component's activation [batch, pos, d] by a function of it."""
+    """Hooks that replace a component's activation [batch, pos, d] by a function of it.
+
+    >>> import induction_memory as im
+    >>> model = im.build(im.ModelConfig(d_model=16, n_ctx=8), seed=0)
+    >>> tokens = im.BigramTask(length=8).sample(2, im.step_rng(0, 0)).tokens
+    >>> positive = im.hooks.edit(model, "L2H1", lambda written: written.clamp(min=0))
+    >>> hooks, noted = im.hooks.record(model, ["L2H1"])
+    >>> logits = model.run_with_hooks(tokens, fwd_hooks=[*positive, *hooks])
+    >>> noted["L2H1"].min()
+    tensor(0.)
+    """
     sites = Graph.of(model).resolve(component)
     return _hooks(model, [_Edit(site, torch.zeros(1, 1, 1), function=function) for site in sites])
 
 
 def record(model: nn.Module, components: Sequence[str]) -> tuple[list[Hook], dict[str, Tensor]]:
-    """Hooks that note what components write (and what heads' queries, keys and values are), and where they note it."""
+    """Hooks that note what components write (and what heads' queries, keys and values are), and where they note it.
+
+    Put them behind the hooks that change a component to note what it is changed to.
+
+    >>> import induction_memory as im
+    >>> model = im.build(im.ModelConfig(d_model=16, n_ctx=8), seed=0)
+    >>> hooks, noted = im.hooks.record(model, ["L1H1", "L2H1.k"])
+    >>> tokens = im.BigramTask(length=8).sample(2, im.step_rng(0, 0)).tokens
+    >>> logits = model.run_with_hooks(tokens, fwd_hooks=hooks)
+    >>> {name: tuple(value.shape) for name, value in noted.items()}
+    {'L1H1': (2, 8, 16), 'L2H1.k': (2, 8, 16)}
+    """
     kept: dict[str, Tensor] = {}
 
     def note(site: str) -> Callable[[Tensor], Tensor]:

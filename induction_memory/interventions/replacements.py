@@ -52,6 +52,14 @@ def ablation(
     """Give a kind of ablation a name, and a line with its formula for `ablate --list`.
 
     `missing` says what a run lacks for it, if anything: `expected ..., got ...`.
+
+    >>> import induction_memory as im
+    >>> @im.ablation("middle", about="the mean of what the first and the last position hold")
+    ... def middle(run, site):
+    ...     return (run.at(site)[:, :1] + run.at(site)[:, -1:]) / 2
+    >>> batch = im.load("induction-small").task.sample(4, im.step_rng(0, 0))
+    >>> im.ablate("induction-small", batch, heads="all", kind="middle")["kind"].tolist()
+    ['none', 'middle', 'middle']
     """
 
     def register(function: Replacement) -> Replacement:
@@ -97,7 +105,15 @@ class Ablated:
 
 @dataclass(eq=False)
 class Replacements:
-    """Replacement values for the sites of one recorded run; what several of them need is computed once."""
+    """Replacement values for the sites of one recorded run; what several of them need is computed once.
+
+    >>> import induction_memory as im
+    >>> run = im.load("induction-small")
+    >>> batch = run.task.sample(4, im.step_rng(0, 0))
+    >>> intact = im.runner.record(run.model(step=600), batch.tokens)
+    >>> im.interventions.Replacements(intact, batch).value("L1H1", "mean").shape
+    torch.Size([1, 1, 128])
+    """
 
     recording: Recording
     batch: Batch

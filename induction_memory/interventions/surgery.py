@@ -83,6 +83,15 @@ def surgery(
     Give exactly one edit. `head` restricts it to one head; `through` is the layer-1 head that writes W_K2's keys. Both
     are names (`L1H3`) or numbers in their layer, from 1. The columns head and through say which were taken, input and
     output which pairs were edited. `damage` is a share of the group's positions: `before` less the accuracy after it.
+
+    >>> import induction_memory as im
+    >>> batch = im.load("induction-small").task.sample(16, im.step_rng(0, 0))
+    >>> table = im.surgery("induction-small", batch, memory="W_K2", erase="e")
+    >>> table[["group", "before", "in_context_accuracy"]].round(2)
+            group  before  in_context_accuracy
+    0      target    1.00                 0.08
+    1  bystanders    0.92                 0.92
+    2         all    0.93                 0.79
     """
     chosen = subject(source, step=step, batch=batch, task=task, sequences=SEQUENCES)
     require(not chosen.batch.soft, "batch", "sequences with one right output for each position", "soft targets")
@@ -111,7 +120,16 @@ def edited(
     through: Head | None = None,
     **edit: Any,
 ) -> Iterator[HookedTransformer]:
-    """`with edited(model, task, memory="W_K2", erase="a"):` the model under an edit, for any other analysis."""
+    """`with edited(model, task, memory="W_K2", erase="a"):` the model under an edit, for any other analysis.
+
+    >>> import induction_memory as im
+    >>> run = im.load("induction-small")
+    >>> model = run.model(step=600)
+    >>> with im.interventions.edited(model, run.task, memory="W_K2", erase="e"):
+    ...     without = im.probes.score_matrix(model, "W_K2", task=run.task).loc["e", "e"]
+    >>> round(float(without)) + 0, round(float(im.probes.score_matrix(model, "W_K2", task=run.task).loc["e", "e"]))
+    (0, 105)
+    """
     before, where = place(model, memory, task, head=head, through=through)
     _, after, _ = edited_memory(before, strength=strength, **edit)
     with replaced(model, written(_only(before, after, where["head"]), weights_of(model))):

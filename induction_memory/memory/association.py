@@ -30,7 +30,15 @@ Side = Literal["input", "output"]
 @field_docs
 @dataclass(frozen=True, eq=False)
 class Association:
-    """A matrix, the embeddings it maps between, and the pairs it should store."""
+    """A matrix, the embeddings it maps between, and the pairs it should store.
+
+    >>> import torch
+    >>> import induction_memory as im
+    >>> u, v = torch.eye(3), torch.eye(3)
+    >>> swapped = im.memory.Association("mine", v[:, [1, 0, 2]], u, v, ideal=torch.eye(3))
+    >>> im.memory.recall(swapped)
+    tensor(0.3333, dtype=torch.float64)
+    """
 
     name: str
     """`W_K2`, `W_K1[0:64]`, `W_O2_spurious` ..."""
@@ -202,7 +210,14 @@ def store(
 
 
 def causal(n: int, device: torch.device | None = None) -> Bool[Tensor, "query key"]:
-    """The mask of a decoder: position `query` may choose among `key` <= `query`."""
+    """The mask of a decoder: position `query` may choose among `key` <= `query`.
+
+    >>> import induction_memory as im
+    >>> im.memory.causal(3)
+    tensor([[ True, False, False],
+            [ True,  True, False],
+            [ True,  True,  True]])
+    """
     return torch.ones(n, n, dtype=torch.bool, device=device).tril()
 
 

@@ -42,7 +42,16 @@ def strength(a: Association) -> Float[Tensor, "*lead"]:
 
 
 def set_scores(a: Association, pairs: Int[Tensor, "pair side"], scores: Float[Tensor, "*#lead pair"]) -> Association:
-    """The memory with the closest matrix, in the Frobenius norm, that gives every pair its score."""
+    """The memory with the closest matrix, in the Frobenius norm, that gives every pair its score.
+
+    >>> import torch
+    >>> import induction_memory as im
+    >>> one = torch.eye(2)
+    >>> a = im.memory.Association("mine", torch.ones(2, 2), one, one, ideal=one)
+    >>> im.memory.set_scores(a, torch.tensor([[0, 1]]), torch.tensor([5.0])).W
+    tensor([[1., 1.],
+            [5., 1.]])
+    """
     W = a.W.double()
     u, v = (rows.double() for rows in _rows(a, pairs))
     missing = scores.double() - ((v @ W) * u).sum(-1)
@@ -52,13 +61,29 @@ def set_scores(a: Association, pairs: Int[Tensor, "pair side"], scores: Float[Te
 
 
 def project(a: Association, *, complement: bool = False) -> Association:
-    """The memory with W on the span of the ideal pairs' outer products, or with W minus that part."""
+    """The memory with W on the span of the ideal pairs' outer products, or with W minus that part.
+
+    >>> import torch
+    >>> import induction_memory as im
+    >>> one, W = torch.eye(2), torch.tensor([[3.0, 4.0], [0.0, 0.0]])
+    >>> im.memory.project(im.memory.Association("mine", W, one, one, ideal=one)).W
+    tensor([[3., 0.],
+            [0., 0.]])
+    """
     inside = _projection(a).to(a.W.dtype)
     return replace(a, W=a.W - inside if complement else inside)
 
 
 def truncate(W: Float[Tensor, "*lead d_out d_in"], rank: int) -> Float[Tensor, "*lead d_out d_in"]:
-    """The closest matrix of this rank, by the largest singular values: the best that a head of that width can store."""
+    """The closest matrix of this rank, by the largest singular values: the best that a head of that width can store.
+
+    >>> import torch
+    >>> import induction_memory as im
+    >>> im.memory.truncate(torch.diag(torch.tensor([3.0, 2.0, 1.0])), 2)
+    tensor([[3., 0., 0.],
+            [0., 2., 0.],
+            [0., 0., 0.]])
+    """
     most = min(W.shape[-2:])
     whole = isinstance(rank, int) and not isinstance(rank, bool)
     require(whole and 1 <= rank <= most, "truncate", f"a rank of 1 to {most}", rank)
@@ -67,12 +92,26 @@ def truncate(W: Float[Tensor, "*lead d_out d_in"], rank: int) -> Float[Tensor, "
 
 
 def alignment(a: Association) -> Float[Tensor, "*lead"]:
-    """<W, W_*> / (|W| |W_*|)."""
+    """<W, W_*> / (|W| |W_*|).
+
+    >>> import torch
+    >>> import induction_memory as im
+    >>> one, half = torch.eye(2), torch.tensor([[1.0, 0.0], [0.0, 0.0]])
+    >>> im.memory.alignment(im.memory.Association("mine", half, one, one, ideal=one))
+    tensor(0.7071)
+    """
     return cosine(a.W, store(a.inputs, a.outputs, a.ideal))
 
 
 def explained(a: Association) -> Float[Tensor, "*lead"]:
-    """Share of |W|^2 in the span of the ideal pairs' outer products."""
+    """Share of |W|^2 in the span of the ideal pairs' outer products.
+
+    >>> import torch
+    >>> import induction_memory as im
+    >>> one, W = torch.eye(2), torch.tensor([[3.0, 4.0], [0.0, 0.0]])
+    >>> im.memory.explained(im.memory.Association("mine", W, one, one, ideal=one)).item()
+    0.36
+    """
     W = a.W.double()
     return (_projection(a) * W).sum((-2, -1)) / W.square().sum((-2, -1))
 

@@ -20,7 +20,14 @@ from induction_memory.memory.association import Association
 
 
 def hits(a: Association) -> Bool[Tensor, "*lead n"]:
-    """Which of the items that are asked are recalled."""
+    """Which of the items that are asked are recalled.
+
+    >>> import torch
+    >>> import induction_memory as im
+    >>> one = torch.eye(3)
+    >>> im.memory.hits(im.memory.Association("mine", one[:, [1, 0, 2]], one, one, ideal=one))
+    tensor([False, False,  True])
+    """
     return target_scores(a) > best_rival(a)
 
 
@@ -46,13 +53,27 @@ def margin(a: Association) -> Float[Tensor, "*lead n"]:
 
 
 def rank(a: Association) -> Int[Tensor, "*lead n"]:
-    """Place of each target among its candidates: 1 is the best, ties (and nan) count against it."""
+    """Place of each target among its candidates: 1 is the best, ties (and nan) count against it.
+
+    >>> import torch
+    >>> import induction_memory as im
+    >>> one = torch.eye(3)
+    >>> im.memory.rank(im.memory.Association("mine", one[:, [1, 0, 2]], one, one, ideal=one))
+    tensor([3, 3, 1])
+    """
     ahead = ~(a.table < target_scores(a).unsqueeze(-1)) & a.rivals
     return 1 + ahead.sum(-1)
 
 
 def soft_recall(a: Association) -> Float[Tensor, "*lead"]:
-    """Mean probability that the softmax over the candidates' scores gives to the target."""
+    """Mean probability that the softmax over the candidates' scores gives to the target.
+
+    >>> import torch
+    >>> import induction_memory as im
+    >>> one = torch.eye(3)
+    >>> round(im.memory.soft_recall(im.memory.Association("mine", 2 * one, one, one, ideal=one)).item(), 3)
+    0.787
+    """
     among = a.table if a.allowed is None else a.table.masked_fill(~a.candidates, -torch.inf)
     return _at(among.softmax(-1), a.targets).double().mean(-1)
 
@@ -62,6 +83,13 @@ def signal_to_interference(a: Association) -> Float[Tensor, "*lead"]:
 
     A memory of n pairs of random embeddings has about 1 / sqrt(2/d + n/d^2); orthonormal ones have no interference
     (infinite); a matrix of zeros has neither (nan).
+
+    >>> import torch
+    >>> import induction_memory as im
+    >>> one = torch.eye(3)
+    >>> a = im.memory.Association("mine", one + 0.1, one, one, ideal=one)
+    >>> round(im.memory.signal_to_interference(a).item(), 1)
+    11.0
     """
     rivals = a.rivals
     interference = a.table.masked_fill(~rivals, 0.0).square().sum((-2, -1)) / rivals.sum()

@@ -34,7 +34,14 @@ FIXED: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Architecture:
-    """A HookedTransformer by its configuration, and which of its parameters stay as they are."""
+    """A HookedTransformer by its configuration, and which of its parameters stay as they are.
+
+    >>> from transformer_lens import HookedTransformerConfig
+    >>> import induction_memory as im
+    >>> given = HookedTransformerConfig(n_layers=1, d_model=8, d_head=8, n_ctx=4, d_vocab=3, act_fn="gelu")
+    >>> im.Architecture.of(given).n_layers
+    1
+    """
 
     settings: tuple[tuple[str, Any], ...]
     """Every field of TransformerLens's configuration with its value: a number, a text, a list of texts, or None."""

@@ -33,7 +33,14 @@ _BEFORE_PARAMETRISATION = {"one": "code", "1/d": "unit-embeddings"}
 @field_docs
 @dataclass(frozen=True)
 class ModelConfig:
-    """What a model is made of, and which parts of it learn."""
+    """What a model is made of, and which parts of it learn.
+
+    >>> import induction_memory as im
+    >>> im.ModelConfig(d_model=64).feed_forward
+    'linear'
+    >>> im.ModelConfig.full(d_model=64).feed_forward
+    'relu'
+    """
 
     d_model: int = 128
     """Dimension d of the residual stream."""

@@ -71,6 +71,12 @@ def construct(
 
     The negatives: a memory in `leave_out` is all zeros, one in `shuffle` stores each input with a wrong output (a
     random cyclic order of the same outputs).
+
+    >>> import induction_memory as im
+    >>> task = im.BigramTask(k=3, length=32)
+    >>> model = im.construct(task, im.ModelConfig(d_model=256, n_ctx=32))
+    >>> im.probes.recall(model, ["W_O2", "W_K2"], task=task).iloc[-1].to_dict()
+    {'W_O2': 1.0, 'W_K2': 1.0}
     """
     require(isinstance(task, BigramTask), "task", "a BigramTask", repr(task))
     require(config is None or isinstance(config, ModelConfig), "config", "a ModelConfig", repr(config))

@@ -276,6 +276,12 @@ def set_matrix(model: nn.Module, name: str, W: Float[Tensor, "*head d_out d_in"]
 
     What `matrix(model, name, fold=False)` reads afterwards is W. `W_K<l>` is written through the queries: with W_Q = I
     it becomes W_K itself, otherwise W_K = (W_Q^-1 W)^T, so the heads must be as wide as the model.
+
+    >>> import induction_memory as im
+    >>> model = im.build(im.ModelConfig(d_model=16, n_ctx=8), seed=0)
+    >>> im.model.set_matrix(model, "W_O2", torch.eye(16))
+    >>> bool((im.matrix(model, "W_O2") == torch.eye(16)).all())
+    True
     """
     parameters = dict(model.named_parameters())
     match = _MATRIX.match(name)
@@ -286,15 +292,10 @@ def set_matrix(model: nn.Module, name: str, W: Float[Tensor, "*head d_out d_in"]
     target = parameters.get(f"{block}.mlp.W_F" if kind == "W_F" else f"{block}.attn.{kind}")
     if target is None:
         raise InputError(f"memory: expected a matrix of this model to write, got {name!r}")
-    W = W.to(target)
     with torch.no_grad():
-        if kind == "W_F":
-            target.copy_(W.mT)
-            return
-        rows = W if W.dim() == 3 else W.unsqueeze(0)
+        rows = (W if kind == "W_F" or W.dim() == 3 else W.unsqueeze(0)).to(target)
         if kind == "W_K":
             W_Q = parameters[f"{block}.attn.W_Q"]
             require(W_Q.shape[-1] == W_Q.shape[-2], "memory", "heads as wide as the model to write a W_K", repr(name))
-            target.copy_(rows.mT if _is_identity(W_Q) else torch.linalg.solve(W_Q, rows).mT)
-        else:
-            target.copy_(rows.mT)
+            rows = rows if _is_identity(W_Q) else torch.linalg.solve(W_Q, rows)
+        target.copy_(rows.mT)

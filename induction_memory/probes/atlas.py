@@ -97,6 +97,13 @@ def trends(table: pd.DataFrame) -> pd.DataFrame:
     """Rank correlation of birth and margin with frequency or position, per head, from a table of births.
 
     Columns: memory, head, of, against, rho, p_value, n, born. rho is nan where one side does not vary.
+
+    >>> import induction_memory as im
+    >>> births = im.probes.births("induction-small", "W_K2")
+    >>> im.probes.trends(births)[["of", "against", "rho", "n"]].round(2)
+           of    against   rho   n
+    0   birth  frequency -0.72  65
+    1  margin  frequency  0.90  65
     """
     from scipy.stats import spearmanr
 

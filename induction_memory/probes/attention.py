@@ -138,6 +138,9 @@ def head_scores(source: Any, *, step: int | None = None, length: int | None = No
 
     `source` is a model, or a trajectory at one step (the last if not given). `length` is that of the random sequence
     that is repeated; half the context if not given.
+
+    >>> head_scores("induction-small", length=32)["previous_token"].round(2).tolist()
+    [0.8, 0.07]
     """
     model = subject(source, step=step).model()
     cfg: Any = model.cfg

@@ -39,6 +39,15 @@ def recall_between(
 
     `targets[i]` is the output that input i should recall, -1 for an input to leave out; without `targets`, input i
     should recall output i. Heads of two different layers make pairs: `L1H3>L2H1`.
+
+    >>> import induction_memory as im
+    >>> im.probes.recall_between("induction-small", "W_O2", inputs="W_V2 w_E", outputs="w_U").round(2)
+       step  head  recall  margin   rank   sir
+    0     0  L2H1    0.00   -0.50  37.74 -0.30
+    1   100  L2H1    0.95    3.43   1.12  5.64
+    2   200  L2H1    1.00    5.84   1.00  6.51
+    3   300  L2H1    1.00    6.68   1.00  6.75
+    4   600  L2H1    1.00    7.60   1.00  7.05
     """
     opened = subject(source, step=steps, field="steps")
     if opened.series is not None:

@@ -45,7 +45,12 @@ Names = str | Callable[[Any], Any] | Iterable[str | Callable[[Any], Any]] | None
 
 
 def names() -> dict[str, str]:
-    """Every probe's name with one line on what it measures."""
+    """Every probe's name with one line on what it measures.
+
+    >>> import induction_memory as im
+    >>> im.probes.names()["W_O2"]
+    'w_U(j)^T W_O2 W_V2 w_E(k) -> j = k; recall: share of items that choose their target'
+    """
     listed = [probe for family in FAMILIES.values() for probe in family.PROBES.values()]
     return {probe.name: probe.about for probe in [*listed, *registered.values()]}
 

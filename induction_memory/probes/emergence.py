@@ -165,6 +165,13 @@ def birth_order(
     between the births), and resampled: the share of resamplings of the associations, within the runs, in which the
     order holds. For runs with one head per layer. Runs that differ in more than their seeds are kept apart, and a first
     column `configuration` says what differs.
+
+    >>> import induction_memory as im
+    >>> im.probes.birth_order(["induction-small"], resamples=20)[["order", "runs", "in_order"]]
+                    order  runs  in_order
+    0         W_O2 < W_K2     1         1
+    1         W_K2 < W_K1     1         0
+    2  W_O2 < W_K2 < W_K1     1         0
     """
     return _per_configuration(runs, lambda listed: _birth_order(listed, expected, steps, seed, resamples))
 
@@ -224,6 +231,11 @@ def lead_lag(
     """Neighbouring pairs of probes of a run: first, second, lag, correlation, and the distance of their change points.
 
     Positive numbers: the second follows. For probes with one value per step.
+
+    >>> import induction_memory as im
+    >>> im.probes.lead_lag("induction-small", ["W_O2", "W_K2"]).round(2)
+      first second    lag  correlation  change
+    0  W_O2   W_K2  69.17          0.8  102.31
     """
     tidy = table(source, names, steps=steps)
     curves, at = {}, np.array([])

@@ -7,6 +7,7 @@ the model was trained on, the trained belief, and beside them the variant's own 
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from induction_memory.errors import InputError, require
 from induction_memory.experiment.train_config import TrainConfig
+from induction_memory.subject import opened_folder
 from induction_memory.task.batch import Batch
 from induction_memory.task.phases import Phase, phases
 from induction_memory.task.predictors import distances, mixture_weights, predictions
@@ -42,7 +44,12 @@ def predictor_distances(
     """One row per step, one column per predictor, simplest first: KL(predictor || model) in nats.
 
     `group` names the positions (all that the task counts when not given), `variant` another distribution of the task.
+
+    >>> import induction_memory as im
+    >>> im.probes.predictor_distances("markov-1", sequences=8).loc[1500].round(2).to_dict()
+    {'1-gram': 0.1, '2-gram': 0.01}
     """
+    source = _opened(source)
     _, batch, predicted, where = _setting(source, task, group, variant, sequences)
     rows = {}
     for step, logits in _logits(source, steps, batch):
@@ -51,7 +58,12 @@ def predictor_distances(
 
 
 def predictor_phases(source: Any, **how: Any) -> list[Phase]:
-    """The stretches of training in which one predictor is the closest; arguments as for `predictor_distances`."""
+    """The stretches of training in which one predictor is the closest; arguments as for `predictor_distances`.
+
+    >>> import induction_memory as im
+    >>> im.probes.predictor_phases("markov-1", sequences=8)
+    [Phase(predictor='1-gram', first=0, last=75), Phase(predictor='2-gram', first=285, last=1500)]
+    """
     return phases_of(predictor_distances(source, **how))
 
 
@@ -64,10 +76,21 @@ def phases_of(table: pd.DataFrame) -> list[Phase]:
 def predictor_mixture(
     source: Any, *, steps: Any = None, task: Any = None, group: str = "all", sequences: int = SEQUENCES
 ) -> pd.DataFrame:
-    """One row per step, one column per predictor: the weights of the mixture that is nearest to the model."""
+    """One row per step, one column per predictor: the weights of the mixture that is nearest to the model.
+
+    >>> import induction_memory as im
+    >>> im.probes.predictor_mixture("markov-1", steps=[1500], sequences=8).loc[1500].round(1).to_dict()
+    {'1-gram': 0.1, '2-gram': 0.9}
+    """
+    source = _opened(source)
     _, batch, predicted, where = _setting(source, task, group, None, sequences)
     rows = {step: mixture_weights(logits, predicted, where) for step, logits in _logits(source, steps, batch)}
     return pd.DataFrame.from_dict(rows, orient="index", columns=list(predicted)).rename_axis("step")
+
+
+def _opened(source: Any) -> Any:
+    """A trajectory by its folder or name; anything else as it is."""
+    return opened_folder(source) if isinstance(source, str | Path) else source
 
 
 def _setting(

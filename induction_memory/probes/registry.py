@@ -49,7 +49,17 @@ registered: dict[str, Probe] = {}
 def probe(
     name: str, *, about: str, of: Kind = "weights", layers: tuple[int, ...] = (), family: str = OWN
 ) -> Callable[[Measure], Measure]:
-    """Decorate a function to make it a probe: it appears in `probe --list` and in `table(run, [name])`."""
+    """Decorate a function to make it a probe: it appears in `probe --list` and in `table(run, [name])`.
+
+    >>> import induction_memory as im
+    >>> @im.probe("largest_entry", about="the largest entry of W_O2", layers=(2,))
+    ... def largest_entry(stack):
+    ...     return stack.memory("W_O2").flatten(2).max(-1).values
+    >>> im.probes.table("induction-small", ["largest_entry"], steps=[0, 600]).round(2)
+       step          probe  head  value
+    0     0  largest_entry  L2H1   0.09
+    1   600  largest_entry  L2H1   0.93
+    """
     from induction_memory.probes import catalogue
 
     require(bool(name) and isinstance(name, str), "probe", "a name", repr(name))

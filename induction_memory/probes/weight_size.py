@@ -117,7 +117,14 @@ def named(name: str) -> Probe | None:
 
 
 def spectrum(source: Any, memory: str, *, steps: Steps = "all") -> pd.DataFrame:
-    """Singular values of a memory: one row per step, head and rank (1 = the largest)."""
+    """Singular values of a memory: one row per step, head and rank (1 = the largest).
+
+    >>> import induction_memory as im
+    >>> im.probes.spectrum("induction-small", "W_O2", steps=[600]).head(2).round(2)
+       step  head  rank  value
+    0   600  L2H1     1   5.58
+    1   600  L2H1     2   5.47
+    """
     require(memory in MEMORIES, "memory", f"one of {', '.join(MEMORIES)}", repr(memory))
     opened = subject(source, step=steps, field="steps")
     values = singular_values(opened.stack, memory)

@@ -1,5 +1,6 @@
 """docs/reproduction.md: figure by figure, what the paper says beside what came out. No number is typed by hand."""
 
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -25,30 +26,14 @@ def page(
     verdicts: pd.DataFrame,
     pictures: Mapping[int, str],
     reasons: Mapping[int, str],
+    *,
+    linked: bool = False,
 ) -> str:
-    """The page; `pictures` are the figures that were drawn, `reasons` why the others were not."""
-    parts = [
-        f"# The paper's figures and claims, {'at its own scale' if scale == 'paper' else 'at a reduced scale'}",
-        _wrap(f"Written by `induction-memory reproduce all --scale {scale}`. {_scale(scale)}"),
-        _wrap(_summary(verdicts)),
-        _wrap(
-            "A measurement *holds* if its value is beyond the threshold by more than its error, *does not hold* if it "
-            "misses by more, and is *undecided* in between. The error is half of a 95 % interval. It is over seeds, "
-            "with the spread between the three seeds of Figure 3 (the only figure with repetitions of whole runs) if "
-            "there is one run, over repeated draws, over sequences or associations at the last step, or over the steps "
-            "of a curve. Measurements marked *ours* ask for something that the paper does not claim: a stricter "
-            "reading, or a cause. No threshold was changed after its number was known. The rules for the errors were "
-            "written when the values were known: accuracies have the spread of a share, sqrt(p (1 - p)), and Figure 8 "
-            f"the spread of its own seeds. Measures with a dagger ({DAGGER}) were added after a first look at the "
-            "runs. Those that were removed or replaced are listed at the end, and so are the sentences of the paper "
-            "that are checked on other pages or cannot be measured."
-        ),
-        _wrap(
-            "Accuracy is the mean over the last 20 batches. Recalls are those of the last stored step; that of W_K2 is "
-            "among the triggers Q alone where they are fixed. Minutes are wall time on a shared two-core machine with "
-            "two runs at a time."
-        ),
-    ]
+    """The page; `pictures` are the figures that were drawn, `reasons` why the others were not.
+
+    `linked`: the other pages of the documentation stand beside it.
+    """
+    parts = [_opening(scale, _summary(verdicts))]
     for figure in chosen:
         parts.append(f"## Figure {figure}")
         parts.append(_wrap(" ".join(str(FIGURES[figure].__doc__).split())))
@@ -58,8 +43,48 @@ def page(
             parts.append(f"Not drawn: {reasons[figure]}.")
         parts += _claims(figure, scale, verdicts, records)
         parts.append(_runs(figure, records))
-    parts += _removed() + _reading()
+    parts += [*_removed(), *_reading(linked), *_provenance(scale)]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _opening(scale: Scale, summary: str) -> str:
+    """The reader's question, the answer in numbers, and how to read a verdict."""
+    where = "at its own scale" if scale == "paper" else "at a reduced scale"
+    parts = [
+        f"# The paper's figures and claims, {where}",
+        _wrap(
+            f"**Which of the paper's figures and claims come out again?** {summary} Each section below has a figure of "
+            "the paper, drawn anew, then every claim about it: the sentence of the paper, what was measured, and a "
+            "verdict. [How it was made](#how-it-was-made) has the settings."
+        ),
+        "A measurement",
+        "- *holds* if its value is beyond the threshold by more than its error,\n"
+        "- *does not hold* if it misses the threshold by more than its error,\n"
+        "- is *undecided* in between.",
+        _wrap(
+            "The error is half of a 95 % interval, and its column says what it is taken over: seeds, repeated draws, "
+            'sequences or associations at the last step, or the steps of a curve. "Seeds (1 run)" means that there is '
+            "one run. Its spread is taken to be that between the three seeds of Figure 3, the only figure with "
+            "repetitions of whole runs. Figure 8 has the spread of its own seeds."
+        ),
+        _wrap(
+            "Measurements marked *ours* ask for something that the paper does not claim: a stricter reading, or a "
+            f"cause. Measures with a dagger ({DAGGER}) were added after a first look at the runs. No threshold was "
+            "changed after its number was known. The rules for the errors were written when the values were known."
+        ),
+    ]
+    return "\n\n".join(parts)
+
+
+def _provenance(scale: Scale) -> list[str]:
+    """Settings, how accuracies and recalls are taken, and the command."""
+    about = (
+        "Accuracy is the mean over the last 20 batches, and its spread over seeds is that of a share, sqrt(p (1 - p)). "
+        "Recalls are those of the last stored step; that of W_K2 is among the triggers Q alone where they are fixed. "
+        "Minutes are wall time on a shared two-core machine with two runs at a time."
+    )
+    command = f"This page is written by `induction-memory reproduce all --scale {scale}`."
+    return ["## How it was made", _wrap(_scale(scale)), _wrap(about), command]
 
 
 def _summary(verdicts: pd.DataFrame) -> str:
@@ -68,8 +93,9 @@ def _summary(verdicts: pd.DataFrame) -> str:
     parts = []
     for whose, called in (("paper", "the paper's claims"), ("ours", "our own")):
         own = verdicts.loc[(verdicts["whose"] == whose).to_numpy(), "verdict"].tolist()
-        told = ", ".join(f"{own.count(verdict)} {word}" for verdict, word in words.items() if verdict in own)
-        parts.append(f"Of {len(own)} measurements of {called}, {told or 'none is there'}.")
+        *some, last = [f"{own.count(verdict)} {word}" for verdict, word in words.items() if verdict in own] or [""]
+        told = f"{', '.join(some)} and {last}" if some else last or "none is there"
+        parts.append(f"Of {len(own)} measurements of {called}, {told}.")
     missing = verdicts["verdict"].tolist().count("no run")
     return " ".join(parts) + (f" {missing} have no run." if missing else "")
 
@@ -146,17 +172,18 @@ def _removed() -> list[str]:
     rows = [(r.claim, r.measure, r.value, r.threshold, r.verdict, r.why) for r in REMOVED]
     columns = ["claim", "measure", "last value", "threshold", "verdict", "why it went"]
     about = "These measures were removed or replaced after their values were known. Their last values were:"
-    return ["## Measures that went", about, markdown(pd.DataFrame(rows, columns=columns))]
+    return ["## Measures that were removed", about, markdown(pd.DataFrame(rows, columns=columns))]
 
 
-def _reading() -> list[str]:
+def _reading(linked: bool) -> list[str]:
     """The rest of the paper: one table of what is checked on other pages, one of what is not measured."""
     parts = ["## The rest of the paper"]
     for about, column, sentences in (
-        ("Checked on other pages:", "where", ELSEWHERE),
-        ("Not measured:", "why", NOT_MEASURED),
+        ("These sentences of the paper are checked on other pages:", "where", ELSEWHERE),
+        ("These are not measured:", "why", NOT_MEASURED),
     ):
-        rows = [(s.section, f'"{s.says}"', s.about) for s in sentences]
+        link = r"[\1](\1.md)" if linked else r"docs/\1.md"
+        rows = [(s.section, f'"{s.says}"', re.sub(r"docs/(\w+)\.md", link, s.about)) for s in sentences]
         parts += [about, markdown(pd.DataFrame(rows, columns=["section", "the paper", column]))]
     return parts
 

@@ -66,7 +66,8 @@ def reproduce(
     verdicts = claims.check(records, wanted)
     links = {figure: path.relative_to(out).as_posix() for figure, path in pictures.items()}
     written = out / "reproduction.md"
-    write_file(written, page(chosen, scale, records, verdicts, links, reasons), "--out")
+    linked = (out / "theory.md").exists()
+    write_file(written, page(chosen, scale, records, verdicts, links, reasons, linked=linked), "--out")
     return Reproduction(verdicts, pictures, reasons, written)
 
 

@@ -23,6 +23,11 @@ def runner(
 
     `via` is "hooks" for the definition, one forward per variant, "fast" for the shortcut. When not given, it is the
     shortcut for models that it computes exactly. For all others it is the hooks, and a logged line says why, once.
+
+    >>> import induction_memory as im
+    >>> run = im.load("induction-small")
+    >>> im.runner.runner(run.model(step=600)).via, im.runner.runner(run.model(step=600), via="hooks").via
+    ('fast', 'hooks')
     """
     require(via in (None, *get_args(Via)), "via", "hooks or fast", repr(via))
     if isinstance(model, Mapping):
@@ -49,7 +54,14 @@ def runner(
 
 
 def record(model: "nn.Module | Runner", tokens: Int[Tensor, "batch pos"], via: Via | None = None) -> Recording:
-    """One intact run of a model, or of what a runner runs."""
+    """One intact run of a model, or of what a runner runs.
+
+    >>> import induction_memory as im
+    >>> run = im.load("induction-small")
+    >>> intact = im.runner.record(run.model(step=600), run.task.sample(2, im.step_rng(0, 0)).tokens)
+    >>> intact.logits.shape
+    torch.Size([2, 256, 65])
+    """
     return (runner(model, via=via) if isinstance(model, nn.Module) else model).record(tokens)
 
 

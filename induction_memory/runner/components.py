@@ -36,7 +36,13 @@ _MATRIX_SITE = {"Q": ".q", "K": ".k", "V": ".v", "O": ""}
 
 @dataclass(frozen=True)
 class Graph:
-    """What a model is made of: its writers, its inputs, and the edges between them."""
+    """What a model is made of: its writers, its inputs, and the edges between them.
+
+    >>> import induction_memory as im
+    >>> graph = im.runner.Graph.of_config(im.ModelConfig())
+    >>> graph.writers, graph.resolve("L1->L2.k")
+    (('embed', 'pos', 'L1H1', 'L2H1', 'FF2'), ('L1H1->L2H1.k',))
+    """
 
     n_layers: int
     n_heads: int

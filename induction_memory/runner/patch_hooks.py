@@ -6,17 +6,21 @@ With `amount` a, and y what the model as it was handed over computes at a site,
     edge writer -> input            x_input  <-  x_input + a (value - y_writer)
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from induction_memory.runner.components import ARROW, Graph, head_of
 from induction_memory.runner.projections import Projection
 from induction_memory.runner.variants import Patch, Variant
 
 Hook = tuple[str, Callable[..., Tensor | None]]
+
+_changed: MutableMapping[Tensor, dict[str, Tensor]] = WeakTensorKeyDictionary()
+"""z of a layer in a forward pass -> what lists of hooks have changed of its heads' outputs so far, by head."""
 
 
 def patch_hooks(
@@ -96,14 +100,17 @@ def _by_head(function: Callable[[str, Tensor], Tensor], names: Sequence[str]) ->
 
 
 def _by_z(block: str, W_O: Tensor, write: Callable[[str, Tensor], Tensor], heads: Sequence[str]) -> list[Hook]:
-    """Hooks that patch the outputs of some heads of a block, computed from their z."""
+    """Hooks that patch the outputs of some heads of a block, computed from their z and what earlier lists changed."""
     changes: list[Tensor] = []
 
     def note(z: Tensor, hook: Any) -> None:
         changes.clear()
+        earlier = _changed.setdefault(z, {})
         for head in heads:
             own = z[:, :, head_of(head)[1] - 1] @ W_O[head_of(head)[1] - 1]
+            own = own + earlier[head] if head in earlier else own
             changes.append(write(head, own) - own)
+            earlier[head] = earlier[head] + changes[-1] if head in earlier else changes[-1]
 
     return [(f"{block}.attn.hook_z", note), (f"{block}.hook_attn_out", lambda out, hook: out + sum(changes))]
 

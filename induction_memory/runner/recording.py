@@ -68,7 +68,14 @@ class Runner(Protocol):
 @field_docs
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """The tokens of a run, and every activation that a patch may need."""
+    """The tokens of a run, and every activation that a patch may need.
+
+    >>> import induction_memory as im
+    >>> run = im.load("induction-small")
+    >>> intact = im.runner.record(run.model(step=600), run.task.sample(2, im.step_rng(0, 0)).tokens)
+    >>> intact.at("L1H1").shape, intact.pattern(2).shape
+    (torch.Size([2, 256, 128]), torch.Size([2, 1, 256, 256]))
+    """
 
     runner: Runner
     tokens: Int[Tensor, "batch pos"]

@@ -17,7 +17,16 @@ from induction_memory.field_docs import field_docs
 @field_docs
 @dataclass(frozen=True)
 class Patch:
-    """Put `value` at `site`."""
+    """Put `value` at `site`.
+
+    >>> import torch
+    >>> import induction_memory as im
+    >>> run = im.load("induction-small")
+    >>> intact = im.runner.record(run.model(step=600), run.task.sample(2, im.step_rng(0, 0)).tokens)
+    >>> nothing = im.runner.Patch("L1H1", torch.zeros(1, 1, 128))
+    >>> intact.patched_logits([[nothing]]).shape
+    torch.Size([1, 2, 256, 65])
+    """
 
     site: str
     """`L1H1`, `L2H1.k`, `L1H1->L2H1.k` ..."""

@@ -49,7 +49,12 @@ SEQUENCES, SEQUENCES_PER_STEP = 64, 16  # of the evaluation batch when none is g
 @field_docs
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """A model, some steps of a trajectory, or stacked weights, with the sequences to run them on."""
+    """A model, some steps of a trajectory, or stacked weights, with the sequences to run them on.
+
+    >>> read = subject("induction-small", step=[0, 600], sequences=2)
+    >>> read.steps, read.batch.tokens.shape
+    (array([  0, 600]), torch.Size([2, 256]))
+    """
 
     name: str
     steps: Int[np.ndarray, " step"]
@@ -222,6 +227,9 @@ def subject(
     tokens. Without them `sequences` are drawn from the run's task, or from `task`: 64, or 16 for several steps.
     `initial` are weights before training, for a model that does not keep them. `via` is "hooks" or "fast". Errors about
     the step call it `field`.
+
+    >>> subject("induction-small", step="all").steps
+    array([  0, 100, 200, 300, 600])
     """
     require(task is None or isinstance(task, Task), "task", "a task", repr(task))
     tokens = isinstance(batch, Tensor) and batch.dim() == 2 and not batch.is_floating_point() and len(batch) > 0
@@ -255,13 +263,22 @@ def subject(
 
 
 def opened_folder(path: str | Path) -> Trajectory | Revisions:
-    """What a folder or a name stands for: a trajectory, or a series of checkpoints that others trained."""
+    """What a folder or a name stands for: a trajectory, or a series of checkpoints that others trained.
+
+    >>> opened_folder("induction-small")
+    Trajectory('induction-small': 5 steps from 0 to 600)
+    """
     folder = find(path)
     return revisions(folder) if is_series(folder) else load(folder)
 
 
 def batch_of_tokens(tokens: Int[Tensor, "batch pos"]) -> Any:
-    """Any sequences as a batch: in context is each pair of tokens that has occurred before in its sequence."""
+    """Any sequences as a batch: in context is each pair of tokens that has occurred before in its sequence.
+
+    >>> import torch
+    >>> batch_of_tokens(torch.tensor([[1, 2, 3, 1, 2, 4]])).groups["in_context"]
+    tensor([[False, False, False,  True, False]])
+    """
     require(tokens.shape[1] >= 2, "tokens", "2 or more per sequence", tokens.shape[1])
     tokens = tokens.long()
     inputs, targets = tokens[:, :-1], tokens[:, 1:]

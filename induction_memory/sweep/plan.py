@@ -71,7 +71,13 @@ class PlannedRun:
 @field_docs
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep as its file describes it; settings are path -> text, as after `--set`."""
+    """A sweep as its file describes it; settings are path -> text, as after `--set`.
+
+    >>> import induction_memory as im
+    >>> four = im.sweep.Sweep("demo", seeds=(0, 1), grid={"task.k": ("3", "5")})
+    >>> [run.name for run in four.runs]
+    ['task.k-3_seed-0', 'task.k-3_seed-1', 'task.k-5_seed-0', 'task.k-5_seed-1']
+    """
 
     preset: str
     seeds: tuple[int, ...] = (0,)
@@ -106,7 +112,16 @@ class Sweep:
 
 
 def read(path: str | Path) -> Sweep:
-    """The sweep of a TOML file; whatever the file says that is not understood is an error."""
+    """The sweep of a TOML file; whatever the file says that is not understood is an error.
+
+    >>> import pathlib
+    >>> import tempfile
+    >>> import induction_memory as im
+    >>> file = pathlib.Path(tempfile.mkdtemp()) / "sweep.toml"
+    >>> written = file.write_text('preset = "demo"')
+    >>> im.sweep.read(file).seeds
+    (0,)
+    """
     require(isinstance(path, str | Path), "FILE", "a sweep's file", repr(path))
     try:
         require(Path(path).is_file(), "FILE", "a sweep's file", repr(str(path)))  # a device may never end

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 
 @dataclass(frozen=True)
 class AliasTable:
-    """Tables of several distributions, one a row, flattened: entry `row * size + column`."""
+    """Tables of several distributions, one per row, flattened: entry `row * size + column`."""
 
     size: int
     """N, the number of outcomes."""

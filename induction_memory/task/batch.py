@@ -25,7 +25,15 @@ Kind = TypeVar("Kind", bound="Batch")
 @field_docs
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Sequences with their targets and groups of positions."""
+    """Sequences with their targets and groups of positions.
+
+    >>> import torch
+    >>> import induction_memory as im
+    >>> tokens, everywhere = torch.tensor([[0, 1, 1]]), torch.ones(1, 3, dtype=torch.bool)
+    >>> batch = im.task.Batch(tokens, tokens.cumsum(1) % 2, everywhere, {"position": everywhere}, "position")
+    >>> batch.targets
+    tensor([[0, 1, 0]])
+    """
 
     tokens: Int64[Tensor, "batch pos"]
     """The inputs."""

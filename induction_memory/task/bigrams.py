@@ -48,7 +48,11 @@ MOST_LENGTH = 1_000_000
 @field_docs
 @dataclass(frozen=True)
 class BigramTask:
-    """The choices that define the task, checked when made."""
+    """The choices that define the task, checked when made.
+
+    >>> BigramTask(k=2, length=32, triggers="fixed").vocab_size
+    65
+    """
 
     name: ClassVar[str] = "bigrams"
     main: ClassVar[str] = "in_context"
@@ -231,10 +235,7 @@ class BigramTask:
         """N."""
         return self.vocab_size
 
-    @property
-    def n_outputs(self) -> int:
-        """N."""
-        return self.vocab_size
+    n_outputs = n_inputs
 
     def sample(self, n: int, rng: np.random.Generator) -> "Batch":
         """Draw `n` sequences (`sampler.py`)."""

@@ -45,7 +45,14 @@ def bigram_probabilities(
 @field_docs
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """A vocabulary with its counts; pi_u and pi_b follow from them."""
+    """A vocabulary with its counts; pi_u and pi_b follow from them.
+
+    >>> import numpy as np
+    >>> import induction_memory as im
+    >>> coin = im.Corpus("coin", ("h", "t"), np.array([3, 1]), np.array([[1, 2], [1, 0]]))
+    >>> coin.unigram, coin.bigram[0]
+    (array([0.75, 0.25]), array([0.33333333, 0.66666667]))
+    """
 
     name: str
     """What to call it; a shipped name stands for the whole table in a saved config."""
@@ -162,7 +169,12 @@ class Corpus:
 
 
 def load_corpus(source: str | Path, field: str = "corpus") -> Corpus:
-    """A shipped corpus by its name, or the characters of a UTF-8 text file by its path."""
+    """A shipped corpus by its name, or the characters of a UTF-8 text file by its path.
+
+    >>> import induction_memory as im
+    >>> im.task.load_corpus("tinyshakespeare").vocabulary[-3:]
+    ('x', 'y', 'z')
+    """
     if source in SHIPPED:
         stored = resources.files("induction_memory.task").joinpath("data", f"{source}.json")
         return Corpus.from_dict(json.loads(stored.read_text(encoding="utf-8")))

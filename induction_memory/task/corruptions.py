@@ -35,6 +35,12 @@ def corrupt(batch: Batch, corruption: Corruption, rng: np.random.Generator, *, q
     """The sequences that have a query, each with its corrupted twin.
 
     The query is one occurrence in each sequence, chosen by `rng`: a trigger's second, or the last in-context position.
+
+    >>> import induction_memory as im
+    >>> batch = im.BigramTask(k=2, length=32).sample(8, im.step_rng(0, 0))
+    >>> pairs = im.task.corrupt(batch, "output", im.step_rng(0, 1))
+    >>> bool((pairs.clean.tokens != pairs.corrupted.tokens).any())
+    True
     """
     known = get_args(Corruption)
     require(corruption in known, "corruption", f"one of {', '.join(known)}", repr(corruption))

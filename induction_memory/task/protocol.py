@@ -65,7 +65,14 @@ class Task(Protocol):
 @field_docs
 @dataclass(frozen=True, eq=False)
 class Ideal:
-    """What a matrix of a perfect model stores: the sum over pairs of strength[j, i] v_j u_i^T."""
+    """What a matrix of a perfect model stores: the sum over pairs of strength[j, i] v_j u_i^T.
+
+    >>> import numpy as np
+    >>> import induction_memory as im
+    >>> same = im.task.Ideal("token", "output", np.eye(4), about="say the token again")
+    >>> same.strength.sum()
+    np.float64(4.0)
+    """
 
     inputs: Literal["token", "position"]
     """What the u_i stand for."""
@@ -79,7 +86,15 @@ class Ideal:
 
 
 class NotOfferedError(UnsupportedError):
-    """The task has no such capability; the message is the one-line reason."""
+    """The task has no such capability; the message is the one-line reason.
+
+    >>> import induction_memory as im
+    >>> try:
+    ...     im.task.ask(im.task.FactualRecall(), "variants")
+    ... except im.task.NotOfferedError as reason:
+    ...     print(reason)
+    the task 'factual-recall' offers no variants: facts are memorised, and other facts cannot be known
+    """
 
 
 CAPABILITIES = {
@@ -97,6 +112,10 @@ def ask(task: Any, capability: str, *arguments: Any) -> Any:
     """What the task offers under that name; a NotOfferedError with the reason if nothing.
 
     A task can state a reason of its own: its method raises NotOfferedError.
+
+    >>> import induction_memory as im
+    >>> list(im.task.ask(im.task.MarkovChains(), "predictors"))
+    ['1-gram', '2-gram']
     """
     require(capability in CAPABILITIES, "capability", f"one of {', '.join(CAPABILITIES)}", repr(capability))
     method = getattr(task, capability, None)

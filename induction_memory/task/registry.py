@@ -34,7 +34,27 @@ _registered: dict[str, type] = {}
 
 
 def register(kind: Kind) -> Kind:
-    """Give a task class its name, `kind.name`. A decorator; a class that is defined again replaces itself."""
+    """Give a task class its name, `kind.name`. A decorator; a class that is defined again replaces itself.
+
+    >>> from dataclasses import dataclass
+    >>> from typing import ClassVar
+    >>> import torch
+    >>> import induction_memory as im
+    >>> @im.task.register
+    ... @dataclass(frozen=True)
+    ... class Echo:
+    ...     name: ClassVar[str] = "echo-example"
+    ...     main: ClassVar[str] = "position"
+    ...     n_inputs: ClassVar[int] = 4
+    ...     n_outputs: ClassVar[int] = 4
+    ...     length: int = 5
+    ...     def sample(self, n, rng):
+    ...         tokens = torch.from_numpy(rng.integers(4, size=(n, self.length)))
+    ...         everywhere = torch.ones_like(tokens, dtype=torch.bool)
+    ...         return im.task.Batch(tokens, tokens, everywhere, {"position": everywhere}, "position")
+    >>> im.task.from_dict({"name": "echo-example", "length": 3})
+    Echo(length=3)
+    """
     name: str = getattr(kind, "name", "")
     require(isinstance(name, str) and name != "", "task.name", "a name in the class", repr(name))
     missing = [member for member in ("sample", "length", "n_inputs", "n_outputs", "main") if not _has(kind, member)]
@@ -70,7 +90,12 @@ def task_type(name: str) -> type:
 
 
 def to_dict(task: Task) -> dict[str, Any]:
-    """The name and settings of a task as plain JSON values."""
+    """The name and settings of a task as plain JSON values.
+
+    >>> import induction_memory as im
+    >>> im.task.to_dict(im.task.NoisyTriggers())["noise"]
+    0.3
+    """
     kind: Any = type(task)
     require(_registered.get(task.name) is kind, "task", "a registered task (induction_memory.task.register)", kind)
     given: Any = task
@@ -84,7 +109,12 @@ def to_dict(task: Task) -> dict[str, Any]:
 
 
 def from_dict(values: Mapping[str, Any]) -> Any:
-    """The inverse of `to_dict`."""
+    """The inverse of `to_dict`.
+
+    >>> import induction_memory as im
+    >>> im.task.from_dict({"name": "copying", "alphabet": 8}).alphabet
+    8
+    """
     settings = dict(values)
     kind: Any = task_type(settings.pop("name", UNNAMED))
     return kind.from_dict(settings) if hasattr(kind, "from_dict") else with_settings(kind, settings)

@@ -100,7 +100,13 @@ def sample(task: BigramTask, batch: int, rng: np.random.Generator) -> Batch: ...
 @overload
 def sample(task: Task, batch: int, rng: np.random.Generator) -> AnyBatch: ...
 def sample(task: Any, batch: int, rng: np.random.Generator) -> AnyBatch:
-    """Draw `batch` sequences of a task; in-context bigrams have T + 1 tokens each."""
+    """Draw `batch` sequences of a task; in-context bigrams have T + 1 tokens each.
+
+    >>> import induction_memory as im
+    >>> batch = im.sample(im.BigramTask(k=2, length=8), 3, im.step_rng(0, 0))
+    >>> batch.tokens.shape, batch.triggers.shape
+    (torch.Size([3, 8]), torch.Size([3, 2]))
+    """
     if not isinstance(task, BigramTask):
         require(isinstance(task, Task), "task", "a task", repr(task))
         return task.sample(batch, rng)
@@ -125,6 +131,14 @@ def make_batch(
     """A Batch of given sequences, of any length, with the triggers and outputs they are said to have.
 
     The sequences need not obey their triggers: a corrupted sequence is a batch too.
+
+    >>> import torch
+    >>> import induction_memory as im
+    >>> tokens = torch.tensor([[1, 2, 3, 1, 2]])
+    >>> one, two = torch.tensor([[1]]), torch.tensor([[2]])
+    >>> batch = im.task.make_batch(im.BigramTask(k=1), tokens, triggers=one, outputs=two)
+    >>> batch.in_context
+    tensor([[False, False, False,  True]])
     """
     given = {"tokens": tokens, "triggers": triggers, "outputs": outputs}
     arrays = {name: torch.as_tensor(value).to(torch.int64).clone().numpy() for name, value in given.items()}
@@ -144,6 +158,11 @@ def from_text(task: BigramTask, text: str) -> Batch:
 
     The text is split as the task's vocabulary is (`text.py`). Its triggers are unknown: K = 0, and every position
     counts as global.
+
+    >>> import induction_memory as im
+    >>> batch = im.task.from_text(im.BigramTask(), "to be")
+    >>> batch.tokens.shape, bool(batch.in_context.any())
+    (torch.Size([1, 4]), False)
     """
     tokens = task.tables.encode(text)
     require(len(tokens) >= 2, "text", "2 or more tokens (an input and a target)", repr(text))
@@ -154,7 +173,7 @@ def from_text(task: BigramTask, text: str) -> Batch:
 def race(
     probabilities: Float[np.ndarray, " vocab"], k: int, batch: int, rng: np.random.Generator
 ) -> Int[np.ndarray, "batch k"]:
-    """K distinct tokens a sequence in the order of successive draws without replacement."""
+    """K distinct tokens per sequence in the order of successive draws without replacement."""
     possible = np.flatnonzero(probabilities > 0)
     arrival = rng.standard_exponential((batch, possible.size)) / probabilities[possible]
     return possible[torch.from_numpy(arrival).topk(k, largest=False).indices.numpy()]

@@ -23,13 +23,25 @@ COLUMNS = ["check", "statement", "predicted", "measured", "tolerance", "verdict"
 
 
 def measure(names: Sequence[str] | None = None) -> Iterator[tuple[Entry, "Result"]]:
-    """Run the checks one after the other, in the paper's order."""
+    """Run the checks one after the other, in the paper's order.
+
+    >>> import induction_memory as im
+    >>> entry, result = next(iter(im.theory.measure(["lemma-1"])))
+    >>> entry.name
+    'lemma-1'
+    """
     for entry in track(find(names), "checks"):
         yield entry, entry.run()
 
 
 def table(entry: Entry, result: "Result") -> "pd.DataFrame":
-    """The rows of one check. `expected` is False if a statement fails, or a known error in the paper holds."""
+    """The rows of one check. `expected` is False if a statement fails, or a known error in the paper holds.
+
+    >>> import induction_memory as im
+    >>> for entry, result in im.theory.measure(["lemma-1"]):
+    ...     print(list(im.theory.table(entry, result)))
+    ['check', 'statement', 'predicted', 'measured', 'tolerance', 'verdict', 'expected']
+    """
     import pandas as pd
 
     rows = []
@@ -43,6 +55,12 @@ def run(names: Sequence[str] | None = None, out: Path | None = None) -> "pd.Data
     """Measure the named checks (all by default); with `out`, draw their pictures and write the table there.
 
     An interruption keeps the checks that are done.
+
+    >>> import induction_memory as im
+    >>> im.theory.run(["lemma-1"])[["check", "expected"]].head(2)
+         check  expected
+    0  lemma-1      True
+    1  lemma-1      True
     """
     import pandas as pd
 

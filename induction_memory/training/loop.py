@@ -52,7 +52,14 @@ class Start:
 @field_docs
 @dataclass(frozen=True)
 class Snapshot:
-    """One step of a run: what was measured, and the live model before its update."""
+    """One step of a run: what was measured, and the live model before its update.
+
+    >>> import induction_memory as im
+    >>> from induction_memory.training.loop import train
+    >>> task, model = im.BigramTask(length=8), im.build(im.ModelConfig(d_model=16, n_ctx=8), seed=0)
+    >>> [(now.step, now.checkpoint) for now in train(task, model, im.TrainConfig(steps=2, batch_size=4))]
+    [(0, True), (1, True), (2, True)]
+    """
 
     step: int
     """Updates done so far."""

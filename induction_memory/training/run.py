@@ -106,12 +106,24 @@ def start(
     """Train a new run into the folder `out`, or go on with the one that is there (`resume`), to more steps if asked.
 
     `log` is "tensorboard", "wandb" or None; `command` is noted in the manifest.
+
+    >>> import tempfile, induction_memory as im
+    >>> task, model, train = im.BigramTask(length=8), im.ModelConfig(d_model=16, n_ctx=8), im.TrainConfig(steps=2)
+    >>> im.training.start(im.RunConfig(task, model, train), f"{tempfile.mkdtemp()}/mine", quiet=True)
+    Trajectory('mine': 3 steps from 0 to 2)
     """
     return run_from(lambda: _new(config), 0, config, out, resume=resume, quiet=quiet, log=log, command=command)
 
 
 def resume(out: str | Path, *, settings: Sequence[str] = (), quiet: bool = False, log: str | None = None) -> Trajectory:
-    """Go on with whatever unfinished run, or branch, is in the folder; `settings` may ask for more `train.steps`."""
+    """Go on with whatever unfinished run, or branch, is in the folder; `settings` may ask for more `train.steps`.
+
+    >>> import tempfile, induction_memory as im
+    >>> task, model, out = im.BigramTask(length=8), im.ModelConfig(d_model=16, n_ctx=8), f"{tempfile.mkdtemp()}/a"
+    >>> run = im.train(task, model, out=out, steps=2, batch_size=4, quiet=True)
+    >>> im.training.resume(out, settings=["train.steps=4"], quiet=True)
+    Trajectory('a': 5 steps from 0 to 4)
+    """
     config = load(out).config.with_settings(list(settings))
     return run_from(lambda: _new(config), None, config, out, resume=True, quiet=quiet, log=log, command=None)
 

@@ -121,14 +121,17 @@ class Revisions:
                 tables = known.pop(one)
             yield one.label.step, tables
 
-    def table(self, measure: Callable[[nn.Module], pd.DataFrame], *, key: str | None = None) -> pd.DataFrame:
+    def table(
+        self, measure: Callable[[nn.Module], pd.DataFrame | Mapping[str, Any]], *, key: str | None = None
+    ) -> pd.DataFrame:
         """The tables that `measure` makes of each model, one below the other, with the step in front.
 
-        The results of each step are kept as those of `results`. A model must not be used after its call.
+        A measure returns a table, or a dictionary of numbers for one row. The results of each step are kept as those of
+        `results`. A model must not be used after its call.
         """
         parts = [
             (step, tables["table"])
-            for step, tables in self.results(lambda _, model: {"table": measure(model)}, key=key)
+            for step, tables in self.results(lambda _, model: {"table": _as_table(measure(model))}, key=key)
         ]
         return joined(parts)
 
@@ -161,6 +164,15 @@ class Revisions:
             return [str(int(token)) for token in tokens]
         tokenizer = self.tokenizer()
         return [tokenizer.decode([int(token)]) for token in tokens]
+
+
+def _as_table(measured: Any) -> pd.DataFrame:
+    """What a measure returned, as a table."""
+    if isinstance(measured, Mapping):
+        return pd.DataFrame([dict(measured)])
+    given = type(measured).__name__
+    require(isinstance(measured, pd.DataFrame), "measure", "a table, or a dictionary of numbers, from it", given)
+    return measured
 
 
 def joined(parts: Sequence[tuple[int, pd.DataFrame]]) -> pd.DataFrame:
@@ -231,6 +243,12 @@ def revisions(source: Source, *, keep: str | Path | None = None) -> Revisions:
     """The series of checkpoints in `source` (module docstring).
 
     `keep` is a folder for results: what `table` measures at a step is kept there as soon as it is known.
+
+    >>> import induction_memory as im
+    >>> model = im.load("induction-small").model
+    >>> series = im.revisions([(0, model(step=0)), (600, model(step=600))])
+    >>> series.table(lambda model: {"norm": model.W_O[1].norm().item()})["norm"].round(1).tolist()
+    [6.5, 25.4]
     """
     folder = None if keep is None else Path(keep)
     if isinstance(source, str | PathLike):

@@ -49,6 +49,11 @@ def thin(
     run itself holds rounded stays so.
 
     If it is killed on its way, it can be called again: `out` counts as empty until it is whole.
+
+    >>> import tempfile
+    >>> import induction_memory as im
+    >>> im.thin(im.load("induction-small"), f"{tempfile.mkdtemp()}/ends", [0, 600])
+    Trajectory('ends': 2 steps from 0 to 600)
     """
     require(isinstance(run, Trajectory), "run", "a trajectory (as im.load gives it)", repr(run))
     folder, source = require_folder(out), run.source

@@ -64,7 +64,19 @@ def load(path: str | Path, *, model: AnyModel | None = None, task: Task | None =
 
 
 class Trajectory:
-    """A run: its steps, its configuration, its metrics and its weights."""
+    """A run: its steps, its configuration, its metrics and its weights.
+
+    >>> import induction_memory as im
+    >>> run = im.load("induction-small")
+    >>> run.steps, run.config.task.k
+    (array([  0, 100, 200, 300, 600]), 5)
+    >>> run.metrics["loss"].iloc[-1].round(3)
+    np.float64(0.261)
+    >>> run.memory("W_O2", [0, 600]).shape
+    torch.Size([2, 128, 128])
+    >>> type(run.model(step=600)).__name__
+    'HookedTransformer'
+    """
 
     def __init__(self, source: FolderSource | PlainSource) -> None:
         self.source = source

@@ -14,7 +14,12 @@ from induction_memory.trajectory.search import find
 
 
 def verify(path: str | Path) -> list[str]:
-    """What is damaged, one line each that names the file; empty when every file is what was written."""
+    """What is damaged, one line each that names the file; empty when every file is what was written.
+
+    >>> import induction_memory as im
+    >>> im.verify("induction-small")
+    []
+    """
     folder = find(path)
     if not (folder / MANIFEST).exists():
         raise InputError(f"{folder}: expected a trajectory (a folder with {MANIFEST}), got none there")

@@ -80,6 +80,12 @@ def report(
     `steps` are the stored steps that it shows, all by default. `sequences` of `length` tokens are shown, and ablations
     and roles measured at up to `causal_steps` steps. A page over `budget` bytes is made smaller, and says how: numbers
     behind colours get 8 bits instead of 16, then fewer sequences are shown, then fewer steps.
+
+    >>> import tempfile
+    >>> import induction_memory as im
+    >>> page = im.report("markov-1", steps=[1500], sequences=1, causal_steps=1)
+    >>> page.save(f"{tempfile.mkdtemp()}/page.html").name
+    'page.html'
     """
     listed = list(sources) if isinstance(sources, list | tuple) else [sources]
     series = [one for one in map(_series, listed) if one is not None]

@@ -224,7 +224,7 @@ def test_colours_end_at_a_strong_pair_of_the_diagonal():
 
 
 def test_memories_need_a_character_a_token():
-    with pytest.raises(InputError, match="characters: expected 3, one a row of W_K2, got 2"):
+    with pytest.raises(InputError, match="characters: expected 3, one per row of W_K2, got 2"):
         memories(np.eye(2), np.eye(3), np.eye(3), ["a", "b"])
 
 

@@ -67,6 +67,19 @@ def test_they_combine_with_hooks_of_ones_own(model):
     torch.testing.assert_close(together, expected, atol=1e-5, rtol=1e-5)
 
 
+def test_lists_for_one_head_act_one_after_the_other(model):
+    tokens = tokens_of()[:, :-1]
+    halved, again = (im.hooks.edit(model, "L1H2", lambda own: own / 2) for _ in range(2))
+    hooks, kept = im.hooks.record(model, ["L1H2"])
+    clean = record(model, tokens)
+    quartered = model.run_with_hooks(tokens, fwd_hooks=[*halved, *again, *hooks])
+    torch.testing.assert_close(kept["L1H2"], clean.at("L1H2") / 4, atol=1e-6, rtol=1e-5)
+    (expected,) = clean.patched_logits([[Patch("L1H2", clean.at("L1H2") / 4)]])
+    torch.testing.assert_close(quartered, expected, atol=1e-5, rtol=1e-5)
+    once = model.run_with_hooks(tokens, fwd_hooks=halved)
+    assert not torch.allclose(once, quartered)
+
+
 def test_an_edge_needs_the_flag_that_splits_the_inputs(model):
     with pytest.raises(InputError, match="use_split_qkv_input"):
         im.hooks.clamp(model, "L1H1->L2H1.k", 0.0)

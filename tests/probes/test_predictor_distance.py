@@ -13,6 +13,7 @@ from induction_memory.task.copying.task import Copying
 from induction_memory.task.markov.task import MarkovChains
 from induction_memory.task.phases import Phase
 from induction_memory.training.run import start
+from induction_memory.trajectory.trajectory import load
 
 TASK = MarkovChains(symbols=2, length=12)
 TRAIN = TrainConfig(steps=2, batch_size=8, loss="all", learning_rate=0.01, checkpoints="every 1")
@@ -68,3 +69,9 @@ def test_what_cannot_be_measured_is_refused():
         predictor_distances(model, task=TASK, group="global")
     with pytest.raises(InputError, match="variants: expected one of peaked"):
         predictor_distances(model, task=TASK, variant="sharp")
+
+
+def test_a_run_is_taken_by_its_name_or_folder_too():
+    by_name = predictor_distances("markov-1", steps=[0], sequences=4)
+    assert by_name.equals(predictor_distances(load("markov-1"), steps=[0], sequences=4))
+    assert list(predictor_mixture("markov-1", steps=[0], sequences=4)) == list(by_name)

@@ -121,6 +121,16 @@ def test_pairs_and_paths_are_series_too(series):
     assert revisions(pairs).table(norms)["step"].tolist() == [1, 2]
 
 
+def test_a_measure_may_return_a_table_or_one_row_of_numbers():
+    def pairs():
+        return [(step, torch.nn.Linear(2, 2)) for step in (1, 2)]
+
+    table = revisions(pairs()).table(lambda model: {"inputs": model.in_features})
+    assert table.to_dict("list") == {"step": [1, 2], "inputs": [2, 2]}
+    with pytest.raises(InputError, match="measure: expected a table, or a dictionary of numbers"):
+        revisions(pairs()).table(lambda model: 3.0)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -40,7 +40,14 @@ Asked = Literal["last", "all"]
 @field_docs
 @dataclass(frozen=True)
 class CausalGraph:
-    """The choices that define the task, checked when made."""
+    """The choices that define the task, checked when made.
+
+    >>> import induction_memory as im
+    >>> task = im.task.CausalGraph(length=6, graph="chain")
+    >>> task.sample(2, im.step_rng(0, 0)).counted
+    tensor([[False, False, False, False, False,  True],
+            [False, False, False, False, False,  True]])
+    """
 
     name: ClassVar[str] = "causal-graph"
     main: ClassVar[str] = "query"

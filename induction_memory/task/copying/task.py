@@ -36,7 +36,12 @@ Placement = Literal["middle", "elsewhere", "any"]
 @field_docs
 @dataclass(frozen=True)
 class Copying:
-    """The choices that define the task, checked when made."""
+    """The choices that define the task, checked when made.
+
+    >>> import induction_memory as im
+    >>> list(im.task.Copying(spans=(4, 6)).predictors())
+    ['uniform', 'shortcut', 'induction']
+    """
 
     name: ClassVar[str] = "copying"
     main: ClassVar[str] = "query"

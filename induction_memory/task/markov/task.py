@@ -39,7 +39,13 @@ PEAKED = 0.3
 @field_docs
 @dataclass(frozen=True)
 class MarkovChains:
-    """The choices that define the task, checked when made."""
+    """The choices that define the task, checked when made.
+
+    >>> import induction_memory as im
+    >>> task = im.task.MarkovChains(symbols=2, order=1, length=6)
+    >>> task.sample(1, im.step_rng(0, 0)).tokens, list(task.predictors())
+    (tensor([[1, 0, 0, 1, 0, 0]]), ['1-gram', '2-gram'])
+    """
 
     name: ClassVar[str] = "markov"
     main: ClassVar[str] = "chain"

@@ -40,7 +40,13 @@ NOISE_LABEL = "τ"
 @field_docs
 @dataclass(frozen=True)
 class NoisyTriggers:
-    """The choices that define the task, checked when made."""
+    """The choices that define the task, checked when made.
+
+    >>> import induction_memory as im
+    >>> task = im.task.NoisyTriggers(noise=0.5, length=32)
+    >>> task.n_inputs, list(task.variants())
+    (66, ['clean'])
+    """
 
     name: ClassVar[str] = "noisy-triggers"
     main: ClassVar[str] = "in_context"

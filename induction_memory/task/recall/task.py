@@ -36,7 +36,13 @@ if TYPE_CHECKING:
 @field_docs
 @dataclass(frozen=True)
 class FactualRecall:
-    """The choices that define the task, checked when made."""
+    """The choices that define the task, checked when made.
+
+    >>> import induction_memory as im
+    >>> task = im.task.FactualRecall(subjects=4, relations=2, answers=3, length=8)
+    >>> task.n_inputs, task.n_outputs, list(task.predictors())
+    (23, 6, ['marginal', 'relation', 'fact'])
+    """
 
     name: ClassVar[str] = "factual-recall"
     main: ClassVar[str] = "query"

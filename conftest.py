@@ -1,0 +1,22 @@
+"""Examples in docstrings name probes, kinds of ablation and tasks. Afterwards the package knows its own alone."""
+
+import pytest
+from _pytest.doctest import DoctestItem
+
+
+@pytest.fixture(autouse=True)
+def names_as_before(request):
+    if not isinstance(request.node, DoctestItem):
+        yield
+        return
+    # Imported here: jaxtyping's checks are put into modules that are imported after the plugins are set up.
+    from induction_memory.interventions import replacements
+    from induction_memory.probes import registry as probes
+    from induction_memory.task import registry as tasks
+
+    tables = [replacements._KINDS, probes.registered, tasks._registered]
+    before = [dict(table) for table in tables]
+    yield
+    for table, names in zip(tables, before, strict=True):
+        table.clear()
+        table.update(names)
