@@ -82,8 +82,8 @@ def page(rows: list[list], sequences: int, seeds: int) -> str:
     s = Scales()
     question = (
         "**How large must the dimension be for the hand-built induction head to work?** With fixed triggers it is "
-        f"right in {100 * ENOUGH:.0f} % of the cases in context {least(rows, 'fixed', 'none')} without a feed-forward, and "
-        f"{least(rows, 'fixed', 'default')} with the global bigrams in W_F. With random triggers that is reached "
+        f"right in {100 * ENOUGH:.0f} % of the cases in context {least(rows, 'fixed', 'none')} without a feed-forward, "
+        f"and {least(rows, 'fixed', 'default')} with the global bigrams in W_F. With random triggers that is reached "
         f"{least(rows, 'random', 'none')} and {least(rows, 'random', 'default')}."
     )
     about = (
