@@ -24,7 +24,6 @@ class Moved:
 
 EXPLAINED: tuple[Moved, ...] = (
     Moved("new: recall as the paper prints it", "probes.weights", key=r"probe=W_K\d_reversed\|.*"),
-    Moved("12: recall with LayerNorms in full, and without", "probes.weights", key=r"probe=W_.*_(normed|raw)\|.*"),
     Moved("8: one ideal W_F, without the fixed triggers", "probes.weights", key=r"probe=explained_W_F\|.*"),
     Moved("6: the table names the heads", "surgery", column="head|through"),
     Moved(

@@ -161,7 +161,7 @@ def test_the_recipe_for_slurm_starts_workers_that_work(tmp_path):
         (tmp_path / name).chmod(0o755)
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
     process = subprocess.Popen(
-        [sys.executable, "-c", recipe().replace("jobs=40", "jobs=1")],
+        [sys.executable, "-c", recipe().replace("jobs=40", "jobs=1").replace("cores=1,", 'cores=1, interface="lo",')],
         env=os.environ | {"PATH": path, "PYTHONPATH": str(Path(__file__).parents[2])},
         cwd=tmp_path,
         stdout=subprocess.PIPE,
