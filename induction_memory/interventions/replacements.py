@@ -121,18 +121,22 @@ class Replacements:
     """The weights before training, or the model that has them, where they are known."""
     seed: int = 0
     _before_training: dict[frozenset, Recording] = field(default_factory=dict, repr=False)
+    _values: dict[tuple, Tensor] = field(default_factory=dict, repr=False)
 
     def before_training(self, component: str) -> Recording:
         """The run in which only the weights behind a component are those from before training.
 
-        Components with the same weights share it.
+        Components with the same weights share it. Where none of them has learnt, it is the intact run itself.
         """
         initial, behind = self.initial_weights, self.recording.graph.parameters(component)
         assert initial is not None
         key = frozenset(behind.items())
         if key not in self._before_training:
-            weights = mixed(self.recording.runner.weights, initial, behind)
-            self._before_training[key] = self.recording.runner.record(self.recording.tokens, weights)
+            runner = self.recording.runner
+            weights = mixed(runner.weights, initial, behind)
+            own = {name: runner.weights[name] for name in weights}
+            learnt = any(not torch.equal(weights[name].to(own[name]), own[name]) for name in weights)
+            self._before_training[key] = runner.record(self.recording.tokens, weights) if learnt else self.recording
         return self._before_training[key]
 
     @cached_property
@@ -151,22 +155,42 @@ class Replacements:
         other = other_outputs(self.batch.to("cpu"), np.random.default_rng(self.seed))
         return self.recording.runner.record(other.tokens)
 
+    def normal(self, like: Tensor) -> Tensor:
+        """Standard normal numbers, the same for every activation of a shape."""
+        key = ("normal", like.shape)
+        if key not in self._values:
+            generator = torch.Generator().manual_seed(self.seed)
+            self._values[key] = torch.randn(like.shape, generator=generator, dtype=like.dtype).to(like.device)
+        return self._values[key]
+
     def identity(self, name: str, kind: Kind) -> tuple:
         """Equal for two ablations that are the same: those of one set of sites, by a kind that looks at them alone."""
-        function = self.function(kind)
-        by_site = function in (zero, mean, mean_by_position, resample, resample_output, noise)
-        return id(function), frozenset(self.recording.graph.resolve(name)) if by_site else name
+        if self._changes_nothing(name, kind):
+            return ("nothing",)
+        return id(self.function(kind)), frozenset(self.recording.graph.resolve(name)) if self._by_site(kind) else name
+
+    def _by_site(self, kind: Kind) -> bool:
+        """Whether a kind looks at the site alone, whatever component it belongs to."""
+        return self.function(kind) in (zero, mean, mean_by_position, resample, resample_output, noise)
+
+    def _changes_nothing(self, name: str, kind: Kind) -> bool:
+        """Whether a component gets its own values: `initial` of weights that have not learnt."""
+        return self.function(kind) is initial and self.before_training(name) is self.recording
 
     def patches(self, name: str, kind: Kind) -> list[Patch]:
         """The patches that ablate everything a name stands for."""
-        function = self.function(kind)
+        if self._changes_nothing(name, kind):
+            return []
+        function, component = self.function(kind), "" if self._by_site(kind) else name
         run = Ablated(self.recording, self.batch, name, self.seed, self)
-        values: dict[str, Tensor] = {}
+        patches = []
         for site in self.recording.graph.resolve(name):
             source = site.split(ARROW)[0]
-            if source not in values:
-                values[source] = self._checked(function(run, source), source, kind)
-        return [Patch(site, values[site.split(ARROW)[0]]) for site in self.recording.graph.resolve(name)]
+            key = (id(function), component, source)
+            if key not in self._values:
+                self._values[key] = self._checked(function(run, source), source, kind)
+            patches.append(Patch(site, self._values[key]))
+        return patches
 
     def value(self, site: str, kind: Kind) -> Value:
         """What replaces the activation at a node; for an edge, ask for its source."""
@@ -244,7 +268,7 @@ def resample_output(run: Ablated, site: str) -> Value:
 @ablation("noise", about="Gaussian, each coordinate with y's own mean and standard deviation")
 def noise(run: Ablated, site: str) -> Value:
     y = run.at(site)
-    drawn = torch.randn(y.shape, generator=torch.Generator().manual_seed(run.seed), dtype=y.dtype).to(y.device)
+    drawn = run.all.normal(y)
     return y.mean((0, 1)) + y.flatten(0, 1).std(0, correction=0) * drawn
 
 

@@ -10,15 +10,16 @@ from torch import Tensor
 
 WIDEST = 40.0  # range of scores whose exponentials can be added up in float32 without loss
 BLOCK = 64  # queries whose attention is computed at once on a CPU; faster there than the fused kernel
+SCORES_AT_ONCE = 2**17  # numbers in them
 
 
 def attend(
     q: Float[Tensor, "variant batch m head d_head"],
     k: Float[Tensor, "variant batch pos head d_head"],
-    v: Float[Tensor, "variant batch pos head d_head"],
+    v: Float[Tensor, "variant batch pos head d_out"],
     scale: float,
     queries: Int[Tensor, "batch m"] | None = None,
-) -> Float[Tensor, "variant batch m head d_head"]:
+) -> Float[Tensor, "variant batch m head d_out"]:
     """Causal attention, softmax(q k^T / scale) v, where the q are those of all positions or of `queries`."""
     variants, _, pos = k.shape[:3]
     q, k, v = (rearrange(t, "variant batch pos head d -> (variant batch) head pos d") for t in (q, k, v))
@@ -36,18 +37,25 @@ def attend(
 def _causal(
     q: Float[Tensor, "batch head pos d_head"],
     k: Float[Tensor, "batch head pos d_head"],
-    v: Float[Tensor, "batch head pos d_head"],
+    v: Float[Tensor, "batch head pos d_out"],
     scale: float,
-) -> Float[Tensor, "batch head pos d_head"]:
-    """Causal attention by blocks of queries, each with the keys that it can see: the later half costs nothing."""
+) -> Float[Tensor, "batch head pos d_out"]:
+    """Causal attention by blocks of queries, each with the keys that it can see: the later half costs nothing.
+
+    A few sequences at a time, so that their scores stay in the cache.
+    """
+    batch, heads, pos = q.shape[:3]
     later = torch.full((BLOCK, BLOCK), -torch.inf, dtype=q.dtype, device=q.device).triu(1)
-    parts, q = [], q / scale
-    for start in range(0, q.shape[2], BLOCK):
-        end = min(start + BLOCK, q.shape[2])
-        scores = q[:, :, start:end] @ k[:, :, :end].mT
-        scores[..., start:].add_(later[: end - start, : end - start])
-        parts.append(scores.softmax(-1) @ v[:, :, :end])
-    return torch.cat(parts, dim=2)
+    at_once, q = max(1, SCORES_AT_ONCE // (heads * BLOCK * pos)), q if scale == 1 else q / scale
+    z = q.new_empty(batch, heads, pos, v.shape[-1])
+    for first in range(0, batch, at_once):
+        some = slice(first, first + at_once)
+        for start in range(0, pos, BLOCK):
+            end = min(start + BLOCK, pos)
+            scores = q[some, :, start:end] @ k[some, :, :end].mT
+            scores[..., start:].add_(later[: end - start, : end - start])
+            z[some, :, start:end] = scores.softmax(-1) @ v[some, :, :end]
+    return z
 
 
 def pattern(
@@ -84,8 +92,8 @@ def running_mean(
 
 
 def without_attention(
-    same: str, read: Sequence[Float[Tensor, "*lead pos d_head"]], scale: float
-) -> Float[Tensor, "*lead pos d_head"] | None:
+    same: str, read: Sequence[Float[Tensor, "*lead pos _"]], scale: float
+) -> Float[Tensor, "*lead pos d_out"] | None:
     """z where the values are all the same, or the keys (their mean), or the queries (a mean with the same weights)."""
     v = read[-1]
     if same == "v":

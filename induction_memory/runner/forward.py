@@ -15,8 +15,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from induction_memory.runner.attention import attend, take, weigh, without_attention
+from induction_memory.runner.attended import all_heads, some_heads
+from induction_memory.runner.attention import take
 from induction_memory.runner.group import Group
+from induction_memory.runner.network import Through
 
 
 def logits(group: Group) -> Float[Tensor, "variant batch m vocab"]:
@@ -25,6 +27,8 @@ def logits(group: Group) -> Float[Tensor, "variant batch m vocab"]:
     if not group.begun:
         before_last_layer(group)
     last, before = graph.n_layers, group.x
+    if _ends_with_heads(group) and (through := group.network.to_logits) is not None:
+        return _from_heads(group, through)
     _attention(group, last)
     if group.x is not None and _is_linear(group):
         assert group.network.tail is not None
@@ -59,6 +63,32 @@ def _is_linear(group: Group) -> bool:
     return group.network.tail is not None and not (group.nodes[last] or group.edges[last] or group.edges["out"])
 
 
+def _ends_with_heads(group: Group) -> bool:
+    """Whether nothing from the last layer's heads on is patched but what they read."""
+    heads = group.recording.graph.heads_of(group.recording.graph.n_layers)
+    return _is_linear(group) and group.rows is None and not any(group.nodes[head] for head in heads)
+
+
+def _from_heads(group: Group, through: Through) -> Float[Tensor, "variant batch m vocab"]:
+    """The logits, to which each of the last layer's heads adds A (v M); what does not change is recorded."""
+    recording, last = group.recording, group.recording.graph.n_layers
+    heads, tail = recording.graph.heads_of(last), group.network.tail
+    assert tail is not None
+    if group.x is not None:
+        every = [(i, h) for h in range(len(heads)) for i in range(len(group.variants))]
+        written = all_heads(group, last, every, through)
+        added = written.squeeze(-2) if len(heads) == 1 else written.sum(-2)
+        return tail(group.x).add_(added).add_(group.network[last].attention["b_O"] @ tail.W)
+    reads = sorted({(i, h) for h, head in enumerate(heads) for s in "qkv" for i in group.patched(f"{head}.{s}")})
+    written = some_heads(group, last, reads, through)
+    result = list(group.intact(recording.logits))
+    for (i, h), new in written.items():
+        z = recording.layer(last, "attn.hook_z")[..., h, :]
+        own = recording.once(f"written {last} {h} {through.name}", lambda z=z, h=h: z @ through.M[h])
+        result[i] = result[i] + (new - group.pick(own))
+    return torch.stack(result)
+
+
 def _embedding(group: Group, name: str) -> None:
     if not group.nodes[name]:
         return
@@ -77,7 +107,8 @@ def _attention(group: Group, layer: int) -> None:
         return
     reads = {(i, h) for h, head in enumerate(heads) for s in "qkv" for i in group.patched(f"{head}.{s}")}
     reads = {(i, h) for i, h in reads if not group.unread(heads[h], i)}
-    z = _some_heads(group, layer, sorted(reads))
+    through = group.network.to_stream(layer)
+    z = some_heads(group, layer, sorted(reads), through)
     if not reads and not any(group.nodes[head] for head in heads):
         return
     W_O = group.network[layer].W_O
@@ -86,7 +117,7 @@ def _attention(group: Group, layer: int) -> None:
         patched = {i for i, _ in group.nodes[head]} | {i for i, one in reads if one == h}
         if not patched:
             continue
-        if head not in group.sources and not group.nodes[head]:
+        if head not in group.sources and not group.nodes[head] and through is None:
             recorded = group.pick(recording.layer(layer, "attn.hook_z")[..., h, :])
             for i in sorted(patched):
                 change = (z[i, h] - recorded).flatten(0, 1)
@@ -96,7 +127,7 @@ def _attention(group: Group, layer: int) -> None:
         own = before.clone()
         for i in sorted(patched):
             if (i, h) in reads:
-                own[i] = z[i, h] @ W_O[h]
+                own[i] = z[i, h] @ W_O[h] if through is None else z[i, h]
         group.written[head] = group.replaced(head, own)
         for i in sorted(patched):
             x[i] = x[i] + (group.written[head][i] - before[i])
@@ -104,41 +135,10 @@ def _attention(group: Group, layer: int) -> None:
     group.x = torch.stack(x) if len(x) > 1 else x[0].unsqueeze(0)
 
 
-def _some_heads(group: Group, layer: int, pairs: Sequence[tuple[int, int]]) -> dict[tuple[int, int], Tensor]:
-    """z of single heads, (variant, head) -> [batch, m, d_head], from the recorded stream."""
-    weights = group.network[layer]
-    same = {(i, h): _same_everywhere(group, layer, [(i, h)]) for i, h in pairs}
-    reads = {
-        pair: [_head_reads(group, layer, letter, *pair) for letter in ("v" if same[pair] in ("v", "k") else "qkv")]
-        for pair in pairs
-    }
-    group.narrow(layer)
-    z: dict[tuple[int, int], Tensor] = {}
-    for pair, read in reads.items():
-        z_pair = without_attention(same[pair], read, weights.scale)
-        if z_pair is not None:
-            z[pair] = group.pick(z_pair)
-        elif _keeps_pattern(group, layer, *pair):
-            z[pair] = weigh(group.pick(group.recording.pattern(layer)[:, pair[1]]), read[-1])
-    left = [pair for pair in pairs if pair not in z]
-    if left:
-        q, k, v = (torch.stack(one).unsqueeze(-2) for one in zip(*(reads[pair] for pair in left), strict=True))
-        q, k = group.pick_heads(weights.rotated(q)), weights.rotated(k)
-        attended = attend(q, k, v, weights.scale, group.queries if group.late else None).squeeze(-2)
-        z.update(zip(left, attended, strict=True))
-    return z
-
-
-def _keeps_pattern(group: Group, layer: int, variant: int, h: int) -> bool:
-    """Whether a variant patches a head's values alone, and the attention of the intact run is at hand."""
-    sites = (f"L{layer}H{h + 1}.{letter}" for letter in "qk")
-    return group.recording.knows_pattern(layer) and not any(variant in group.patched(site) for site in sites)
-
-
 def _all_heads(group: Group, layer: int, heads: Sequence[str]) -> None:
     """Attention over a stream that has changed."""
     every = [(i, h) for h in range(len(heads)) for i in range(len(group.variants))]
-    z = None if all(group.unread(heads[h], i) for i, h in every) else _all_attended(group, layer, every)
+    z = None if all(group.unread(heads[h], i) for i, h in every) else all_heads(group, layer, every, None)
     weights = group.network[layer]
     if z is None:  # whatever is added here, the edges that read it take away
         group.narrow(layer)
@@ -153,100 +153,6 @@ def _all_heads(group: Group, layer: int, heads: Sequence[str]) -> None:
             out = out + (new - own)
         group.written[head] = new
     group.rows, group.x = None, group.x + out
-
-
-def _all_attended(
-    group: Group, layer: int, every: Sequence[tuple[int, int]]
-) -> Float[Tensor, "variant batch m head d_head"]:
-    """z of all heads, over a stream that has changed."""
-    weights = group.network[layer]
-    same = _same_everywhere(group, layer, every) if group.rows is None else ""
-    if same:
-        read = _projections(group, layer, "v" if same in ("v", "k") else "qkv")
-        z = without_attention(same, [one.transpose(2, 3) for one in read], weights.scale)
-        if z is not None:
-            group.narrow(layer)
-            return group.pick_heads(z.transpose(2, 3))
-    last = layer == group.recording.graph.n_layers and group.queries is not None
-    if not last or weights.rotary is not None or group.rows is not None:
-        q, k, v = _projections(group, layer, "qkv")
-        group.narrow(layer)
-        q = group.pick_heads(weights.rotated(q))
-    else:
-        k, v = _projections(group, layer, "kv")
-        group.narrow(layer)
-        (q,) = _projections(group, layer, "q")
-    return attend(q, weights.rotated(k), v, weights.scale, group.queries if group.late else None)
-
-
-def _same_everywhere(group: Group, layer: int, pairs: Sequence[tuple[int, int]]) -> str:
-    """Which of v, k and q is one vector at every position, for all these variants and heads; the first of them."""
-    for letter in "v" if group.network[layer].rotary is not None else "vkq":
-        if all(group.constant(f"L{layer}H{h + 1}.{letter}", i) for i, h in pairs):
-            return letter
-    return ""
-
-
-def _head_reads(group: Group, layer: int, letter: str, variant: int, h: int) -> Float[Tensor, "batch pos d_head"]:
-    """Queries, keys or values of one head of one variant, from the recorded stream."""
-    weights, site = group.network[layer], f"L{layer}H{h + 1}.{letter}"
-    result = group.recording.layer(layer, f"attn.hook_{letter}")[..., h, :]
-    if variant in (changes := group.changes(site)):
-        stream = group.recording.layer(layer, "hook_resid_pre") + changes[variant]
-        result = weights.project_head(weights.norm(stream), letter, h)
-    for i, patch in group.nodes[site]:
-        result = group.blend(result, patch) if i == variant else result
-    return result
-
-
-def _projections(group: Group, layer: int, letters: str) -> list[Float[Tensor, "variant batch m head d_head"]]:
-    """Queries, keys and values (as the letters say) of a layer's heads, from a stream that has changed."""
-    assert group.x is not None
-    weights = group.network[layer]
-    if group.rows is None:
-        plain = "".join(letter for letter in letters if not _all_changed(group, layer, letter))
-        fresh = dict(zip(plain, weights.project(weights.norm(group.x), plain), strict=True)) if plain else {}
-        return [
-            _with_reads(group, layer, letter, fresh[letter]) if letter in fresh else _changed(group, layer, letter)
-            for letter in letters
-        ]
-    index, results = group.rows[..., None, None], []
-    fresh_rows = weights.project(weights.norm(take(group.x, group.rows)), letters)
-    for letter, fresh in zip(letters, fresh_rows, strict=True):
-        recorded = group.intact(group.recording.layer(layer, f"attn.hook_{letter}"))
-        results.append(recorded.scatter(2, index.expand_as(fresh), fresh))
-    return [_with_reads(group, layer, letter, result) for letter, result in zip(letters, results, strict=True)]
-
-
-def _all_changed(group: Group, layer: int, letter: str) -> bool:
-    """Whether every variant has patched edges into the one head of a layer, and no other patch there."""
-    site = f"L{layer}H1.{letter}"
-    everywhere = len({i for i, _, _ in group.edges[site]}) == len(group.variants)
-    return everywhere and group.recording.graph.n_heads == 1 and not group.nodes[site]
-
-
-def _changed(group: Group, layer: int, letter: str) -> Float[Tensor, "variant batch m head d_head"]:
-    """The queries, keys or values of that head."""
-    assert group.x is not None
-    weights, changes = group.network[layer], group.changes(f"L{layer}H1.{letter}")
-    streams = group.x + torch.stack([changes[i] for i in range(len(group.variants))])
-    return weights.project(weights.norm(streams), letter)[0]
-
-
-def _with_reads(group: Group, layer: int, letter: str, result: Tensor) -> Float[Tensor, "variant batch m head d_head"]:
-    """The same with the patches of these inputs applied."""
-    assert group.x is not None
-    weights = group.network[layer]
-    sites = [f"{head}.{letter}" for head in group.recording.graph.heads_of(layer)]
-    if not any(group.patched(site) for site in sites):
-        return result
-    result = result.clone()
-    for h, site in enumerate(sites):
-        for i, change in group.changes(site).items():
-            result[i, :, :, h] = weights.project_head(weights.norm(group.x[i] + change), letter, h)
-        for i, patch in group.nodes[site]:
-            result[i, :, :, h] = group.blend(result[i, :, :, h].clone(), patch)
-    return result
 
 
 def _feed_forward(group: Group, layer: int, before: Tensor | None) -> None:

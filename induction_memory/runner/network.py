@@ -12,6 +12,7 @@ modules. Every function takes any number of leading axes.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -88,6 +89,36 @@ class Layer:
 
 
 @dataclass(frozen=True, eq=False)
+class Tail:
+    """x -> x W + b: all that follows the last layer's heads, where it is linear."""
+
+    W: Float[Tensor, "d_model vocab"]
+    b: Float[Tensor, " vocab"]
+
+    def __call__(self, x: Float[Tensor, "*lead d_model"]) -> Float[Tensor, "*lead vocab"]:
+        return F.linear(x, self.W.T, self.b)
+
+
+@dataclass(frozen=True, eq=False)
+class Through:
+    """What the output of a layer's heads is read through, where that makes it no wider than the values."""
+
+    name: str
+    M: Float[Tensor, "head d_head d_out"]
+    W_V: Float[Tensor, "head d_model d_head"]
+    b_V: Float[Tensor, "head d_head"]
+
+    def values(self, x: Float[Tensor, "*lead d_model"]) -> Float[Tensor, "*lead head d_out"]:
+        """(x W_V + b_V) M for each head, of a normed stream, in one multiplication."""
+        W, b = self._folded
+        return F.linear(x, W, b).unflatten(-1, (len(self.M), -1))
+
+    @cached_property
+    def _folded(self) -> tuple[Tensor, Tensor]:
+        return (self.W_V @ self.M).mT.flatten(0, 1), (self.b_V.unsqueeze(-2) @ self.M).flatten()
+
+
+@dataclass(frozen=True, eq=False)
 class Network:
     """A transformer as the functions that the shortcut needs."""
 
@@ -98,12 +129,30 @@ class Network:
     """The positional embeddings that are added to the stream."""
     unembed: Map
     """Logits of the last stream."""
-    tail: Map | None = None
+    tail: Tail | None = None
     """Logits of the stream after the last layer's heads, in one multiplication, where all that follows is linear."""
+    _through: dict[str, Through | None] = field(default_factory=dict, repr=False)
 
     def __getitem__(self, layer: int) -> Layer:
         """A layer counted from 1."""
         return self.layers[layer - 1]
+
+    def to_stream(self, layer: int) -> Through | None:
+        """W_O of a layer's heads; None where it makes their values wider."""
+        return self._once(f"stream {layer}", layer, lambda: self[layer].W_O)
+
+    @property
+    def to_logits(self) -> Through | None:
+        """The last layer's W_O and the tail; None where there is no tail, or where it makes their values wider."""
+        tail, last = self.tail, len(self.layers)
+        return None if tail is None else self._once("logits", last, lambda: self[last].W_O @ tail.W)
+
+    def _once(self, name: str, layer: int, matrix: Callable[[], Tensor]) -> Through | None:
+        if name not in self._through:
+            M, weights = matrix(), self[layer].attention
+            fits = M.shape[-1] <= M.shape[-2]
+            self._through[name] = Through(name, M, weights["W_V"], weights["b_V"]) if fits else None
+        return self._through[name]
 
     @classmethod
     def of_weights(cls, weights: Mapping[str, Tensor], config: ModelConfig) -> "Network":
@@ -146,10 +195,9 @@ class Network:
         )
 
 
-def _linear_tail(W_F: Tensor | None, W_U: Float[Tensor, "d vocab"], b_U: Float[Tensor, " vocab"]) -> Map:
+def _linear_tail(W_F: Tensor | None, W_U: Float[Tensor, "d vocab"], b_U: Float[Tensor, " vocab"]) -> Tail:
     """x -> (x + x W_F) W_U + b_U."""
-    W = (W_U if W_F is None else W_U + W_F @ W_U).T
-    return lambda x: F.linear(x, W, b_U)
+    return Tail(W_U if W_F is None else W_U + W_F @ W_U, b_U)
 
 
 def _of_weights(weights: Mapping[str, Tensor], config: ModelConfig, layer: int) -> Layer:

@@ -6,7 +6,7 @@ Activations go by the names of TransformerLens's hooks. The patched variants of 
 recorded it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
@@ -107,16 +107,19 @@ class Recording:
             return self.layer(layer, f"attn.hook_{site[-1]}")[..., head - 1, :]
         if not self.W_O:
             return self.layer(layer, "attn.hook_result")[..., head - 1, :]
-        if site not in self._kept:
-            self._kept[site] = self.layer(layer, "attn.hook_z")[..., head - 1, :] @ self.W_O[layer - 1][head - 1]
-        return self._kept[site]
+        z = self.layer(layer, "attn.hook_z")[..., head - 1, :]
+        return self.once(site, lambda: z @ self.W_O[layer - 1][head - 1])
+
+    def once(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
+        """What follows from the activations, computed when it is first asked for."""
+        if name not in self._kept:
+            self._kept[name] = compute()
+        return self._kept[name]
 
     def after_heads(self, layer: int) -> Float[Tensor, "batch pos d_model"]:
         """The stream with what a layer's heads wrote, without its feed-forward."""
-        name = f"after heads {layer}"
-        if name not in self._kept:
-            self._kept[name] = self.layer(layer, "hook_resid_pre") + self.layer(layer, "hook_attn_out")
-        return self._kept[name]
+        before, written = (self.layer(layer, f"hook_{name}") for name in ("resid_pre", "attn_out"))
+        return self.once(f"after heads {layer}", lambda: before + written)
 
     def knows_pattern(self, layer: int) -> bool:
         """Whether the attention of a layer has been computed."""
@@ -124,10 +127,7 @@ class Recording:
 
     def pattern(self, layer: int) -> Float[Tensor, "batch head query key"]:
         """The attention of a layer, counted from 1."""
-        name = f"pattern {layer}"
-        if name not in self._kept:
-            self._kept[name] = self.runner.pattern(self, layer)
-        return self._kept[name]
+        return self.once(f"pattern {layer}", lambda: self.runner.pattern(self, layer))
 
     def run(
         self, variants: Sequence[Variant], *, queries: Int[Tensor, "batch m"] | None = None

@@ -99,6 +99,21 @@ def test_initial_weights_are_what_a_forward_with_those_weights_gives(model, batc
     assert row["in_context_loss"] == pytest.approx(expected["in_context_loss"].item(), rel=1e-4)
 
 
+def test_weights_that_have_not_learnt_are_replaced_by_themselves(model, batch):
+    initial = build(CONFIG, seed=0)
+    with torch.no_grad():
+        initial.blocks[0].attn.W_K.zero_()
+    kept = Replacements(record(model, batch.tokens), batch, initial)
+    assert kept.patches("W_O2", "initial") == kept.patches("FF1", "initial") == []
+    assert [patch.site for patch in kept.patches("W_K1", "initial")] == ["L1H1.k", "L1H2.k"]
+    rows = ablate(model, batch, components=["W_O2", "W_K1"], kind="initial", initial=initial).set_index("component")
+    assert (
+        rows.loc["W_O2", "in_context_loss"]
+        == rows.loc["none", "in_context_loss"]
+        != rows.loc["W_K1", "in_context_loss"]
+    )
+
+
 def test_the_kinds_put_what_they_say_in_place(model, batch):
     recording = record(model, batch.tokens)
     y = recording.at("L1H1")

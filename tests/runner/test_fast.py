@@ -5,6 +5,7 @@ from transformer_lens import HookedTransformer, HookedTransformerConfig
 from induction_memory.errors import InputError
 from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
+from induction_memory.runner import attention
 from induction_memory.runner import fast as fast_runner
 from induction_memory.runner.attention import running_mean
 from induction_memory.runner.choice import record
@@ -16,6 +17,9 @@ SMALL = {"d_model": 16, "n_ctx": 12, "d_vocab": 11}
 ARCHITECTURES = {
     "simplified": ModelConfig.simplified(**SMALL),
     "attention only": ModelConfig.simplified(**SMALL, feed_forward="none"),
+    "attention only, two wide heads": ModelConfig.simplified(
+        **SMALL, feed_forward="none", n_heads=2, d_head=12, identity_queries=False
+    ),
     "full, two heads": ModelConfig.full(**SMALL, n_heads=2),
     "full, LayerNorm, three layers": ModelConfig.full(**SMALL, n_layers=3, layer_norm=True),
     "parallel blocks": ModelConfig.full(**SMALL, n_heads=2, layer_norm=True, parallel_blocks=True),
@@ -166,6 +170,15 @@ def test_one_vector_at_every_position_equals_the_hooked_forward_whichever_it_rep
         slow = hooked_logits(model, clean.tokens, variant)
         torch.testing.assert_close(fast, slow, atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(rows, slow[:, [3, 11]], atol=1e-5, rtol=1e-5)
+
+
+def test_attention_by_blocks_of_queries_and_a_few_sequences_at_a_time_is_causal_attention(monkeypatch):
+    q, k, v = (torch.randn(5, 2, 13, width, generator=torch.Generator().manual_seed(width)) for width in (4, 4, 3))
+    monkeypatch.setattr(attention, "BLOCK", 4)
+    monkeypatch.setattr(attention, "SCORES_AT_ONCE", 2 * 2 * 4 * 13)  # two sequences
+    fast = attention.attend(*(one.transpose(1, 2)[None] for one in (q, k, v)), 2.0)[0].transpose(1, 2)
+    scores = (q @ k.mT / 2).masked_fill(torch.ones(13, 13, dtype=torch.bool).triu(1), -torch.inf)
+    torch.testing.assert_close(fast, scores.softmax(-1) @ v, atol=1e-5, rtol=1e-5)
 
 
 def test_equal_keys_average_the_values_so_far():
