@@ -126,7 +126,7 @@ def test_presets_are_listed_by_figure_with_one_entry_for_the_step_sizes_of_figur
         (("probe", "OUT"), "run: expected the folder of a trajectory"),
         (("verify", "OUT"), "run: expected the folder of a trajectory"),
         (("reproduce", "12", "--out", "OUT"), "figure: expected all, or one of 2, 3"),
-        (("reproduce", "3", "--check"), "--check: expected no figures"),
+        (("reproduce", "12", "--check"), "figure: expected all, or one of 2, 3"),
         (
             ("reproduce", "9", "--out", "OUT", "--workers", "0"),
             "--workers: expected a whole number from 1 to 1024",
@@ -307,6 +307,10 @@ def test_a_check_without_runs_fails(run, tmp_path, monkeypatch):
     assert (code, err.count("\n")) == (1, 1)
     assert "measurements could not be checked: no run" in err
     assert "0 of 20 measurements hold, 20 without a run" in out.splitlines()[-1]
+    of_one = [claim for claim in fewer.values() if claim.figure == 3]
+    code, out, err = run("reproduce", "3", "--check")
+    assert (code, 0 < len(of_one) < len(fewer)) == (1, True)
+    assert f"0 of {len(of_one)} measurements hold" in out.splitlines()[-1]
 
 
 def test_what_does_not_hold_comes_first_and_a_slip_reads_slip(run, monkeypatch):
