@@ -188,7 +188,7 @@ def _roles(found: Identification, pictures: str) -> str:
 The three votes do not always name the same role. The table lists the heads on which they disagree, and heads that are
 redundant with another:
 
-{markdown(unusual[["run", "head", "role", "confidence", "disagreement", "redundant_with"]])}"""
+{_folded(unusual[["run", "head", "role", "confidence", "disagreement", "redundant_with"]])}"""
 
 
 def _stability(found: Identification, pictures: str, n_heads: int) -> str:
@@ -199,7 +199,9 @@ shows those of independent runs:
 
 ![stability]({pictures}/stability.png)
 
-{markdown(found.stability.dropna(subset="value"))}
+{_wrapped(_agreement(found.stability, n_heads))}
+
+{_folded(found.stability.dropna(subset="value"))}
 
 """ + _wrapped(
         f"""`heads` is the number of heads with the role, and `present` is 1 if there is any. `effective` and `leader`
@@ -216,6 +218,8 @@ def _prediction(found: Identification, pictures: str) -> str:
 {_wrapped(PREDICTORS)}
 
 ![identifiability]({pictures}/identifiability.png)
+
+{_wrapped(_best_predictor(found.identifiability))}
 
 {markdown(found.identifiability)}"""
 
@@ -237,11 +241,39 @@ def _history(found: Identification, pictures: str) -> str:
 
 ![training]({pictures}/training.png)
 
-{markdown(births.loc[:, ["run", "head", "role", "born", "emerged", "decided"]])}
+{_folded(births.loc[:, ["run", "head", "role", "born", "emerged", "decided"]])}
 
 Changes of role in all runs: {len(found.changes)}, of which {
         _between_roles(found.changes)
     } from one named role to another."""
+
+
+def _agreement(stability: pd.DataFrame, n_heads: int) -> str:
+    """What the table of stability says about independent runs."""
+    rows = stability.loc[(stability["relation"] == "independent").to_numpy()].to_dict("records")
+    value = {(row["role"], row["measure"]): row["value"] for row in rows}
+    keys = (("previous-token", "heads"), ("induction", "heads"), ("previous-token", "same head"))
+    looks, shares, same = (value.get(key, np.nan) for key in keys)
+    if np.isnan([looks, shares, same]).any():
+        return "There are too few independent runs to compare."
+    return (
+        f"In independent runs {looks:.1f} heads look back and {shares:.1f} share the induction, on average. The "
+        f"leading previous-token heads of two runs have the same name in {100 * same:.0f} % of the pairs, where chance gives "
+        f"{100 / n_heads:.0f} %."
+    )
+
+
+def _best_predictor(table: pd.DataFrame) -> str:
+    """What the table of identifiability says about independent runs."""
+    rows = table.loc[(table["relation"] == "independent").to_numpy()].to_dict("records")
+    score = {row["predictor"]: row["score"] for row in rows}
+    told = ", ".join(f"{score[name]:.2f} by its {name}" for name in ("index", "layer", "appearance") if name in score)
+    return f"Between independent runs, the role of a head is predicted with a score of {told}." if told else ""
+
+
+def _folded(table: pd.DataFrame) -> str:
+    """A long table, opened with a click."""
+    return f"<details><summary>Table ({len(table)} rows)</summary>\n\n{markdown(table)}\n\n</details>"
 
 
 def _interval(row: Mapping[str, Any]) -> str:
