@@ -1,12 +1,33 @@
 """`help()` of a configuration explains every field."""
 
+import inspect
 import pydoc
 from dataclasses import fields
 
 import pytest
 
 import induction_memory as im
+from induction_memory.experiment.schedule import CheckpointRule
 from induction_memory.field_docs import field_docs, field_meanings
+from induction_memory.interventions.replacements import Ablated
+from induction_memory.probes.activations import Activations
+from induction_memory.subject.stack import Stack
+from induction_memory.sweep.launch import Finished
+from induction_memory.task.bayes import Score
+from induction_memory.task.pairs import Pairs
+from induction_memory.task.phases import Phase
+
+
+def test_help_shows_the_fields_of_every_public_class_and_of_what_calls_return():
+    public = [getattr(im, name) for name in im._NAMES] + [
+        getattr(room, name)
+        for room in (getattr(im, room) for room in im._MODULES)
+        for name in getattr(room, "_WHERE", ())
+    ]
+    classes = {value for value in public if inspect.isclass(value) and not issubclass(value, Exception)}
+    classes |= {Ablated, Activations, CheckpointRule, Finished, Pairs, Phase, Score, Stack}
+    assert len(classes) > 30
+    assert [kind.__name__ for kind in classes if field_meanings(kind) and "\nFields:\n" not in kind.__doc__] == []
 
 
 @pytest.mark.parametrize("name", ["BigramTask", "ModelConfig", "TrainConfig"])

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from induction_memory.errors import InputError, require
+from induction_memory.field_docs import field_docs
 
 Decay = Literal["constant", "linear", "cosine"]
 
@@ -49,6 +50,7 @@ def learning_rate(
     return rate * (final_fraction + (1 - final_fraction) * shape)
 
 
+@field_docs
 @dataclass(frozen=True)
 class CheckpointRule:
     """The steps to keep of a run: a set known beforehand and, perhaps, an adaptive part."""

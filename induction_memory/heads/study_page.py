@@ -258,8 +258,8 @@ def _agreement(stability: pd.DataFrame, n_heads: int) -> str:
         return "There are too few independent runs to compare."
     return (
         f"In independent runs {looks:.1f} heads look back and {shares:.1f} share the induction, on average. The "
-        f"leading previous-token heads of two runs have the same name in {100 * same:.0f} % of the pairs, where chance gives "
-        f"{100 / n_heads:.0f} %."
+        f"leading previous-token heads of two runs have the same name in {100 * same:.0f} % of the pairs, where "
+        f"chance gives {100 / n_heads:.0f} %."
     )
 
 

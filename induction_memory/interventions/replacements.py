@@ -21,6 +21,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from induction_memory.errors import InputError, require
+from induction_memory.field_docs import field_docs
 from induction_memory.runner.components import ARROW
 from induction_memory.runner.parameters import parameters
 from induction_memory.runner.recording import Recording
@@ -81,6 +82,7 @@ def kinds() -> dict[str, str]:
     return {name: kind.about for name, kind in _KINDS.items()}
 
 
+@field_docs
 @dataclass(frozen=True, eq=False)
 class Ablated:
     """What a kind of ablation can look at: the intact run, its sequences, and the component to be replaced."""
@@ -103,6 +105,7 @@ class Ablated:
         return self.all.before_training(self.component)
 
 
+@field_docs
 @dataclass(eq=False)
 class Replacements:
     """Replacement values for the sites of one recorded run; what several of them need is computed once.

@@ -16,6 +16,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from induction_memory.errors import InputError, require
+from induction_memory.field_docs import field_docs
 from induction_memory.model.config import ModelConfig
 
 KEY = "hooked_transformer"
@@ -32,6 +33,7 @@ FIXED: dict[str, Any] = {
 """Fields that are the same for every model here."""
 
 
+@field_docs
 @dataclass(frozen=True)
 class Architecture:
     """A HookedTransformer by its configuration, and which of its parameters stay as they are.

@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from induction_memory.errors import UnsupportedError
+from induction_memory.field_docs import field_docs
 from induction_memory.runner.recording import Runner
 from induction_memory.subject.stack import Stack
 from induction_memory.task.batch import Batch
@@ -18,6 +19,7 @@ REPEATED_SEQUENCES = 16  # random sequences of the standard scores
 REPEATED_SEED = 0
 
 
+@field_docs
 @dataclass(frozen=True)
 class Activations:
     """One model on one batch. Nothing is run before the first probe asks."""

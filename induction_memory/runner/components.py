@@ -24,6 +24,7 @@ from functools import cached_property
 from typing import Any
 
 from induction_memory.errors import InputError, require
+from induction_memory.field_docs import field_docs
 from induction_memory.model.config import ModelConfig
 
 ARROW = "->"
@@ -34,6 +35,7 @@ _MATRIX = re.compile(r"^W_([QKVOF]|in|out)(\d*)$")
 _MATRIX_SITE = {"Q": ".q", "K": ".k", "V": ".v", "O": ""}
 
 
+@field_docs
 @dataclass(frozen=True)
 class Graph:
     """What a model is made of: its writers, its inputs, and the edges between them.

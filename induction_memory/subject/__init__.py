@@ -51,9 +51,8 @@ SEQUENCES, SEQUENCES_PER_STEP = 64, 16  # of the evaluation batch when none is g
 class Subject:
     """A model, some steps of a trajectory, or stacked weights, with the sequences to run them on.
 
-    >>> read = subject("induction-small", step=[0, 600], sequences=2)
-    >>> read.steps, read.batch.tokens.shape
-    (array([  0, 600]), torch.Size([2, 256]))
+    >>> subject("induction-small", step=[0, 600], sequences=2).batch.tokens.shape
+    torch.Size([2, 256])
     """
 
     name: str

@@ -9,6 +9,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from induction_memory.errors import UnsupportedError, require
+from induction_memory.field_docs import field_docs
 from induction_memory.memory.association import Association
 from induction_memory.model.associations import associate, fact, required
 from induction_memory.model.memories import Memories, has_step_axis
@@ -16,6 +17,7 @@ from induction_memory.runner.parameters import parameters
 from induction_memory.task.protocol import Task
 
 
+@field_docs
 @dataclass(frozen=True)
 class Stack(Memories):
     """The weights of some steps, with the task if it is known. Axes are those of `Memories`: step, then heads."""

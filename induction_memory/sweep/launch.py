@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from induction_memory.errors import DamagedError, InputError, require
+from induction_memory.field_docs import field_docs
 from induction_memory.files import require_folder
 from induction_memory.sweep import job as jobs
 from induction_memory.sweep import plan
@@ -20,6 +21,7 @@ FAILURES = "failures.json"
 MOST_WORKERS = 1024
 
 
+@field_docs
 @dataclass(frozen=True)
 class Finished:
     """How a sweep ended."""

@@ -43,6 +43,7 @@ _PARTS = ("preset", "seeds", "set", "grid", "runs")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 
 
+@field_docs
 @dataclass(frozen=True)
 class PlannedRun:
     """One run of a sweep."""

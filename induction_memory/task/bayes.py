@@ -49,6 +49,7 @@ class Prediction:
     """Probability that the current token is a trigger of its sequence."""
 
 
+@field_docs
 @dataclass(frozen=True)
 class Score:
     """Mean loss and accuracy over some positions. Errors are standard errors between sequences."""

@@ -13,9 +13,11 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from induction_memory.errors import InputError, require
+from induction_memory.field_docs import field_docs
 from induction_memory.task.batch import Batch, Kind
 
 
+@field_docs
 @dataclass(frozen=True, eq=False)
 class Pairs:
     """Clean sequences, the same corrupted, and where to look."""

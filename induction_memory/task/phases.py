@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from induction_memory.errors import require
+from induction_memory.field_docs import field_docs
 
 MARGIN = 0.1
 """How much closer another predictor must be, as a share of the distance."""
@@ -22,6 +23,7 @@ AT_THE_END = 0.5
 """The share of the distance below which another predictor counts where fewer steps than `PATIENCE` are left."""
 
 
+@field_docs
 @dataclass(frozen=True)
 class Phase:
     """A stretch of training in which one predictor is the closest."""

@@ -33,6 +33,7 @@ Predictor = Callable[[Any], Any]
 """Tokens [batch pos] -> probabilities of the outputs [batch pos output], in float64."""
 
 
+@field_docs
 @runtime_checkable
 class Task(Protocol):
     """The members that every task has."""

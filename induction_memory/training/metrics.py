@@ -19,10 +19,12 @@ from typing import Any
 from jaxtyping import Bool, Shaped
 from torch import Tensor
 
+from induction_memory.field_docs import field_docs
 from induction_memory.task.batch import Batch
 from induction_memory.training.evaluation import Evaluation
 
 
+@field_docs
 @dataclass(frozen=True)
 class Metrics:
     """One line of metrics.jsonl."""

@@ -120,8 +120,7 @@ def resume(out: str | Path, *, settings: Sequence[str] = (), quiet: bool = False
 
     >>> import tempfile, induction_memory as im
     >>> task, model, out = im.BigramTask(length=8), im.ModelConfig(d_model=16, n_ctx=8), f"{tempfile.mkdtemp()}/a"
-    >>> run = im.train(task, model, out=out, steps=2, batch_size=4, quiet=True)
-    >>> im.training.resume(out, settings=["train.steps=4"], quiet=True)
+    >>> im.training.resume(im.train(task, model, out=out, steps=2, quiet=True).path, settings=["train.steps=4"], quiet=True)
     Trajectory('a': 5 steps from 0 to 4)
     """
     config = load(out).config.with_settings(list(settings))

@@ -11,6 +11,7 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
+from induction_memory.field_docs import field_docs
 from induction_memory.reproduction.claims.estimate import Estimate
 from induction_memory.reproduction.records import MissingRunError, Records
 
@@ -23,6 +24,7 @@ VERDICTS: tuple[Verdict, ...] = ("no run", "does not hold", "undecided", "holds"
 """The worst first."""
 
 
+@field_docs
 @dataclass(frozen=True)
 class Measurement:
     """One row: what was measured, with its error, and the interval in which it has to lie."""
@@ -79,6 +81,7 @@ Explain = Callable[[Records], str]
 Row = tuple[str, int, str, str, float, float, str, str, Verdict]
 
 
+@field_docs
 @dataclass(frozen=True)
 class Claim:
     """A sentence of the paper, why the thresholds are where they are, the measurement, and why it may fail."""
