@@ -4,7 +4,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from induction_memory.cli.arguments import Text, Via, listed, load_any, require_heads, sequences_of, step_of
+from induction_memory.cli.arguments import (
+    OptionalVia,
+    Text,
+    listed,
+    load_any,
+    optional,
+    require_heads,
+    sequences_of,
+    step_of,
+)
 from induction_memory.cli.output import TERMINAL, TableOutput
 from induction_memory.cli.own_code import IMPORT, own_modules
 from induction_memory.errors import InputError, require
@@ -17,12 +26,12 @@ COMPONENTS = ("heads", "layers", "feed_forward", "embeddings", "matrices")
 
 
 def ablate(
-    run: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")] = None,
+    run: Annotated[str | None, tyro.conf.Positional, optional("RUN")] = None,
     /,
     step: str = "last",
     kind: str = "mean",
     components: tuple[str, ...] = COMPONENTS,
-    via: Via | None = None,
+    via: OptionalVia = None,
     list: bool = False,
     text: Text = None,
     sequences: int = 64,
@@ -30,7 +39,7 @@ def ablate(
 ) -> None:
     """Remove parts of the model and measure what is lost.
 
-    The intact model comes first, then the components with the lowest accuracy on the task's main group of positions.
+    The intact model comes first, then the components in the order of accuracy.
 
     Args:
         run: trajectory's folder or the name of a shipped one, or a folder of checkpoints that others trained.
@@ -39,7 +48,7 @@ def ablate(
         components: names such as L1H1, W_K2, FF2 or pos->L2.k, groups (heads, parts, edges, paths ...), or all.
         via: hooks for one hooked forward per row; the shortcut by default, for models that it computes exactly.
         list: explain each kind of ablation in one line.
-        text: for a series of checkpoints, text to run on; random tokens repeated once by default.
+        text: for a series of checkpoints, text to run on, or @FILE with it; random tokens repeated once by default.
         sequences: for a text, how many sequences of it.
     """
     if list:

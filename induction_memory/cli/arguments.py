@@ -19,8 +19,18 @@ Via = Literal["hooks", "fast"]
 Run = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
 
 
-Text = Annotated[str | None, tyro.conf.arg(metavar="TEXT|@FILE")]
+def optional(metavar: str) -> Any:
+    """How help shows an option that may be left out: what it takes, without `{None}|` and `(default: None)`."""
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint="(optional)")
+
+
+Text = Annotated[str | None, optional("TEXT")]
 """A text, or with @ the file that holds it."""
+OptionalStr = Annotated[str | None, optional("STR")]
+OptionalInt = Annotated[int | None, optional("INT")]
+OptionalFloat = Annotated[float | None, optional("FLOAT")]
+OptionalPath = Annotated[Path | None, optional("PATH")]
+OptionalVia = Annotated[Via | None, optional("{hooks,fast}")]
 SEQUENCE = 64  # tokens per sequence of a text that a series runs on
 
 

@@ -16,7 +16,8 @@ def attention(run: Run, /, out: Path, step: str = "last", text: Text = None) -> 
         run: trajectory's folder or the name of a shipped one, or a folder of checkpoints that others trained.
         out: file to write: .html, .png, .pdf or .svg.
         step: a stored step, several (0,300,600) side by side, or last.
-        text: text to attend over; a sequence of the run's task by default, random tokens for others' checkpoints.
+        text: text to attend over, or @FILE with it; by default a sequence of the run's task, or random tokens for
+            others' checkpoints.
     """
     require_file(out, ENDINGS, "--out")
     chosen = step_of(step)

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from induction_memory.cli.arguments import Run, listed, load, this_command
+from induction_memory.cli.arguments import OptionalInt, OptionalStr, Run, listed, load, this_command
 from induction_memory.errors import InputError, printable
 
 
@@ -12,11 +12,11 @@ def branch(
     /,
     at: int,
     out: Path,
-    steps: int | None = None,
+    steps: OptionalInt = None,
     freeze: tuple[str, ...] = (),
     clamp: tuple[str, ...] = (),
     graft: tuple[str, ...] = (),
-    edit: str | None = None,
+    edit: OptionalStr = None,
     resume: bool = False,
     quiet: bool = False,
 ) -> None:

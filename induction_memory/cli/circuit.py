@@ -22,7 +22,9 @@ def circuit(
     sequences: int = 64,
     output: TableOutput = TERMINAL,
 ) -> None:
-    """Find the circuit of a model: rank its edges by what is lost without them, and score circuits of each size.
+    """Find the circuit of a model.
+
+    Edges are ranked by what is lost without them; circuits of each size are scored.
 
     Args:
         run: trajectory's folder, or the name of a shipped one.

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from induction_memory.cli.arguments import Text, load_any, sequences_of, step_of
+from induction_memory.cli.arguments import OptionalStr, Text, load_any, sequences_of, step_of
 from induction_memory.cli.output import TERMINAL, TableOutput
 from induction_memory.errors import InputError
 
@@ -40,7 +40,7 @@ EMPTY = {
 def heads(
     runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN...")],
     /,
-    step: str | None = None,
+    step: OptionalStr = None,
     table: Table = "roles",
     sequences: int = 32,
     text: Text = None,
@@ -56,7 +56,7 @@ def heads(
             when they change and when the sharing is decided; what several runs agree on (stability), how well one
             predicts another (identifiability), and whether initial weights or data decide (origins).
         sequences: sequences that the heads are examined on; more of them decide smaller effects.
-        text: for a series of checkpoints, text to run on; random tokens repeated once by default.
+        text: for a series of checkpoints, text to run on, or @FILE with it; random tokens repeated once by default.
     """
     if not runs:
         raise InputError("RUN: expected at least one trajectory's folder or name, got none")

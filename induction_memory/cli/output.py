@@ -3,11 +3,11 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+from induction_memory.cli.arguments import OptionalPath
 from induction_memory.errors import printable
 from induction_memory.files import require_file
 from induction_memory.tables import ENDINGS, Format
@@ -29,7 +29,7 @@ class Output:
     columns: Literal["chosen", "all"] = "chosen"
     """Columns in the terminal; csv, json and files always hold all of them."""
 
-    out: Path | None = None
+    out: OptionalPath = None
     """Write to a .csv, .json or .parquet file instead."""
 
     def __post_init__(self) -> None:

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from induction_memory.cli.arguments import Run, Via, load, step_of
+from induction_memory.cli.arguments import OptionalStr, OptionalVia, Run, load, step_of
 from induction_memory.cli.output import TERMINAL, TableOutput
 
 COLUMNS = ("step", "component", "position", "source", "target", "effect", "accuracy", "logit", "kl")
@@ -15,11 +15,13 @@ def patch(
     /,
     step: str = "last",
     kind: Literal["activation", "path"] = "activation",
-    corruption: str | None = None,
-    via: Via | None = None,
+    corruption: OptionalStr = None,
+    via: OptionalVia = None,
     output: TableOutput = TERMINAL,
 ) -> None:
-    """Patch activations or single paths between a clean and a corrupted sequence; the largest effects come first.
+    """Patch activations or paths between a clean and a corrupted sequence.
+
+    The clean run comes first, then the largest effects.
 
     Args:
         run: trajectory's folder, or the name of a shipped one.
@@ -29,15 +31,18 @@ def patch(
             in-context bigrams: trigger, output, or first (its first occurrence).
         via: hooks for one hooked forward per row; the shortcut by default, for models that it computes exactly.
     """
+    from induction_memory.interventions.ablations import INTACT
     from induction_memory.interventions.activation_patching import patch as measure
 
-    table = measure(load(run), kind=kind, corruption=corruption, step=step_of(step), via=via)
+    table = measure(load(run), kind=kind, corruption=corruption, step=step_of(step), via=via, intact=True)
     if output.format != "table":
         output.write(table, COLUMNS)
         return
+    first = table["source" if kind == "path" else "component"] == INTACT
+    size = table["effect"].abs()
     by = ["step"] if "step" in table else []
-    order = table.assign(size=-table["effect"].abs()).sort_values([*by, "size"], kind="stable")
+    order = table.assign(size=-size.where(~first, float("inf"))).sort_values([*by, "size"], kind="stable")
     seen = order if output.columns == "all" else order.loc[~(order["size"] > -SEEN)]
     left = len(order) - len(seen)
     note = f"{left} more with an effect below {SEEN}: --columns all, csv and json have them" if left else ""
-    output.write(seen.drop(columns="size"), COLUMNS, empty=f"no effect of {SEEN} or more", note=note)
+    output.write(seen.drop(columns="size"), COLUMNS, note=note)

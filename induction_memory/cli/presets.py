@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from induction_memory.cli.arguments import optional
 from induction_memory.field_docs import field_meanings
 
 if TYPE_CHECKING:
@@ -19,7 +20,9 @@ STEP_SIZE = re.compile(r"(figure-8-d\d+)-eta([\d.]+)")
 
 
 def presets(
-    name: Annotated[str | None, tyro.conf.Positional] = None, /, format: Literal["text", "json"] = "text"
+    name: Annotated[str | None, tyro.conf.Positional, optional("[NAME]")] = None,
+    /,
+    format: Literal["text", "json"] = "text",
 ) -> None:
     """List the experiments by figure, or explain every field of one.
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import tyro
 
-from induction_memory.cli.arguments import Text, listed, load_any, sequences_of, steps_of
+from induction_memory.cli.arguments import Text, listed, load_any, optional, sequences_of, steps_of
 from induction_memory.cli.output import TERMINAL, TableOutput
 from induction_memory.errors import InputError
 
@@ -13,7 +13,7 @@ TEXT_SEQUENCES = 64
 
 
 def probe(
-    run: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")] = None,
+    run: Annotated[str | None, tyro.conf.Positional, optional("RUN")] = None,
     /,
     probes: tuple[str, ...] = (),
     steps: str = "all",
@@ -30,7 +30,7 @@ def probe(
             the distances to its predictors, or else loss and accuracy.
         steps: all, or a list such as 0,100,300.
         list: explain each probe in one line.
-        text: for a series of checkpoints, text to run on; random tokens repeated once by default.
+        text: for a series of checkpoints, text to run on, or @FILE with it; random tokens repeated once by default.
         tokens: instead of probes, recall between these tokens through each head's QK and OV: numbers, or for a series
             texts of one token each.
     """

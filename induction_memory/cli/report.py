@@ -23,7 +23,9 @@ def report(
     budget: float = 8.0,
     quiet: bool = False,
 ) -> None:
-    """Write a page that shows whole runs: one HTML file that works offline, with a slider over training.
+    """Write a page that shows whole runs, with a slider over training.
+
+    It is one HTML file that works offline.
 
     Args:
         runs: folders of trajectories, or names of shipped ones; several are shown side by side. A sweep's folder is

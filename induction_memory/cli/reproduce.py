@@ -28,7 +28,7 @@ def reproduce(
     quiet: bool = False,
     format: Format = "table",
 ) -> None:
-    """The paper's figures and claims: train what is missing, draw, judge, and write a page.
+    """Train what is missing, draw the paper's figures, judge its claims, write a page.
 
     Args:
         figures: numbers of figures, 2 to 11; all by default.

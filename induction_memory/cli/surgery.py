@@ -2,7 +2,16 @@
 
 from typing import Any
 
-from induction_memory.cli.arguments import Run, load, require_pairs, run_at, step_of
+from induction_memory.cli.arguments import (
+    OptionalFloat,
+    OptionalInt,
+    OptionalStr,
+    Run,
+    load,
+    require_pairs,
+    run_at,
+    step_of,
+)
 from induction_memory.cli.output import TERMINAL, TableOutput
 from induction_memory.errors import InputError
 
@@ -28,18 +37,18 @@ def surgery(
     memory: str,
     erase: tuple[str, ...] = (),
     insert: tuple[str, ...] = (),
-    swap: str | None = None,
+    swap: OptionalStr = None,
     project: bool = False,
     complement: bool = False,
-    truncate: int | None = None,
-    transplant: str | None = None,
-    strength: float | None = None,
-    head: str | None = None,
-    through: str | None = None,
+    truncate: OptionalInt = None,
+    transplant: OptionalStr = None,
+    strength: OptionalFloat = None,
+    head: OptionalStr = None,
+    through: OptionalStr = None,
     step: str = "last",
     output: TableOutput = TERMINAL,
 ) -> None:
-    """Edit single associations of a trained matrix and measure the damage to target and bystanders.
+    """Edit single associations of a trained matrix and measure the damage.
 
     Args:
         run: trajectory's folder, or the name of a shipped one.

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import tyro
 
+from induction_memory.cli.arguments import OptionalInt, OptionalStr
 from induction_memory.errors import InputError, printable
 
 
@@ -13,8 +14,8 @@ def sweep(
     file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")],
     /,
     out: Path,
-    workers: int | None = None,
-    scheduler: str | None = None,
+    workers: OptionalInt = None,
+    scheduler: OptionalStr = None,
     dry_run: bool = False,
     quiet: bool = False,
 ) -> None:

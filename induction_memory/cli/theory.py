@@ -1,11 +1,11 @@
 """`theory`: check the paper's lemmas and its three-step theorem."""
 
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import tyro
 
+from induction_memory.cli.arguments import OptionalPath
 from induction_memory.errors import printable
 from induction_memory.tables import show
 
@@ -13,10 +13,10 @@ COLUMNS = ("check", "statement", "predicted", "measured", "tolerance", "result")
 MANY = {"holds": "hold", "slip": "slips", "does not hold": "do not hold", "no slip": "no slips"}
 
 
-def theory(checks: Annotated[tuple[str, ...], tyro.conf.Positional] = (), /, out: Path | None = None) -> None:
-    """Check the paper's lemmas and its three-step theorem. What does not hold comes first; exit 1 for a surprise.
+def theory(checks: Annotated[tuple[str, ...], tyro.conf.Positional] = (), /, out: OptionalPath = None) -> None:
+    """Check the paper's lemmas and its three-step theorem; exit 1 for a surprise.
 
-    A known slip of the paper reads "slip": the statement as printed, which is known not to hold.
+    What does not hold comes first. A known error of the paper reads "slip".
 
     Args:
         checks: names of the checks; all by default.

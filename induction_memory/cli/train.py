@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from induction_memory.cli.arguments import this_command
+from induction_memory.cli.arguments import OptionalInt, optional, this_command
 from induction_memory.errors import InputError, printable, require
 
 Settings = Annotated[
@@ -14,16 +14,16 @@ Settings = Annotated[
 
 
 def train(
-    preset: Annotated[str | None, tyro.conf.Positional] = None,
+    preset: Annotated[str | None, tyro.conf.Positional, optional("[PRESET]")] = None,
     /,
     *,
     out: Path,
-    steps: int | None = None,
-    seed: int | None = None,
+    steps: OptionalInt = None,
+    seed: OptionalInt = None,
     set: Settings = (),
     resume: bool = False,
     quiet: bool = False,
-    log: Literal["tensorboard", "wandb"] | None = None,
+    log: Annotated[Literal["tensorboard", "wandb"] | None, optional("{tensorboard,wandb}")] = None,
 ) -> None:
     """Train an experiment and store its whole trajectory.
 

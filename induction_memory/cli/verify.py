@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 def verify(run: Run, /) -> None:
     """Check every checksum of a trajectory; exit 1 names what is damaged.
 
-    Of a folder of checkpoints that others trained: duplicated revisions, shards and tensors, gaps, jumps, changed
-    configurations and tokenizers, unreadable files. No model is made.
+    In a folder of checkpoints that others trained it finds duplicates and gaps.
+
+    It also finds jumps, unreadable files, changed configurations and tokenizers.
 
     Args:
         run: trajectory's folder or the name of a shipped one, or a folder of checkpoints that others trained.

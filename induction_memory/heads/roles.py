@@ -11,7 +11,8 @@ The effect of a head decides whether it has a role at all. A head without effect
 its weights or its attention name a role, it is a *distractor*. Among the heads with an effect the best supported role
 wins, even where a vote that leans the same way falls short of its threshold: with long sequences few positions are ever
 learned. A head with an effect for which the votes support no role more than "none" is "other". Where the effects are
-unknown (sharing.py), the two other votes name the role, and "unknown" if they support none.
+unknown (sharing.py), the two other votes name the role, and "unknown" if they support none. So it is where an effect is
+large but not clearly above zero: the vote of the causes abstains, and the column `disagreement` says so.
 """
 
 import numpy as np
@@ -26,6 +27,7 @@ from induction_memory.heads.votes import ROLES
 VOTES = ("weights", "attention", "causes")
 THRESHOLD = {"weights": 0.25, "attention": 0.25, "causes": LEAST}
 NONE, OTHER = "none", "other"
+UNCLEAR = "causes: effect not clear, more sequences would decide"
 
 
 def support(scores: Float[np.ndarray, " role"], threshold: float) -> Float[np.ndarray, " role_and_none"]:
@@ -58,6 +60,8 @@ def verdicts(votes: pd.DataFrame, shares: pd.DataFrame, pairs: pd.DataFrame) -> 
         choices = {vote: choice(scores[vote], THRESHOLD[vote]) for vote in VOTES}
         role, confidence = verdict(supports, head in effective)
         differ = [f"{vote}: {named}" for vote, named in choices.items() if named not in (role, UNKNOWN)]
+        if role != NONE and head not in effective and choices["causes"] in ROLES:
+            differ = [*(one for one in differ if not one.startswith("causes")), UNCLEAR]
         rows.append(
             {
                 "layer": of_layer["layer"].tolist()[0],
@@ -77,9 +81,12 @@ def verdicts(votes: pd.DataFrame, shares: pd.DataFrame, pairs: pd.DataFrame) -> 
 def verdict(supports: Float[np.ndarray, "vote role_and_none"], has_effect: bool) -> tuple[str, float]:
     """The role and the confidence in it. `supports` has one row per vote, in the order of VOTES; nan: abstains."""
     causes = supports[VOTES.index("causes")]
-    if not has_effect and not np.isnan(causes).any():
+    if not has_effect and causes[-1] >= causes[:-1].max():
         return NONE, float(causes[-1])
-    mean = np.nan_to_num(supports).mean(axis=0)
+    known = np.nan_to_num(supports)
+    if not has_effect:
+        known[VOTES.index("causes")] = 0
+    mean = known.mean(axis=0)
     best = int(np.argmax(mean))
     return (*ROLES, OTHER if has_effect else UNKNOWN)[best], float(mean[best])
 

@@ -21,7 +21,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from induction_memory.errors import require
-from induction_memory.interventions.ablations import component_names
+from induction_memory.interventions.ablations import INTACT, component_names
 from induction_memory.interventions.effects import Contrast, Direction, contrast, effects
 from induction_memory.interventions.path_patching import patch_paths
 from induction_memory.progress import keeping
@@ -52,6 +52,7 @@ def patch(
     task: Task | None = None,
     via: Via | None = None,
     seed: int = 0,
+    intact: bool = False,
 ) -> pd.DataFrame:
     """Activation patching (one row per component and position) or path patching (one row per edge), for each step.
 
@@ -81,6 +82,12 @@ def patch(
                 table = patch_paths(runs, edges)
             else:
                 table = patch_activations(runs, components, positions)
+            if intact:
+                names = ["source", "target"] if kind == "path" else ["component", "position"]
+                table = pd.concat(
+                    [pd.DataFrame([(INTACT, INTACT)], columns=names).join(effects(runs, [[]])), table],
+                    ignore_index=True,
+                )
             tables.append(chosen.labelled(table, one))
     return pd.concat(tables, ignore_index=True)
 

@@ -1,6 +1,8 @@
+import io
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 from dataclasses import fields
@@ -9,6 +11,7 @@ import pandas as pd
 import pytest
 
 from induction_memory import cli
+from induction_memory.cli import app
 from induction_memory.experiment.presets import PRESETS
 from induction_memory.experiment.train_config import TrainConfig
 from induction_memory.model.config import ModelConfig
@@ -65,6 +68,16 @@ def test_help_answers_from_the_module_too():
         "theory",
     ):
         assert command in answer.stdout
+
+
+@pytest.mark.parametrize("command", [command.__name__ for command in app.COMMANDS])
+def test_help_fits_80_columns_and_says_what_an_option_takes(command, run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, _ = run(command, "--help")
+    text = re.sub(r"\x1b\[[0-9;]*m", "", out)
+    assert code == 0
+    assert [line for line in text.splitlines() if len(line) > 80 or "None" in line] == []
+    assert command != "branch" or "--steps INT" in text
 
 
 def test_presets_are_listed_and_shown(run):
@@ -209,6 +222,8 @@ def test_the_interventions_answer_on_the_command_line(run, trained, tmp_path):
     assert {"target", "bystanders"} <= {row["group"] for row in json.loads(out)}
     code, out, _ = run("patch", str(trained), "--kind", "path", "--format", "csv")
     assert (code, "L2H1.k" in out) == (0, True)
+    first = pd.read_csv(io.StringIO(out)).iloc[0]
+    assert (first["source"], first["effect"]) == ("none", 0)
     code, out, _ = run("circuit", str(trained), "--sequences", "8", "--format", "json")
     assert (code, {row["edge"] for row in json.loads(out)} >= {"L1H1->L2H1.k", "L2H1->out"}) == (0, True)
     code, out, _ = run("circuit", str(trained), "--sequences", "8", "--table", "attribution", "--format", "csv")

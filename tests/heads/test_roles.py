@@ -6,7 +6,7 @@ import torch
 from induction_memory.heads.examination import identify
 from induction_memory.heads.games import value_function
 from induction_memory.heads.planted import plant
-from induction_memory.heads.roles import ROLES, VOTES, choice, support, verdicts
+from induction_memory.heads.roles import ROLES, UNCLEAR, VOTES, choice, support, verdicts
 from induction_memory.heads.sharing import relation
 from induction_memory.heads.votes import attention_scores, chosen_tokens, weight_recalls
 from induction_memory.model.building import build
@@ -18,12 +18,12 @@ from induction_memory.task import BigramTask, Corpus, sample, step_rng
 from induction_memory.trajectory import load
 
 
-def tables(weights, attention, causes, redundant=()):
+def tables(weights, attention, causes, redundant=(), error=0.001):
     """Votes, shares and pairs of one head of layer 1 with these scores for (previous, current, induction)."""
     scores = dict(zip(VOTES, (weights, attention, causes), strict=True))
     votes = [("L1H1", v, r, scores[v][i]) for v in VOTES for i, r in enumerate(ROLES)]
     games = {"layer": sum(causes), "k": causes[0], "q": causes[1], "out": causes[2]}
-    shares = [(game, 1, "L1H1", effect, effect, 0.001) for game, effect in games.items()]
+    shares = [(game, 1, "L1H1", effect, effect, error) for game, effect in games.items()]
     pairs = [("L1H1", other, "fully redundant") for other in redundant]
     return (
         pd.DataFrame(votes, columns=["head", "vote", "role", "score"]),
@@ -81,6 +81,16 @@ def test_unknown_effects_are_not_read_as_none():
     nothing = verdict([0, 0, 0], [0, 0, 0.01], [np.nan] * 3)
     assert (nothing["role"], nothing["distractor"]) == ("unknown", False)
     assert nothing["confidence"] < 0.67
+
+
+def test_a_large_effect_with_a_large_error_is_unclear_and_not_none():
+    row = verdict([0.9, 0, 0], [0.9, 0, 0], [0.7, 0, 0], error=0.28)
+    assert (row["role"], row["distractor"], row["disagreement"]) == ("previous-token", False, UNCLEAR)
+    assert row["confidence"] == pytest.approx(2 / 3)
+    only_cause = verdict([0, 0, 0], [0, 0, 0], [0.7, 0, 0], error=0.28)
+    assert (only_cause["role"], only_cause["disagreement"].endswith(UNCLEAR)) == ("unknown", True)
+    small = verdict([0.9, 0, 0], [0.9, 0, 0], [0.02, 0, 0], error=0.28)
+    assert (small["role"], small["distractor"]) == ("none", True)
 
 
 def test_an_unknown_score_for_one_role_leaves_it_possible():
