@@ -93,7 +93,7 @@ class Activations:
             return lambda layer: patterns[layer - 1]
         length = self.runner.n_ctx // 2
         tokens = self.of_batch("repeated tokens", lambda: standard_tokens(self.stack.vocab_size, length))
-        return self.runner.record(tokens).pattern
+        return self.runner.record(tokens, patterns=True).pattern
 
     def mass(self, layer: int, name: str, sought: Bool[Tensor, "batch query key"]) -> Float[Tensor, "batch head query"]:
         """The attention that each query of a layer gives to the sought keys, kept under a name."""
@@ -105,7 +105,7 @@ class Activations:
 
         def compute() -> dict[str, Tensor]:
             if self.runner is not None:
-                recording = self.runner.record(self.batch.tokens)
+                recording = self.runner.record(self.batch.tokens, patterns=True)
                 patterns = {pattern_name(layer): recording.pattern(layer) for layer in range(1, self.n_layers + 1)}
                 return {"logits": recording.logits, **recording.activations, **patterns}
             wanted = [pattern_name(layer) for layer in range(1, self.n_layers + 1)]

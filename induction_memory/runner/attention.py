@@ -63,9 +63,9 @@ def pattern(
 ) -> Float[Tensor, "batch head pos pos"]:
     """The attention itself: softmax over the keys s <= t of q_t . k_s / scale."""
     keys = rearrange(k, "batch pos head d -> batch head d pos")
-    scores = rearrange(q, "batch pos head d -> batch head pos d") @ keys / scale
+    scores = rearrange(q / scale, "batch pos head d -> batch head pos d") @ keys
     later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
-    return scores.masked_fill(later, -torch.inf).softmax(-1)
+    return scores.masked_fill_(later, -torch.inf).softmax(-1)
 
 
 def weigh(

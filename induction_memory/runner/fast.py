@@ -87,7 +87,9 @@ class FastRunner:
         """Memories can be read from every model that `accepted` lets pass."""
         return None
 
-    def record(self, tokens: Int[Tensor, "batch pos"], weights: Mapping[str, Tensor] | None = None) -> Recording:
+    def record(
+        self, tokens: Int[Tensor, "batch pos"], weights: Mapping[str, Tensor] | None = None, *, patterns: bool = False
+    ) -> Recording:
         runner = self
         if weights:
             runner = FastRunner(self.graph, self.n_ctx, self._networks, self._weights, {**self._swapped, **weights})
@@ -99,9 +101,12 @@ class FastRunner:
             if network.positions is not None:
                 kept["hook_pos_embed"] = network.positions(tokens).expand_as(x)
                 x = x + kept["hook_pos_embed"]
+            attended: dict[str, Tensor] = {}
             for layer, block in enumerate(network.layers):
-                x = _layer(block, x, f"blocks.{layer}.", kept, network.graph.parallel)
-            return Recording(runner, tokens, kept, network.unembed(x), [block.W_O for block in network.layers], network)
+                own = attended if patterns else None
+                x = _layer(block, x, f"blocks.{layer}.", kept, network.graph.parallel, own)
+            W_O = [block.W_O for block in network.layers]
+            return Recording(runner, tokens, kept, network.unembed(x), W_O, network, attended)
 
     def run(
         self, recording: Recording, variants: Sequence[Variant], queries: Int[Tensor, "batch m"] | None
@@ -183,12 +188,25 @@ def _is_early(graph: Graph, patch: Patch) -> bool:
 
 
 def _layer(
-    layer: Layer, x: Float[Tensor, "batch pos d"], name: str, kept: dict[str, Tensor], parallel: bool
+    layer: Layer,
+    x: Float[Tensor, "batch pos d"],
+    name: str,
+    kept: dict[str, Tensor],
+    parallel: bool,
+    attended: dict[str, Tensor] | None,
 ) -> Float[Tensor, "batch pos d"]:
+    """One layer of the intact run: what it computes goes into `kept`, its attention into `attended`, if given."""
     kept[name + "hook_resid_pre"] = x
     q, k, v = layer.project(layer.norm(x), "qkv")
     kept.update({f"{name}attn.hook_q": q, f"{name}attn.hook_k": k, f"{name}attn.hook_v": v})
-    z = attention.attend(layer.rotated(q[None]), layer.rotated(k[None]), v[None], layer.scale)[0]
+    q, k = layer.rotated(q[None]), layer.rotated(k[None])
+    if attended is None:
+        z = attention.attend(q, k, v[None], layer.scale)[0]
+    else:
+        pattern = attention.pattern(q[0], k[0], layer.scale)
+        attended[f"pattern {int(name.split('.')[1]) + 1}"] = pattern
+        z = attention.weigh(pattern.flatten(0, 1), v.transpose(1, 2).flatten(0, 1))
+        z = z.unflatten(0, pattern.shape[:2]).transpose(1, 2)
     out = layer.combine(z)
     kept[name + "attn.hook_z"], kept[name + "hook_attn_out"] = z, out
     after = x + out

@@ -70,7 +70,10 @@ class HookedRunner:
     def refusal(self) -> str | None:
         return unreadable(self.model)
 
-    def record(self, tokens: Int[Tensor, "batch pos"], weights: Mapping[str, Tensor] | None = None) -> Recording:
+    def record(
+        self, tokens: Int[Tensor, "batch pos"], weights: Mapping[str, Tensor] | None = None, *, patterns: bool = False
+    ) -> Recording:
+        """One forward with hooks. Attention takes another, at the first request, whatever `patterns` says."""
         runner = HookedRunner(self.model, {**self._swapped, **weights}) if weights else self
         require_length(tokens, self.n_ctx)
         tokens = tokens.to(next(self.model.parameters()).device)

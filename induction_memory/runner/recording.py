@@ -50,8 +50,13 @@ class Runner(Protocol):
         """Why memories cannot be read from the weights; None where they can."""
         ...
 
-    def record(self, tokens: Int[Tensor, "batch pos"], weights: Mapping[str, Tensor] | None = None) -> "Recording":
-        """One intact run without gradients. `weights` stand in for the parameters of their names, in this run alone."""
+    def record(
+        self, tokens: Int[Tensor, "batch pos"], weights: Mapping[str, Tensor] | None = None, *, patterns: bool = False
+    ) -> "Recording":
+        """One intact run without gradients. `weights` stand in for the parameters of their names, in this run alone.
+
+        `patterns` says that the attention of every layer will be asked for.
+        """
         ...
 
     def run(

@@ -55,6 +55,19 @@ def test_a_recording_is_what_the_hooks_of_the_model_see(model):
     torch.testing.assert_close(summed, cache[f"blocks.{model.cfg.n_layers - 1}.hook_resid_post"], atol=1e-5, rtol=1e-5)
 
 
+def test_a_recording_that_keeps_its_attention_is_the_same(model, monkeypatch):
+    monkeypatch.setattr(attention, "BLOCK", 5)
+    plain = record(model, tokens_of(0))
+    kept = plain.runner.record(tokens_of(0), patterns=True)
+    _, cache = model.run_with_cache(tokens_of(0))
+    torch.testing.assert_close(kept.logits, plain.logits, atol=1e-5, rtol=1e-5)
+    for layer in range(1, model.cfg.n_layers + 1):
+        assert kept.knows_pattern(layer)
+        assert not plain.knows_pattern(layer)
+        hook = f"blocks.{layer - 1}.attn.hook_pattern"
+        torch.testing.assert_close(kept.pattern(layer), cache[hook], atol=1e-5, rtol=1e-5)
+
+
 def test_every_single_patch_equals_one_hooked_forward(model):
     clean, other = (record(model, tokens_of(seed)) for seed in (0, 1))
     sites = unique(every_site(clean.graph))
