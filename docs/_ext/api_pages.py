@@ -11,7 +11,7 @@ from pathlib import Path
 import induction_memory as im
 
 GROUPS = {
-    "Load and look": ("load", "Trajectory", "attention", "report", "verify", "thin", "revisions"),
+    "Load and look": ("load", "Trajectory", "attention", "report", "verify", "thin", "share", "revisions"),
     "Change and measure": ("ablate", "ablation", "patch", "surgery", "probe", "identify"),
     "Train": ("train", "branch", "preset", "RunConfig", "TrainConfig", "ModelConfig", "BigramTask", "Corpus"),
     "Build and sample": ("build", "construct", "embedding", "sample", "step_rng"),

@@ -119,9 +119,9 @@ def resume(out: str | Path, *, settings: Sequence[str] = (), quiet: bool = False
     """Go on with whatever unfinished run, or branch, is in the folder; `settings` may ask for more `train.steps`.
 
     >>> import tempfile, induction_memory as im
-    >>> task, model, out = im.BigramTask(length=8), im.ModelConfig(d_model=16, n_ctx=8), f"{tempfile.mkdtemp()}/a"
-    >>> im.training.resume(im.train(task, model, out=out, steps=2, quiet=True).path, settings=["train.steps=4"], quiet=True)
-    Trajectory('a': 5 steps from 0 to 4)
+    >>> task, model, how = im.BigramTask(length=8), im.ModelConfig(d_model=16, n_ctx=8), {"steps": 2, "quiet": True}
+    >>> im.training.resume(im.train(task, model, out=tempfile.mkdtemp(), **how).path, settings=["train.steps=4"]).steps
+    array([0, 1, 2, 3, 4])
     """
     config = load(out).config.with_settings(list(settings))
     return run_from(lambda: _new(config), None, config, out, resume=True, quiet=quiet, log=log, command=None)
