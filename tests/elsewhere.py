@@ -77,8 +77,8 @@ class MadeThere(torch.overrides.TorchFunctionMode):
         made_there = kwargs.get("device") is not None and torch.device(kwargs["device"]) == META
         flat, _ = tree_flatten((args, kwargs))
         if made_there and not any(isinstance(x, Elsewhere) for x in flat):
-            kwargs["device"] = "cpu"
-            return Elsewhere(function(*args, **kwargs))
+            kwargs["device"], differentiable = "cpu", kwargs.pop("requires_grad", False)
+            return Elsewhere(function(*args, **kwargs)).requires_grad_(differentiable)
         to_there = function is torch.Tensor.to and not isinstance(args[0], Elsewhere)
         asked = [*args[1:], kwargs.get("device")] if to_there else []
         asked = [torch.device(x) if isinstance(x, str) else x for x in asked if x is not None]

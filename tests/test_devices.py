@@ -7,9 +7,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from transformer_lens.config import TransformerBridgeConfig
+from transformer_lens.model_bridge import TransformerBridge
+from transformer_lens.utilities import quantization
 
 import induction_memory as im
 from induction_memory.experiment.train_config import TrainConfig
+from induction_memory.interventions.circuits import discover
 from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
 from induction_memory.training.forward import evaluate, plain_evaluate
@@ -27,6 +31,22 @@ PROBES = ["W_K1", "W_O2", "previous_token_mass1", "induction_mass2", "mass_on_in
 PROBES += ["kl_to_bayes", "dla_token", "repeated_previous1"]
 BATCH = im.sample(TASK, 6, im.step_rng(0, 0))
 
+
+def streamed(model):
+    """Recall through hooks: keys that a head wrote, scores and logits."""
+    tokens = model.embed.W_E
+    keys = im.stream.written(model, "L1H1", tokens)
+    found = im.stream.attention_scores(model, "L2H1", keys, tokens), im.stream.output_logits(model, "L2H1", tokens)
+    return pd.DataFrame(torch.cat([x.detach().cpu().flatten() for x in found]).numpy())
+
+
+def series_tables(model):
+    """Head scores and ablations of a series of models in memory."""
+    scores = im.probes.table(im.revisions([(0, model), (5, model)]), batch=BATCH)
+    ablated = im.ablate(im.revisions([(0, model)]), BATCH.tokens, heads="all", kind="mean", step="all")
+    return pd.concat([scores[["value"]], ablated[["kl"]].rename(columns={"kl": "value"})], ignore_index=True)
+
+
 CALLS = {
     "ablation, engine": lambda model: im.ablate(model, BATCH, kind="mean", via="fast"),
     "ablation, hooks": lambda model: im.ablate(model, BATCH, kind="mean", via="hooks", components=["heads"]),
@@ -35,6 +55,8 @@ CALLS = {
     "patching, paths": lambda model: im.patch(model, task=TASK, kind="path"),
     "probes": lambda model: im.probes.table(model, PROBES, task=TASK, batch=BATCH),
     "head scores": lambda model: im.probes.head_scores(model, length=5),
+    "roles": lambda model: im.identify(model, batch=BATCH).votes,
+    "recall through hooks": streamed,
     "maps": lambda model: pd.DataFrame(np.asarray(im.attention(model, batch=BATCH).patterns).reshape(-1, 12)),
 }
 
@@ -46,6 +68,35 @@ def test_analyses_are_the_same_elsewhere(call, kind):
     with MadeThere():
         there = CALLS[call](elsewhere(build(MODELS[kind])))
     pd.testing.assert_frame_equal(there, here, check_exact=False, rtol=1e-5, atol=1e-6)
+
+
+DISCOVERY = {"random_orders": 1, "sizes": [1, 2]}
+ON_BRIDGES = ["ablation, hooks", "patching", "head scores", "roles", "recall through hooks", "maps"]
+
+
+def test_circuits_are_the_same_elsewhere():
+    """Exact effects alone: the disguise loses gradients of fused attention."""
+    here = discover(build(MODELS["full"]), BATCH, rankings=["exact"], **DISCOVERY)
+    with MadeThere():
+        there = discover(elsewhere(build(MODELS["full"])), BATCH, rankings=["exact"], **DISCOVERY)
+    pd.testing.assert_frame_equal(there.edges, here.edges, check_exact=False, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("call", [*ON_BRIDGES, "series", "circuits"])
+def test_analyses_of_a_bridge_are_the_same_elsewhere(call, monkeypatch):
+    monkeypatch.setattr(quantization, "unreadable_weight_reason", lambda weight: None)  # it refuses the device `meta`
+    made = CALLS.get(call, series_tables if call == "series" else None)
+    made = made or (lambda model: discover(model, BATCH, task=TASK, **DISCOVERY).edges)
+    here = made(bridge())
+    with MadeThere():
+        there = made(elsewhere(bridge()))
+    pd.testing.assert_frame_equal(there, here, check_exact=False, rtol=1e-4, atol=1e-5)
+
+
+def bridge():
+    sizes = {"d_model": 16, "n_layers": 2, "n_heads": 2, "d_head": 8, "n_ctx": 12, "d_vocab": TASK.n_inputs}
+    settings = TransformerBridgeConfig(**sizes, d_mlp=24, act_fn="gelu", normalization_type="LN", seed=0)
+    return TransformerBridge.boot_native(settings)
 
 
 @pytest.mark.parametrize("loss", ["all", "main"])

@@ -83,7 +83,7 @@ class _Tree:
             if stream is None and bool(subset.all()):
                 after = None
             else:
-                heads = torch.where(subset[:, None], present, absent).sum(-2)
+                heads = torch.where(subset[:, None].to(present.device), present, absent).sum(-2)
                 after = self._feed_forward(layer, before, before + heads + self.network[layer].attention["b_O"])
             self.descend(layer + 1, after, members[which == i])
 
@@ -94,7 +94,7 @@ class _Tree:
         before, present, absent = (
             _rows(x, self.questions.queries) for x in (before, self._written(layer, stream), self._absent(layer))
         )
-        chosen = torch.einsum("sh,bmhd->sbmd", subsets.to(present.dtype), present - absent) + absent.sum(-2)
+        chosen = torch.einsum("sh,bmhd->sbmd", subsets.to(present), present - absent) + absent.sum(-2)
         x = before + chosen + self.network[layer].attention["b_O"]
         return self.questions.sums(self.network.unembed(self._feed_forward(layer, before.expand_as(x), x)))
 
@@ -124,4 +124,4 @@ class _Tree:
 
 
 def _rows(x: Float[Tensor, "batch pos *rest"], positions: Int[Tensor, "batch m"]) -> Float[Tensor, "batch m *rest"]:
-    return x[torch.arange(len(x))[:, None], positions]
+    return x[torch.arange(len(x), device=x.device)[:, None], positions]

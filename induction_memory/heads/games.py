@@ -100,6 +100,7 @@ def value_function(
 ) -> ValueFunction:
     """Run the model once and find what replaces each head."""
     recording = record(model, batch.tokens)
+    batch = batch.to(recording.logits.device)
     replacements = Replacements(recording, batch, initial, seed)
     with torch.no_grad():
         absent = {head: replacements.value(head, kind) for head in recording.graph.heads}
@@ -151,7 +152,7 @@ def _route(v: ValueFunction, layer: int, route: str) -> Solution:
         change = torch.stack([(v.absent[head] - recording.at(head)).flatten() for head in heads])
 
     def value(subset: Tensor) -> Tensor:
-        missing = (~subset).to(change.dtype) @ change
+        missing = (~subset).to(change) @ change
         written = own + missing.unflatten(-1, own.shape)
         sites = edges(v.graph, heads[0], route)
         return v.patched([[Patch(site, output) for site in sites] for output in written])

@@ -39,17 +39,17 @@ class Questions:
 
     @property
     def counts(self) -> Float64[Tensor, " batch"]:
-        return self.asked.double().sum(1)
+        return self.asked.double().sum(1).cpu()
 
     def sums(self, logits: Float[Tensor, "*variant batch m vocab"]) -> Float64[Tensor, "*variant batch"]:
-        """The value of runs, summed over the questions of each sequence."""
+        """The value of runs, summed over the questions of each sequence; on the CPU, wherever the logits are."""
         targets = self.targets.expand(logits.shape[:-1]).unsqueeze(-1)
         if self.metric == "accuracy":
             values = (logits.argmax(-1, keepdim=True) == targets).squeeze(-1)
         else:
             level = logits.mean(-1) if self.metric == "logit" else logits.logsumexp(-1)
             values = logits.gather(-1, targets).squeeze(-1) - level
-        return (values.double() * self.asked).sum(-1)
+        return (values.double() * self.asked).sum(-1).cpu()
 
     def mean(
         self, sums: Float64[Tensor, "*variant batch"]
@@ -70,6 +70,6 @@ def ask(batch: Batch, metric: Metric = "logit", *, at_most: int = PER_SEQUENCE, 
     require(bool(possible.any()), "batch", f"a position of the group {batch.main}", "none")
     require(not batch.soft, "batch", "sequences with one right output for each position", "soft targets")
     m = min(at_most, int(possible.sum(1).max()))
-    order = torch.rand(possible.shape, generator=torch.Generator().manual_seed(seed)).masked_fill(~possible, -1)
-    queries = order.topk(m, dim=1).indices
+    order = torch.rand(possible.shape, generator=torch.Generator().manual_seed(seed)).to(possible.device)
+    queries = order.masked_fill(~possible, -1).topk(m, dim=1).indices
     return Questions(queries, batch.targets.gather(1, queries), possible.gather(1, queries), metric)

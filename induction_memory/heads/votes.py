@@ -108,7 +108,7 @@ def weight_recalls(
                 earlier_key, own = _positions(W_K[head], p, before)
                 key_query[layer, head, 0] = earlier_key
                 key_query[layer, head, 1] = max(own, float(key_query[layer, head, 1]))
-            match = _match(W_K[head], [w_E, *written], written)
+            match = _match(W_K[head], [w_E, *written], written).cpu()
             key_query[layer, head, 2] = match.max() if match.numel() else 0.0
             copied = torch.nan if w_U is None else _above_chance(matching(Phi[head], w_E, w_U))
             value_output[layer, head, 2] = copied
@@ -152,7 +152,7 @@ def attention_scores(
                 dim=-1,
             )
         )
-    return torch.stack(rows)
+    return torch.stack(rows).cpu()
 
 
 def own_position(pattern: Float[Tensor, "batch head query key"]) -> Float[Tensor, " head"]:

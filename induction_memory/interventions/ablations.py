@@ -129,6 +129,7 @@ def _ablate_one(
     seed: int,
 ) -> pd.DataFrame:
     recording = runner.record(batch.tokens)
+    batch = batch.to(recording.logits.device)
     replacements = Replacements(recording, batch, initial, seed)
     names = component_names(recording.graph, heads, components)
     kinds: Sequence[Kind] = replacements.kinds if kind == "all" else _listed(kind, "kind")

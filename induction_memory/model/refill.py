@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from induction_memory.errors import InputError
@@ -159,9 +159,12 @@ def _same(parameter: Tensor, tensor: Tensor) -> bool:
 def _tensors(path: Path, values: bool = True) -> Iterable[tuple[str, Tensor]]:
     """The tensors of a file one by one; without `values`, empty ones."""
     if path.suffix == ".safetensors":
-        with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118
-                yield name, file.get_tensor(name) if values else torch.empty(0)
+        try:
+            with safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118
+                    yield name, file.get_tensor(name) if values else torch.empty(0)
+        except SafetensorError as error:
+            raise InputError(f"{path}: expected a safetensors file, got {error}") from error
         return
     stored: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     yield from ((name, value) for name, value in stored.items() if isinstance(value, Tensor))

@@ -142,6 +142,7 @@ def pattern_name(layer: int) -> str:
 def run(model: nn.Module, tokens: Int[Tensor, "batch pos"], wanted: list[str]) -> dict[str, Tensor]:
     """The activations of these hooks, those that the model has and passes, and the logits."""
     any_model: Any = model
+    tokens = tokens.to(next(model.parameters()).device)
     with torch.no_grad():
         logits, cache = any_model.run_with_cache(tokens, names_filter=lambda name: name in wanted)
     passed = set(cache.keys())

@@ -210,7 +210,7 @@ def calibrate(
             except DivergedError as reason:
                 rows.append([n_beta, step_size, math.nan, math.nan, str(reason)])
     table = pd.DataFrame(rows, columns=["n_beta", "step_size", "value", "se", "note"])
-    smaller = table.sort_values("step_size").groupby("n_beta")["value"].shift()
+    smaller = table.sort_values("step_size").groupby("n_beta")["value"].shift().sort_index()
     return table.assign(plateau=(table["value"] - smaller).abs() <= PLATEAU * smaller.abs())
 
 

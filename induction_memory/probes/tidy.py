@@ -56,7 +56,7 @@ def table(
     """
     opened = subject(source, step=steps, batch=batch, task=task, sequences=SEQUENCES, field="steps")
     if opened.series is not None:
-        return _of_series(opened, names, opened.batch if batch is None else batch, task)
+        return _of_series(opened, names, opened.batch, task)
     probes = resolve(names, opened)
     curves, skipped = measure(opened, probes, batch=batch, task=task, cached=cached, progress=progress)
     values = [curve.values for curve in curves.values()]
@@ -74,17 +74,20 @@ def table(
 def _of_series(opened: Subject, names: Names, batch: Batch, task: Task | None) -> pd.DataFrame:
     """The tables of the models of a series, each of them kept on the disk where the series keeps results."""
     assert opened.series is not None
-    if names is None:
-        layers = range(1, opened.series.config().num_hidden_layers + 1)
-        names = [f"{kind}{layer}" for kind in ("repeated_previous", "repeated_induction") for layer in layers]
 
     def measure(_: int, model: nn.Module) -> dict[str, pd.DataFrame]:
-        return {"table": table(model, names, batch=batch, task=task)}
+        return {"table": table(model, _standard(model) if names is None else names, batch=batch, task=task)}
 
-    chosen = resolve(names, opened)
+    chosen = [] if names is None else resolve(names, opened)
     own = {"probes": [probe.name for probe in chosen], "batch": batch, "task": task and to_dict(task)}
     key = key_of(own) if all(probe.family in FAMILIES for probe in chosen) else None
     return joined([(step, tables["table"]) for step, tables in opened.series.results(measure, key=key)])
+
+
+def _standard(model: Any) -> list[str]:
+    """The head scores on repeated random tokens, of every layer."""
+    layers = range(1, model.cfg.n_layers + 1)
+    return [f"{kind}{layer}" for kind in ("repeated_previous", "repeated_induction") for layer in layers]
 
 
 def wide(tidy: pd.DataFrame) -> pd.DataFrame:

@@ -95,8 +95,7 @@ class Subject:
         found = self._sequences()
         if not isinstance(self.source, nn.Module):
             return found
-        device = next(self.source.parameters()).device
-        return found if found.tokens.device == device else found.to(device)
+        return found.to(next(self.source.parameters()).device)
 
     def _sequences(self) -> Any:
         if self.given is not None:

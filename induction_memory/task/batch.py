@@ -72,8 +72,8 @@ class Batch:
         return self._each(lambda values: values[rows])
 
     def to(self: Kind, device: torch.device | str) -> Kind:
-        """The same batch on a device."""
-        return self._each(lambda values: values.to(device))
+        """The same batch on a device; itself, if it is there."""
+        return self if self.tokens.device == torch.device(device) else self._each(lambda values: values.to(device))
 
     def _each(self: Kind, change: Any) -> Kind:
         return replace(

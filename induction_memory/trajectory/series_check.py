@@ -89,21 +89,27 @@ def lines(series: Revisions) -> list[str]:
 def gaps(steps: list[int]) -> list[Finding]:
     """Steps that are missing from a schedule of equal distances or of equal ratios.
 
+    Before the last checkpoint, three equal distances in a row stand for the schedule.
+
     >>> [one.detail for one in gaps([0, 100, 200, 400, 500])]
     ['step 300 is missing']
     """
-    found = []
+    found = list[Finding]()
+
+    def add(here: int, after: int, missing: list[int]) -> None:
+        text = f"step {missing[0]} is missing" if len(missing) == 1 else f"{len(missing)} steps are missing"
+        found.append(Finding("gap", here, after, f"steps {here} to {after}", text))
+
     for i in range(1, len(steps) - 2):
         before, here, after, beyond = steps[i - 1 : i + 3]
         step, distance = here - before, after - here
         if beyond - after == step and distance > step and distance % step == 0:
-            missing = list(range(here + step, after, step))
+            add(here, after, list(range(here + step, after, step)))
         elif before > 0 and here * here == before * (ratio_end := _geometric(before, here, after, beyond)):
-            missing = [ratio_end]
-        else:
-            continue
-        text = f"step {missing[0]} is missing" if len(missing) == 1 else f"{len(missing)} steps are missing"
-        found.append(Finding("gap", here, after, f"steps {here} to {after}", text))
+            add(here, after, [ratio_end])
+    *earlier, last = np.diff(steps[-5:]).tolist() or [0]
+    if len(set(earlier)) == 1 and len(earlier) == 3 and last > earlier[0] and last % earlier[0] == 0:
+        add(steps[-2], steps[-1], list(range(steps[-2] + earlier[0], steps[-1], earlier[0])))
     return found
 
 

@@ -2,6 +2,7 @@
 
 import math
 
+import pandas as pd
 import pytest
 import torch
 
@@ -114,3 +115,23 @@ def test_the_output_memory_of_a_shipped_run_has_the_coefficient_that_another_pac
     """0.37 +- 0.04 by devinterp 2.0.1 with these settings (unit: nats), step 600 of induction-alone."""
     row = llc.learning_coefficient(load("induction-alone"), ["W_O2"], step=600).iloc[0]
     assert row["value"] == pytest.approx(0.40, abs=0.12)
+
+
+def test_a_plateau_is_where_the_next_smaller_step_size_gives_the_same(run, monkeypatch):
+    values = {
+        (1.0, 1e-4): 2.0,
+        (1.0, 2e-4): 2.1,
+        (1.0, 4e-4): 3.0,
+        (5.0, 1e-4): 9.0,
+        (5.0, 2e-4): 9.0,
+        (5.0, 4e-4): 9.5,
+    }
+
+    def known(run, parts, *, step, sampling):
+        value = values[sampling.n_beta, sampling.step_size]
+        return pd.DataFrame({"value": [value], "se": [0.1]})
+
+    monkeypatch.setattr(llc, "learning_coefficient", known)
+    table = llc.calibrate(run, n_betas=(1.0, 5.0), step_sizes=(4e-4, 1e-4, 2e-4))
+    assert table["step_size"].tolist() == [4e-4, 1e-4, 2e-4] * 2
+    assert table["plateau"].tolist() == [False, False, True, True, False, True]

@@ -204,6 +204,7 @@ def test_schedules_that_are_regular_have_no_gaps():
     assert gaps(pythia) == []
     assert [one.detail for one in gaps([1, 2, 4, 16, 32])] == ["step 8 is missing"]
     assert gaps(np.arange(0, 50, 7).tolist()) == []
+    assert gaps([0, 100, 200, 300, 450]) == []
 
 
 def test_a_jump_of_the_weights_is_found(tmp_path):
@@ -215,3 +216,9 @@ def test_a_jump_of_the_weights_is_found(tmp_path):
             save_file({n: t + 3.0 for n, t in load_file(path).items()}, path, metadata={"format": "pt"})
     rows = found(folder, "jump")
     assert rows[["other_step", "step"]].values.tolist() == [[200, 300]]
+
+
+def test_a_gap_before_the_last_checkpoint_is_found():
+    (one,) = gaps([0, 100, 200, 300, 400, 700])
+    assert (one.where, one.detail) == ("steps 400 to 700", "2 steps are missing")
+    assert gaps([0, 100, 200, 500]) == []  # two distances are no schedule

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 
-from induction_memory.errors import Error
+from induction_memory.errors import Error, InputError
 from induction_memory.trajectory.revisions import revisions
 from induction_memory.trajectory.series_check import check
 from tests.trajectory.series import CONTEXT, VOCAB, write_series
@@ -120,3 +120,12 @@ def test_damaged_results_are_measured_again(times, series, tmp_path, knocks):
         assert len(measured) == before + 1
         assert files[number % 2].read_bytes() == whole
         count(knocks, number % 4 == 0)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "neox"])
+def test_a_file_that_is_cut_is_named_when_its_model_is_asked_for(kind, tmp_path):
+    written = write_series(kind, tmp_path, [0, 100])
+    file = min((written / "step100").glob("*.safetensors"))
+    file.write_bytes(file.read_bytes()[:500])
+    with pytest.raises(InputError, match=r"step100.*expected a safetensors file"):
+        revisions(written).table(lambda model: pd.DataFrame({"n": [model.cfg.n_layers]}))
