@@ -23,7 +23,7 @@ from induction_memory.reproduction import head_tables, record_files
 from induction_memory.reproduction.claims import CLAIMS, COLUMNS, measured
 from induction_memory.reproduction.measurement import make_record
 from induction_memory.reproduction.plan import FIGURES, Job, jobs
-from induction_memory.reproduction.records import Record, Records
+from induction_memory.reproduction.records import Record, Records, after
 from induction_memory.reproduction.shipping import TRAJECTORIES
 from induction_memory.trajectory.search import SHIPPED, find, search_path
 from induction_memory.trajectory.trajectory import Trajectory, load
@@ -182,9 +182,10 @@ def distance(kept: Record, anew: Record) -> tuple[float, str]:
 
     A measure of the last step that is younger than the record is not compared.
     """
+    before, now = (record.metrics.set_index("step") for record in (kept, anew))
     tables = [
         (kept.probes.reindex(index=anew.probes.index, columns=anew.probes.columns), anew.probes),
-        (kept.metrics.reindex(columns=anew.metrics.columns), anew.metrics),
+        (before.reindex(index=now.index, columns=now.columns), now),
         (pd.DataFrame([kept.last]), pd.DataFrame([anew.last]).reindex(columns=list(kept.last))),
     ]
     away = {}
@@ -212,8 +213,10 @@ def _audited(kept: Record, anew: Record | None, reads: list[str]) -> AuditedReco
     probes = kept.probes.copy()
     probes.loc[anew.probes.index, anew.probes.columns] = anew.probes
     rows = {f"row {probes.index.get_loc(step)}" for step in anew.probes.index}
-    fresh = known | {"metrics": anew.metrics, "last": anew.last, "errors": anew.errors, "probes": probes}
-    return AuditedRecord(**fresh, anew=frozenset({"metrics", "last", *rows}), sealed_reads=reads)
+    metrics = after(kept.metrics, anew.metrics)
+    curves = {"metrics"} if len(metrics) == len(anew.metrics) else set()
+    fresh = known | {"metrics": metrics, "last": anew.last, "errors": anew.errors, "probes": probes}
+    return AuditedRecord(**fresh, anew=frozenset({*curves, "last", *rows}), sealed_reads=reads)
 
 
 def _verdicts(records: Records, reads: list[str], broken: set[str]) -> pd.DataFrame:

@@ -49,9 +49,7 @@ def figure_2(given: Material) -> Figure:
 
 def figure_3(given: Material) -> Figure:
     """The induction head alone, with some matrices frozen until step 300."""
-    runs = {label: given.records.of(name) for label, name in plan.FREEZING.items() if _has(given, name)}
-    _require_one(runs, "figure-3")
-    return freezing(runs, note=given.note)
+    return _freezing(given, plan.FREEZING)
 
 
 def figure_4(given: Material) -> Figure:
@@ -82,10 +80,7 @@ def figure_6(given: Material) -> Figure:
 
 def figure_7(given: Material) -> Figure:
     """The three memories of a trained model: all v_j^T W u_i."""
-    run = given.trajectory(plan.OUTPUTS["uniform"])
-    step, note = int(run.steps[-1]), given.note
-    W_K1, W_K2, W_O2 = (_scores(run, name, step) for name in ("W_K1", "W_K2", "W_O2"))
-    return memories(W_K1, W_K2, W_O2, run.task.vocabulary, note=note)
+    return _memories(given, plan.OUTPUTS["uniform"])
 
 
 def figure_8(given: Material) -> Figure:
@@ -130,13 +125,40 @@ FIGURES: dict[int, Callable[[Material], Figure]] = {
     11: figure_11,
 }
 
+IN_THE_TEXT: dict[int, Callable[[Material], Figure]] = {
+    3: lambda given: _freezing(given, plan.FREEZING_IN_THE_TEXT),
+    7: lambda given: _memories(given, plan.UNIFORM_IN_THE_TEXT),
+}
+"""Figures that are drawn a second time, from the model of the paper's text."""
 
-def draw(figure: int, given: Material, folder: Path) -> Path:
-    """Draw a figure of the paper into the folder."""
-    drawn = FIGURES[figure](given)
-    path = folder / f"figure-{figure:02}.png"
+
+def draw(figure: int, given: Material, folder: Path) -> list[Path]:
+    """Draw a figure of the paper into the folder, and if its runs are there, in the text's parametrisation too."""
+    path, again = (folder / f"figure-{figure:02}{end}.png" for end in ("", "-text"))
+    _write(FIGURES[figure](given), path)
+    if figure not in IN_THE_TEXT:
+        return [path]
+    try:
+        _write(IN_THE_TEXT[figure](given), again)
+    except MissingRunError:
+        return [path]
+    return [path, again]
+
+
+def _write(drawn: Figure, path: Path) -> None:
     write_figure(drawn, path, dpi=DOTS_AN_INCH, metadata={"Software": None})
-    return path
+
+
+def _freezing(given: Material, presets: Mapping[str, str]) -> Figure:
+    runs = {label: given.records.of(name) for label, name in presets.items() if _has(given, name)}
+    _require_one(runs, next(iter(presets.values())))
+    return freezing(runs, note=given.note)
+
+
+def _memories(given: Material, preset: str) -> Figure:
+    run = given.trajectory(preset)
+    W_K1, W_K2, W_O2 = (_scores(run, name, int(run.steps[-1])) for name in ("W_K1", "W_K2", "W_O2"))
+    return memories(W_K1, W_K2, W_O2, run.task.vocabulary, note=given.note)
 
 
 def _has(given: Material, preset: str) -> bool:

@@ -32,8 +32,8 @@ BATCHES, RESAMPLES = 8, 300
 UNCERTAIN = ["previous_token_argmax1", "induction_mass2", "induction_other_mass2"]
 """Attention probes of the last step that claims rest on."""
 
-IGNORED = ("checkpoint", "crc32")
-"""Columns of the metrics that a record leaves out."""
+IGNORED = "^checkpoint$|^crc32$|_norm_"
+"""Columns of the metrics that a record leaves out, the norms of weights and gradients among them."""
 
 
 def make_record(run: Trajectory, name: str) -> Record:
@@ -47,7 +47,7 @@ def make_record(run: Trajectory, name: str) -> Record:
     last, errors = last | drawn | preferred, errors | spread
     errors |= attention_errors(run, end) | _pair_errors(run, end) | _head_errors(run)
     command, seconds = provenance(run)
-    metrics = run.metrics.drop(columns=list(IGNORED), errors="ignore")
+    metrics = run.metrics.loc[:, ~run.metrics.columns.str.contains(IGNORED)]
     return Record(name, run.config, command, seconds, run.fingerprint, metrics, tables, last, errors)
 
 

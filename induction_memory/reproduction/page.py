@@ -18,13 +18,15 @@ from induction_memory.tables import markdown
 
 HEADS = ["run", "steps", "in-context accuracy", "W_O2", "W_K2", "W_K1 (t < 64)", "minutes"]
 
+IN_THE_TEXT = "The same in the parametrisation of the paper's text ([text, code, here](text-code-here.md)):"
+
 
 def page(
     chosen: Sequence[int],
     scale: Scale,
     records: Records,
     verdicts: pd.DataFrame,
-    pictures: Mapping[int, str],
+    pictures: Mapping[int, Sequence[str]],
     reasons: Mapping[int, str],
     *,
     linked: bool = False,
@@ -38,7 +40,10 @@ def page(
         parts.append(f"## Figure {figure}")
         parts.append(_wrap(" ".join(str(FIGURES[figure].__doc__).split())))
         if figure in pictures:
-            parts.append(f"![Figure {figure}]({pictures[figure]})")
+            drawn, *again = pictures[figure]
+            parts.append(f"![Figure {figure}]({drawn})")
+            for other in again:
+                parts += [IN_THE_TEXT, f"![Figure {figure}, the text's parametrisation]({other})"]
         else:
             parts.append(f"Not drawn: {reasons[figure]}.")
         parts += _claims(figure, scale, verdicts, records)
@@ -108,7 +113,8 @@ def _scale(scale: Scale) -> str:
         "step size of Figures 10 and 11, and the dimensions and step sizes of Figure 8 are chosen here. Figures 2 and "
         "11 warm up for 30 steps, because the runs with random triggers diverge without it. Figures 2, 10 and 11 were "
         "trained for longer after their first numbers were known (400 steps, and in Figure 10 again after 600; in "
-        "Figure 2 600 with random triggers, 300 for one layer). "
+        "Figure 2 600 and 1,000 with random triggers, 300 for one layer). The two-layer runs of Figure 2 went on from "
+        "steps 1,000 and 600, which had been kept without the optimiser's state: momentum began at zero there. "
         "The KL of W_F is KL(bigrams || W_F), as in the authors' code; the paper's text has the "
         "arguments in the other order."
     )

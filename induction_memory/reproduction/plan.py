@@ -23,6 +23,7 @@ FREEZING = {
     r"$W_K^1$ frozen": "figure-3-freeze-first-key",
     r"$W_K^2$ frozen": "figure-3-freeze-second-key",
 }
+FREEZING_IN_THE_TEXT = {label: f"{name}-text" for label, name in FREEZING.items()}
 SETTINGS = {
     "K=1, fixed frequent": "figure-4-k1-fixed-frequent",
     "K=1, random": "figure-4-k1-random",
@@ -31,6 +32,7 @@ SETTINGS = {
     "K=5, fixed rare": "figure-4-k5-fixed-rare",
 }
 OUTPUTS = {"uniform": "figure-4-uniform", "bigram": "figure-4-bigram"}
+UNIFORM_IN_THE_TEXT = "figure-7-text"
 LATE_KEYS = {k: f"late-keys-k{k}" for k in (1, 5)}
 GRAFTED = {k: f"late-keys-k{k}-grafted" for k in (1, 5)}
 DIMENSION = tuple(name for name in PRESETS if name.startswith("figure-8-"))
@@ -40,11 +42,11 @@ LETTERS = 40  # tokens of a sequence in an attention map
 
 FIGURES: dict[int, tuple[str, ...]] = {
     2: (*TWO_LAYERS.values(), *ONE_LAYER.values()),
-    3: tuple(FREEZING.values()),
+    3: (*FREEZING.values(), *FREEZING_IN_THE_TEXT.values()),
     4: (*SETTINGS.values(), *OUTPUTS.values(), *LATE_KEYS.values(), *GRAFTED.values()),
     5: tuple(SETTINGS.values()),
     6: tuple(OUTPUTS.values()),
-    7: (OUTPUTS["uniform"],),
+    7: (OUTPUTS["uniform"], UNIFORM_IN_THE_TEXT),
     8: DIMENSION,
     9: (),
     10: (REALISTIC,),
@@ -52,7 +54,7 @@ FIGURES: dict[int, tuple[str, ...]] = {
 }
 """Figure -> the presets it is drawn from. Figure 9 takes no training."""
 
-SEEDS = dict.fromkeys(FREEZING.values(), 3) | {"figure-8-d128-eta12.8": 3}
+SEEDS = dict.fromkeys([*FREEZING.values(), *(f"figure-8-d128-eta{eta}" for eta in (3.2, 6.4, 12.8, 25.6, 51.2))], 3)
 """Independent repetitions of a preset's run at the paper's scale; one where nothing is said."""
 
 

@@ -1,7 +1,7 @@
 """Records on the disk: one folder per run, with three files.
 
     record.json   configuration, command, seconds, fingerprint of the trajectory, numbers of the last step
-    metrics.csv   one row per training step
+    metrics.csv   one row per training step, without the norms of weights and gradients
     probes.csv    one row per stored step
 
 A folder of records that ships is sealed: its file SHA256SUMS holds the checksum of every file in it, in the form that

@@ -6,7 +6,7 @@ last step attention, prediction and the shape of the memories. Claims read it th
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pandas as pd
@@ -125,6 +125,20 @@ class Records(Mapping[str, Record]):
         if not found:
             raise MissingRunError(f"{preset}-seed-0")
         return found
+
+
+def after(earlier: pd.DataFrame, later: pd.DataFrame) -> pd.DataFrame:
+    """The metrics of a run that went on from a stored step, with those from before that step."""
+    before = earlier.loc[(earlier["step"] < later["step"].min()).to_numpy()]
+    return pd.concat([before, later], ignore_index=True) if len(before) else later
+
+
+def continued(earlier: Record, later: Record) -> Record:
+    """The record of a run that went on from a stored step of another, with what was recorded before that step."""
+    before = earlier.probes.loc[earlier.probes.index < later.probes.index.min()]
+    spent = None if earlier.seconds is None or later.seconds is None else earlier.seconds + later.seconds
+    metrics, probes = after(earlier.metrics, later.metrics), pd.concat([before, later.probes])
+    return replace(later, metrics=metrics, probes=probes, seconds=spent)
 
 
 def tuned_runs(records: Records, d: int) -> list[Record]:

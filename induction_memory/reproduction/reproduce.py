@@ -29,7 +29,7 @@ class Reproduction:
     """What came out: the verdicts, the figures drawn, and why others were not."""
 
     verdicts: pd.DataFrame
-    pictures: dict[int, Path]
+    pictures: dict[int, list[Path]]
     reasons: dict[int, str]
     page: Path
 
@@ -64,7 +64,7 @@ def reproduce(
             reasons[figure] = str(missing)
     wanted = [claim.name for claim in claims.CLAIMS.values() if claim.figure in chosen]
     verdicts = claims.check(records, wanted)
-    links = {figure: path.relative_to(out).as_posix() for figure, path in pictures.items()}
+    links = {figure: [path.relative_to(out).as_posix() for path in paths] for figure, paths in pictures.items()}
     written = out / "reproduction.md"
     linked = (out / "theory.md").exists()
     write_file(written, page(chosen, scale, records, verdicts, links, reasons, linked=linked), "--out")

@@ -3,9 +3,10 @@
 The steps divide the path of the curves (in-context accuracy and the recalls) evenly. The length of the path is the sum
 over stored steps of the largest change in any curve, plus a small term for elapsed steps, so that flat stretches keep
 some steps too. The optimiser's state of the last step ships as well where the run has kept it: a copy of what ships can
-then be given more steps (`induction-memory train PRESET --out COPY --set train.steps=N --resume`). Of the larger models
-all shipped steps but the last are rounded (`trajectory/rounded.py`), and their metrics lack the norms, which no figure
-and no claim reads.
+then be given more steps (`induction-memory train PRESET --out COPY --set train.steps=N --resume`). A run may be the
+branch of one that shipped before; its record then begins with the record of that one. Of the larger models
+all shipped steps but the last are rounded (`trajectory/rounded.py`), and their metrics lack the norms, as the records
+of all runs do: no figure and no claim reads them.
 """
 
 import shutil
@@ -23,7 +24,7 @@ from induction_memory.files import write_file
 from induction_memory.reproduction import record_files
 from induction_memory.reproduction.measurement import provenance
 from induction_memory.reproduction.plan import FIGURES, jobs
-from induction_memory.reproduction.records import Record
+from induction_memory.reproduction.records import Record, continued
 from induction_memory.reproduction.training import gather
 from induction_memory.tables import markdown
 from induction_memory.trajectory.search import SHIPPED
@@ -52,7 +53,7 @@ TRAJECTORIES = {
     "four-heads": Shipped("figure-11", 22, small=True),
     "layernorm-mlp": Shipped("figure-10", 22, small=True),
     "vanilla-fixed": Shipped("figure-2-fixed", 3, small=True),
-    "vanilla-random": Shipped("figure-2-random", 3, small=True),
+    "vanilla-random": Shipped("figure-2-random", 4, small=True),
 }
 
 
@@ -70,7 +71,10 @@ def ship(runs: Path, out: Path = SHIPPED) -> list[str]:
     """Write what has been trained at the paper's scale in `runs/paper` to the folder `out`; names what it wrote."""
     found = gather(jobs(list(FIGURES), "paper"), runs / "paper", train=False)
     for name, record in found.items():
-        record_files.write(record, out / record_files.FOLDER / name)
+        place = out / record_files.FOLDER / name
+        if load(runs / "paper" / name).parent is not None:
+            record = continued(record_files.read(place), record)
+        record_files.write(record, place)
     record_files.seal(out / record_files.FOLDER)
     written = []
     for name, what in TRAJECTORIES.items():

@@ -23,6 +23,8 @@ from induction_memory.trajectory.trajectory import Trajectory
 
 MEGABYTES = {"factual-recall": 3.4}
 """Of the weights that ship of one run, 1.3 if not listed; its metrics come on top, without norms."""
+ROUNDED = ("factual-recall", "markov-2")
+"""Runs with many steps, of which all but the last are rounded (`trajectory/rounded.py`)."""
 CHOSEN = {"noisy-triggers-beside": (0, 160, 500, 2000)}
 """Steps that ship because of what an ablation shows at them."""
 MOST_STEPS = 16
@@ -70,4 +72,4 @@ def ship_task(preset: str, found: TaskRun, out: Path = SHIPPED) -> Trajectory:
     steps = CHOSEN.get(preset) or telling_steps(run.steps, curves, count).tolist()
     if (out / preset).exists():
         shutil.rmtree(out / preset)
-    return thin(run, out / preset, list(steps), keep_norms=False)
+    return thin(run, out / preset, list(steps), keep_norms=False, rounded=preset in ROUNDED)

@@ -57,12 +57,15 @@ def _sweep_job(job: Job, folder: Path) -> SweepJob:
 
 
 def train_and_record(name: str, config: dict[str, Any], folder: str, command: str) -> None:
-    """Train a run, or go on with it, and write its record."""
+    """Train a run, or go on with it, and write its record. A finished one is only measured; it may be a branch."""
     from induction_memory.reproduction.measurement import make_record
     from induction_memory.training.run import start
+    from induction_memory.trajectory import load
 
-    place = Path(folder)
-    run = start(RunConfig.from_dict(config), place / name, resume="or start", quiet=True, command=command)
+    place, asked = Path(folder), RunConfig.from_dict(config)
+    run = load(place / name) if (place / name / "manifest.json").exists() else None
+    if run is None or not run.finished or run.config != asked:
+        run = start(asked, place / name, resume="or start", quiet=True, command=command)
     write(make_record(run, name), place / FOLDER / name)
 
 

@@ -4,8 +4,8 @@
 
 Columns: call, run, step (-1 where a row has none), key (`probe=W_O2|head=0>1`), column, value, and text where the
 column holds words. `numbers.parquet` was made before the package was restructured, compare.py says what has moved.
-The rows of `four-heads` and `layernorm-mlp`, and those of the claims, were taken again (`--keep`) when these two runs
-were trained for longer and shipped anew.
+The rows of `four-heads`, `layernorm-mlp`, `vanilla-fixed` and `vanilla-random`, and those of the claims, were taken
+again (`--keep`) when these runs were trained for longer and shipped anew.
 The runs are read through links in a temporary folder, so that no result kept beside them is taken for a new one.
 """
 

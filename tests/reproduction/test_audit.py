@@ -119,7 +119,9 @@ def test_recomputed_rows_do_not_depend_on_any_sealed_number(quick, intact, copy)
     assert recomputed.sum() > 25
     assert before.loc[recomputed].equals(after.loc[recomputed])
     same = np.isclose(before.loc[~recomputed, "value"], after.loc[~recomputed, "value"])
-    assert np.flatnonzero(same).size <= 1  # a share of runs may come out the same
+    kept = set(before.loc[~recomputed, "claim"].to_numpy()[same])
+    # A share of runs may come out the same, and the last steps of a branch are its own, whatever came before.
+    assert kept <= {"second-before-first", "two-layers"}
     assert set(after.loc[~recomputed, "source"]) == {"seal broken"}
 
 

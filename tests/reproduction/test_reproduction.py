@@ -19,7 +19,7 @@ from induction_memory.reproduction.audit import with_shipped
 from induction_memory.reproduction.claims import COLUMNS
 from induction_memory.reproduction.measurement import make_record
 from induction_memory.reproduction.page import page
-from induction_memory.reproduction.records import MissingRunError, Records
+from induction_memory.reproduction.records import MissingRunError, Records, continued
 from induction_memory.sweep.estimate import cost
 from induction_memory.task.sampler import sample, step_rng
 from induction_memory.training.run import start
@@ -47,16 +47,19 @@ def small(monkeypatch):
 def trained(tmp_path_factory):
     """The runs of Figures 4 to 7, trained in this process."""
     folder = tmp_path_factory.mktemp("runs") / "quick"
-    for preset in plan.FIGURES[4]:
-        job = plan.Job(preset, 0, tiny(preset, 0, "quick"))
-        run = start(job.config, folder / job.name, quiet=True)
-        store.write(make_record(run, job.name), folder / "records" / job.name)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measurement, "BATCHES", 2)
+        patch.setattr(measurement, "RESAMPLES", 10)
+        for preset in plan.FIGURES[4]:
+            job = plan.Job(preset, 0, tiny(preset, 0, "quick"))
+            run = start(job.config, folder / job.name, quiet=True)
+            store.write(make_record(run, job.name), folder / "records" / job.name)
     return folder
 
 
 def test_every_panel_has_its_runs():
     drawn = {name for presets in plan.FIGURES.values() for name in presets}
-    other = ("-text", "-parallel")  # variants of the figures' models that no figure draws
+    other = "-parallel"  # a variant of Figure 10's model that no figure draws
     assert drawn == {n for n in PRESETS if n.startswith(("figure-", "late-keys-")) and not n.endswith(other)}
 
 
@@ -76,9 +79,9 @@ def test_a_figure_that_is_not_there_is_refused(name):
 
 def test_runs_are_planned_once_and_repeated_where_the_paper_scale_asks():
     names = [job.name for job in plan.jobs([4, 5, 6, 7], "paper")]
-    assert len(names) == len(set(names)) == 11
-    assert len(plan.jobs([3], "paper")) == 15
-    assert len(plan.jobs([3], "quick")) == 5
+    assert len(names) == len(set(names)) == 12
+    assert len(plan.jobs([3], "paper")) == 20
+    assert len(plan.jobs([3], "quick")) == 10
     assert {job.seed for job in plan.jobs([3], "paper")} == {0, 1, 2}
     assert {job.seed for job in plan.jobs([11], "paper")} == {0}
     assert all(job.config.task.length == 64 for job in plan.jobs([3, 8], "quick"))
@@ -94,6 +97,7 @@ def test_a_record_survives_the_disk(trained):
     assert len(kept.metrics) == 5
     for ours, theirs in ((made.metrics, kept.metrics), (made.probes, kept.probes)):
         same = ours.dropna(axis="columns", how="all")
+        assert not [name for name in theirs if "_norm_" in name]
         assert list(same.columns) == list(theirs.columns)
         np.testing.assert_allclose(theirs.to_numpy(float), same.to_numpy(float), rtol=1e-6, equal_nan=True)
     for key, value in made.last.items():
@@ -141,6 +145,20 @@ def test_records_are_found_by_preset(trained):
         found.of("figure-10")
 
 
+def test_the_record_of_a_run_that_went_on_begins_with_the_one_before(trained):
+    whole = store.read(trained / "records" / "figure-4-uniform-seed-0")
+
+    def part(first: int, last: int, seconds: float):
+        metrics = whole.metrics.loc[whole.metrics["step"].between(first, last)]
+        return replace(whole, metrics=metrics, probes=whole.probes.loc[first:last], seconds=seconds)
+
+    joined = continued(part(0, 2, 7.0), part(2, 4, 5.0))
+    pd.testing.assert_frame_equal(joined.metrics, whole.metrics)
+    pd.testing.assert_frame_equal(joined.probes, whole.probes)
+    assert joined.seconds == 12
+    assert continued(replace(part(0, 2, 7.0), seconds=None), part(2, 4, 5.0)).seconds is None
+
+
 def test_a_broken_record_is_named(trained, tmp_path):
     (tmp_path / "record.json").write_text("{")
     with pytest.raises(InputError, match="expected the record of a run"):
@@ -164,7 +182,7 @@ def test_a_run_with_other_settings_is_refused(trained, small, monkeypatch):
 
 
 def test_a_run_of_fewer_steps_counts_as_unfinished_and_is_trained_on(small, tmp_path, monkeypatch):
-    job = plan.jobs([7], "quick")
+    job = plan.jobs([7], "quick")[:1]
     training.gather(job, tmp_path, workers=1, quiet=True)
     longer = [replace(job[0], config=job[0].config.with_settings(["train.steps=6"]))]
     assert len(training.gather(longer, tmp_path, train=False)) == 0
@@ -174,7 +192,7 @@ def test_a_run_of_fewer_steps_counts_as_unfinished_and_is_trained_on(small, tmp_
 
 
 def test_what_is_missing_is_trained_in_processes(small, tmp_path):
-    job = plan.jobs([7], "quick")
+    job = plan.jobs([7], "quick")[:1]
     found = training.gather(job, tmp_path, workers=1, quiet=True)
     assert list(found) == ["figure-4-uniform-seed-0"]
     assert load(tmp_path / "figure-4-uniform-seed-0").finished
@@ -196,7 +214,7 @@ def test_cost_grows_with_the_work():
 def test_figures_and_page_from_small_runs(trained, small, tmp_path):
     made = reproduce.reproduce([4, 5, 6, 7, 10], "quick", runs=trained.parent, out=tmp_path, train=False)
     assert sorted(made.pictures) == [4, 5, 6, 7]
-    assert all(path.stat().st_size > 10_000 for path in made.pictures.values())
+    assert all(path.stat().st_size > 10_000 for paths in made.pictures.values() for path in paths)
     assert "figure-10-seed-0" in made.reasons[10]
     text = made.page.read_text()
     assert "![Figure 7](reproduction/figure-07.png)" in text
@@ -227,7 +245,7 @@ def test_pictures_are_of_finished_runs_of_the_preset_or_of_what_ships(trained, s
 
 def test_what_ships_stands_in_for_runs_that_are_not_there(tmp_path):
     made = reproduce.reproduce([7], "paper", runs=tmp_path, out=tmp_path, train=False)
-    assert made.pictures[7].stat().st_size > 10_000
+    assert made.pictures[7][0].stat().st_size > 10_000
     assert set(made.verdicts["claim"]) == {"diagonals"}
     assert "no run" not in set(made.verdicts["verdict"])
 
@@ -305,8 +323,9 @@ def test_what_ships_is_small_and_sound():
     for folder in sorted(path.parent for path in SHIPPED.glob("*/manifest.json")):
         assert verify(folder) == []
         command = json.loads((folder / "manifest.json").read_text())["command"].split()
-        assert command[:2] == ["induction-memory", "train"]
-        assert command[2] in PRESETS
+        assert command[0] == "induction-memory"
+        assert command[2] in {"train": PRESETS, "branch": shipping.TRAJECTORIES}[command[1]]
+        assert not [word for word in command if word.startswith("/")]
         assert f"`{folder.name}`" in (SHIPPED / "README.md").read_text()
 
 

@@ -36,9 +36,9 @@ def test_configuration_and_seed_give_step_0_of_a_shipped_run_bit_for_bit():
     assert same(shipped.initial(), shipped.state(0))
 
 
-def test_a_run_that_stores_only_its_last_step_has_moved_since_its_initial_weights():
+def test_a_run_that_stores_only_late_steps_has_moved_since_its_initial_weights():
     shipped = im.load("vanilla-random")
-    assert shipped.steps.tolist() == [1000]
+    assert shipped.steps[0] == 1000
     initial = shipped.initial()
     assert initial is not None
     seed = shipped.config.train.init_seed
