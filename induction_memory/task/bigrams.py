@@ -232,7 +232,6 @@ class BigramTask:
 
     @property
     def n_inputs(self) -> int:
-        """N."""
         return self.vocab_size
 
     n_outputs = n_inputs
