@@ -1,7 +1,8 @@
 """The strings under the fields of a class, shown by `help()`.
 
-Python keeps no string that stands under a field. `field_docs` reads them from the source once and lists them at the end
-of the class's docstring, so that they are written in one place and `help(im.TrainConfig)` explains every field.
+Python keeps no string that stands under a field. `field_docs` lists them at the end of the class's docstring, so that
+they are written in one place and `help(im.TrainConfig)` explains every field. The source is read when the docstring is
+asked for, not when the class is made.
 """
 
 import ast
@@ -13,11 +14,22 @@ from typing import TypeVar
 Class = TypeVar("Class", bound=type)
 
 
+class Docstring:
+    """A class's docstring with the meaning of its fields, put together on first use."""
+
+    def __init__(self, cls: type) -> None:
+        self.cls, self.own, self.whole = cls, cls.__doc__, None
+
+    def __get__(self, instance: object, owner: type | None = None) -> str | None:
+        if self.whole is None:
+            lines = [f"    {name}: {meaning}" for name, meaning in field_meanings(self.cls).items()]
+            self.whole = "\n".join([cleandoc(self.own or ""), "", "Fields:", *lines]) if lines else self.own
+        return self.whole
+
+
 def field_docs(cls: Class) -> Class:
     """Class decorator: list what each field means in the class's docstring."""
-    lines = [f"    {name}: {meaning}" for name, meaning in field_meanings(cls).items()]
-    if lines:
-        cls.__doc__ = "\n".join([cleandoc(cls.__doc__ or ""), "", "Fields:", *lines])
+    cls.__doc__ = Docstring(cls)  # pyright: ignore[reportAttributeAccessIssue]
     return cls
 
 
