@@ -18,7 +18,7 @@ from induction_memory.tables import markdown
 
 HEADS = ["run", "steps", "in-context accuracy", "W_O2", "W_K2", "W_K1 (t < 64)", "minutes"]
 
-IN_THE_TEXT = "The same in the parametrisation of the paper's text ([text, code, here](text-code-here.md)):"
+IN_THE_TEXT = "The same in the parametrisation of the paper's text (docs/text-code-here.md):"
 
 
 def page(
