@@ -149,9 +149,13 @@ class FastRunner:
 
 
 def _value_layers(graph: Graph, variants: Sequence[Variant]) -> list[int]:
-    """The layers in which several variants patch values alone, so that the intact attention is worth keeping."""
+    """The layers in which several variants patch values alone, so that the intact attention is worth keeping.
+
+    Values that are the same at every position need no attention at all.
+    """
     alone = [{patch.site.partition(ARROW)[2] or patch.site for patch in variant} for variant in variants]
-    read = [next(iter(sites)) for sites in alone if len(sites) == 1]
+    same = [all(patch.is_constant and ARROW not in patch.site for patch in variant) for variant in variants]
+    read = [next(iter(sites)) for sites, same in zip(alone, same, strict=True) if len(sites) == 1 and not same]
     counts = Counter(layer_of(site.partition(".")[0]) for site in read if site.endswith(".v"))
     return [layer for layer, count in counts.items() if count >= WORTH_A_PATTERN]
 

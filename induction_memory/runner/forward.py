@@ -30,7 +30,7 @@ def logits(group: Group) -> Float[Tensor, "variant batch m vocab"]:
     if _ends_with_heads(group) and (through := group.network.to_logits) is not None:
         return _from_heads(group, through)
     _attention(group, last)
-    if group.x is not None and _is_linear(group):
+    if group.x is not None and _ends_with_tail(group):
         assert group.network.tail is not None
         return group.network.tail(group.x)
     if last in graph.feed_forwards:
@@ -57,16 +57,18 @@ def before_last_layer(group: Group) -> None:
     group.begun = True
 
 
-def _is_linear(group: Group) -> bool:
-    """Whether everything after the last layer's heads is one linear map, and nothing there is patched."""
-    last = f"FF{group.recording.graph.n_layers}"
-    return group.network.tail is not None and not (group.nodes[last] or group.edges[last] or group.edges["out"])
+def _ends_with_tail(group: Group) -> bool:
+    """Whether everything after the last layer's heads is one map, which nothing patches, of all rows if not linear."""
+    last, tail = f"FF{group.recording.graph.n_layers}", group.network.tail
+    if tail is None or (tail.hidden is not None and group.rows is not None):
+        return False
+    return not (group.nodes[last] or group.edges[last] or group.edges["out"])
 
 
 def _ends_with_heads(group: Group) -> bool:
     """Whether nothing from the last layer's heads on is patched but what they read."""
     heads = group.recording.graph.heads_of(group.recording.graph.n_layers)
-    return _is_linear(group) and group.rows is None and not any(group.nodes[head] for head in heads)
+    return _ends_with_tail(group) and group.rows is None and not any(group.nodes[head] for head in heads)
 
 
 def _from_heads(group: Group, through: Through) -> Float[Tensor, "variant batch m vocab"]:

@@ -12,7 +12,6 @@ modules. Every function takes any number of leading axes.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -23,9 +22,9 @@ from torch import Tensor
 from induction_memory.errors import require
 from induction_memory.model.config import ModelConfig
 from induction_memory.runner.components import Graph
+from induction_memory.runner.tail import LinearLayer, ReluLayer, Tail, Through
 
 Map = Callable[[Tensor], Tensor]
-ROWS_AT_ONCE = 1024  # of a feed-forward's hidden layer
 _EPS = 1e-5  # TransformerLens's default, which `build` keeps
 
 
@@ -89,36 +88,6 @@ class Layer:
 
 
 @dataclass(frozen=True, eq=False)
-class Tail:
-    """x -> x W + b: all that follows the last layer's heads, where it is linear."""
-
-    W: Float[Tensor, "d_model vocab"]
-    b: Float[Tensor, " vocab"]
-
-    def __call__(self, x: Float[Tensor, "*lead d_model"]) -> Float[Tensor, "*lead vocab"]:
-        return F.linear(x, self.W.T, self.b)
-
-
-@dataclass(frozen=True, eq=False)
-class Through:
-    """What the output of a layer's heads is read through, where that makes it no wider than the values."""
-
-    name: str
-    M: Float[Tensor, "head d_head d_out"]
-    W_V: Float[Tensor, "head d_model d_head"]
-    b_V: Float[Tensor, "head d_head"]
-
-    def values(self, x: Float[Tensor, "*lead d_model"]) -> Float[Tensor, "*lead head d_out"]:
-        """(x W_V + b_V) M for each head, of a normed stream, in one multiplication."""
-        W, b = self._folded
-        return F.linear(x, W, b).unflatten(-1, (len(self.M), -1))
-
-    @cached_property
-    def _folded(self) -> tuple[Tensor, Tensor]:
-        return (self.W_V @ self.M).mT.flatten(0, 1), (self.b_V.unsqueeze(-2) @ self.M).flatten()
-
-
-@dataclass(frozen=True, eq=False)
 class Network:
     """A transformer as the functions that the shortcut needs."""
 
@@ -130,7 +99,7 @@ class Network:
     unembed: Map
     """Logits of the last stream."""
     tail: Tail | None = None
-    """Logits of the stream after the last layer's heads, in one multiplication, where all that follows is linear."""
+    """Logits of the stream after the last layer's heads in one map, where no norm stands in between."""
     _through: dict[str, Through | None] = field(default_factory=dict, repr=False)
 
     def __getitem__(self, layer: int) -> Layer:
@@ -143,9 +112,11 @@ class Network:
 
     @property
     def to_logits(self) -> Through | None:
-        """The last layer's W_O and the tail; None where there is no tail, or where it makes their values wider."""
+        """The last layer's W_O and the tail; None where the tail is not linear, or makes their values wider."""
         tail, last = self.tail, len(self.layers)
-        return None if tail is None else self._once("logits", last, lambda: self[last].W_O @ tail.W)
+        if tail is None or tail.hidden is not None:
+            return None
+        return self._once("logits", last, lambda: self[last].W_O @ tail.W)
 
     def _once(self, name: str, layer: int, matrix: Callable[[], Tensor]) -> Through | None:
         if name not in self._through:
@@ -163,41 +134,32 @@ class Network:
         W_E, W_U = weights["embed.W_E"], weights["unembed.W_U"]
         W_pos, b_U = weights["pos_embed.W_pos"], _bias(weights, "unembed.b_U", W_U, (W_U.shape[-1],))
         norm = _layer_norm(weights, "ln_final", config)
-        W_F = weights.get(f"blocks.{config.n_layers - 1}.mlp.W_F")
-        linear = not config.layer_norm and not config.parallel_blocks and config.feed_forward in ("none", "linear")
+        layers = tuple(_of_weights(weights, config, layer) for layer in range(1, config.n_layers + 1))
+        plain = not config.layer_norm and not config.parallel_blocks
         return cls(
             graph=Graph.of_config(config),
-            layers=tuple(_of_weights(weights, config, layer) for layer in range(1, config.n_layers + 1)),
+            layers=layers,
             embed=lambda tokens: W_E[tokens],
             positions=lambda tokens: W_pos[: tokens.shape[1]].expand(*tokens.shape, -1),
             unembed=lambda x: F.linear(norm(x), W_U.T, b_U),
-            tail=_linear_tail(W_F, W_U, b_U) if linear else None,
+            tail=Tail.of(layers[-1].feed_forward, W_U, b_U) if plain else None,
         )
 
     @classmethod
     def of_model(cls, model: Any) -> "Network":
         """The network of a HookedTransformer, with the weights that it has now."""
-        from induction_memory.model.building import LinearFeedForward
-
         graph, W_U, b_U = Graph.of(model), model.unembed.W_U.detach(), model.unembed.b_U.detach()
-        norm = _same if model.cfg.normalization_type is None else _any_axes(model.ln_final)
-        last = getattr(model.blocks[-1], "mlp", None)
-        W_F = last.W_F.detach() if isinstance(last, LinearFeedForward) else None
-        linear = W_F is not None or graph.n_layers not in graph.feed_forwards
-        linear = linear and not graph.parallel and model.cfg.normalization_type is None
+        normed = model.cfg.normalization_type is not None
+        norm = _any_axes(model.ln_final) if normed else _same
+        layers = tuple(_of_block(block, layer in graph.feed_forwards) for layer, block in enumerate(model.blocks, 1))
         return cls(
             graph=graph,
-            layers=tuple(_of_block(block, layer in graph.feed_forwards) for layer, block in enumerate(model.blocks, 1)),
+            layers=layers,
             embed=model.embed,
             positions=model.pos_embed if graph.positions else None,
             unembed=lambda x: F.linear(norm(x), W_U.T, b_U),
-            tail=_linear_tail(W_F, W_U, b_U) if linear else None,
+            tail=None if normed or graph.parallel else Tail.of(layers[-1].feed_forward, W_U, b_U),
         )
-
-
-def _linear_tail(W_F: Tensor | None, W_U: Float[Tensor, "d vocab"], b_U: Float[Tensor, " vocab"]) -> Tail:
-    """x -> (x + x W_F) W_U + b_U."""
-    return Tail(W_U if W_F is None else W_U + W_F @ W_U, b_U)
 
 
 def _of_weights(weights: Mapping[str, Tensor], config: ModelConfig, layer: int) -> Layer:
@@ -218,25 +180,16 @@ def _of_weights(weights: Mapping[str, Tensor], config: ModelConfig, layer: int) 
 def _feed_forward(weights: Mapping[str, Tensor], block: str, config: ModelConfig) -> Map:
     norm = _layer_norm(weights, f"{block}.ln2", config)
     if config.feed_forward == "linear":
-        W_F = weights[f"{block}.mlp.W_F"]
-        return lambda x: norm(x) @ W_F
+        return _behind(norm, LinearLayer(weights[f"{block}.mlp.W_F"]))
     assert config.feed_forward == "relu", config.feed_forward
     W_in, W_out = weights[f"{block}.mlp.W_in"], weights[f"{block}.mlp.W_out"]
     b_in = _bias(weights, f"{block}.mlp.b_in", W_in, (W_in.shape[-1],))
     b_out = _bias(weights, f"{block}.mlp.b_out", W_out, (W_out.shape[-1],))
-    return lambda x: _relu_layer(norm(x), W_in, b_in, W_out, b_out)
+    return _behind(norm, ReluLayer(W_in, b_in, W_out, b_out))
 
 
-def _relu_layer(
-    x: Float[Tensor, "*lead d"],
-    W_in: Float[Tensor, "d d_mlp"],
-    b_in: Float[Tensor, " d_mlp"],
-    W_out: Float[Tensor, "d_mlp d"],
-    b_out: Float[Tensor, " d"],
-) -> Float[Tensor, "*lead d"]:
-    """relu(x W_in + b_in) W_out + b_out, a few rows at a time: the hidden layer stays in the cache."""
-    rows = x.reshape(-1, x.shape[-1]).split(ROWS_AT_ONCE)
-    return torch.cat([torch.addmm(b_out, torch.addmm(b_in, part, W_in).relu_(), W_out) for part in rows]).view_as(x)
+def _behind(norm: Map, feed_forward: Map) -> Map:
+    return feed_forward if norm is _same else lambda x: feed_forward(norm(x))
 
 
 def _layer_norm(weights: Mapping[str, Tensor], name: str, config: ModelConfig) -> Map:
@@ -249,25 +202,26 @@ def _layer_norm(weights: Mapping[str, Tensor], name: str, config: ModelConfig) -
 def _of_block(block: Any, feed_forward: bool) -> Layer:
     attn = block.attn
     names = [f"{kind}_{letter}" for kind in "Wb" for letter in "QKVO"]
-    ln1, ln2 = (_any_axes(getattr(block, name, None)) for name in ("ln1", "ln2"))
-    mlp = _feed_forward_of(block.mlp) if feed_forward else _same
+    normed = attn.cfg.normalization_type is not None
+    ln1, ln2 = (_any_axes(getattr(block, name, None)) if normed else _same for name in ("ln1", "ln2"))
     return Layer(
         {name: getattr(attn, name).detach() for name in names},
         scale=float(attn.attn_scale),
         norm=ln1,
-        feed_forward=(lambda x: mlp(ln2(x))) if feed_forward else None,
+        feed_forward=_behind(ln2, _feed_forward_of(block.mlp)) if feed_forward else None,
         rotary=attn.apply_rotary if attn.cfg.positional_embedding_type == "rotary" else None,
     )
 
 
 def _feed_forward_of(mlp: Any) -> Map:
-    """The module itself, or its own formula where it is a plain ReLU layer."""
-    from induction_memory.model.building import MLP
+    """The module's own formula where it is a linear map or a plain ReLU layer, otherwise the module itself."""
+    from induction_memory.model.building import MLP, LinearFeedForward
 
-    if type(mlp) is not MLP or mlp.act_fn is not F.relu:
-        return _any_axes(mlp)
-    weights = [weight.detach() for weight in (mlp.W_in, mlp.b_in, mlp.W_out, mlp.b_out)]
-    return lambda x: _relu_layer(x, *weights)
+    if type(mlp) is LinearFeedForward:
+        return LinearLayer(mlp.W_F.detach())
+    if type(mlp) is MLP and mlp.act_fn is F.relu:
+        return ReluLayer(*(weight.detach() for weight in (mlp.W_in, mlp.b_in, mlp.W_out, mlp.b_out)))
+    return _any_axes(mlp)
 
 
 def _any_axes(module: Any) -> Map:
