@@ -139,11 +139,14 @@ def _ablate_one(
     same = [replacements.identity(name, one) for name, one in cells]  # W_O2 is L2H1, if no other head is there
     place_of = {key: place for place, key in enumerate(dict.fromkeys(same), start=1)}
     first = [cells[same.index(key)] for key in place_of]
-    labels = [(INTACT, INTACT), *((name, name_of(one)) for name, one in cells)]
-    table = pd.DataFrame(labels, columns=["component", "kind"])
     scorer, measured = Scorer(recording.logits, batch), dict[int, dict[str, float]]()
-    for indices, logits in recording.run([[], *(replacements.patches(*cell) for cell in first)]):
-        scored = scorer(logits)
+    for indices, logits in recording.run([[], *(replacements.changes(*cell) for cell in first)]):
+        scored = {name: values.tolist() for name, values in scorer(logits).items()}
         for place, index in enumerate(indices):
-            measured[index] = {name: value[place].item() for name, value in scored.items()}
-    return table.join(pd.DataFrame([measured[0], *(measured[place_of[key]] for key in same)]))
+            measured[index] = {name: values[place] for name, values in scored.items()}
+    rows = [measured[0], *(measured[place_of[key]] for key in same)]
+    columns = {
+        "component": [INTACT, *(name for name, _ in cells)],
+        "kind": [INTACT, *(name_of(one) for _, one in cells)],
+    }
+    return pd.DataFrame(columns | {score: [row[score] for row in rows] for score in rows[0]})

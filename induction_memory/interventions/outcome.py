@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from induction_memory.task.averages import masked_mean
@@ -43,17 +43,20 @@ class Scorer:
             scores = {"loss": -(batch.targets.to(log_p.dtype) * log_p).sum(-1)}
         else:
             targets = torch.where(batch.counted, batch.targets, 0).expand(logits.shape[:-1])
-            correct = (logits.max(-1).indices == targets).to(logits.dtype)
-            scores = {"accuracy": correct, "loss": -log_p.gather(-1, targets.unsqueeze(-1)).squeeze(-1)}
-        measured = {
-            f"{group}_{name}": (values, batch.group(group))
+            loss = -log_p.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+            scores = {"accuracy": is_first_maximum(logits, targets).to(logits.dtype), "loss": loss}
+        rows = [
+            (f"{group}_{name}", values, batch.group(group))
             for group in scored_groups(batch)
             for name, values in scores.items()
-        }
-        measured["kl"] = torch.linalg.vecdot(p, log_intact - log_p), batch.counted
+        ]
+        rows.append(("kl", torch.linalg.vecdot(p, log_intact - log_p), batch.counted))
+        names, values, masks = zip(*rows, strict=True)
+        where = torch.stack(masks) if self.where is None else torch.stack(masks) & self.where
+        means, errors = (one.unbind(-1) for one in masked_mean(torch.stack(values, dim=-3), where))
         result = {}
-        for name, (values, mask) in measured.items():
-            result[name], result[f"{name}_se"] = masked_mean(values, mask if self.where is None else mask & self.where)
+        for name, mean, error in zip(names, means, errors, strict=True):
+            result[name], result[f"{name}_se"] = mean, error
         return result
 
     @cached_property
@@ -61,6 +64,13 @@ class Scorer:
         """The intact run's probabilities, and their logarithms."""
         log_p = self.intact.log_softmax(-1)
         return log_p.exp(), log_p
+
+
+def is_first_maximum(logits: Float[Tensor, "*lead vocab"], targets: Int[Tensor, "*lead"]) -> Bool[Tensor, "*lead"]:
+    """argmax(logits) == targets, with the argmax taken only where the target's logit is the largest."""
+    right = logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1) == logits.amax(-1)
+    right[right.clone()] = logits[right].argmax(-1) == targets[right]
+    return right
 
 
 def score(

@@ -22,11 +22,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from induction_memory.model.config import ModelConfig
-from induction_memory.runner import attention, forward
+from induction_memory.runner import attention
 from induction_memory.runner.components import ARROW, Graph, head_of, layer_of
-from induction_memory.runner.group import Group
 from induction_memory.runner.network import Layer, Network
 from induction_memory.runner.parameters import parameters
+from induction_memory.runner.part import parts
 from induction_memory.runner.recording import Recording, Via, require_length
 from induction_memory.runner.swapped_weights import replaced
 from induction_memory.runner.variants import Patch, Variant
@@ -111,26 +111,27 @@ class FastRunner:
     def run(
         self, recording: Recording, variants: Sequence[Variant], queries: Int[Tensor, "batch m"] | None
     ) -> Iterator[tuple[list[int], Float[Tensor, "variant batch m vocab"]]]:
-        """A group holds variants that first differ at the same place, as many as the caches hold."""
+        """A group holds variants that first differ at the same place, as many as the caches hold.
+
+        Of a long batch they do not hold a single variant: then it goes through in parts, some sequences at a time.
+        """
         depth: dict[int, list[int]] = defaultdict(list)
         for index, variant in enumerate(variants):
             depth[min((_depth(self.graph, patch) for patch in variant), default=0)].append(index)
         if recording.tokens.numel() * recording.tokens.shape[1] * self.graph.n_heads <= MOST_PATTERN:
             for layer in _value_layers(self.graph, variants):
                 recording.pattern(layer)
-        at_once = max(1, TOKENS_AT_ONCE // recording.tokens.numel())
+        at_once, parted = max(1, TOKENS_AT_ONCE // recording.tokens.numel()), parts(recording, queries, TOKENS_AT_ONCE)
         for _, deep in sorted(depth.items()):
             for start, indices in _by_start(self.graph, variants, deep):
-                begun: Group | None = None
+                with self.network(recording) as network:
+                    for part in parted:
+                        part.begin(network, start, [variants[i] for i in indices])
                 for first in range(0, len(indices), at_once):
                     chosen = indices[first : first + at_once]
                     with self.network(recording) as network:
-                        group = Group(network, recording, [variants[i] for i in chosen], queries)
-                        if start:
-                            begun = begun or _begin(group, start, [variants[i] for i in indices])
-                            group.go_on_from(begun)
-                        logits = forward.logits(group)
-                    yield chosen, logits
+                        logits = [part.logits(network, [variants[i] for i in chosen]) for part in parted]
+                    yield chosen, logits[0] if len(logits) == 1 else torch.cat(logits, dim=1)
 
     @contextmanager
     def network(self, recording: Recording) -> Iterator[Network]:
@@ -174,14 +175,6 @@ def _by_start(
             yield [patch for patch in variants[members[0]] if _is_early(graph, patch)], members
     if alone:
         yield [], sorted(alone)
-
-
-def _begin(like: Group, start: list[Patch], variants: Sequence[Variant]) -> Group:
-    """One run with the patches that the variants share, as far as the last layer."""
-    group = Group(like.network, like.recording, [start], like.queries)
-    group.sources |= {patch.site.split(ARROW)[0] for variant in variants for patch in variant if ARROW in patch.site}
-    forward.before_last_layer(group)
-    return group
 
 
 def _is_early(graph: Graph, patch: Patch) -> bool:

@@ -7,7 +7,7 @@ recorded it.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, runtime_checkable
 
 import torch
@@ -120,6 +120,16 @@ class Recording:
         if name not in self._kept:
             self._kept[name] = compute()
         return self._kept[name]
+
+    def of(self, sequences: slice) -> "Recording":
+        """The run of some of the sequences, with what is known of them."""
+        return replace(
+            self,
+            tokens=self.tokens[sequences],
+            activations={name: value[sequences] for name, value in self.activations.items()},
+            logits=self.logits[sequences],
+            _kept={name: value[sequences] for name, value in self._kept.items()},
+        )
 
     def after_heads(self, layer: int) -> Float[Tensor, "batch pos d_model"]:
         """The stream with what a layer's heads wrote, without its feed-forward."""

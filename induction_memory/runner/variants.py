@@ -5,7 +5,7 @@ is a set of patches.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float
@@ -50,6 +50,11 @@ class Patch:
     @property
     def _is_whole(self) -> bool:
         return isinstance(self.amount, float) and self.amount == 1.0
+
+    def of(self, sequences: slice) -> "Patch":
+        """The patch of some of the sequences."""
+        value = self.value if len(self.value) == 1 else self.value[sequences]
+        return replace(self, value=value, where=None if self.where is None else self.where[sequences])
 
     def blend(
         self,

@@ -15,13 +15,17 @@ from torch import Tensor
 
 
 def masked_mean(
-    values: Float[Tensor, "*variant batch pos"], mask: Bool[Tensor, "batch pos"]
+    values: Float[Tensor, "*variant batch pos"], mask: Bool[Tensor, "*#variant batch pos"]
 ) -> tuple[Float[Tensor, "*variant"], Float[Tensor, "*variant"]]:
-    """Mean over the masked positions and its standard error; nan where no position, or a single sequence, is left."""
+    """Mean over the masked positions and its standard error; nan where no position, or a single sequence, is left.
+
+    Several scores at once have an axis of their own before the batch, and so have their masks.
+    """
     sums, counts = torch.where(mask, values, 0.0).sum(-1), mask.sum(-1).to(values.dtype)
-    mean = sums.sum(-1) / counts.sum()
+    total = counts.sum(-1)
+    mean = sums.sum(-1) / total
     batch = values.shape[-2]
     if batch < 2:
         return mean, torch.full_like(mean, torch.nan)
     spread = (sums - mean.unsqueeze(-1) * counts).square().sum(-1)
-    return mean, (batch / (batch - 1) * spread).sqrt() / counts.sum()
+    return mean, (batch / (batch - 1) * spread).sqrt() / total

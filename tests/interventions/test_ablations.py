@@ -104,14 +104,24 @@ def test_weights_that_have_not_learnt_are_replaced_by_themselves(model, batch):
     with torch.no_grad():
         initial.blocks[0].attn.W_K.zero_()
     kept = Replacements(record(model, batch.tokens), batch, initial)
-    assert kept.patches("W_O2", "initial") == kept.patches("FF1", "initial") == []
-    assert [patch.site for patch in kept.patches("W_K1", "initial")] == ["L1H1.k", "L1H2.k"]
+    assert kept.changes("W_O2", "initial") == kept.changes("FF1", "initial") == []
+    assert [patch.site for patch in kept.changes("W_K1", "initial")] == ["L1H1.k", "L1H2.k"]
     rows = ablate(model, batch, components=["W_O2", "W_K1"], kind="initial", initial=initial).set_index("component")
     assert (
         rows.loc["W_O2", "in_context_loss"]
         == rows.loc["none", "in_context_loss"]
         != rows.loc["W_K1", "in_context_loss"]
     )
+
+
+def test_what_all_sequences_share_is_not_changed_by_that_of_another_or_by_their_mean(model, batch):
+    values = Replacements(record(model, batch.tokens), batch)
+    for kind in ("mean-position", "resample", "resample-output"):
+        assert values.patches("pos", kind)
+        assert values.changes("pos", kind) == []
+        assert values.changes("embed", kind)
+    rows = ablate(model, batch, components=["pos", "embed"], kind="resample").set_index("component")
+    assert rows.loc["pos", "kl"] == rows.loc["none", "kl"] < 1e-6 < rows.loc["embed", "kl"]
 
 
 def test_the_kinds_put_what_they_say_in_place(model, batch):
