@@ -78,7 +78,9 @@ def test_every_single_patch_equals_one_hooked_forward(model):
         torch.testing.assert_close(fast, slow, atol=1e-5, rtol=1e-5, msg=lambda m, s=site: f"{s}: {m}")
 
 
-def test_random_sets_of_patches_at_some_positions_equal_one_hooked_forward(model):
+@pytest.mark.parametrize("at_once", [24, 100_000], ids=["two sequences after the other", "all"])
+def test_random_sets_of_patches_at_some_positions_equal_one_hooked_forward(model, monkeypatch, at_once):
+    monkeypatch.setattr(fast_runner, "TOKENS_AT_ONCE", at_once)
     clean, other = (record(model, tokens_of(seed)) for seed in (0, 1))
     generator = torch.Generator().manual_seed(3)
     sites = unique(every_site(clean.graph))
@@ -119,7 +121,9 @@ def test_many_edges_with_one_vector_each_equal_one_hooked_forward(model, monkeyp
             torch.testing.assert_close(fast, slow, atol=2e-5, rtol=2e-5)
 
 
-def test_patches_of_one_position_and_logits_at_some_queries_equal_the_hooked_forward(model):
+@pytest.mark.parametrize("at_once", [24, 100_000], ids=["two sequences after the other", "all"])
+def test_patches_of_one_position_and_logits_at_some_queries_equal_the_hooked_forward(model, monkeypatch, at_once):
+    monkeypatch.setattr(fast_runner, "TOKENS_AT_ONCE", at_once)
     clean, other = (record(model, tokens_of(seed)) for seed in (0, 1))
     queries = torch.tensor([[11, 3], [5, 6], [0, 9]])
     variants = []
