@@ -44,7 +44,7 @@ class Scorer:
         else:
             targets = torch.where(batch.counted, batch.targets, 0).expand(logits.shape[:-1])
             loss = -log_p.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
-            scores = {"accuracy": is_first_maximum(logits, targets).to(logits.dtype), "loss": loss}
+            scores = {"accuracy": is_argmax(logits, targets).to(logits.dtype), "loss": loss}
         rows = [
             (f"{group}_{name}", values, batch.group(group))
             for group in scored_groups(batch)
@@ -66,11 +66,12 @@ class Scorer:
         return log_p.exp(), log_p
 
 
-def is_first_maximum(logits: Float[Tensor, "*lead vocab"], targets: Int[Tensor, "*lead"]) -> Bool[Tensor, "*lead"]:
-    """argmax(logits) == targets, with the argmax taken only where the target's logit is the largest."""
-    right = logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1) == logits.amax(-1)
-    right[right.clone()] = logits[right].argmax(-1) == targets[right]
-    return right
+def is_argmax(logits: Float[Tensor, "*lead vocab"], targets: Int[Tensor, "*lead"]) -> Bool[Tensor, "*lead"]:
+    """logits.argmax(-1) == targets, several times faster: the argmax is taken only where maxima tie, or are nan."""
+    best = logits.amax(-1, keepdim=True)
+    if int(torch.count_nonzero(logits == best)) != best.numel():
+        return logits.argmax(-1) == targets
+    return (logits.gather(-1, targets.unsqueeze(-1)) == best).squeeze(-1)
 
 
 def score(

@@ -228,10 +228,8 @@ class Replacements:
 
 def _differs_by_rounding_alone(value: Value, own: Float[Tensor, "batch pos d"]) -> bool:
     """Whether a value is the activation itself; most values differ at the last position already."""
-    value = value.expand_as(own)
-    return all(
-        bool((value[:, at] - own[:, at]).abs().max() <= 1e-6 * own.abs().max()) for at in (slice(-1, None), slice(None))
-    )
+    value, places = value.expand_as(own), (slice(-1, None), slice(None))
+    return all(bool((value[:, at] - own[:, at]).abs().max() <= 1e-6 * own[:, at].abs().max()) for at in places)
 
 
 def name_of(kind: Kind) -> str:

@@ -93,9 +93,8 @@ def _of_modules(model: Any) -> str | None:
     for name, module in model.named_modules():
         if type(module) not in known:
             return f"{name}, a {type(module).__name__}"
-        shadowed = [key for key in vars(module) if callable(getattr(type(module), key, None))]
-        if shadowed:
-            return f"{name or 'the model'} with a {shadowed[0]} of its own"
+        if shadowed := vars(module).keys() & _methods(type(module)):
+            return f"{name or 'the model'} with a {min(shadowed)} of its own"
         if any(vars(module)[kind] for kind in _HOOKS):
             return f"a hook at {name or 'the model'}"
         if getattr(module, "cfg", model.cfg) is not model.cfg:
@@ -103,6 +102,11 @@ def _of_modules(model: Any) -> str | None:
         if getattr(module, "_attention_dir_override", None) is not None:
             return f"{name} with a direction of its own"
     return None
+
+
+@cache
+def _methods(kind: type) -> frozenset[str]:
+    return frozenset(name for name in dir(kind) if callable(getattr(kind, name, None)))
 
 
 _HOOKS = (

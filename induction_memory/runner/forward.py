@@ -125,14 +125,14 @@ def _attention(group: Group, layer: int) -> None:
                 change = (z[i, h] - recorded).flatten(0, 1)
                 x[i] = torch.addmm(x[i].flatten(0, 1), change, W_O[h]).view_as(x[i])
             continue
-        before = group.intact(recording.at(head))
-        own = before.clone()
-        for i in sorted(patched):
-            if (i, h) in reads:
-                own[i] = z[i, h] @ W_O[h] if through is None else z[i, h]
-        group.written[head] = group.replaced(head, own)
-        for i in sorted(patched):
-            x[i] = x[i] + (group.written[head][i] - before[i])
+        recorded = group.pick(recording.at(head))
+        written = {i: z[i, h] @ W_O[h] if through is None else z[i, h] for i in patched if (i, h) in reads}
+        for i, patch in group.nodes[head]:
+            written[i] = group.blend(written.get(i, recorded), patch)
+        for i, own in written.items():
+            x[i] = x[i] + (own - recorded)
+        if head in group.sources:
+            group.written[head] = torch.stack([written.get(i, recorded) for i in range(len(x))])
     group.rows = None if reads else group.patched_rows(heads)
     group.x = torch.stack(x) if len(x) > 1 else x[0].unsqueeze(0)
 

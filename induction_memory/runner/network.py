@@ -12,6 +12,7 @@ modules. Every function takes any number of leading axes.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from torch import Tensor
 from induction_memory.errors import require
 from induction_memory.model.config import ModelConfig
 from induction_memory.runner.components import Graph
-from induction_memory.runner.tail import LinearLayer, ReluLayer, Tail, Through
+from induction_memory.runner.tail import LinearLayer, ReluLayer, Tail, Through, unless_zero
 
 Map = Callable[[Tensor], Tensor]
 _EPS = 1e-5  # TransformerLens's default, which `build` keeps
@@ -42,7 +43,7 @@ class Layer:
     """The feed-forward with its norm; None where the layer has none."""
     rotary: Map | None = None
     """Turns queries or keys [batch, pos, head, d_head] by their position; None without rotary positions."""
-    _stacked: dict[str, tuple[str, Tensor, Tensor]] = field(default_factory=dict, repr=False)
+    _stacked: dict[str, tuple[str, Tensor, Tensor | None]] = field(default_factory=dict, repr=False)
 
     @property
     def W_O(self) -> Float[Tensor, "head d_head d_model"]:
@@ -69,7 +70,7 @@ class Layer:
 
     def combine(self, z: Float[Tensor, "*lead head d_head"]) -> Float[Tensor, "*lead d_model"]:
         """sum over heads of z W_O[head], and b_O."""
-        return F.linear(z.flatten(-2), self.W_O.flatten(0, 1).T, self.attention["b_O"])
+        return F.linear(z.flatten(-2), self.W_O.flatten(0, 1).T, self._b_O)
 
     def rotated(
         self, x: Float[Tensor, "variant batch pos head d_head"]
@@ -77,14 +78,28 @@ class Layer:
         """Queries or keys of all positions as attention compares them."""
         return x if self.rotary is None else self.rotary(x.flatten(0, 1)).view_as(x)
 
-    def _stack(self, letters: str) -> tuple[str, Tensor, Tensor]:
+    @cached_property
+    def _b_O(self) -> Tensor | None:
+        return unless_zero(self.attention["b_O"])
+
+    @cached_property
+    def _free(self) -> str:
+        """The letters whose matrix is the identity."""
+        return "".join(
+            letter
+            for letter in "qkv"
+            if _is_identity(self.attention[f"W_{letter.upper()}"], self.attention[f"b_{letter.upper()}"])
+        )
+
+    def _stack(self, letters: str) -> tuple[str, Tensor, Tensor | None]:
         """The letters whose matrix is the identity, and the others' matrices and biases below one another."""
         weights = {one: (self.attention[f"W_{one.upper()}"], self.attention[f"b_{one.upper()}"]) for one in letters}
-        free = "".join(letter for letter, (W, b) in weights.items() if _is_identity(W, b))
+        free = "".join(letter for letter in letters if letter in self._free)
         rest = [weights[letter] for letter in letters if letter not in free]
         if not rest:
-            return free, torch.empty(0), torch.empty(0)
-        return free, torch.cat([W.mT.flatten(0, 1) for W, _ in rest]), torch.cat([b.flatten() for _, b in rest])
+            return free, torch.empty(0), None
+        bias = unless_zero(torch.cat([b.flatten() for _, b in rest]))
+        return free, torch.cat([W.mT.flatten(0, 1) for W, _ in rest]), bias
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,27 +154,33 @@ class Network:
         return cls(
             graph=Graph.of_config(config),
             layers=layers,
-            embed=lambda tokens: W_E[tokens],
+            embed=lambda tokens: F.embedding(tokens, W_E),
             positions=lambda tokens: W_pos[: tokens.shape[1]].expand(*tokens.shape, -1),
-            unembed=lambda x: F.linear(norm(x), W_U.T, b_U),
+            unembed=_unembedding(norm, W_U, b_U),
             tail=Tail.of(layers[-1].feed_forward, W_U, b_U) if plain else None,
         )
 
     @classmethod
     def of_model(cls, model: Any) -> "Network":
         """The network of a HookedTransformer, with the weights that it has now."""
-        graph, W_U, b_U = Graph.of(model), model.unembed.W_U.detach(), model.unembed.b_U.detach()
+        graph, W_E = Graph.of(model), model.embed.W_E.detach()
+        W_U, b_U = model.unembed.W_U.detach(), model.unembed.b_U.detach()
         normed = model.cfg.normalization_type is not None
         norm = _any_axes(model.ln_final) if normed else _same
         layers = tuple(_of_block(block, layer in graph.feed_forwards) for layer, block in enumerate(model.blocks, 1))
         return cls(
             graph=graph,
             layers=layers,
-            embed=model.embed,
+            embed=lambda tokens: F.embedding(tokens, W_E),
             positions=model.pos_embed if graph.positions else None,
-            unembed=lambda x: F.linear(norm(x), W_U.T, b_U),
+            unembed=_unembedding(norm, W_U, b_U),
             tail=None if normed or graph.parallel else Tail.of(layers[-1].feed_forward, W_U, b_U),
         )
+
+
+def _unembedding(norm: Map, W_U: Float[Tensor, "d_model vocab"], b_U: Float[Tensor, " vocab"]) -> Map:
+    bias = unless_zero(b_U)
+    return lambda x: F.linear(norm(x), W_U.T, bias)
 
 
 def _of_weights(weights: Mapping[str, Tensor], config: ModelConfig, layer: int) -> Layer:

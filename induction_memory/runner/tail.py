@@ -19,6 +19,11 @@ from torch import Tensor
 ROWS_AT_ONCE = 2048  # of a hidden layer, which then stays in the cache
 
 
+def unless_zero(bias: Tensor) -> Tensor | None:
+    """What F.linear takes for a bias: adding zeros would cost a pass over the whole output."""
+    return bias if bool(bias.any()) else None
+
+
 @dataclass(frozen=True, eq=False)
 class LinearLayer:
     """x -> x W_F."""
@@ -39,13 +44,18 @@ class ReluLayer:
     b_out: Float[Tensor, " d_out"]
 
     def __call__(self, x: Float[Tensor, "*lead d"]) -> Float[Tensor, "*lead d_out"]:
+        b_in, b_out = self._biases
         rows = x.reshape(-1, x.shape[-1]).split(ROWS_AT_ONCE)
-        parts = [torch.addmm(self.b_out, torch.addmm(self.b_in, part, self.W_in).relu_(), self.W_out) for part in rows]
-        return torch.cat(parts).view(*x.shape[:-1], -1)
+        parts = [F.linear(F.linear(part, self.W_in.T, b_in).relu_(), self.W_out.T, b_out) for part in rows]
+        return (torch.cat(parts) if len(parts) > 1 else parts[0]).view(*x.shape[:-1], -1)
 
     def before(self, W: Float[Tensor, "d_out other"]) -> "ReluLayer":
         """The layer followed by a linear map."""
         return ReluLayer(self.W_in, self.b_in, self.W_out @ W, self.b_out @ W)
+
+    @cached_property
+    def _biases(self) -> tuple[Tensor | None, Tensor | None]:
+        return unless_zero(self.b_in), unless_zero(self.b_out)
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,8 +85,12 @@ class Tail:
                 return None
 
     def __call__(self, x: Float[Tensor, "*lead d_model"]) -> Float[Tensor, "*lead vocab"]:
-        straight = F.linear(x, self.W.T, self.b)
+        straight = F.linear(x, self.W.T, self._bias)
         return straight if self.hidden is None else straight + self.hidden(x)
+
+    @cached_property
+    def _bias(self) -> Tensor | None:
+        return unless_zero(self.b)
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,5 +108,5 @@ class Through:
         return F.linear(x, W, b).unflatten(-1, (len(self.M), -1))
 
     @cached_property
-    def _folded(self) -> tuple[Tensor, Tensor]:
-        return (self.W_V @ self.M).mT.flatten(0, 1), (self.b_V.unsqueeze(-2) @ self.M).flatten()
+    def _folded(self) -> tuple[Tensor, Tensor | None]:
+        return (self.W_V @ self.M).mT.flatten(0, 1), unless_zero((self.b_V.unsqueeze(-2) @ self.M).flatten())

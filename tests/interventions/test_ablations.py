@@ -5,7 +5,7 @@ import torch
 from induction_memory import probes
 from induction_memory.errors import InputError
 from induction_memory.interventions.ablations import ablate, component_names
-from induction_memory.interventions.outcome import score
+from induction_memory.interventions.outcome import is_argmax, score
 from induction_memory.interventions.replacements import Replacements, kinds
 from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
@@ -37,6 +37,14 @@ def snapshot(model):
 
 
 PARTS = ["heads", "layers", "feed_forward", "embeddings", "W_Q1", "W_out2", "pos->L2.k", "L1->L2.k"]
+
+
+def test_a_target_is_the_argmax_also_where_logits_tie_or_are_nan():
+    logits = torch.tensor([[1.0, 3.0, 2.0], [4.0, 1.0, 0.0]])
+    assert is_argmax(logits, torch.tensor([1, 1])).tolist() == [True, False]
+    ties = torch.tensor([[2.0, 2.0, 1.0], [0.0, 1.0, 1.0], [torch.nan, 1.0, 0.0]])
+    for targets in torch.tensor([[0, 1, 0], [1, 2, 1], [2, 0, 2]]):
+        assert torch.equal(is_argmax(ties, targets), ties.argmax(-1) == targets)
 
 
 def test_every_kind_stands_in_one_table_with_its_scores(model, batch):

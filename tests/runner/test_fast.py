@@ -33,7 +33,18 @@ def tokens_of(seed, config=ARCHITECTURES["simplified"], batch=3):
 
 @pytest.fixture(params=ARCHITECTURES, ids=str)
 def model(request):
-    return build(ARCHITECTURES[request.param], seed=1)
+    built = build(ARCHITECTURES[request.param], seed=1)
+    if "heads" in request.param:
+        add_biases(built)
+    return built
+
+
+def add_biases(model):
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ".b_" in name:
+                parameter.normal_(generator=generator)
 
 
 def every_site(graph):
@@ -52,6 +63,7 @@ def test_a_recording_is_what_the_hooks_of_the_model_see(model):
     for name, activation in recording.activations.items():
         torch.testing.assert_close(activation, cache[name].expand_as(activation), atol=1e-5, rtol=1e-5)
     summed = sum(recording.at(writer) for writer in recording.graph.writers)
+    summed = summed + sum(block.attn.b_O for block in model.blocks)
     torch.testing.assert_close(summed, cache[f"blocks.{model.cfg.n_layers - 1}.hook_resid_post"], atol=1e-5, rtol=1e-5)
 
 
@@ -269,10 +281,7 @@ def test_rotary_positions_gelu_and_pre_folded_norms_are_patched_exactly_too():
         normalization_type="LNPre", positional_embedding_type="rotary", rotary_dim=4, parallel_attn_mlp=True,
     )  # fmt: skip
     model = HookedTransformer(settings)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if ".b_" in name:
-                parameter.normal_(generator=torch.Generator().manual_seed(0))
+    add_biases(model)
     clean, other = (record(model, tokens_of(seed)) for seed in (0, 1))
     assert clean.runner.via == "fast"
     assert clean.graph.writers == ("embed", "L1H1", "L1H2", "FF1", "L2H1", "L2H2", "FF2")
