@@ -7,9 +7,10 @@
 Reads series of checkpoints with `im.revisions`. Written for each series: the in-context learning score on held-out text
 (mean loss at the last eighth of positions minus that at the second eighth; lower is better), previous-token and
 induction scores of every head and the loss on random characters repeated once, and what the loss on the repeated half
-gains without each head. One row of panels per series, and the numbers beside the picture as CSV.
+gains without each head. Two pictures per series, one of the losses and one of the heads, and the numbers as CSV.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -55,7 +56,7 @@ def main(
     Args:
         folders: folders of checkpoints that characters_train.py has left.
         text: the text file that they were trained on.
-        out: picture and tables: OUT-NAME.png, OUT-NAME.csv for each folder.
+        out: pictures and table of each folder: OUT-NAME-losses.png, OUT-NAME-heads.png, OUT-NAME.csv.
         keep: folder for the results of each checkpoint, so that a killed run goes on.
     """
     require(len(folders) > 0, "folders", "at least one series", "none")
@@ -69,11 +70,21 @@ def main(
             "in-context score on text": losses.loc[:, ["in-context score"]],
             "loss on text": losses.loc[:, ["early", "late"]],
         } | panels
-        path = out.with_name(f"{out.name}-{folder.name}.png")
-        series_figure(panels, folder.name, lowest=lowest).savefig(path, dpi=110)
-        table = pd.concat(panels, axis="columns")
-        table.to_csv(path.with_suffix(".csv"), float_format="%.4f")
-        print(path)
+        path = out.with_name(f"{out.name}-{folder.name}.csv")
+        pd.concat(panels, axis="columns").to_csv(path, float_format="%.4f")
+        for picture in draw(panels, lowest, path):
+            print(picture)
+
+
+def draw(panels: dict[str, pd.DataFrame], lowest: Sequence[str], table: Path) -> list[Path]:
+    """Two pictures beside the table: the losses, and what has one line per head."""
+    of_heads = {name: panel for name, panel in panels.items() if "L1H1" in panel.columns}
+    losses = {name: panel for name, panel in panels.items() if name not in of_heads}
+    written = []
+    for what, chosen in (("losses", losses), ("heads", of_heads)):
+        written.append(table.with_name(f"{table.stem}-{what}.png"))
+        series_figure(chosen, table.stem, lowest=lowest).savefig(written[-1], dpi=110)
+    return written
 
 
 if __name__ == "__main__":
