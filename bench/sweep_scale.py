@@ -202,7 +202,7 @@ def write_page() -> None:
 
 
 def main(runs: int = 10_000) -> None:
-    say("load of the machine when it began and cores", f"{os.getloadavg()[0]:.1f}, {os.cpu_count()}")
+    say("load of the machine at the start, and its cores", f"{os.getloadavg()[0]:.1f}, {os.cpu_count()}")
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         began = time.perf_counter()
@@ -210,7 +210,7 @@ def main(runs: int = 10_000) -> None:
         say(f"read the file and check {len(planned):,} configurations", f"{time.perf_counter() - began:.1f} s")
         say("pool, two workers", work(planned, folder, lambda: engine(2)))
         own = usage(os.getpid())
-        say("    the process that hands them out", f"{own[0]:.0f} s of CPU, {own[1]:.0f} MB at most")
+        say("    the process that hands out the runs, reading the file included", f"{own[0]:.0f} s of CPU, {own[1]:.0f} MB at most")
         began = time.perf_counter()
         assert set(look(planned, folder).values()) == {"done"}
         say("start it again: look at every manifest", f"{time.perf_counter() - began:.1f} s")
@@ -224,7 +224,7 @@ def main(runs: int = 10_000) -> None:
     counted = operations()
     say("disk operations of one real run of 600 steps", ", ".join(f"{n} {name}" for name, n in counted.items()))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
-    say("this process, torch included at the end", f"{peak:.0f} MB at most")
+    say("the whole measurement with torch, one process", f"{peak:.0f} MB at most")
 
 
 if __name__ == "__main__":
