@@ -83,7 +83,7 @@ def draw(panels: dict[str, pd.DataFrame], lowest: Sequence[str], table: Path) ->
     written = []
     for what, chosen in (("losses", losses), ("heads", of_heads)):
         written.append(table.with_name(f"{table.stem}-{what}.png"))
-        series_figure(chosen, table.stem, lowest=lowest).savefig(written[-1], dpi=110)
+        series_figure(chosen, lowest=lowest).savefig(written[-1], dpi=110)
     return written
 
 
