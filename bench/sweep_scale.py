@@ -210,7 +210,7 @@ def main(runs: int = 10_000) -> None:
         say(f"read the file and check {len(planned):,} configurations", f"{time.perf_counter() - began:.1f} s")
         say("pool, two workers", work(planned, folder, lambda: engine(2)))
         own = usage(os.getpid())
-        say("    the process that hands out the runs, reading the file included", f"{own[0]:.0f} s of CPU, {own[1]:.0f} MB at most")
+        say("    the sweep itself, reading the file included", f"{own[0]:.0f} s of CPU, {own[1]:.0f} MB at most")
         began = time.perf_counter()
         assert set(look(planned, folder).values()) == {"done"}
         say("start it again: look at every manifest", f"{time.perf_counter() - began:.1f} s")
