@@ -14,7 +14,7 @@ import tyro
 import induction_memory as im
 from induction_memory.errors import run_script
 from induction_memory.figures.calibration import calibration_figure
-from induction_memory.probes.learning_coefficient import Sampling, calibrate
+from induction_memory.probes.langevin import Sampling, calibrate
 from induction_memory.tables import show
 
 

@@ -18,10 +18,14 @@ if TYPE_CHECKING:
     from induction_memory.probes.emergence import birth_order as birth_order
     from induction_memory.probes.emergence import change_points as change_points
     from induction_memory.probes.emergence import lead_lag as lead_lag
+    from induction_memory.probes.langevin import Sampling as Sampling
+    from induction_memory.probes.langevin import calibrate as calibrate
+    from induction_memory.probes.langevin import learning_coefficient as learning_coefficient
     from induction_memory.probes.predictor_distance import predictor_distances as predictor_distances
     from induction_memory.probes.predictor_distance import predictor_mixture as predictor_mixture
     from induction_memory.probes.predictor_distance import predictor_phases as predictor_phases
     from induction_memory.probes.preferring import arbitration as arbitration
+    from induction_memory.probes.series_langevin import series_coefficient as series_coefficient
     from induction_memory.probes.tidy import recall as recall
     from induction_memory.probes.tidy import table as table
     from induction_memory.probes.tidy import wide as wide
@@ -38,6 +42,10 @@ _WHERE = {
     "birth_order": "emergence",
     "change_points": "emergence",
     "lead_lag": "emergence",
+    "learning_coefficient": "langevin",
+    "calibrate": "langevin",
+    "Sampling": "langevin",
+    "series_coefficient": "series_langevin",
     "names": "catalogue",
     "PATTERNS": "catalogue",
     "recall": "tidy",

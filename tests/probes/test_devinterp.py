@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import Dataset
 
 from induction_memory.model.config import ModelConfig
-from induction_memory.probes.learning_coefficient import Sampling, chain, estimate, minibatches, part_of
+from induction_memory.probes.langevin import Sampling, chain, estimate, minibatches, part_of
 from induction_memory.training.forward import evaluate
 from induction_memory.training.run import start
 from induction_memory.trajectory import load

@@ -1,6 +1,6 @@
 """Local learning coefficients over a series of checkpoints that others trained.
 
-The same sampling as in `learning_coefficient.py`, on a loss that needs no task: the mean of -log p(next token) over a
+The same sampling as in `langevin.py`, on a loss that needs no task: the mean of -log p(next token) over a
 group of positions of given sequences (in_context: pairs of tokens seen before in their sequence; global: the others;
 all). Gradients are torch's own. A part is "all", a matrix of a layer (`W_Q1`, `W_K2`, `W_V2`, `W_O2`: all its heads), a
 head (`L2H1`: its slices of the four), a matrix of one head (`W_K2 of L2H1`), or a feed-forward (`FF1`).
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from induction_memory.errors import InputError, require
-from induction_memory.probes.learning_coefficient import DivergedError, Gradients, Sampling, estimate
+from induction_memory.probes.langevin import DivergedError, Gradients, Sampling, estimate
 from induction_memory.subject import Sequences, Steps, subject
 from induction_memory.task.batch import Batch
 from induction_memory.trajectory.kept_results import key_of
@@ -38,6 +38,16 @@ def series_coefficient(
 
     One setting serves all steps. `batch` holds `minibatches * batch_size` sequences or more; without it they are random
     tokens repeated once.
+
+    >>> import induction_memory as im
+    >>> model = im.load("induction-small").model
+    >>> series = im.revisions([(0, model(step=0)), (600, model(step=600))])
+    >>> quick = im.probes.Sampling(burn_in=2, draws=4, chains=2, batch_size=2, minibatches=2)
+    >>> batch = im.load("induction-small").task.sample(4, im.step_rng(0, 0))
+    >>> series_coefficient(series, ["L2H1"], batch=batch, sampling=quick)[["step", "part"]]
+       step  part
+    0     0  L2H1
+    1   600  L2H1
     """
     how = sampling or Sampling()
     for part in parts:
@@ -86,7 +96,7 @@ def _gradients(model: nn.Module, weights: Mapping[str, Tensor], rows: Batch, gro
 
 
 def weights_of_part(model: Any, part: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The parameters of a bridge that a part's name means, and masks where only one head of them moves."""
+    """The parameters that a part's name means, and masks where only one head of them moves."""
     found = _PART.match(part)
     require(found is not None, "part", "all, W_K2, L2H1, W_K2 of L2H1 or FF1", repr(part))
     assert found is not None
@@ -105,16 +115,23 @@ def weights_of_part(model: Any, part: str) -> tuple[dict[str, Tensor], dict[str,
     )
     weights, masks = dict[str, Tensor](), dict[str, Tensor]()
     for one in letter or "QKVO":
-        inner = getattr(block.attn, one.lower()).original_component
-        weights[f"W_{one}"] = inner.weight.requires_grad_()
+        own = getattr(block.attn, f"W_{one}")
+        inner = None if isinstance(own, nn.Parameter) else getattr(block.attn, one.lower()).original_component
+        weights[f"W_{one}"] = (own if inner is None else inner.weight).requires_grad_()
         if number is not None:
-            masks[f"W_{one}"] = _of_head(inner, one, int(number) - 1, model.cfg.d_head)
+            masks[f"W_{one}"] = _of_head(weights[f"W_{one}"], inner, one, int(number) - 1, model.cfg.d_head)
     return weights, masks
 
 
-def _of_head(inner: nn.Module, letter: str, head: int, d_head: int) -> Tensor:
-    """Ones at the entries of one head: rows of a Linear's weight for Q, K, V, columns for O; a Conv1D is transposed."""
-    mask = torch.zeros_like(inner.weight)  # type: ignore[arg-type]
+def _of_head(weight: Tensor, inner: nn.Module | None, letter: str, head: int, d_head: int) -> Tensor:
+    """Ones at the entries of one head: its index in a HookedTransformer, which has no inner module.
+
+    In a bridge they are rows of a Linear's weight for Q, K, V and columns for O; a Conv1D is transposed.
+    """
+    mask = torch.zeros_like(weight)
+    if inner is None:
+        mask[head] = 1
+        return mask
     axis = 0 if letter in "QKV" else 1
     axis = axis if isinstance(inner, nn.Linear) else 1 - axis
     mask.narrow(axis, head * d_head, d_head).fill_(1)

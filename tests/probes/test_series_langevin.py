@@ -5,8 +5,10 @@ import torch
 
 from induction_memory.errors import InputError
 from induction_memory.model.bridge import boot
-from induction_memory.probes.learning_coefficient import Sampling
-from induction_memory.probes.series_coefficient import series_coefficient, weights_of_part
+from induction_memory.probes.langevin import Sampling
+from induction_memory.probes.series_langevin import series_coefficient, weights_of_part
+from induction_memory.task.sampler import step_rng
+from induction_memory.trajectory import load
 from induction_memory.trajectory.revisions import revisions
 from tests.trajectory.series import write_series
 
@@ -71,3 +73,15 @@ def test_a_table_has_a_row_per_step_and_part_and_the_weights_are_put_back(series
 def test_mistakes_are_named(series, arguments, message):
     with pytest.raises(InputError, match=message):
         series_coefficient(revisions(series), **({"sampling": SAMPLING} | arguments))
+
+
+def test_a_series_of_hooked_transformers_has_coefficients_of_heads_too():
+    run = load("induction-small")
+    weights, masks = weights_of_part(run.model(step=600), "L2H1")
+    assert set(weights) == {"W_Q", "W_K", "W_V", "W_O"}
+    assert all(mask.all() for mask in masks.values())  # its only head
+    batch = run.task.sample(4, step_rng(0, 0))
+    series = revisions([(0, run.model(step=0)), (600, run.model(step=600))])
+    table = series_coefficient(series, ["W_K2 of L2H1"], batch=batch, group="in_context", sampling=SAMPLING)
+    assert table["step"].tolist() == [0, 600]
+    assert table["value"].notna().all()

@@ -8,7 +8,7 @@ import torch
 
 from induction_memory.errors import InputError
 from induction_memory.model.config import ModelConfig
-from induction_memory.probes import learning_coefficient as llc
+from induction_memory.probes import langevin as llc
 from induction_memory.training.run import start
 from induction_memory.trajectory import load
 from tests.tiny_runs import tiny

@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -26,6 +27,7 @@ from torch import Tensor, nn
 from induction_memory.errors import InputError, require
 from induction_memory.experiment.train_config import Loss
 from induction_memory.field_docs import field_docs
+from induction_memory.subject import Steps, subject
 from induction_memory.task.batch import Batch
 from induction_memory.task.sampler import step_rng
 from induction_memory.training.forward import evaluate
@@ -42,7 +44,11 @@ EVALUATION_STREAM = 1  # the probes' evaluation batch is number 0 of the same se
 @field_docs
 @dataclass(frozen=True)
 class Sampling:
-    """How the weights are drawn. One setting serves a whole trajectory."""
+    """How the weights are drawn. One setting serves a whole trajectory.
+
+    >>> Sampling(n_beta=30).draws
+    200
+    """
 
     step_size: float | int = 1e-3
     """Variance of the noise of one update."""
@@ -154,25 +160,34 @@ def estimate(
 
 
 def learning_coefficient(
-    run: Trajectory,
+    source: Any,
     parts: Sequence[str] = ("all",),
     *,
-    step: int | Sequence[int] | None = None,
+    step: Steps = None,
     loss: Loss | None = None,
     sampling: Sampling | None = None,
 ) -> pd.DataFrame:
     """One row per step and part: coefficient, standard error over chains, loss at the stored weights, settings.
 
     A part is "all" (everything that was trained), a matrix by the paper's name (`W_K1`), a head (`L2H1`: its slices of
-    everything that was trained) or a matrix of one head (`W_K2 of L2H3`). `step` is the last one when not given; `loss`
-    is the one the run was trained with, or the name of a group of positions (`global`, `in_context`, `all`).
+    everything that was trained) or a matrix of one head (`W_K2 of L2H3`). `source` is a trajectory, its folder or name,
+    and `step` its last one when not given. `loss` is the one the run was trained with, or the name of a group of
+    positions (`global`, `in_context`, `all`). The default sampling takes about a minute per step and part.
+
+    >>> quick = Sampling(burn_in=2, draws=4, chains=2, batch_size=2, minibatches=2)
+    >>> learning_coefficient("induction-small", ["W_K2", "W_O2"], sampling=quick)[["step", "part"]]
+       step  part
+    0   600  W_K2
+    1   600  W_O2
     """
-    chosen = sampling or Sampling()
-    steps = [int(run.steps[-1])] if step is None else [int(s) for s in np.atleast_1d(step)]
+    chosen, opened = sampling or Sampling(), subject(source, step=step)
+    run = opened.run
+    if run is None:
+        raise InputError("source: expected a trajectory (series_coefficient takes others' checkpoints), got another")
     objective = loss or run.config.train.loss
     batches = minibatches(run, chosen)
     rows = []
-    for number in steps:
+    for number in opened.steps.tolist():
         model = run.model(number)
         for part in parts:
             weights, masks = part_of(model, part)
@@ -187,11 +202,11 @@ def learning_coefficient(
 
 
 def calibrate(
-    run: Trajectory,
+    source: Any,
     part: str = "all",
     *,
     step: int | None = None,
-    n_betas: Sequence[float] = (10, 30, 100, 300, 1000),
+    n_betas: Sequence[float | int] = (10, 30, 100, 300, 1000),
     step_sizes: Sequence[float] = (1e-4, 3e-4, 1e-3),
     sampling: Sampling | None = None,
 ) -> pd.DataFrame:
@@ -199,13 +214,17 @@ def calibrate(
 
     `plateau` is True where the value is within PLATEAU of that at the next smaller step size, with the same n_beta. A
     setting whose chains diverge has the value nan and says so in `note`.
+
+    >>> quick = Sampling(burn_in=2, draws=4, chains=2, batch_size=2, minibatches=2)
+    >>> calibrate("induction-small", "W_O2", n_betas=[100], step_sizes=[1e-4, 1e-3], sampling=quick).columns.tolist()
+    ['n_beta', 'step_size', 'value', 'se', 'note', 'plateau']
     """
     rows = []
     for n_beta in n_betas:
         for step_size in step_sizes:
             setting = replace(sampling or Sampling(), n_beta=float(n_beta), step_size=float(step_size))
             try:
-                row = learning_coefficient(run, [part], step=step, sampling=setting).iloc[0]
+                row = learning_coefficient(source, [part], step=step, sampling=setting).iloc[0]
                 rows.append([n_beta, step_size, row["value"], row["se"], ""])
             except DivergedError as reason:
                 rows.append([n_beta, step_size, math.nan, math.nan, str(reason)])
