@@ -16,10 +16,10 @@ from induction_memory.probes.preferring import share
 from induction_memory.tables import markdown
 
 LEAST = 1e-4
-"""Smoothing of equation 5's logarithm: bigrams that never occur have no finite one."""
+"""Smoothing of equation 8's logarithm: bigrams that never occur have no finite one."""
 ENOUGH = 0.95
 """In-context accuracy of a construction that works."""
-FEED_FORWARDS = {"none": None, "equation 5": Scales(W_F=1.0, smoothing=LEAST), "default": Scales()}
+FEED_FORWARDS = {"none": None, "equation 8": Scales(W_F=1.0, smoothing=LEAST), "default": Scales()}
 COLUMNS = ["triggers", "W_F", "d", "in context", "in context, no trigger first", "global", "global loss"]
 
 
@@ -87,15 +87,15 @@ def page(rows: list[list], sequences: int, seeds: int) -> str:
         f"{least(rows, 'random', 'none')} and {least(rows, 'random', 'default')}."
     )
     about = (
-        "The memories are the paper's hand-built ones (equations 4 and 5; `im.construct`) on K = 5 triggers, T = 256. "
+        "The memories are the paper's hand-built ones (equations 7 and 8; `im.construct`) on K = 5 triggers, T = 256. "
         "Fixed triggers are the most frequent characters. Random triggers are drawn anew for each sequence: W_K2 then "
         "stores every token that may be a trigger, and W_F keeps all its rows. W_K1, W_K2 and W_O2 are written with "
         f"strengths of {s.W_K1:g}, {s.W_K2:g} and {s.W_O2:g} logits."
     )
     not_the_paper = (
-        "**The default W_F is not equation 5.** The paper's W_F has the scores log pi_b(j|i), which are infinite where "
+        "**The default W_F is not equation 8.** The paper's W_F has the scores log pi_b(j|i), which are infinite where "
         f"a bigram never occurs. By default `construct` writes {s.W_F:g} log(pi_b + {s.smoothing:g}): smoothed, and "
-        f'twice as strong. The rows "equation 5" have log(pi_b + {LEAST:g}), the nearest finite form: '
+        f'twice as strong. The rows "equation 8" have log(pi_b + {LEAST:g}), the nearest finite form: '
         f"`construct(task, scales=Scales(W_F=1, smoothing={LEAST:g}))`."
     )
     cells = (

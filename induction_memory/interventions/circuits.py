@@ -9,7 +9,7 @@ derivative (one backward pass for all, or integrated over several). The circuit 
 
 where what is not kept is taken away together. Random orders of the edges are the baseline.
 
-The known circuit of an induction head with one head per layer (Figure 1, equation 4) has seven edges: positions match
+The known circuit of an induction head with one head per layer (Figure 1, equation 7) has seven edges: positions match
 positions in layer 1, the token before is copied, the copy is the key that the same token matches in layer 2, and the
 token found there is copied to the output.
 """

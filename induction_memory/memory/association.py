@@ -1,8 +1,8 @@
-"""What a matrix associates (Section 3): the one type that recall, edits and the ideal memory all read.
+"""What a matrix associates (Section 4.1): the one type that recall, edits and the ideal memory all read.
 
 A matrix W holds the pair (u_i, v_j) as strongly as it scores it:
 
-    score of (i, j) = v_j^T W u_i,      the ideal memory W_* = sum over i, j of ideal_ji v_j u_i^T   (equation 4)
+    score of (i, j) = v_j^T W u_i,      the ideal memory W_* = sum over i, j of ideal_ji v_j u_i^T   (equation 3)
 
 `given` is the side that recall fixes; the items of the other side compete. For an output matrix the input is given and
 outputs compete. For attention the query (an output, in the paper's orientation) is given and keys compete: this is what

@@ -1,6 +1,6 @@
 """What each matrix of an induction head associates: the one place that builds an `Association` from weights.
 
-    memory          matrix   inputs u            outputs v        ideal pairs (equation 4)      given
+    memory          matrix   inputs u            outputs v        ideal pairs (equations 7, 8)  given
     W_K1            W_K1     keys p_s            queries p_t      t-1 -> t                      query
     W_K2            W_K2     keys Phi_1 w_E(k)   queries w_E(k)   k -> k, k a trigger           query
     W_O2            W_O2     W_V2 w_E(k)         w_U(k)           k -> k                        input

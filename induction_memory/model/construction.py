@@ -1,4 +1,4 @@
-"""The paper's hand-built induction head: a model whose circuit is known (Section 4.2, equations 4 and 5).
+"""The paper's hand-built induction head: a model whose circuit is known (Section 4.2, equations 7 and 8).
 
     W_K1 = sum_t p_t p_{t-1}^T                          previous-token head
     W_K2 = sum_{k in Q} w_E(k) (Phi_1 w_E(k))^T         induction head: match the trigger with its remapped self

@@ -1,6 +1,6 @@
 """The vocabulary of interventions: a transformer as a graph of components that add to one stream.
 
-Everything a component reads is the sum of what earlier ones wrote (Section 4.2, "superposition"):
+Everything a component reads is the sum of what earlier ones wrote (Section 4.1, "Handling superposition"):
 
     x_input = sum over the writers before it,    writers: embed, pos, L1H1 ... (heads), FF1 ... (feed-forwards)
 
