@@ -20,8 +20,10 @@ from induction_memory.theory.checks import Check, Result
 
 QUESTION = "**Does what the paper proves hold when its gradient steps are run for real?**"
 OPENING = """Each section takes one statement of the paper, says what was measured, and gives a verdict for each row. A
-row *holds* if the measured value lies within the tolerance of the predicted one. A row marked *slip* is a statement of
-the paper that does not hold as printed. The row beside it has the corrected statement, where there is one.
+row *holds* if the measured value lies within the tolerance of the predicted one. Where the tolerance is *at most* or
+*at least*, the predicted value is a bound: a relative error of at most 1e-05 means that two computations agree. A row
+marked *slip* is a statement of the paper that does not hold as printed. The row beside it has the corrected statement,
+where there is one.
 """
 PROVENANCE = """## How it was made
 

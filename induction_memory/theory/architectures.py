@@ -50,11 +50,12 @@ def factorised_noise(n: int, d: int, rank: int) -> float:
 def factorisation(
     expansion: Callable[..., Product] = expanded_product, noise: Callable[[int, int, int], float] = factorised_noise
 ) -> Result:
-    r"""$W = \frac{d}{2d'} U V$ with $U = U_0 + \sum_i y_i (V_0 x_i)^\top$, $V = V_0 + \sum_i (U_0^\top y_i) x_i^\top$
-    stores the same pairs as $\sum_i y_i x_i^\top$: scores near $1\{k = l\}$, with noise of order $d'^{-1/2}$ that low
-    rank makes large. The factors are what one gradient step on each gives: $\nabla_U L = \nabla_W L \, V^\top$, up to
-    the centring of the softmax. In the paper's expansion of $UV$ the third term lacks $U_0$: it reads $\sum_i
-    (U_0^\top y_i) x_i^\top$, which has $d'$ rows."""
+    r"""A product of two matrices can store the same pairs as one, as in the $W_K^\top W_Q$ of a head. $W =
+    \frac{d}{2d'} U V$ with $U = U_0 + \sum_i y_i (V_0 x_i)^\top$ and $V = V_0 + \sum_i (U_0^\top y_i) x_i^\top$ stores
+    the pairs of $\sum_i y_i x_i^\top$: scores near $1\{k = l\}$, with noise of order $d'^{-1/2}$ that low rank makes
+    large. The factors are what one gradient step on each gives: $\nabla_U L = \nabla_W L \, V^\top$, up to the centring
+    of the softmax. In the paper's expansion of $UV$ the third term lacks $U_0$: it reads $\sum_i (U_0^\top y_i)
+    x_i^\top$, which has $d'$ rows."""
     d, n = 256, 64
     generator = torch.Generator().manual_seed(8)
     x, y = gaussian_embeddings(n, d, generator), gaussian_embeddings(n, d, generator)
@@ -103,10 +104,16 @@ def factorisation(
 
 
 def layer_norm(closed_form: Callable[..., Product] = gradients.normalised_gradient) -> Result:
-    r"""With $LN(x) = x / \|x\|$ after $W$, $\nabla_W L = \sum_k E_x[\frac{\hat p_W(k \mid x) - p(k \mid x)}{\|Wx\|}
-    (I - \frac{(Wx) (Wx)^\top}{\|Wx\|^2}) w_U(k) x^\top]$, against autograd on random inputs with random
-    conditional distributions. Once $Wx$ points at $w_U(y)$ that association gets no further update, exactly; at a
-    random $W$ the projection takes away a share $1/d$ of $\|w_U(k)\|^2$ only."""
+    r"""What does a normalisation after the matrix change? With $LN(x) = x / \|x\|$ after $W$ the gradient is projected:
+
+    $$
+    \nabla_W L = \sum_k E_x\Big[\frac{\hat p_W(k \mid x) - p(k \mid x)}{\|Wx\|} \Big(I - \frac{(Wx)
+    (Wx)^\top}{\|Wx\|^2}\Big) w_U(k) x^\top\Big]
+    $$
+
+    It is compared with autograd on random inputs with random conditional distributions. Once $Wx$ points at $w_U(y)$
+    that association gets no further update, exactly. At a random $W$ the projection takes away a share $1/d$ of
+    $\|w_U(k)\|^2$ only."""
     d, n = 64, 20
     generator = torch.Generator().manual_seed(9)
     x, w_U, W = (
@@ -136,11 +143,11 @@ def layer_norm(closed_form: Callable[..., Product] = gradients.normalised_gradie
 
 
 def mlp_memory(gain: float = 5.0) -> Result:
-    r"""$F(x) = \sum_{(i,j)} v_j \, \sigma(u_i^\top x - b)$ with $\sigma$ the ReLU. Where $u_i^\top u_j \le b$ for all
-    $i \ne j$ only the right neuron fires; the linear memory, $\sigma$ the identity and $b = 0$, sums all
-    interference. $d = 32$ and $b = 1/2$ on vectors of norm one: recall against the number of pairs. The gain is
-    the ratio of the numbers of pairs at which recall is still 0.9; the MLP pays for it with $2nd$ parameters
-    instead of $d^2$."""
+    r"""An MLP can hold more pairs than a linear map, because its threshold removes interference: $F(x) = \sum_{(i,j)}
+    v_j \, \sigma(u_i^\top x - b)$ with $\sigma$ the ReLU. Where $u_i^\top u_j \le b$ for all $i \ne j$ only the right
+    neuron fires. The linear memory, $\sigma$ the identity and $b = 0$, sums all interference. With $d = 32$ and $b =
+    1/2$ on vectors of norm one, recall is measured against the number of pairs. The gain is the ratio of the numbers of
+    pairs at which recall is still 0.9. The MLP pays for it with $2nd$ parameters instead of $d^2$."""
     d, bias = 32, 0.5
     generator = torch.Generator().manual_seed(10)
     records = []
@@ -165,12 +172,13 @@ def mlp_memory(gain: float = 5.0) -> Result:
 
 
 def set_memory(overlap: Callable[[int], float] = lambda size: (size - 1) / size) -> Result:
-    r"""$u_I = |I|^{-1/2} \sum_{i \in I} u_i$. Then $u_I^\top u_I \approx 1$ and $u_I^\top u_{I'} \lesssim 1 - \delta$
-    for $I \ne I'$ (the paper prints $I = I'$), with $\delta = 1/m$ for sets of size $m$ that share all but one
-    element. With $b$ between $1 - \delta$ and 1 the MLP sends every pair out of 20 elements to an output of its
-    own. A linear map cannot: its values on 190 pairs are fixed by those on 20 elements, so even the best
-    least-squares fit leaves a share $1 - 20/190$ of the targets' squared norm. (Its argmax can still be right:
-    the failure is in what is written to the residual stream.)"""
+    r"""An MLP can also give a set of embeddings an output of its own, which a linear map cannot. A set is embedded as
+    $u_I = |I|^{-1/2} \sum_{i \in I} u_i$. Then $u_I^\top u_I \approx 1$ and $u_I^\top u_{I'} \lesssim 1 - \delta$ for
+    $I \ne I'$ (the paper prints $I = I'$), with $\delta = 1/m$ for sets of size $m$ that share all but one element.
+    With $b$ between $1 - \delta$ and 1 the MLP sends every pair out of 20 elements to its own output. The values of a
+    linear map on 190 pairs are fixed by those on 20 elements, so even the best least-squares fit leaves a share $1 -
+    20/190$ of the targets' squared norm. (Its argmax can still be right: the failure is in what is written to the
+    residual stream.)"""
     d, elements = 4096, 20
     generator = torch.Generator().manual_seed(11)
     u = gaussian_embeddings(elements, d, generator)

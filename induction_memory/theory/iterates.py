@@ -50,10 +50,15 @@ def fit(
 
 
 def iterates(update: Recursion = recursion) -> Result:
-    r"""100 steps of real gradient descent (autograd on $W$ itself) from a random $W_0$, with and without weight
-    decay, $N = 12$, $d = 48$: the share of $W_t$ outside the span, the $\alpha$ recovered by least squares
-    against their recursion, and $\alpha_0 = (1 - \eta\lambda)^t$. Heavy-ball momentum keeps the form; Adam, which
-    divides entry by entry, leaves it. At the end of a longer run $\hat p \approx p$, since the problem is convex."""
+    r"""Lemma 1 says that gradient descent stays in the span of the outer products and the initial matrix:
+
+    $$W_t = \alpha_0 W_0 + \sum_{i,j} \alpha_{ij} \, w_U(j) w_E(i)^\top$$
+
+    100 steps of real gradient descent (autograd on $W$ itself) start from a random $W_0$, with and without weight
+    decay, $N = 12$, $d = 48$. Measured are the share of $W_t$ outside the span, the $\alpha_{ij}$ recovered by least
+    squares against their recursion, and $\alpha_0 = (1 - \eta\lambda)^t$. Heavy-ball momentum keeps the form. Adam,
+    which divides entry by entry, leaves it. At the end of a longer run $\hat p \approx p$, since the problem is convex.
+    """
     generator = torch.Generator().manual_seed(5)
     w_E, w_U = gaussian_embeddings(N, D, generator), gaussian_embeddings(N, D, generator)
     joint = torch.rand(N * N, generator=generator, dtype=torch.float64)

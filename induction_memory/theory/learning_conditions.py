@@ -61,7 +61,7 @@ def frequencies() -> Result:
     norms $\|W w_E(k)\|$ stay near 1 with it. After 1,500 steps the difference is small (1.31 against 1.40). At step
     size 20 the normalised descent favours frequent tokens more, not less (ratio 2.96 times that without). The setting
     was chosen after these outcomes were known, so the rows are an example and do not settle the sentence:
-    docs/reproduction.md has rows over seeds, at three step sizes and equal losses (`frequency_ratios`)."""
+    [weighs-alike](reproduction.md#weighs-alike) has rows over seeds, at three step sizes and equal losses."""
     generator = torch.Generator().manual_seed(7)
     w_E, w_U = gaussian_embeddings(N, 128, generator), gaussian_embeddings(N, 128, generator)
     W_0 = random_remapping(128, generator)
@@ -108,11 +108,11 @@ def frequency_ratios(eta: float, seeds: int = 6, level: float = 0.1, most: int =
 
 
 def conditioning(batches: int = 4) -> Result:
-    r"""Appendix E: "we hypothesize that higher dimension makes the problem better conditioned". The Hessian of
+    r"""Appendix E: "we hypothesize that higher dimension makes the problem better conditioned". It does. The Hessian of
     $W_O^2$'s loss at $W = 0$ is $\frac1N W_U^\top (I - \frac1N 1 1^\top) W_U \otimes E[x x^\top]$ with $x = \frac1t
-    \sum_s W_V^2 w_E(z_s)$ at in-context positions of tiny Shakespeare. Its condition number on its range (the 64 and 65
-    largest eigenvalues of the two factors, or $d$ where there are fewer) over that of exactly orthonormal embeddings,
-    mean over four draws."""
+    \sum_s W_V^2 w_E(z_s)$ at in-context positions of tiny Shakespeare. The rows compare its condition number on its
+    range (the 64 and 65 largest eigenvalues of the two factors, or $d$ where there are fewer) with that of exactly
+    orthonormal embeddings, mean over four draws."""
     task = BigramTask()
     batch = sample(task, 32 * batches, step_rng(0, 0))
     counts = torch.nn.functional.one_hot(batch.tokens, task.vocab_size).cumsum(1).double()
@@ -140,10 +140,10 @@ def conditioning(batches: int = 4) -> Result:
 
 def starved_outputs() -> Result:
     r"""Appendix E: bigram outputs "are already well predicted using global statistics", hence the gradient signal on
-    them "may not propagate". With $\hat p = \pi_b(\cdot \mid q)$, as once $W_F$ has learned the bigrams, the error
-    vector $\hat p - e_o$ that every gradient carries, for triggers drawn from $\pi_u$ and outputs from $\pi_b(\cdot
-    \mid q)$ or uniform. Exact sums over all pairs. For bigram outputs the mean error given the trigger is exactly zero:
-    only the context can tell more."""
+    them "may not propagate". The signal is smaller, but does not vanish. Once $W_F$ has learned the bigrams, $\hat p =
+    \pi_b(\cdot \mid q)$, and every gradient carries the error vector $\hat p - e_o$. Its size is compared for triggers
+    drawn from $\pi_u$ and outputs from $\pi_b(\cdot \mid q)$ or uniform, in exact sums over all pairs. For bigram
+    outputs the mean error given the trigger is exactly zero: only the context can tell more."""
     task = BigramTask()
     pi_u, pi_b = torch.tensor(task.unigram), torch.tensor(task.bigram)
     n = len(pi_u)

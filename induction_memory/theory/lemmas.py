@@ -21,9 +21,13 @@ Loss = Callable[[Tensor], Tensor]
 
 
 def lemma_1(closed_form: ClosedForm = gradients.token_gradient) -> Result:
-    r"""$\nabla_W L(W) = \sum_k E_z[(\hat p_W(y = k \mid z) - p(y = k \mid z)) \, w_U(k) w_E(z)^\top]$ for $L(W) =
-    E[\ell(y, W_U W w_E(z))]$, on a random joint distribution of 20 inputs and 20 outputs, $d = 32$, at zero, at a
-    random and at a large matrix."""
+    r"""With fixed embeddings, every gradient of a classifier is a sum of outer products, so descent writes an
+    associative memory. For the loss $L(W) = E[\ell(y, W_U W w_E(z))]$ the lemma says
+
+    $$\nabla_W L(W) = \sum_k E_z[(\hat p_W(y = k \mid z) - p(y = k \mid z)) \, w_U(k) w_E(z)^\top]$$
+
+    The formula is compared with autograd on a random joint distribution of 20 inputs and 20 outputs, $d = 32$, at zero,
+    at a random and at a large matrix."""
     generator = torch.Generator().manual_seed(0)
     w_E, w_U = gaussian_embeddings(20, 32, generator), gaussian_embeddings(20, 32, generator)
     joint = torch.rand(400, generator=generator, dtype=torch.float64).square()
@@ -38,11 +42,17 @@ def lemma_1(closed_form: ClosedForm = gradients.token_gradient) -> Result:
 
 
 def lemma_2(closed_form: ClosedForm = gradients.noisy_gradient) -> Result:
-    r"""$\nabla_W L(W) = \sum_k p(y = k) \, w_U(k) (\hat\mu_k - \mu_k)^\top$ with $\mu_k = E[x \mid y = k]$ and
-    $\hat\mu_k = E_x[\frac{\hat p_W(k \mid x)}{p(y = k)} x]$, where $x$ is the average over a sequence of token
-    and position embeddings; the distribution is the theorem's with $N = 4$, $T = 5$, enumerated. (The displays'
-    $y$ ranges over $[N]$; for a class without mass $\hat\mu_k$ is undefined but $p(y = k) \hat\mu_k$ is not, and
-    that is what is used.)"""
+    r"""If inputs are superpositions, the gradient depends on them only through weighted means of them, so that noise
+    which averages out is not stored. The lemma says
+
+    $$
+    \nabla_W L(W) = \sum_k p(y = k) \, w_U(k) (\hat\mu_k - \mu_k)^\top, \quad \mu_k = E[x \mid y = k], \quad
+    \hat\mu_k = E_x\Big[\frac{\hat p_W(k \mid x)}{p(y = k)} x\Big]
+    $$
+
+    Here $x$ is the average of the token and position embeddings of a sequence, and the distribution is the theorem's
+    with $N = 4$, $T = 5$, enumerated. For a class without mass $\hat\mu_k$ is undefined but $p(y = k) \hat\mu_k$ is
+    not, and that is what is used."""
     generator = torch.Generator().manual_seed(1)
     data, _ = _sequences(generator)
     x, w_U = data.X.mean(1), gaussian_embeddings(4, 24, generator)
@@ -62,10 +72,10 @@ def example_step(w_E: Float[Tensor, "i d"], w_U: Float[Tensor, "i d"], eta: floa
 
 
 def example(closed_form: Callable[..., Float[Tensor, "d d"]] = example_step) -> Result:
-    r"""Predict $y$ from $x = w_E(y) + p_t$. One step from zero gives $W_1 = \frac{\eta}{N} \sum_k w_U(k) (w_E(k) - \bar
-    w_E)^\top$ and scores $\frac{\eta}{N} 1\{k = y\} + O(1/N^2)$: the positions cancel exactly for any $T$. With
-    orthonormal embeddings the error is $\eta/N^2$, on every entry; with random ones the classifier is near-perfect
-    once $d$ is large against $\log N$."""
+    r"""One gradient step can already ignore noise: predict $y$ from $x = w_E(y) + p_t$. One step from zero gives $W_1 =
+    \frac{\eta}{N} \sum_k w_U(k) (w_E(k) - \bar w_E)^\top$ and scores $\frac{\eta}{N} 1\{k = y\} + O(1/N^2)$: the
+    positions cancel exactly for any $T$. With orthonormal embeddings the error is $\eta/N^2$, on every entry. With
+    random ones the classifier is near-perfect once $d$ is large against $\log N$."""
     generator = torch.Generator().manual_seed(2)
     w_E, p, w_U = (gaussian_embeddings(n, 64, generator) for n in (30, 12, 30))
     x = (w_E.unsqueeze(1) + p).reshape(-1, 64)
@@ -100,11 +110,18 @@ def example(closed_form: Callable[..., Float[Tensor, "d d"]] = example_step) -> 
 
 
 def lemma_4(closed_form: ClosedForm = gradients.key_query_gradient) -> Result:
-    r"""The gradient of $W_K^2$ at zero, $\sum_k E[(\hat p(k \mid X) - 1\{y = k\}) \frac1T \sum_t w_U(k)^\top \Phi_2 x_t
-    \cdot (x_t - \bar x) x_T^\top]$, on the theorem's distribution with $N = 4$, $T = 5$, enumerated; also with keys
-    of their own, as in the proof. The lemma's $W$ multiplies keys from the left ($X^\top W x_T$): it is the transpose
-    of the $W_K$ of Section 4 ($x_q^\top W_K x_k$), so the memory it writes is $\Phi_1 w_E(k) \, w_E(k)^\top$ and not
-    $w_E(k) (\Phi_1 w_E(k))^\top$."""
+    r"""The gradient of $W_K^2$ at zero, where attention is uniform, compares each position with the mean over
+    positions:
+
+    $$
+    \nabla_W L(0) = \sum_k E\Big[(\hat p(k \mid X) - 1\{y = k\}) \, \frac1T \sum_t w_U(k)^\top \Phi_2 x_t \cdot
+    (x_t - \bar x) x_T^\top\Big]
+    $$
+
+    It is compared with autograd on the theorem's distribution with $N = 4$, $T = 5$, enumerated, also with separate
+    keys, as in the proof. The lemma's $W$ multiplies keys from the left ($X^\top W x_T$): it is the transpose of the
+    $W_K$ of Section 4 ($x_q^\top W_K x_k$), so the memory it writes is $\Phi_1 w_E(k) \, w_E(k)^\top$ and not $w_E(k)
+    (\Phi_1 w_E(k))^\top$."""
     generator = torch.Generator().manual_seed(3)
     data, _ = _sequences(generator)
     Phi_2, w_U = 5 * random_remapping(24, generator), gaussian_embeddings(4, 24, generator)
@@ -123,10 +140,10 @@ def lemma_4(closed_form: ClosedForm = gradients.key_query_gradient) -> Result:
 
 
 def lemma_5(closed_form: ClosedForm = gradients.first_layer_gradient) -> Result:
-    r"""The gradient of $W_K^1$ at zero when the second softmax is replaced by its linearisation around zero, the
-    lemma's four terms, on the theorem's distribution with $N = 4$, $T = 5$, enumerated. Beside it, what the
-    linearisation costs: the gradient through the real softmax differs by a relative error that falls like the
-    size of $W_2$."""
+    r"""The gradient of $W_K^1$ at zero has four terms if the second softmax is replaced by its linearisation around
+    zero. They are compared with autograd on the theorem's distribution with $N = 4$, $T = 5$, enumerated. Beside it
+    stands the cost of the linearisation: the gradient through the real softmax differs by a relative error in
+    proportion to the size of $W_2$."""
     generator = torch.Generator().manual_seed(4)
     data, p = _sequences(generator)
     Phi_1, Phi_2, W_2 = (random_remapping(24, generator) for _ in range(3))

@@ -31,11 +31,12 @@ def remapped_variance(d: int) -> float:
 
 
 def random_vectors(variance: Callable[[int], float] = remapped_variance) -> Result:
-    r"""For $u_i \sim \mathcal N(0, I/d)$ and $W$ with entries $\mathcal N(0, 1/d)$: $u_i^\top u_i$ has mean 1 and
-    variance $2/d$; $\sqrt d \, u_i^\top u_j \to \mathcal N(0, 1)$; $\|Wx\|^2 / \|x\|^2$ has mean 1 and variance
-    $2/d$; and $E(x^\top W x)^2 = (d + 2)/d^2$. The paper prints $\frac{1}{d^3}(d M_4 M_2 + \frac{d(d-1)}{2} M_2^3)$
-    for the last: the sum over $i \neq j$ has $d(d-1)$ terms, not half of them. The order $O(1/d)$ stands; the
-    constant is off by almost a factor two."""
+    r"""Random vectors in many dimensions are nearly orthonormal, and a random matrix nearly keeps norms. For $u_i \sim
+    \mathcal N(0, I/d)$ and $W$ with entries $\mathcal N(0, 1/d)$, the square $u_i^\top u_i$ has mean 1 and variance
+    $2/d$, and $\sqrt d \, u_i^\top u_j \to \mathcal N(0, 1)$. The ratio $\|Wx\|^2 / \|x\|^2$ has mean 1 and variance
+    $2/d$, and $E(x^\top W x)^2 = (d + 2)/d^2$. The paper prints $\frac{1}{d^3}(d M_4 M_2 + \frac{d(d-1)}{2} M_2^3)$ for
+    the last: the sum over $i \neq j$ has $d(d-1)$ terms, not half of them. The order $O(1/d)$ stands, but the constant
+    is off by almost a factor two."""
     generator = torch.Generator().manual_seed(6)
     records = []
     for d, draws in DRAWS.items():
@@ -88,10 +89,10 @@ def predicted_recall(n: int, d: int) -> float:
 
 
 def capacity(predicted: Callable[[int, int], float] = predicted_recall) -> Result:
-    r"""$W = \sum_{i \le n} v_i u_i^\top$ with random vectors: recall against the number of pairs $n$ and the dimension.
-    The interference of $n$ pairs is a sum of products of *two* overlaps, so it is $\sqrt{n}/d$ and not $\sqrt{n/d}$:
-    the memory holds of the order of $d^2 / (2 \log n)$ pairs, as many as it has entries up to the logarithm. The
-    crossover is the $n$ at which recall falls through one half."""
+    r"""How many pairs can one matrix hold? $W = \sum_{i \le n} v_i u_i^\top$ stores $n$ pairs of random vectors, and
+    recall is measured against $n$ and the dimension. The interference of $n$ pairs is a sum of products of *two*
+    overlaps, so it is $\sqrt{n}/d$ and not $\sqrt{n/d}$: the memory holds of the order of $d^2 / (2 \log n)$ pairs, as
+    many as it has entries up to the logarithm. The crossover is the $n$ at which recall falls through one half."""
     generator = torch.Generator().manual_seed(7)
     records = []
     for d, counts in STORED.items():

@@ -56,11 +56,16 @@ def theorem_step_1(
     closed_form: Callable[..., Float[Tensor, "d_model d_model"]] = output_step,
     exact: Callable[[int, int], tuple[float, float]] = constants.output_constants,
 ) -> Result:
-    r"""$W_O^2 = \frac{\eta}{NT} \sum_k w_U(k) (W_V^2 (w_E(k) - \bar w_E))^\top + \frac{\eta \tau}{NT} \sum_k w_U(k)
-    (W_V^2 \Phi_1 (w_E(k) - \bar w_E))^\top$. The form is exact, with $c_0$ and $c_1$ of `theory/constants.py` in
-    place of $1$ and $\tau$: the other tokens of the sequence are not quite independent of $y$. First on an enumerated
-    distribution with random embeddings, where the sums are exact, then on streamed samples with orthonormal
-    embeddings."""
+    r"""The first step writes the output memory, and a spurious copy of it through $\Phi_1$:
+
+    $$
+    W_O^2 = \frac{\eta}{NT} \sum_k w_U(k) (W_V^2 (w_E(k) - \bar w_E))^\top + \frac{\eta \tau}{NT} \sum_k w_U(k)
+    (W_V^2 \Phi_1 (w_E(k) - \bar w_E))^\top
+    $$
+
+    The form is exact, with $c_0$ and $c_1$ of `theory/constants.py` in place of $1$ and $\tau$: the other tokens of the
+    sequence are not quite independent of $y$. It is checked first on an enumerated distribution with random embeddings,
+    where the sums are exact, then on streamed samples with orthonormal embeddings."""
     data, e = enumerate_all(4, 5), gaussian(4, 5, 24, torch.Generator().manual_seed(0))
     by_autograd = -gradient(e, zeros(24), "W_O2", data, partial(logits, positions="everywhere", both_streams=True))
     printed = closed_form(e, 1.0, *exact(4, 5))
@@ -97,10 +102,14 @@ def theorem_step_2(
     exact: Callable[[int, int], float] = constants.match_constant,
     cases: Callable[[int, int], dict[str, float]] = constants.attended_content,
 ) -> Result:
-    r"""$(\Phi_1 w_E(i))^\top W_K^2 w_E(j) \approx \frac{\alpha \eta}{TN} \{\gamma_T 1\{i = j\} + O(T/N)\}$. The four
-    cases of $a_{k,j,i}$ are exact on an enumerated distribution. The total signal is the exact $g(N, T)$ of
-    `theory/constants.py`, of which $\gamma_T$ is the leading term. The noise is not $O(T/N)$ but exactly $-1/(N-1)$
-    of the signal, because the unconditional half of the gradient sums to zero: $W_K^2$ is recalled even for $N < T$."""
+    r"""The second step writes the memory of the induction head, each token with its remapped self:
+
+    $$(\Phi_1 w_E(i))^\top W_K^2 w_E(j) \approx \frac{\alpha \eta}{TN} \{\gamma_T \, 1\{i = j\} + O(T/N)\}$$
+
+    The paper's last display has $\Omega(1/T)$ in the place of $\gamma_T$. The four cases of $a_{k,j,i}$ are exact on an
+    enumerated distribution. The total signal is the exact $g(N, T)$ of `theory/constants.py`, of which $\gamma_T$ is
+    the leading term. The bound $O(T/N)$ on the noise is far from tight: the noise is exactly $-1/(N-1)$ of the signal,
+    because the unconditional half of the gradient sums to zero, and $W_K^2$ is recalled even for $N < T$."""
     data = enumerate_all(4, 6)
     measured_cases = _measured_cases(data, 4, 6)
     worst = max(abs(measured_cases[name] - value) for name, value in cases(4, 6).items())
@@ -132,12 +141,18 @@ def theorem_step_3(
     signal: Callable[[int], Float[Tensor, "key query"]] = constants.position_signal,
     exact: Callable[[int, int], Float[Tensor, "key query"]] = constants.position_constants,
 ) -> Result:
-    r"""$p_s^\top W_K^1 p_t \approx \frac{\eta \alpha \alpha' (T-1)}{T^2 t} \{P(t_q = t-1) (1\{s = t-1\} - \frac1t 1\{s
-    \in [t]\}) + O(1/N)\}$, with $P(t_q = t - 1) = 1/(T-1)$. It holds for every $t$ but one. At $t = T - 1$ the token
-    is the trigger itself when $o = q$, and then $z_t = k$ with probability one, where the paper's $A_{t,k}$ puts
-    $1/N$: position $T - 1$ attends to itself almost as strongly as to $T - 2$, and more strongly when $N$ is small
-    against $T$. (The displays also leave out that $z_T = q$ matches itself; at $t = T$ the terms in question nearly
-    cancel. Rows are keys, the transpose of Section 4's $W_K^1 = \sum_t p_t p_{t-1}^\top$.)"""
+    r"""The third step writes the previous-token memory, weaker at later positions:
+
+    $$
+    p_s^\top W_K^1 p_t \approx \frac{\eta \alpha \alpha' (T-1)}{T^2 t} \Big\{P(t_q = t-1) \Big(1\{s = t-1\} -
+    \frac1t 1\{s \in [t]\}\Big) + O(1/N)\Big\}
+    $$
+
+    with $P(t_q = t - 1) = 1/(T-1)$. It holds for every $t$ but one. At $t = T - 1$ the token is the trigger itself when
+    $o = q$, and then $z_t = k$ with probability one, where the paper's $A_{t,k}$ puts $1/N$: position $T - 1$ attends
+    to itself almost as strongly as to $T - 2$, and more strongly when $N$ is small against $T$. (The displays also
+    leave out that $z_T = q$ matches itself. At $t = T$ the terms in question nearly cancel. Rows are keys, the
+    transpose of Section 4's $W_K^1 = \sum_t p_t p_{t-1}^\top$.)"""
     data, e = enumerate_all(4, 6), orthonormal(4, 6)
     by_autograd = -gradient(e, _two_memories(e, 4, 6), "W_K1", data) / SMALL**2
     found = e.p @ by_autograd @ e.p.mT

@@ -59,13 +59,13 @@ SMALL, SMALL_RANDOM = Setting(32, 16), Setting(32, 16, 512, 8.0)
 
 
 def theorem_accuracy(goal: float = 0.95) -> Result:
-    r"""One gradient step each on $W_O^2$, $W_K^2$, $W_K^1$ from zero, all three with the same step size $\eta$, a
-    multiple ("scale", 7 to 10) of $N T$, so that the diagonal of $W_O^2$ comes out near that scale; each step on
-    32,768 fresh sequences, through the real softmaxes of both layers. All errors have one cause. At $t = 1$ the
-    first layer can attend to itself only, so for $t_q = 1$ the trigger's own position matches as well as its
-    successor's. With random embeddings the weights of $W_K^1$ fall like $1/t$, and faster at large step sizes. The
-    interference of early positions is of order $d^{-1/2}$ and must stay below the signal of late ones. This sets the
-    dimension needed."""
+    r"""Do three gradient steps make an induction head? One step each on $W_O^2$, $W_K^2$, $W_K^1$ from zero, all three
+    with the same step size $\eta$, a multiple ("scale", 7 to 10) of $N T$, so that the diagonal of $W_O^2$ comes out
+    near that scale. Each step takes 32,768 fresh sequences and goes through the real softmaxes of both layers. With
+    orthonormal embeddings all errors have one cause. At $t = 1$ the first layer can attend to itself only, so for $t_q
+    = 1$ the trigger's own position matches as well as its successor's. With random embeddings there is a second one.
+    The weights of $W_K^1$ fall like $1/t$, and faster at large step sizes. The interference of early positions is of
+    order $d^{-1/2}$ and must stay below the signal of late ones. This sets the dimension needed."""
     generator = torch.Generator().manual_seed(0)
     e = MAIN.embeddings(generator)
     circuits = take_steps(e, MAIN.eta, generator)
@@ -84,10 +84,11 @@ def theorem_accuracy(goal: float = 0.95) -> Result:
 
 
 def theorem_order(goal: float = 0.95, failure: float = 0.3) -> Result:
-    r"""The same three steps in all six orders, from zero and from random matrices with entries $\mathcal N(0, 1/d)$.
-    From zero the other orders fail because gradients vanish: without $W_O^2$ the gradient of $W_K^2$ is exactly
-    zero, and without $W_K^2$ the gradient of $W_K^1$ is. From random matrices those gradients are small and random
-    instead of zero, and the other orders fail as well."""
+    r"""Does the order of the steps matter? The same three steps are taken in all six orders, from zero and from random
+    matrices with entries $\mathcal N(0, 1/d)$. Only the theorem's order works. From zero the others fail because
+    gradients vanish: without $W_O^2$ the gradient of $W_K^2$ is exactly zero, and without $W_K^2$ the gradient of
+    $W_K^1$ is. From random matrices those gradients are small and random instead of zero, and the other orders fail as
+    well."""
     rows, records = [], []
     for start in ("zero", "random"):
         for order in permutations(TOP_DOWN):

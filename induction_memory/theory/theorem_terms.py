@@ -74,10 +74,11 @@ def theorem_terms(
     r"""The terms of Appendix B.3 one by one, exactly, for $T = 32$ and $N$ from 16 to 512. In the step on $W_K^2$ the
     mean of $\Delta^o$ over labels carries the signal and tends to $\gamma_T$ with $N$. $\Delta^q$ is $O(1/N)$, as
     stated. $\Delta^r$ is far below the paper's crude bound $2CT/N$: its mean is $O(1/N)$ times a number below
-    $\gamma_T$. In the step on $W_K^1$ the term $A$ is as printed. $B$ and $D$ are equal, so they cancel. $C$ is not as
-    printed: given $y = k$ the output stands in the sequence wherever $t_q$ is, so $r_k \geq 1/T$ for every $t_q$, and
-    because $t_q$ is uniform the sum over $t_q \leq t$ of $p_{t_q} - \bar p_{1:t}$ vanishes. $C = 0$ for $t < T - 1$,
-    and the factor $(T - 1)/T$ of the final display is 1."""
+    $\gamma_T$. In the step on $W_K^1$ the rows take $t \leq T - 2$, because the printed $A$ is wrong at $t = T - 1$
+    (the section before). There $A$ is as printed. $B$ and $D$ are equal, so they cancel. $C$ is not as printed: given
+    $y = k$ the output stands in the sequence wherever $t_q$ is, so $r_k \geq 1/T$ for every $t_q$, and because $t_q$ is
+    uniform the sum over $t_q \leq t$ of $p_{t_q} - \bar p_{1:t}$ vanishes. $C = 0$ for $t < T - 1$, and the factor
+    $(T-1)/T$ of the final display is 1."""
     records = [{"N": n, **match(n, T), "bound on r": 2 * T / n} for n in VOCABULARIES]
     table = pd.DataFrame(records)
     n, o, q, r = (column(table, name) for name in ("N", "o", "q", "r"))
