@@ -19,6 +19,7 @@ from induction_memory.tables import markdown
 HEADS = ["run", "steps", "in-context accuracy", "W_O2", "W_K2", "W_K1 (t < 64)", "minutes"]
 
 IN_THE_TEXT = "The same in the parametrisation of the paper's text (docs/text-code-here.md):"
+RUNS = "The runs behind the figure, with the accuracy and the recalls at their last step:"
 
 
 def page(
@@ -43,10 +44,10 @@ def page(
             drawn, *again = pictures[figure]
             parts.append(f"![Figure {figure}]({drawn})")
             for other in again:
-                parts += [IN_THE_TEXT, f"![Figure {figure}, the text's parametrisation]({other})"]
+                parts += [_link(IN_THE_TEXT, linked), f"![Figure {figure}, the text's parametrisation]({other})"]
         else:
             parts.append(f"Not drawn: {reasons[figure]}.")
-        parts += _claims(figure, scale, verdicts, records)
+        parts += [_link(part, linked) for part in _claims(figure, scale, verdicts, records)]
         parts.append(_runs(figure, records))
     parts += [*_removed(), *_reading(linked), *_provenance(scale)]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -126,9 +127,7 @@ def _claims(figure: int, scale: Scale, verdicts: pd.DataFrame, records: Records)
         own = verdicts.loc[(verdicts["claim"] == claim.name).to_numpy()]
         if claim.figure != figure or own.empty:
             continue
-        quote = textwrap.fill(
-            f'The paper: "{claim.says.rstrip(".")}."', 118, initial_indent="> ", subsequent_indent="> "
-        )
+        quote = textwrap.indent(_wrap(f"The paper: {_quoted(claim.says.rstrip('.') + '.')}", 116), "> ")
         rows = own.assign(
             measure=[_whose(row) for row in own.to_dict("records")],
             value=own["value"].map(_number),
@@ -154,8 +153,8 @@ def _runs(figure: int, records: Records) -> str:
         rows.append((record.name, record.steps, _number(record.accuracy()), *columns, minutes))
     commands = "\n".join(sorted({record.command for record in own if record.command}))
     return (
-        markdown(pd.DataFrame(rows, columns=HEADS))
-        + f"\n\n<details><summary>Commands</summary>\n\n```\n{commands}\n```\n\n</details>"
+        f"{RUNS}\n\n{markdown(pd.DataFrame(rows, columns=HEADS))}"
+        f"\n\n<details><summary>Commands</summary>\n\n```\n{commands}\n```\n\n</details>"
     )
 
 
@@ -176,7 +175,7 @@ def _last(record: Record, name: str) -> str:
 
 def _removed() -> list[str]:
     rows = [(r.claim, r.measure, r.value, r.threshold, r.verdict, r.why) for r in REMOVED]
-    columns = ["claim", "measure", "last value", "threshold", "verdict", "why it went"]
+    columns = ["claim", "measure", "last value", "threshold", "verdict", "why"]
     about = "These measures were removed or replaced after their values were known. Their last values were:"
     return ["## Measures that were removed", about, markdown(pd.DataFrame(rows, columns=columns))]
 
@@ -188,8 +187,8 @@ def _reading(linked: bool) -> list[str]:
         ("These sentences of the paper are checked on other pages:", "where", ELSEWHERE),
         ("These are not measured:", "why", NOT_MEASURED),
     ):
-        link = r"[\1](\1.md)" if linked else r"docs/\1.md"
-        rows = [(s.section, f'"{s.says}"', re.sub(r"docs/(\w+)\.md", link, s.about)) for s in sentences]
+        in_order = sorted(sentences, key=lambda sentence: sentence.section)
+        rows = [(s.section, _quoted(s.says), _link(s.about, linked)) for s in in_order]
         parts += [about, markdown(pd.DataFrame(rows, columns=["section", "the paper", column]))]
     return parts
 
@@ -201,7 +200,7 @@ def _whose(row: Mapping[str, Any]) -> str:
 def _error(row: Mapping[str, Any]) -> str:
     if pd.isna(row["error"]):
         return "" if row["verdict"] == "no run" else "unknown"
-    return f"± {_number(row['error'])} {row['over']}".strip() if row["over"] else "exact"
+    return f"± {_number(row['error'])} over {row['over']}" if row["over"] else "exact"
 
 
 def _number(value: float) -> str:
@@ -212,5 +211,15 @@ def _bold(verdict: str) -> str:
     return f"**{verdict}**" if verdict != "holds" else verdict
 
 
-def _wrap(text: str) -> str:
-    return textwrap.fill(text, 120)
+def _quoted(says: str) -> str:
+    """Words of the paper in quotation marks; LaTeX's own inside them become single ones."""
+    return '"' + re.sub("``(.*?)''", r"'\1'", says) + '"'
+
+
+def _link(text: str, linked: bool) -> str:
+    """The text with the pages that it names as links."""
+    return re.sub(r"docs/([\w-]+)\.md", r"[\1](\1.md)", text) if linked else text
+
+
+def _wrap(text: str, width: int = 120) -> str:
+    return textwrap.fill(text, width, break_on_hyphens=False)

@@ -260,7 +260,7 @@ def test_the_page_counts_the_verdicts():
     whole = " ".join(text.split())
     assert "Of 2 measurements of the paper's claims, 1 hold and 1 do not hold." in whole
     assert "Of 1 measurements of our own, 1 hold." in whole
-    assert "| b | 0.500 | ± 0.100 seeds |  | **does not hold** |" in text
+    assert "| b | 0.500 | ± 0.100 over seeds |  | **does not hold** |" in text
     assert "| c (ours) |" in text
 
 

@@ -90,10 +90,10 @@ def active_on(records: Records) -> Iterator[Measurement]:
 def _what_is_copied(records: Records) -> str:
     last = records.one(plan.TWO_LAYERS["random"]).final
     return (
-        "The model tells triggers from other tokens better than by their rank. At triggers it predicts the retrieved "
-        f"token in {last('in-context accuracy, rank 1 to 2'):.2f} of the cases if its rank is 1 or 2 and in "
-        f"{last('in-context accuracy, rank 3 or more'):.2f} from rank 3 on; at other tokens that one token only has "
-        f"followed so far in {last('copying, rank 1 to 2'):.2f} and {last('copying, rank 3 or more'):.2f}."
+        "The model distinguishes triggers from other tokens, and the rank matters little. At triggers it predicts the "
+        f"retrieved token in {last('in-context accuracy, rank 1 to 2'):.2f} of the cases if its rank is 1 or 2 and in "
+        f"{last('in-context accuracy, rank 3 or more'):.2f} from rank 3 on. At other tokens with a single successor so "
+        f"far, the shares are {last('copying, rank 1 to 2'):.2f} and {last('copying, rank 3 or more'):.2f}."
     )
 
 

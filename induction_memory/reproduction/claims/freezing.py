@@ -29,9 +29,9 @@ def keys_wait(records: Records) -> Iterator[Measurement]:
 def _sums(records: Records) -> str:
     code, text = (accuracy(records.of(f"figure-3-freeze-keys{end}"), THAWED - 19, THAWED).value for end in MODELS)
     return (
-        "With both W_K frozen, attention stays as it starts: on few tokens by the code's parametrisation, nearly "
-        "uniform by the text's (starts-uniform). W_O2 then sees a sum over few tokens or over the whole context, in "
-        f"which the output stands as often as its trigger came. Accuracy is {code:.3f} in the first case and "
+        "With both W_K frozen, attention stays as it starts: on few tokens in the code's parametrisation, nearly "
+        "uniform in the text's (starts-uniform). W_O2 then sees a sum over few tokens or over the whole context, in "
+        f"which the output stands as often as its trigger. Accuracy is {code:.3f} in the first case and "
         f"{text:.3f} in the second."
     )
 

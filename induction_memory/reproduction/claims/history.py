@@ -38,7 +38,7 @@ REMOVED = (
         "0.973",
         "at least 0.8",
         "holds",
-        "128 batches are no handful",
+        "128 batches are not a handful",
     ),
     Removed(
         "top-down",

@@ -16,12 +16,12 @@ def _norms(records: Records) -> str:
     del records  # no run is needed
     means, parts = {column: _by(column, "layer", "mean") for column in ("share", "largest")}, []
     for name in PRESETS:
-        share, largest = (", ".join(f"{x:.2g}" for x in table[name].to_numpy()) for table in means.values())
-        parts.append(f"by {MODELS[name]} {share} of t, with largest weights of {largest} times the uniform one")
-    return (
-        f"Effective tokens in layers 1 and 2 are {'; '.join(parts)}. The text has embeddings and maps of unit norm, "
-        "the code embeddings of variance 1."
-    )
+        share, largest = (" and ".join(f"{x:.2g}" for x in table[name].to_numpy()) for table in means.values())
+        parts.append(
+            f"With {MODELS[name]}, layers 1 and 2 have {share} of t effective tokens, and the largest weights are "
+            f"{largest} times the uniform one."
+        )
+    return f"{' '.join(parts)} The text has embeddings and maps of unit norm, the code embeddings of variance 1."
 
 
 @claim(

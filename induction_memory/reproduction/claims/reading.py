@@ -177,7 +177,7 @@ NOT_MEASURED = (
     Sentence(
         "B.2",
         "random initialization behaves similarly to zero initialization",
-        "'similarly' is not defined; the theory page starts from zero as the lemmas do",
+        "'similarly' is not defined; the theory page takes the three steps from zero and from random matrices",
     ),
     Sentence(
         "E",
