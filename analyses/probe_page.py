@@ -97,7 +97,7 @@ QUESTIONS = (
     Question(
         "Overlap of two memories",
         r"overlap_.*",
-        "Do `W_F` and `W_O2` write the same?",
+        "Do `W_F` and `W_O2` write the same thing?",
         "They do not, in either model.",
     ),
     Question(
@@ -178,7 +178,8 @@ def page(found: pd.DataFrame) -> str:
     lines = [INTRODUCTION]
     for family, module in catalogue.FAMILIES.items():
         about = (module.__doc__ or "").split("\n\n")[0].strip()
-        lines += [f"\n## {family}\n", about, "", "| probe | what it measures | of |", "| --- | --- | --- |"]
+        lines += [f"\n## {family}\n", about, "", *(_memories() if family == "recall" else [])]
+        lines += ["| probe | what it measures | for |", "| --- | --- | --- |"]
         lines += [f"| `{name}` | {_escaped(text)} | {of} |" for name, text, of in together(module.PROBES)]
     wrong = failures(found)
     verdict = "Every value with a known range is inside it." if not wrong else "Outside: " + "; ".join(wrong) + "."
@@ -214,26 +215,52 @@ def _table(rows: pd.DataFrame) -> list[str]:
 
 
 def together(probes: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Name, meaning and places: one row for probes that ask the same of several memories or layers."""
-    groups: dict[str, list[tuple[str, str, str]]] = {}
+    """Name, meaning and places: one row for probes that ask the same of several memories, layers or occurrences."""
+    groups: dict[tuple[str, str], list[tuple[str, str, str]]] = {}
     for name, probe in probes.items():
-        place = PLACE.search(name)
-        where = next(filter(None, place.groups())) if place else ""
-        kind = name.replace(where, "<memory>" if where.startswith("W") else "<layer>", 1) if where else name
-        groups.setdefault(kind, []).append((name, probe.about, where))
+        kind, where = _kind(name)
+        own = _meaning(kind, probe.about)
+        groups.setdefault((kind, _general(own, where)), []).append((name, own, where))
     rows = []
-    for kind, found in groups.items():
-        name, about, where = found[0]
+    for (kind, text), found in groups.items():
         if len(found) == 1:
-            rows.append((name, about, ""))
+            rows.append((*found[0][:2], ""))
         else:
-            what, _, reading = about.rpartition("; ")
-            recalled = reading.startswith("recall") and kind != "<memory>"
-            text = (
-                f"recall of {what}" if recalled else reading.removeprefix(f"{where}: ").removeprefix(f"layer {where}: ")
-            )
-            rows.append((kind, text, ", ".join(f"`{place}`" for _, _, place in found)))
+            places = [f"`{where}`" for _, _, where in found]
+            rows.append((kind, text, (", " if "<memory>" in kind else ",\u00a0").join(places)))
     return rows
+
+
+def _kind(name: str) -> tuple[str, str]:
+    """A probe's name without its memory, layer or occurrence, and what was left out."""
+    place = PLACE.search(name)
+    if place is None:
+        return name, ""
+    where = next(filter(None, place.groups()))
+    stands_for = "<memory>" if where.startswith("W") else "<n>" if "occurrence" in name else "<layer>"
+    return name.replace(where, stands_for, 1), where
+
+
+def _meaning(kind: str, about: str) -> str:
+    """What a probe measures: the reading alone where one table lists the memories, the whole for a special recall."""
+    pairs, _, reading = about.rpartition("; ")
+    return f"recall of {pairs}" if reading.startswith("recall") and kind != "<memory>" else reading
+
+
+def _general(text: str, where: str) -> str:
+    """The meaning for any memory, layer or occurrence."""
+    text = text.removeprefix(f"{where}: ").removeprefix(f"layer {where}: ")
+    text = re.sub(rf"(layer |Phi_){where}\b", r"\1<layer>", text) if where.isdigit() else text
+    return text.replace(f"occurrence {where}", "occurrence <n>") if where else text
+
+
+def _memories() -> list[str]:
+    """A table of the memories and the pairs that each is asked for."""
+    probes = catalogue.FAMILIES["recall"].PROBES.items()
+    rows = [(name, probe.about.partition("; ")[0]) for name, probe in probes if _kind(name)[0] == "<memory>"]
+    lines = ["Which pairs is each memory asked for? The arrow points to the right answer.", ""]
+    lines += ["| memory | score and right answer |", "| --- | --- |"]
+    return [*lines, *(f"| `{name}` | {_escaped(pairs)} |" for name, pairs in rows), ""]
 
 
 def _cell(value: float, known: tuple[float, float] | None) -> str:
@@ -267,9 +294,9 @@ import induction_memory as im
 
 run = im.load("induction-alone")
 model, task = run.model(step=600), run.task
-im.probes.recall(run)                                      # step x probe: the paper's recalls, one batched pass
+im.probes.recall(run)                                        # step x probe: the paper's recalls
 im.probes.table(run, ["W_O2", "attention"], steps=[0, 300])  # tidy: step, probe, head, value
-im.probes.table(model, ["recall", "weights"], task=task)   # any model; "all" for every probe
+im.probes.table(model, ["recall", "weights"], task=task)     # any model; "all" for every probe
 ```
 
 `table` takes probes or families by name, on a trajectory, a model or stacked weights. A probe that a model cannot have
@@ -308,7 +335,7 @@ W_K1 also takes any window within the sequence, `W_K1[32:96]`, each with `_causa
 probes take any layer's number, and `loss_occurrence<n>` any n.
 
 In a model with LayerNorm there are three recalls of W_K1 and W_K2. `W_K2` has the norm's linear part folded into the
-matrix. `W_K2_normed` applies the model's own norms to each embedding, as the model does; the two differ, because recall
+matrix. `W_K2_normed` applies the model's own norms to each embedding, as the model does. The two differ, because recall
 compares keys and every key has a norm of its own. `W_K2_raw` leaves the norms out, as the authors measured it. In a
 model without LayerNorm all three are equal, and only the first is measured. `_reversed` fixes the key and lets queries
 compete, which is the formula as the paper prints it."""

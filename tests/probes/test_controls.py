@@ -1,3 +1,4 @@
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -56,12 +57,22 @@ def test_the_page_lists_every_probe_once():
     for family in probe_page.catalogue.FAMILIES.values():
         rows = probe_page.together(family.PROBES)
         listed = [
-            name.replace("<memory>", place.strip("`")).replace("<layer>", place.strip("`"))
-            for name, _, of in rows
-            for place in of.split(", ")
+            re.sub("<(memory|layer|n)>", place.strip("`"), name)
+            for name, _, places in rows
+            for place in re.split(r",\s", places)
         ]
         assert sorted(listed) == sorted(family.PROBES)
         assert len(rows) <= 40
+
+
+def test_probes_with_different_formulas_have_rows_of_their_own():
+    rows = {
+        name: (text, places)
+        for name, text, places in probe_page.together(probe_page.catalogue.FAMILIES["attribution"].PROBES)
+    }
+    assert rows["dla_W_F_token"][0].startswith("W_F w_E(z_t)")
+    assert rows["dla_W_O2_token"][0].startswith("sum_s A[t, s] of Phi_2 w_E(z_s)")
+    assert rows["dla_feed_forward<layer>"][0].startswith("feed-forward of layer <layer>")
 
 
 def test_every_probe_stands_in_one_small_table_of_the_controls():
