@@ -19,8 +19,8 @@ GROUPS = {
     "Errors": ("Error", "InputError", "DamagedError", "StorageError", "DivergedError"),
 }
 ROOMS = {
-    "probes": "Probes: subject to named scores, all steps at once.",
-    "interventions": "Interventions: ablation, patching, circuits, surgery.",
+    "probes": "What each matrix stores and each head attends to, at all steps at once.",
+    "interventions": "Ablation, patching, circuits, surgery.",
     "hooks": "Interventions as TransformerLens hooks, to take away.",
     "heads": "Which head does what.",
     "memory": "Associative memories: torch only, no transformer.",
@@ -50,14 +50,15 @@ def names(room):
     return module, list(listed)
 
 
-def entry(path, value):
-    """The directive that documents one public name."""
+def entry(path, value, where=None):
+    """The directive that documents one public name; `where` is the module that defines it, for data."""
     if inspect.isclass(value):
         members = "" if issubclass(value, Exception) else "\n   :members:"
         return f".. autoclass:: {path}{members}\n"
     if callable(value):
         return f".. autofunction:: {path}\n"
-    return f".. autodata:: {path}\n"
+    listed = "".join(f"   ``{key}``\n      {meaning}\n" for key, meaning in value.items())
+    return f".. autodata:: {where or path.rpartition('.')[0]}.{path.rpartition('.')[2]}\n   :no-value:\n\n{listed}"
 
 
 def heading(text, line="="):
@@ -88,7 +89,10 @@ def room_page(room):
     if also:
         links = ", ".join(f":py:obj:`im.{name} <induction_memory.{name}>`" for name in also)
         lines.append(f"Also here, and explained on the page of the package: {links}.\n")
-    lines += [entry(f"{module.__name__}.{name}", getattr(module, name)) for name in own]
+    where = getattr(module, "_WHERE", {})
+    for name in own:
+        defined = f"{module.__name__}.{where[name]}" if name in where else None
+        lines.append(entry(f"{module.__name__}.{name}", getattr(module, name), defined))
     return "\n".join(lines)
 
 

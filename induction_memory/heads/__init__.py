@@ -1,4 +1,4 @@
-"""Heads: roles, shared work, mediation, and identifiability across heads and runs. Names are found on first use."""
+"""Heads: roles, shared work, mediation, and identifiability across heads and runs."""
 
 from typing import TYPE_CHECKING
 

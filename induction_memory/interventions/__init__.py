@@ -1,7 +1,4 @@
-"""Interventions: ablations, patching, circuits and memory surgery on any TransformerLens model, always undone.
-
-Names are resolved when first used.
-"""
+"""Interventions: ablations, patching, circuits and memory surgery on any TransformerLens model, always undone."""
 
 from typing import TYPE_CHECKING
 

@@ -92,7 +92,7 @@ def truncate(W: Float[Tensor, "*lead d_out d_in"], rank: int) -> Float[Tensor, "
 
 
 def alignment(a: Association) -> Float[Tensor, "*lead"]:
-    """<W, W_*> / (|W| |W_*|).
+    """Cosine of the matrix and its ideal memory, <W, W_*> / (|W| |W_*|).
 
     >>> import torch
     >>> import induction_memory as im

@@ -1,7 +1,4 @@
-"""The paper's architectures as HookedTransformers, and their weights as matrices in the paper's orientation.
-
-Names are resolved when first used, so that a config needs no torch.
-"""
+"""The paper's architectures as HookedTransformers, and their weights as matrices in the paper's orientation."""
 
 from typing import TYPE_CHECKING
 

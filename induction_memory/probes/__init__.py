@@ -1,7 +1,4 @@
-"""Probes: a model, a trajectory or stacked weights -> named scores in tidy tables, for all steps at once.
-
-Names are resolved when first used.
-"""
+"""Probes: a model, a trajectory or stacked weights -> named scores in tidy tables, for all steps at once."""
 
 from typing import TYPE_CHECKING
 

@@ -1,7 +1,4 @@
-"""One forward of a model and its patched variants: by hooks, the definition, or by the shortcut.
-
-Names are resolved when first used.
-"""
+"""One forward of a model and its patched variants: by hooks, the definition, or by the shortcut."""
 
 from typing import TYPE_CHECKING
 

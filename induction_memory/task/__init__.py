@@ -1,7 +1,4 @@
-"""Tasks: what a sequence is, which positions are asked, and what a perfect reader would say.
-
-Names are resolved when first used, so that a config needs no torch.
-"""
+"""Tasks: what a sequence is, which positions are asked, and what a perfect reader would say."""
 
 from typing import TYPE_CHECKING
 

@@ -48,7 +48,7 @@ MOST_LENGTH = 1_000_000
 @field_docs
 @dataclass(frozen=True)
 class BigramTask:
-    """The choices that define the task, checked when made.
+    """In-context bigrams, the paper's task: each sequence has triggers that are always followed by the same output.
 
     >>> BigramTask(k=2, length=32, triggers="fixed").vocab_size
     65

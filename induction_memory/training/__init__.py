@@ -1,7 +1,4 @@
-"""Training: the fast forward and backward, the loop, and runs that keep their trajectory.
-
-Names are resolved when first used.
-"""
+"""Training: the fast forward and backward, the loop, and runs that keep their trajectory."""
 
 from typing import TYPE_CHECKING
 

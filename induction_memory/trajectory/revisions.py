@@ -240,7 +240,7 @@ Source = str | Path | Sequence[str | Path] | Iterable[tuple[int, nn.Module]]
 
 
 def revisions(source: Source, *, keep: str | Path | None = None) -> Revisions:
-    """The series of checkpoints in `source` (module docstring).
+    """A series of checkpoints that others trained: a folder with one per step, some folders, or (step, model) pairs.
 
     `keep` is a folder for results: what `table` measures at a step is kept there as soon as it is known.
 

@@ -40,7 +40,7 @@ Asked = Literal["last", "all"]
 @field_docs
 @dataclass(frozen=True)
 class CausalGraph:
-    """The choices that define the task, checked when made.
+    """Chains along a causal graph: each symbol depends on the one at its parent's position.
 
     >>> import induction_memory as im
     >>> task = im.task.CausalGraph(length=6, graph="chain")

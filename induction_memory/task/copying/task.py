@@ -36,7 +36,7 @@ Placement = Literal["middle", "elsewhere", "any"]
 @field_docs
 @dataclass(frozen=True)
 class Copying:
-    """The choices that define the task, checked when made.
+    """Copying: what followed the trigger the first time is asked for the second time, at controlled distances.
 
     >>> import induction_memory as im
     >>> list(im.task.Copying(spans=(4, 6)).predictors())

@@ -39,7 +39,7 @@ PEAKED = 0.3
 @field_docs
 @dataclass(frozen=True)
 class MarkovChains:
-    """The choices that define the task, checked when made.
+    """Markov chains: each sequence has its own chain, and the next symbol must be inferred from the context.
 
     >>> import induction_memory as im
     >>> task = im.task.MarkovChains(symbols=2, order=1, length=6)

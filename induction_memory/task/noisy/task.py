@@ -40,7 +40,7 @@ NOISE_LABEL = "τ"
 @field_docs
 @dataclass(frozen=True)
 class NoisyTriggers:
-    """The choices that define the task, checked when made.
+    """In-context bigrams in which a noise token sometimes stands in the place of a trigger's output.
 
     >>> import induction_memory as im
     >>> task = im.task.NoisyTriggers(noise=0.5, length=32)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 @field_docs
 @dataclass(frozen=True)
 class FactualRecall:
-    """The choices that define the task, checked when made.
+    """Facts among noise: a subject and a relation stand in the sequence, and the last token asks for their answer.
 
     >>> import induction_memory as im
     >>> task = im.task.FactualRecall(subjects=4, relations=2, answers=3, length=8)
@@ -49,9 +49,9 @@ class FactualRecall:
     groups: ClassVar[tuple[str, ...]] = ("query",)
 
     subjects: int = 32
-    """S."""
+    """S, the number of subjects."""
     relations: int = 8
-    """R."""
+    """R, the number of relations."""
     answers: int = 8
     """D, the number of answers of each relation; there are R D in all."""
     noise_tokens: int = 16
