@@ -127,7 +127,8 @@ def edited(
     >>> model = run.model(step=600)
     >>> with im.interventions.edited(model, run.task, memory="W_K2", erase="e"):
     ...     without = im.probes.score_matrix(model, "W_K2", task=run.task).loc["e", "e"]
-    >>> round(float(without)) + 0, round(float(im.probes.score_matrix(model, "W_K2", task=run.task).loc["e", "e"]))
+    >>> intact = im.probes.score_matrix(model, "W_K2", task=run.task).loc["e", "e"]
+    >>> round(float(without)) + 0, round(float(intact))
     (0, 105)
     """
     before, where = place(model, memory, task, head=head, through=through)

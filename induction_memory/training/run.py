@@ -108,8 +108,9 @@ def start(
     `log` is "tensorboard", "wandb" or None; `command` is noted in the manifest.
 
     >>> import tempfile, induction_memory as im
-    >>> task, model, train = im.BigramTask(length=8), im.ModelConfig(d_model=16, n_ctx=8), im.TrainConfig(steps=2)
-    >>> im.training.start(im.RunConfig(task, model, train), f"{tempfile.mkdtemp()}/mine", quiet=True)
+    >>> model = im.ModelConfig(d_model=16, n_ctx=8)
+    >>> config = im.RunConfig(im.BigramTask(length=8), model, im.TrainConfig(steps=2))
+    >>> im.training.start(config, f"{tempfile.mkdtemp()}/mine", quiet=True)
     Trajectory('mine': 3 steps from 0 to 2)
     """
     return run_from(lambda: _new(config), 0, config, out, resume=resume, quiet=quiet, log=log, command=command)
@@ -119,8 +120,9 @@ def resume(out: str | Path, *, settings: Sequence[str] = (), quiet: bool = False
     """Go on with whatever unfinished run, or branch, is in the folder; `settings` may ask for more `train.steps`.
 
     >>> import tempfile, induction_memory as im
-    >>> task, model, how = im.BigramTask(length=8), im.ModelConfig(d_model=16, n_ctx=8), {"steps": 2, "quiet": True}
-    >>> im.training.resume(im.train(task, model, out=tempfile.mkdtemp(), **how).path, settings=["train.steps=4"]).steps
+    >>> task, model = im.BigramTask(length=8), im.ModelConfig(d_model=16, n_ctx=8)
+    >>> run = im.train(task, model, out=tempfile.mkdtemp(), steps=2, quiet=True)
+    >>> im.training.resume(run.path, settings=["train.steps=4"]).steps
     array([0, 1, 2, 3, 4])
     """
     config = load(out).config.with_settings(list(settings))
