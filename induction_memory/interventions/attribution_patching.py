@@ -33,7 +33,8 @@ def attribute(contrast: Contrast, *, points: int = 16) -> pd.DataFrame:
     >>> import induction_memory as im
     >>> run = im.load("induction-small")
     >>> pairs = im.task.corrupt(run.task.sample(4, im.step_rng(0, 0)), "trigger", im.step_rng(0, 1))
-    >>> effects = im.interventions.attribute(im.interventions.contrast(run.model(step=600), pairs), points=2)
+    >>> both = im.interventions.contrast(run.model(step=600), pairs)
+    >>> effects = im.interventions.attribute(both, points=2)
     >>> effects.sort_values("exact", ascending=False).head(3).round(2)
        source  target  exact  gradient  integrated
     4   embed  L1H1.v    1.0      0.07        0.36
