@@ -69,6 +69,16 @@ class Activations:
         return self.cache["logits"]
 
     @property
+    def log_q(self) -> Float[Tensor, "batch pos vocab"]:
+        """The logarithm of the model's prediction, in double precision."""
+        return self.once("log q", lambda: self.logits.double().log_softmax(-1))
+
+    @property
+    def predicted(self) -> Int[Tensor, "batch pos"]:
+        """The output with the largest logit."""
+        return self.once("predicted", lambda: self.logits.argmax(-1))
+
+    @property
     def diverged(self) -> Bool[Tensor, ""]:
         """Whether any logit is nan, which makes argmax meaningless."""
         return self.once("diverged", lambda: self.logits.isnan().any())
@@ -94,10 +104,6 @@ class Activations:
         length = self.runner.n_ctx // 2
         tokens = self.of_batch("repeated tokens", lambda: standard_tokens(self.stack.vocab_size, length))
         return self.runner.record(tokens, patterns=True).pattern
-
-    def mass(self, layer: int, name: str, sought: Bool[Tensor, "batch query key"]) -> Float[Tensor, "batch head query"]:
-        """The attention that each query of a layer gives to the sought keys, kept under a name."""
-        return self.once(f"mass {name} {layer}", lambda: attention_to(self.pattern(layer), sought))
 
     @property
     def cache(self) -> dict[str, Tensor]:
@@ -150,7 +156,8 @@ def run(model: nn.Module, tokens: Int[Tensor, "batch pos"], wanted: list[str]) -
 
 
 def attention_to(
-    pattern: Float[Tensor, "batch head query key"], sought: Bool[Tensor, "batch query key"]
+    pattern: Float[Tensor, "batch head query key"],
+    sought: Bool[Tensor, "batch query key"] | Float[Tensor, "batch query key"],
 ) -> Float[Tensor, "batch head query"]:
     """The attention that each query gives to the sought keys."""
     return torch.einsum("bhqk,bqk->bhq", pattern, sought.to(pattern.dtype))

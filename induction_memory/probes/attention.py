@@ -183,7 +183,8 @@ def _others(a: Activations) -> Bool[Tensor, "batch query"]:
 
 
 def _induction(a: Activations, layer: int, name: str, queries: Bool[Tensor, "batch query"]) -> Float[Tensor, " head"]:
-    mass = a.mass(layer, "induction", _sought(a))
+    keys = a.of_batch("sought, as numbers", lambda: _sought(a).to(a.pattern(layer).dtype))
+    mass = a.once(f"induction mass {layer}", lambda: attention_to(a.pattern(layer), keys))
     return chance_corrected(mean_where(mass, queries), _kept_chance(a, name, queries))
 
 
@@ -264,7 +265,7 @@ _MEASURES: dict[str, Callable[[Activations, int], Tensor]] = {
         _attended_token(a, layer) == _targets(a).unsqueeze(1), _triggers(a)
     ),
     "predicted_is_attended": lambda a, layer: mean_where(
-        _attended_token(a, layer) == a.logits.argmax(-1).unsqueeze(1), _triggers(a)
+        _attended_token(a, layer) == a.predicted.unsqueeze(1), _triggers(a)
     ),
     "repeated_previous": lambda a, layer: _previous_mass(a.repeated_pattern(layer)),
     "repeated_induction": lambda a, layer: repeated_induction(a.repeated_pattern(layer)),

@@ -38,17 +38,16 @@ def above_average(
     return (stream * (target - mean)).sum(-1)
 
 
-def _mean(a: Activations, stream: Float[Tensor, "batch pos *head d"]) -> Float[Tensor, "*head"]:
-    """Mean direct effect of these additions to the stream on the triggers, through the last LayerNorm."""
+def _mean(a: Activations, added: Float[Tensor, "n *head d"]) -> Float[Tensor, "*head"]:
+    """Mean direct effect of additions to the stream at the triggers, through the last LayerNorm."""
     triggers = _triggers(a)
-    chosen = stream[triggers]
     if "ln_final.hook_scale" in a.cache:
         scale = a.cache["ln_final.hook_scale"][triggers]
-        chosen = chosen / (scale.unsqueeze(1) if chosen.dim() == 3 else scale)
+        added = added / (scale.unsqueeze(1) if added.dim() == 3 else scale)
     w_U = a.stack.embedding("w_U")[0, 0]
     target = w_U[a.batch.targets[triggers]]
-    target = target.unsqueeze(1) if chosen.dim() == 3 else target
-    return above_average(chosen, target, w_U.mean(0)).double().mean(0)
+    target = target.unsqueeze(1) if added.dim() == 3 else target
+    return above_average(added, target, w_U.mean(0)).double().mean(0)
 
 
 def _triggers(a: Activations) -> Bool[Tensor, "batch pos"]:
@@ -70,14 +69,22 @@ def _stream(a: Activations, part: str) -> Float[Tensor, "batch pos d"]:
         value = a.cache[name]
         return value.expand(len(a.batch), -1, -1)
     layer = int(part.removeprefix("layer"))
-    written = _heads(a, layer).sum(2)
+    written = torch.einsum("bphe,hde->bpd", *_values_and_output(a, layer))
     return written + _feed_forward(a, layer) if layer < a.n_layers and _has_feed_forward(a, layer) else written
 
 
-def _heads(a: Activations, layer: int) -> Float[Tensor, "batch pos head d"]:
+def _heads(a: Activations, layer: int) -> Float[Tensor, "n head d"]:
+    """What each head of a layer adds to the stream at the triggers."""
+    z, W_O = _values_and_output(a, layer)
+    return torch.einsum("nhe,hde->nhd", z[_triggers(a)], W_O)
+
+
+def _values_and_output(
+    a: Activations, layer: int
+) -> tuple[Float[Tensor, "batch pos head d_head"], Float[Tensor, "head d d_head"]]:
+    """The attended values z of each head of a layer, and the matrix W_O that writes them."""
     a.pattern(layer)  # a reason if there is no such layer
-    z, W_O = a.cache[f"blocks.{layer - 1}.attn.hook_z"], a.stack.memory(f"W_O{layer}")[0]
-    return a.once(f"heads {layer}", lambda: torch.einsum("bphe,hde->bphd", z, W_O))
+    return a.cache[f"blocks.{layer - 1}.attn.hook_z"], a.stack.memory(f"W_O{layer}")[0]
 
 
 def _has_feed_forward(a: Activations, layer: int) -> bool:
@@ -95,19 +102,26 @@ def _feed_forward(a: Activations, layer: int) -> Float[Tensor, "batch pos d"]:
 
 
 def _read_by_values(a: Activations, part: str) -> Float[Tensor, " head"]:
-    """Mean direct effect of what layer 2's heads write because of one part of the stream they read.
-
-    The unembedding is applied before the attention, sum_s A[t, s] (w_U(y) - mean)^T Phi_2 x_s, and only at triggers.
-    """
-    pattern, triggers = a.pattern(2), _triggers(a)
+    """Mean direct effect of what layer 2's heads write because of one part of the stream they read."""
+    effect = a.once("effect of values", lambda: _effect_of_values(a))
     read = _normalised(a, _stream(a, part), "blocks.1.ln1.hook_scale")
-    w_U = a.stack.embedding("w_U")[0, 0]
-    said = torch.einsum("bkd,hvd->bvhk", read, (w_U - w_U.mean(0)) @ a.stack.memory("Phi_2")[0])
-    of_target = said[triggers.nonzero()[:, 0], a.batch.targets[triggers]]
-    effect = torch.linalg.vecdot(pattern.movedim(1, 2)[triggers], of_target)
+    return torch.linalg.vecdot(effect.flatten(2), read.flatten(1)).double().sum(-1)
+
+
+def _effect_of_values(a: Activations) -> Float[Tensor, "head batch key d"]:
+    """g_s with: mean over triggers t of sum_s A[t, s] (w_U(y_t) - mean)^T Phi_2 x_s = sum_s g_s^T x_s for any x.
+
+    The attention of triggers with the same target is added up before anything is multiplied.
+    """
+    triggers = _triggers(a)
+    attention = a.pattern(2).movedim(1, 2)[triggers] / triggers.sum()
     if "ln_final.hook_scale" in a.cache:
-        effect = effect / a.cache["ln_final.hook_scale"][triggers]
-    return effect.double().mean(0)
+        attention = attention / a.cache["ln_final.hook_scale"][triggers].unsqueeze(-1)
+    w_U = a.stack.embedding("w_U")[0, 0]
+    row = triggers.nonzero()[:, 0] * len(w_U) + a.batch.targets[triggers]
+    to_target = attention.new_zeros(len(triggers) * len(w_U), *attention.shape[1:]).index_add_(0, row, attention)
+    written = (w_U - w_U.mean(0)) @ a.stack.memory("Phi_2")[0]
+    return torch.einsum("bvhk,hvd->hbkd", to_target.unflatten(0, (-1, len(w_U))), written)
 
 
 def _read_by_feed_forward(a: Activations, part: str) -> Float[Tensor, "batch pos d"]:
@@ -128,7 +142,8 @@ ABOVE = "logit of the target above the average, on triggers"
 
 def heads_probe(layer: int) -> Probe:
     about = f"layer {layer}: output of each head -> {ABOVE}"
-    return _probe(f"dla_heads{layer}", about, lambda a: _heads(a, layer), (layer,))
+    name, family = f"dla_heads{layer}", "attribution"
+    return Probe(name, about, lambda a: _mean(a, _heads(a, layer)), "activations", (layer,), family)
 
 
 def feed_forward_probe(layer: int) -> Probe:
@@ -143,8 +158,8 @@ def named(name: str) -> Probe | None:
     return of_layer(layer) if of_layer is not None and layer else None
 
 
-def _probe(name: str, about: str, stream: Callable[[Activations], Tensor], layers: tuple[int, ...] = ()) -> Probe:
-    return Probe(name, about, lambda a: _mean(a, stream(a)), "activations", layers, "attribution")
+def _probe(name: str, about: str, stream: Callable[[Activations], Tensor]) -> Probe:
+    return Probe(name, about, lambda a: _mean(a, stream(a)[_triggers(a)]), "activations", (), "attribution")
 
 
 PROBES = {

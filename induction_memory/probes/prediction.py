@@ -28,10 +28,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from induction_memory.errors import UnsupportedError
-from induction_memory.memory.divergence import relative_entropy
 from induction_memory.probes.activations import Activations
 from induction_memory.probes.registry import Probe
-from induction_memory.probes.task_probes import predicted
+from induction_memory.probes.task_probes import divergence, predicted
 from induction_memory.subject import Subject
 from induction_memory.task.batch import Batch
 
@@ -96,10 +95,7 @@ def contribution(
 
 def mean_over(what: str, kind: str, a: Activations) -> Float[Tensor, ""]:
     """Mean loss or accuracy over the positions of a kind ("" for all)."""
-    if what == "loss":
-        values = -target_log_probability(_log_q(a), a.batch)
-    else:
-        values = _correct(a).double().masked_fill(a.diverged, torch.nan)
+    values = -_log_probability(a) if what == "loss" else _correct(a)
     if not kind:
         return contribution(values, a.batch.counted, None)
     mask = a.of_batch(kind, lambda: positions(a.batch, kind))
@@ -110,13 +106,14 @@ def mean_over(what: str, kind: str, a: Activations) -> Float[Tensor, ""]:
 
 def kl_from(reference: str, a: Activations) -> Float[Tensor, ""]:
     """Mean over positions of KL(reference || q)."""
-    return contribution(relative_entropy(_reference(a, reference), _log_q(a)), a.batch.counted, None)
+    p = a.of_batch(f"reference {reference}", lambda: _reference(a, reference))
+    return contribution(divergence(a, f"reference {reference}", p), a.batch.counted, None)
 
 
 def kl_from_bayes(kind: str, a: Activations) -> Float[Tensor, ""]:
     """KL(p_bayes || q), or what the positions of a visible kind contribute to it."""
-    divergence = a.once("kl to bayes", lambda: relative_entropy(_log_bayes(a), _log_q(a)))
-    return contribution(divergence, a.batch.counted, _visible(a, kind))
+    name, p = list(predicted(a).items())[-1]
+    return contribution(divergence(a, name, p), a.batch.counted, _visible(a, kind))
 
 
 def bayes_loss(a: Activations) -> Float[Tensor, ""]:
@@ -125,26 +122,24 @@ def bayes_loss(a: Activations) -> Float[Tensor, ""]:
 
 def excess(kind: str, a: Activations) -> Float[Tensor, ""]:
     """Loss above the Bayes-optimal one, or what the positions of a visible kind contribute to it."""
-    above = _bayes_log_probability(a) - target_log_probability(_log_q(a), a.batch)
-    return contribution(above, a.batch.counted, _visible(a, kind))
+    return contribution(_bayes_log_probability(a) - _log_probability(a), a.batch.counted, _visible(a, kind))
 
 
 def _bayes_log_probability(a: Activations) -> Float[Tensor, "batch pos"]:
-    return a.of_batch("bayes log p(y)", lambda: target_log_probability(_log_bayes(a), a.batch))
+    bayes = list(predicted(a).values())[-1]
+    return a.of_batch("bayes log p(y)", lambda: target_log_probability(bayes.log(), a.batch))
 
 
-def _correct(a: Activations) -> Bool[Tensor, "batch pos"]:
+def _log_probability(a: Activations) -> Float[Tensor, "batch pos"]:
+    return a.once("log q(y)", lambda: target_log_probability(a.log_q, a.batch))
+
+
+def _correct(a: Activations) -> Float[Tensor, "batch pos"]:
+    """1 where the right output has the largest logit; nan if the model has diverged."""
     if a.batch.soft:
         raise UnsupportedError("needs one right output for each position, the targets are distributions")
-    return a.logits.argmax(-1) == a.batch.targets
-
-
-def _log_q(a: Activations) -> Float[Tensor, "batch pos vocab"]:
-    return a.once("log q", lambda: a.logits.double().log_softmax(-1))
-
-
-def _log_bayes(a: Activations) -> Float[Tensor, "batch pos vocab"]:
-    return a.of_batch("log p_bayes", lambda: list(predicted(a).values())[-1].log())
+    hit = a.once("correct", lambda: (a.predicted == a.batch.targets).double())
+    return hit.masked_fill(a.diverged, torch.nan)
 
 
 def _visible(a: Activations, kind: str) -> Bool[Tensor, "batch pos"] | None:
@@ -154,8 +149,8 @@ def _visible(a: Activations, kind: str) -> Bool[Tensor, "batch pos"] | None:
 def _reference(a: Activations, name: str) -> Float[Tensor, "#batch #pos vocab"]:
     n, device = a.stack.require_task().n_outputs, a.logits.device
     if name == "uniform":
-        return torch.full((1, 1, n), 1 / n, dtype=torch.float64, device=device).log()
-    table = torch.tensor(a.stack.fact(name, f"global {name}s"), device=device).log()
+        return torch.full((1, 1, n), 1 / n, dtype=torch.float64, device=device)
+    table = torch.tensor(a.stack.fact(name, f"global {name}s"), device=device)
     return table[None, None] if name == "unigram" else table[a.batch.tokens]
 
 

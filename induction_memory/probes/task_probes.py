@@ -51,13 +51,26 @@ def sought(a: Activations) -> dict[str, Bool[Tensor, "batch query key"]]:
     return a.of_batch("sources", compute)
 
 
+def divergence(a: Activations, name: str, p: Float[Tensor, "#batch #pos output"]) -> Float[Tensor, "batch pos"]:
+    """KL(p || model) at each position, in nats, for predictions p that are the same at every step.
+
+    KL(p || q) = sum_j p log p - sum_j p log q, with 0 log 0 = 0. Only the second sum depends on the model.
+    """
+    own = a.of_batch(f"sum of p log p, {name}", lambda: torch.xlogy(p, p).sum(-1))
+
+    def compute() -> Tensor:
+        crossed = torch.linalg.vecdot(p, a.log_q)
+        if crossed.isnan().any():  # perhaps from 0 * -inf
+            crossed = torch.where(p == 0, 0.0, p * a.log_q).sum(-1)
+        return own - crossed
+
+    return a.once(f"kl to {name}", compute)
+
+
 def distance(predictor: str, a: Activations) -> Float[Tensor, ""]:
     """KL(predictor || model) in nats."""
-    p, where = _one(predicted(a), predictor, "predictor", a), a.batch.counted
-    counted = a.of_batch(f"counted {predictor}", lambda: p[where])
-    own = a.of_batch(f"entropy of {predictor}", lambda: torch.xlogy(counted, counted).sum(-1).mean())
-    log_q = a.once("log q in double", lambda: a.logits[where].to(p.dtype).log_softmax(-1))
-    return own - torch.linalg.vecdot(counted, log_q).mean()
+    p = _one(predicted(a), predictor, "predictor", a)
+    return divergence(a, predictor, p)[a.batch.counted].mean()
 
 
 def mass(role: str, layer: int, a: Activations) -> Float[Tensor, " head"]:
@@ -71,8 +84,9 @@ def mass(role: str, layer: int, a: Activations) -> Float[Tensor, " head"]:
     queries = a.of_batch(f"queries of {role}", asked)
     if not queries.any():
         raise UnsupportedError(f"needs queries with keys of the role {role}, the batch has none")
-    attended = a.mass(layer, f"role {role}", keys)
-    return attended.double().movedim(1, 0)[:, queries].mean(-1)
+    pattern = a.pattern(layer).movedim(1, 2)[queries]
+    of_role = a.of_batch(f"keys of {role}", lambda: keys[queries].unsqueeze(1).to(pattern.dtype))
+    return torch.linalg.vecdot(pattern, of_role).double().mean(0)
 
 
 def named(name: str) -> Probe | None:
