@@ -1,127 +1,199 @@
-"""A model with only some of its heads: all coalitions of heads at once, sharing what they have in common.
+"""A model of which each reader sees only some heads: all such variants at once, sharing what they have in common.
 
-A head outside the coalition writes its replacement r_h instead of its own output y_h (the replacement of an ablation,
-`interventions.replacements`). Up to layer l a run depends only on the heads present in layers 1 to l, so the coalitions
-form a tree over the layers:
+A head outside the coalition of a route (routes.py) counts for its readers as the replacement r_h of an ablation
+(`interventions.replacements`) instead of its own output y_h. Layer l has
 
-    x_1 = the recorded stream
-    x_{l+1} = x_l + sum over h present of y_h(x_l) + sum over h absent of r_h  (+ the feed-forward)
+    seen by a route  = x + sum over the heads h absent for it of (r_h - y_h)
+    y_h              = head h, of the streams seen by q, k and v
+    x_{l+1}          = x_l + sum over h of y_h + b_O + FF_l(seen by ff, or by out in the last layer)
 
-Attention is computed once for every subset of heads kept in the earlier layers. It is never computed for the first
-layer, which was recorded. The subsets of the last layer's heads need no attention of their own: their outputs are sums
-of the same terms, needed at the questions only. With four heads in two layers, 256 coalitions need 15 attention layers
-instead of 512.
+A coalition of heads that is the same for every route is a model without the other heads. Variants whose q, k and v see
+the same share a layer's attention, and those whose ff sees the same share its feed-forward, so variants form a tree
+over the layers. Attention is never computed where nothing has changed. The coalitions of the last layer's heads need
+none of their own: their outputs are sums of the same terms, needed at the questions only. With four heads in two
+layers, the 256 coalitions need 15 attention layers instead of 512.
 """
+
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from induction_memory.heads.questions import Questions
+from induction_memory.heads.routes import ROUTES, edges
 from induction_memory.runner.attention import attend
 from induction_memory.runner.fast import FastRunner
-from induction_memory.runner.network import Network
+from induction_memory.runner.network import Layer, Network
 from induction_memory.runner.recording import Recording
 from induction_memory.runner.variants import Patch
 
 LOGITS_AT_ONCE = 2**24  # numbers in the logits of one group of coalitions
+TOKENS_AT_ONCE = 2048  # tokens of the sequences that are evaluated together, few enough for the caches
+
+Present = Bool[Tensor, "coalition route player"]
+Stream = Float[Tensor, "batch pos d_model"]
+Changes = Float[Tensor, "player batch pos d_model"]
+Written = Float[Tensor, "head batch m d_model"]
 
 
 def coalition_sums(
-    recording: Recording,
-    absent: dict[str, Tensor],
-    coalitions: Bool[Tensor, "coalition player"],
-    questions: Questions,
+    recording: Recording, absent: dict[str, Tensor], present: Present, questions: Questions
 ) -> Float64[Tensor, "coalition batch"]:
-    """The value of each coalition, one sum per sequence. Players in the order of `recording.graph.heads`."""
-    result = torch.zeros(len(coalitions), len(recording.tokens), dtype=torch.float64)
+    """The value of each variant, one sum per sequence: `present` says which heads the readers of each route see.
+
+    Routes in the order of ROUTES, players in the order of `recording.graph.heads`.
+    """
+    result = torch.zeros(len(present), len(recording.tokens), dtype=torch.float64)
     runner = recording.runner
     with torch.no_grad():
         if isinstance(runner, FastRunner):
+            at_once = max(1, TOKENS_AT_ONCE // recording.tokens.shape[1])
             with runner.network(recording) as network:
-                tree = _Tree(recording, network, absent, coalitions, questions, result)
-                tree.descend(1, None, torch.arange(len(coalitions)))
+                for first in range(0, len(recording.tokens), at_once):
+                    some = slice(first, first + at_once)
+                    tree = _Tree(recording, network, absent, present, questions, some)
+                    nothing = recording.layer(1, "hook_resid_pre")[None, some][:0]
+                    tree.descend(1, None, nothing, torch.arange(len(present)))
+                    result[:, some] = tree.result
         else:
-            variants = [_without(recording, absent, coalition) for coalition in coalitions]
+            variants = [_without(recording, absent, one) for one in present]
             for indices, logits in recording.run(variants, queries=questions.queries):
                 result[indices] = questions.sums(logits)
     return result
 
 
-def _without(recording: Recording, absent: dict[str, Tensor], coalition: Bool[Tensor, " player"]) -> list[Patch]:
-    """The patches that cut the heads outside a coalition."""
-    pairs = zip(recording.graph.heads, coalition.tolist(), strict=True)
-    return [Patch(head, absent[head]) for head, present in pairs if not present]
+def _without(recording: Recording, absent: dict[str, Tensor], present: Bool[Tensor, "route player"]) -> list[Patch]:
+    """The patches that cut heads where the routes do not see them."""
+    graph, patches = recording.graph, list[Patch]()
+    for head, seen in zip(graph.heads, present.T.tolist(), strict=True):
+        routes = [route for route, there in zip(ROUTES, seen, strict=True) if not there]
+        cut = [head] if len(routes) == len(ROUTES) else [edge for route in routes for edge in edges(graph, head, route)]
+        patches += [Patch(site, absent[head]) for site in cut]
+    return patches
 
 
 class _Tree:
+    """The variants on some sequences."""
+
     def __init__(
         self,
         recording: Recording,
         network: Network,
         absent: dict[str, Tensor],
-        coalitions: Tensor,
+        present: Present,
         questions: Questions,
-        result: Tensor,
+        some: slice,
     ) -> None:
-        self.recording, self.network, self.absent, self.coalitions = recording, network, absent, coalitions
-        self.questions, self.result = questions, result
+        self.recording, self.network, self.present, self.some = recording, network, present, some
+        self.graph, self.questions = recording.graph, questions.of(some)
+        self.result = torch.zeros(len(present), len(self.questions.queries), dtype=torch.float64)
+        whole = {head: value.expand(*recording.tokens.shape, -1) for head, value in absent.items()}
+        self.replaced = [self._heads(layer, whole.__getitem__) for layer in range(1, self.graph.n_layers + 1)]
 
-    def descend(self, layer: int, stream: Tensor | None, members: Int[Tensor, " coalition"]) -> None:
-        """Evaluate the coalitions `members`, whose runs have the same stream before `layer` (None: the recorded)."""
-        graph = self.recording.graph
-        players = slice((layer - 1) * graph.n_heads, layer * graph.n_heads)
-        subsets, which = self.coalitions[members, players].unique(dim=0, return_inverse=True)
-        if layer == graph.n_layers:
-            for group in torch.arange(len(subsets)).split(self._at_once()):
-                chosen = members[torch.isin(which, group)]
-                self.result[chosen] = self._read_out(stream, subsets[group])[which[torch.isin(which, group)] - group[0]]
-            return
-        before = self.recording.layer(layer, "hook_resid_pre") if stream is None else stream
-        present, absent = self._written(layer, stream), self._absent(layer)
-        for i, subset in enumerate(subsets):
-            if stream is None and bool(subset.all()):
-                after = None
+    def descend(self, layer: int, x: Stream | None, changes: Changes, members: Int[Tensor, " coalition"]) -> None:
+        """Evaluate the variants `members`, which have the same stream x before `layer` (None: the recorded one).
+
+        `changes` has r_h - y_h of every head before `layer`.
+        """
+        before = self.recording.layer(layer, "hook_resid_pre")[self.some] if x is None else x
+        asked, earlier = self._asked(layer, before), self._asked(layer, changes)
+        for seen, same in self._groups(members, "qkv", layer - 1):
+            intact = x is None and bool(seen.all())
+            written = self._heads(layer) if intact else self._written(layer, before, changes, seen)
+            known = torch.cat([earlier, self.replaced[layer - 1] - written])
+            after = asked + written.sum(0) + self.network[layer].attention["b_O"]
+            if layer == self.graph.n_layers:
+                self._read_out(asked, after, known, same)
             else:
-                heads = torch.where(subset[:, None].to(present.device), present, absent).sum(-2)
-                after = self._feed_forward(layer, before, before + heads + self.network[layer].attention["b_O"])
-            self.descend(layer + 1, after, members[which == i])
+                self._go_on(layer, before, after, known, same, intact)
 
-    def _read_out(self, stream: Tensor | None, subsets: Bool[Tensor, "subset head"]) -> Float64[Tensor, "subset batch"]:
-        """The value of each subset of the last layer's heads."""
-        layer = self.recording.graph.n_layers
-        before = self.recording.layer(layer, "hook_resid_pre") if stream is None else stream
-        before, present, absent = (
-            _rows(x, self.questions.queries) for x in (before, self._written(layer, stream), self._absent(layer))
-        )
-        chosen = torch.einsum("sh,bmhd->sbmd", subsets.to(present), present - absent) + absent.sum(-2)
-        x = before + chosen + self.network[layer].attention["b_O"]
-        return self.questions.sums(self.network.unembed(self._feed_forward(layer, before.expand_as(x), x)))
-
-    def _written(self, layer: int, stream: Tensor | None) -> Float[Tensor, "batch pos head d_model"]:
-        """What each head of a layer writes: as recorded, or from another stream."""
-        if stream is None:
-            return torch.stack([self.recording.at(head) for head in self.recording.graph.heads_of(layer)], dim=-2)
-        weights = self.network[layer]
-        q, k, v = (one[None] for one in weights.project(weights.norm(stream), "qkv"))
-        z = attend(weights.rotated(q), weights.rotated(k), v, weights.scale)[0]
-        return torch.einsum("bphe,hed->bphd", z, weights.W_O)
-
-    def _absent(self, layer: int) -> Float[Tensor, "batch pos head d_model"]:
-        heads, shape = self.recording.graph.heads_of(layer), self.recording.tokens.shape
-        return torch.stack([self.absent[head].expand(*shape, -1) for head in heads], dim=-2)
-
-    def _feed_forward(self, layer: int, before: Tensor, x: Tensor) -> Tensor:
-        """The stream after the layer's feed-forward, where it has one."""
-        feed_forward = self.network[layer].feed_forward
+    def _go_on(
+        self, layer: int, before: Stream, after: Stream, changes: Changes, members: Tensor, intact: bool
+    ) -> None:
+        """From a layer's heads to its feed-forward and the next layer."""
+        feed_forward, parallel = self.network[layer].feed_forward, self.graph.parallel
         if feed_forward is None:
-            return x
-        return x + feed_forward(before if self.network.graph.parallel else x)
+            self.descend(layer + 1, None if intact else after, changes, members)
+            return
+        for (seen,), same in self._groups(members, ["ff"], layer - parallel):
+            if intact and bool(seen.all()):
+                self.descend(layer + 1, None, changes, same)
+            else:
+                read = _seen(before if parallel else after, changes, seen.tolist())
+                self.descend(layer + 1, after + feed_forward(read), changes, same)
+
+    def _read_out(self, before: Stream, after: Stream, changes: Changes, members: Tensor) -> None:
+        """The values of variants that differ in what the output sees, from the last layer's rows."""
+        feed_forward, earlier = self.network[self.graph.n_layers].feed_forward, len(changes) - self.graph.n_heads
+        for some in members.split(self._at_once()):
+            missing = (~self.present[some, ROUTES.index("out")]).to(changes)
+            x = after + torch.einsum("cp,pbmd->cbmd", missing, changes)
+            if feed_forward is not None and self.graph.parallel:
+                x = x + feed_forward(before + torch.einsum("cp,pbmd->cbmd", missing[:, :earlier], changes[:earlier]))
+            elif feed_forward is not None:
+                x = x + feed_forward(x)
+            self.result[some] = self.questions.sums(self.network.unembed(x))
+
+    def _groups(
+        self, members: Int[Tensor, " coalition"], routes: Sequence[str], layers: int
+    ) -> Iterator[tuple[Bool[Tensor, "route player"], Int[Tensor, " coalition"]]]:
+        """The variants for which these routes see the same heads of the first layers, with these heads."""
+        chosen = [ROUTES.index(route) for route in routes]
+        seen = self.present[members][:, chosen, : layers * self.graph.n_heads]
+        if seen.numel() == 0:
+            yield seen[0], members
+            return
+        kinds, which = seen.unique(dim=0, return_inverse=True)
+        for i, kind in enumerate(kinds):
+            yield kind, members[which == i]
+
+    def _heads(self, layer: int, values: Callable[[str], Tensor] | None = None) -> Written:
+        """What each head of a layer wrote in the intact run, or other values by head."""
+        heads = self.graph.heads_of(layer)
+        return self._asked(layer, torch.stack([(values or self.recording.at)(head)[self.some] for head in heads]))
+
+    def _asked(self, layer: int, x: Float[Tensor, "*lead pos d_model"]) -> Float[Tensor, "*lead m d_model"]:
+        """The rows of the questions, in the last layer. The others are not needed there."""
+        queries = self.questions.queries
+        rows = torch.arange(len(queries), device=queries.device)[:, None]
+        return x[..., rows, queries, :] if layer == self.graph.n_layers else x
+
+    def _written(self, layer: int, before: Stream, changes: Changes, seen: Bool[Tensor, "3 player"]) -> Written:
+        """What each head of a layer writes, of the streams that its queries, keys and values see."""
+        weights, masks = self.network[layer], [tuple(mask) for mask in seen.tolist()]
+        streams = {mask: weights.norm(_seen(before, changes, mask)) for mask in set(masks)}
+        x_q, x_k, x_v = (streams[mask] for mask in masks)
+        if layer == self.graph.n_layers and weights.rotary is None:
+            z = attend_from(self._asked(layer, x_q), x_k, x_v, weights, self.questions.queries)
+            return torch.einsum("bmhe,hed->hbmd", z, weights.W_O)
+        q, k, v = (weights.project(x, one)[0][None] for x, one in zip((x_q, x_k, x_v), "qkv", strict=True))
+        z = attend(weights.rotated(q), weights.rotated(k), v, weights.scale)[0]
+        return self._asked(layer, torch.einsum("bphe,hed->hbpd", z, weights.W_O))
 
     def _at_once(self) -> int:
-        batch, m = self.questions.queries.shape
-        return max(1, LOGITS_AT_ONCE // (batch * m * self.recording.logits.shape[-1]))
+        return max(1, LOGITS_AT_ONCE // (self.questions.queries.numel() * self.recording.logits.shape[-1]))
 
 
-def _rows(x: Float[Tensor, "batch pos *rest"], positions: Int[Tensor, "batch m"]) -> Float[Tensor, "batch m *rest"]:
-    return x[torch.arange(len(x), device=x.device)[:, None], positions]
+def attend_from(
+    x_q: Float[Tensor, "batch m d_model"], x_k: Stream, x_v: Stream, weights: Layer, queries: Int[Tensor, "batch m"]
+) -> Float[Tensor, "batch m head d_head"]:
+    """Attention of a few queries: (W_K^T q)^T x_s and W_V sum_s A x_s, so that no key or value has to be computed.
+
+    b_K adds the same to the scores of all keys, which changes no attention.
+    """
+    W_K, W_V, b_V = (weights.attention[name] for name in ("W_K", "W_V", "b_V"))
+    q = weights.project(x_q, "q")[0] / weights.scale
+    read = torch.einsum("bmhe,hde->bhmd", q, W_K)
+    later = torch.arange(x_k.shape[1], device=x_k.device) > queries[:, None, :, None]
+    scores = (read.flatten(1, 2) @ x_k.mT).view(*read.shape[:3], -1)
+    attention = scores.masked_fill_(later, -torch.inf).softmax(-1)
+    attended = (attention.flatten(1, 2) @ x_v).view_as(read)
+    return torch.einsum("bhmd,hde->bmhe", attended, W_V) + b_V
+
+
+def _seen(x: Stream, changes: Changes, present: Sequence[bool]) -> Stream:
+    """The stream in which the absent heads are replaced."""
+    for player, there in enumerate(present):
+        x = x if there else x + changes[player]
+    return x

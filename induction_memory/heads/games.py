@@ -13,7 +13,7 @@ The last five are the *routes* by which a head can have an effect. Each is path 
 heads. A redundant head has no effect when ablated alone, but a non-zero Shapley value.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,18 +23,15 @@ from torch import Tensor, nn
 
 from induction_memory.heads.coalitions import coalition_sums
 from induction_memory.heads.questions import Metric, Questions, ask
-from induction_memory.heads.shapley import ORDERS, Solution, solve
+from induction_memory.heads.routes import ROUTES, edges
+from induction_memory.heads.shapley import EXACT, ORDERS, Solution, all_coalitions, solve
 from induction_memory.interventions.replacements import Kind, Replacements
 from induction_memory.runner.choice import record
-from induction_memory.runner.components import Graph, layer_of
+from induction_memory.runner.components import Graph
 from induction_memory.runner.recording import Recording, Runner
 from induction_memory.runner.variants import Patch
 from induction_memory.task.batch import Batch
 from induction_memory.task.protocol import Task
-
-ROUTES = ("out", "ff", "q", "k", "v")
-AT_ONCE = 32
-"""Coalitions whose changes to the residual stream are in memory at the same time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,16 +60,20 @@ class ValueFunction:
     task: Task | None = None
     """Says which keys the roles of heads are about; None for any tokens."""
     known: dict[bytes, Tensor] = field(default_factory=dict, repr=False)
-    """Coalition of all heads -> its value, one sum per sequence. Games share what has been evaluated."""
+    """Heads that each route sees -> the value, one sum per sequence. Games share what has been evaluated."""
 
     @property
     def graph(self) -> Graph:
         return self.recording.graph
 
     def coalitions(self, coalitions: Bool[Tensor, "coalition player"]) -> Float64[Tensor, "coalition batch"]:
-        """The values of coalitions of all heads, one sum per sequence; each is evaluated once."""
-        keys = [row.numpy().tobytes() for row in coalitions]
-        missing = {key: row for key, row in zip(keys, coalitions, strict=True) if key not in self.known}
+        """The values of coalitions of all heads, one sum per sequence."""
+        return self.values(coalitions.unsqueeze(1).expand(-1, len(ROUTES), -1))
+
+    def values(self, present: Bool[Tensor, "coalition route player"]) -> Float64[Tensor, "coalition batch"]:
+        """The values when the readers of each route see the present heads only; each is evaluated once."""
+        keys = [one.numpy().tobytes() for one in present]
+        missing = {key: one for key, one in zip(keys, present, strict=True) if key not in self.known}
         if missing:
             new = coalition_sums(self.recording, self.absent, torch.stack(list(missing.values())), self.questions)
             self.known.update(zip(missing, new, strict=True))
@@ -109,55 +110,35 @@ def value_function(
 
 
 def solve_games(v: ValueFunction) -> list[Game]:
-    """All games of a model."""
+    """All games of a model. Those small enough are evaluated together first, to share what they have in common."""
     graph = v.graph
-    games = [Game("all", 0, graph.heads, solve(len(graph.heads), v.coalitions, v.rng, v.orders))]
+    rules: list[tuple[str, int, Sequence[str]]] = [("all", 0, ROUTES)]
     for layer in range(1, graph.n_layers + 1):
-        games.append(Game("layer", layer, graph.heads_of(layer), _layer(v, layer)))
-        for route in ROUTES:
-            if edges(graph, graph.heads_of(layer)[0], route):
-                games.append(Game(route, layer, graph.heads_of(layer), _route(v, layer, route)))
-    return games
+        rules.append(("layer", layer, ROUTES))
+        rules += [(route, layer, [route]) for route in ROUTES if edges(graph, graph.heads_of(layer)[0], route)]
+    small = [(layer, routes) for _, layer, routes in rules if len(_players(graph, layer)) <= EXACT]
+    if small:
+        v.values(torch.cat([_present(graph, *one, all_coalitions(len(_players(graph, one[0])))) for one in small]))
+    return [Game(name, layer, _players(graph, layer), _solve(v, name, layer, routes)) for name, layer, routes in rules]
 
 
-def edges(graph: Graph, head: str, route: str) -> list[str]:
-    """The edges by which a head reaches what the route names."""
-    if route in ("q", "k", "v"):
-        readers = [name for name in graph.inputs if name.endswith(f".{route}")]
-    elif route == "ff":
-        readers = [f"FF{layer}" for layer in graph.feed_forwards if layer < graph.n_layers]
-    else:
-        readers = [f"FF{graph.n_layers}"] if graph.n_layers in graph.feed_forwards else []
-        readers.append("out")
-    return [f"{head}->{name}" for name in readers if head in graph.writers_before(name)]
-
-
-def _layer(v: ValueFunction, layer: int) -> Solution:
-    graph = v.graph
-    ours = torch.tensor([layer_of(head) == layer for head in graph.heads])
-
+def _solve(v: ValueFunction, name: str, layer: int, routes: Sequence[str]) -> Solution:
     def evaluate(subsets: Tensor) -> Tensor:
-        coalitions = torch.ones(len(subsets), len(graph.heads), dtype=torch.bool)
-        coalitions[:, ours] = subsets
-        return v.coalitions(coalitions)
+        return v.values(_present(v.graph, layer, routes, subsets))
 
-    return solve(graph.n_heads, evaluate, v.rng, v.orders, pairs=False)
+    return solve(len(_players(v.graph, layer)), evaluate, v.rng, v.orders, pairs=name == "all")
 
 
-def _route(v: ValueFunction, layer: int, route: str) -> Solution:
-    """The sum of the changes r_h - y_h of all cut heads is patched into the first head's edge to each reader."""
-    heads, recording = v.graph.heads_of(layer), v.recording
-    own = recording.at(heads[0])
-    with torch.no_grad():
-        change = torch.stack([(v.absent[head] - recording.at(head)).flatten() for head in heads])
+def _players(graph: Graph, layer: int) -> tuple[str, ...]:
+    return graph.heads_of(layer) if layer else graph.heads
 
-    def value(subset: Tensor) -> Tensor:
-        missing = (~subset).to(change) @ change
-        written = own + missing.unflatten(-1, own.shape)
-        sites = edges(v.graph, heads[0], route)
-        return v.patched([[Patch(site, output) for site in sites] for output in written])
 
-    def evaluate(subsets: Tensor) -> Tensor:
-        return torch.cat([value(group) for group in subsets.split(AT_ONCE)])
-
-    return solve(len(heads), evaluate, v.rng, v.orders, pairs=False)
+def _present(
+    graph: Graph, layer: int, routes: Sequence[str], subsets: Bool[Tensor, "coalition player"]
+) -> Bool[Tensor, "coalition route head"]:
+    """Which heads each route sees, where the players outside a subset are absent for some routes."""
+    players = torch.tensor([head in _players(graph, layer) for head in graph.heads])
+    for_route = torch.ones(len(subsets), len(graph.heads), dtype=torch.bool)
+    for_route[:, players] = subsets
+    cut = torch.tensor([route in routes for route in ROUTES])
+    return for_route[:, None] | ~cut[:, None]

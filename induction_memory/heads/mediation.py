@@ -17,7 +17,8 @@ import numpy as np
 import pandas as pd
 import torch
 
-from induction_memory.heads.games import ValueFunction, edges
+from induction_memory.heads.games import ValueFunction
+from induction_memory.heads.routes import edges
 from induction_memory.heads.sharing import CLEARLY, LEAST
 from induction_memory.runner.components import layer_of
 from induction_memory.runner.variants import Patch

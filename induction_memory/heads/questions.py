@@ -41,6 +41,10 @@ class Questions:
     def counts(self) -> Float64[Tensor, " batch"]:
         return self.asked.double().sum(1).cpu()
 
+    def of(self, some: slice) -> "Questions":
+        """The questions of some sequences."""
+        return Questions(self.queries[some], self.targets[some], self.asked[some], self.metric)
+
     def sums(self, logits: Float[Tensor, "*variant batch m vocab"]) -> Float64[Tensor, "*variant batch"]:
         """The value of runs, summed over the questions of each sequence; on the CPU, wherever the logits are."""
         targets = self.targets.expand(logits.shape[:-1]).unsqueeze(-1)

@@ -79,7 +79,8 @@ def induction(
     queries: Bool[Tensor, "batch query"],
 ) -> Float[Tensor, " head"]:
     """Mean over the queries of the attention to the sought keys, corrected for chance."""
-    return chance_corrected(mean_where(attention_to(pattern, sought), queries), _chance(sought, queries))
+    chosen, keys = pattern.movedim(1, 2)[queries], sought[queries].unsqueeze(1).to(pattern.dtype)
+    return chance_corrected(torch.linalg.vecdot(chosen, keys).double().mean(0), _chance(sought, queries))
 
 
 def induction_argmax(

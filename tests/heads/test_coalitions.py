@@ -1,15 +1,16 @@
 import pytest
 import torch
+from transformer_lens import HookedTransformer, HookedTransformerConfig
 
 from induction_memory.errors import InputError
 from induction_memory.heads import coalitions as coalitions_module
 from induction_memory.heads.coalitions import coalition_sums
-from induction_memory.heads.games import edges, solve_games, value_function
+from induction_memory.heads.games import solve_games, value_function
 from induction_memory.heads.questions import ask
+from induction_memory.heads.routes import ROUTES, edges
 from induction_memory.heads.shapley import all_coalitions
 from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
-from induction_memory.runner.attention import attend
 from induction_memory.runner.choice import runner
 from induction_memory.runner.components import Graph
 from induction_memory.runner.variants import Patch
@@ -43,17 +44,44 @@ def value_function_of(config, kind="mean", via=None):
     return value_function(runner(model_of(config), via=via), random_batch(), kind=kind)
 
 
+def everywhere(coalitions):
+    """The same heads for every route."""
+    return coalitions[:, None].expand(-1, len(ROUTES), -1)
+
+
+def hooked_sums(v, model, patches):
+    logits = hooked_logits(model, v.batch.tokens, patches)
+    return v.questions.sums(logits[torch.arange(len(logits))[:, None], v.questions.queries])
+
+
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_every_coalition_equals_one_hooked_forward_with_the_absent_heads_replaced(name):
     v, model = value_function_of(ARCHITECTURES[name]), model_of(ARCHITECTURES[name])
-    coalitions, questions = all_coalitions(len(v.graph.heads)), v.questions
-    fast = coalition_sums(v.recording, v.absent, coalitions, questions)
+    coalitions = all_coalitions(len(v.graph.heads))
+    fast = coalition_sums(v.recording, v.absent, everywhere(coalitions), v.questions)
     for row in range(0, len(coalitions), 3):
         absent = [head for head, there in zip(v.graph.heads, coalitions[row], strict=True) if not there]
         patches = [Patch(head, v.absent[head]) for head in absent]
-        logits = hooked_logits(model, v.batch.tokens, patches)
-        at = logits[torch.arange(len(logits))[:, None], questions.queries]
-        torch.testing.assert_close(fast[row], questions.sums(at), atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(fast[row], hooked_sums(v, model, patches), atol=1e-4, rtol=1e-4)
+
+
+def rotary_model():
+    cfg = {"n_layers": 2, "d_model": 16, "n_heads": 2, "d_head": 8, "n_ctx": 12, "d_vocab": 5, "d_mlp": 32, "seed": 0}
+    return HookedTransformer(HookedTransformerConfig(**cfg, act_fn="gelu", positional_embedding_type="rotary"))
+
+
+@pytest.mark.parametrize("name", [*ARCHITECTURES, "rotary positions"])
+def test_routes_that_see_different_heads_equal_one_hooked_forward_with_those_edges_cut(name):
+    model = rotary_model() if name == "rotary positions" else model_of(ARCHITECTURES[name])
+    v = value_function(runner(model, via="fast"), random_batch(), kind="mean")
+    heads, generator = v.graph.heads, torch.Generator().manual_seed(2)
+    present = torch.rand(12, len(ROUTES), len(heads), generator=generator) < 0.6
+    present[:6, 1:] = True  # some that differ in one route alone
+    fast = coalition_sums(v.recording, v.absent, present, v.questions)
+    for row, seen in enumerate(present):
+        pairs = [(route, head) for r, route in enumerate(ROUTES) for h, head in enumerate(heads) if not seen[r, h]]
+        patches = [Patch(edge, v.absent[head]) for route, head in pairs for edge in edges(v.graph, head, route)]
+        torch.testing.assert_close(fast[row], hooked_sums(v, model, patches), atol=1e-4, rtol=1e-4)
 
 
 def test_a_game_by_a_route_equals_one_hooked_forward_with_those_edges_cut():
@@ -62,11 +90,8 @@ def test_a_game_by_a_route_equals_one_hooked_forward_with_those_edges_cut():
     game = next(game for game in solve_games(v) if game.name == "k" and game.layer == 1)
     cut = [Patch(edge, v.absent["L1H2"]) for edge in edges(v.graph, "L1H2", "k")]
     assert [patch.site for patch in cut] == ["L1H2->L2H1.k", "L1H2->L2H2.k", "L1H2->L3H1.k", "L1H2->L3H2.k"]
-    rows, queries = torch.arange(4)[:, None], v.questions.queries
-    intact, without = (
-        v.questions.sums(hooked_logits(model, v.batch.tokens, patches)[rows, queries]) for patches in ([], cut)
-    )
-    torch.testing.assert_close(game.solution.single[1], intact - without, atol=1e-4, rtol=1e-3)
+    difference = hooked_sums(v, model, []) - hooked_sums(v, model, cut)
+    torch.testing.assert_close(game.solution.single[1], difference, atol=1e-4, rtol=1e-3)
 
 
 def test_shapley_values_of_every_game_sum_to_its_total_effect():
@@ -78,14 +103,29 @@ def test_shapley_values_of_every_game_sum_to_its_total_effect():
 
 def counted_attention(monkeypatch):
     calls = []
-    monkeypatch.setattr(coalitions_module, "attend", lambda *given: calls.append(1) or attend(*given))
+    for name in ("attend", "attend_from"):
+        own = getattr(coalitions_module, name)
+        monkeypatch.setattr(coalitions_module, name, lambda *given, own=own: calls.append(1) or own(*given))
     return calls
 
 
 def test_coalitions_by_hooks_are_the_same():
     config = ARCHITECTURES["full, two heads"]
-    fast, hooked = (value_function_of(config, via=via).coalitions(all_coalitions(4)) for via in ("fast", "hooks"))
-    torch.testing.assert_close(fast, hooked, atol=1e-4, rtol=1e-4)
+    fast, hooked = (value_function_of(config, via=via) for via in ("fast", "hooks"))
+    torch.testing.assert_close(
+        fast.coalitions(all_coalitions(4)), hooked.coalitions(all_coalitions(4)), atol=1e-4, rtol=1e-4
+    )
+    only_keys = torch.ones(16, len(ROUTES), 4, dtype=torch.bool)
+    only_keys[:, ROUTES.index("k")] = all_coalitions(4)
+    torch.testing.assert_close(fast.values(only_keys), hooked.values(only_keys), atol=1e-4, rtol=1e-4)
+
+
+def test_the_games_of_a_model_share_their_feed_forwards():
+    v, calls = value_function_of(ModelConfig.full(**SMALL, n_heads=2)), []
+    own = v.recording.network.layers[0].feed_forward
+    object.__setattr__(v.recording.network.layers[0], "feed_forward", lambda x: calls.append(1) or own(x))
+    solve_games(v)
+    assert len(calls) == 3  # the subsets of layer 1 without the recorded one, for "all" and for "ff" alike
 
 
 def test_coalitions_reuse_what_they_share_instead_of_starting_over(monkeypatch):
@@ -108,9 +148,10 @@ def test_coalitions_of_the_last_layer_need_no_attention_at_all(monkeypatch):
 
 def test_small_groups_of_coalitions_give_the_same(monkeypatch):
     v = value_function_of(ARCHITECTURES["full, two heads"])
-    whole = coalition_sums(v.recording, v.absent, all_coalitions(4), v.questions)
+    whole = coalition_sums(v.recording, v.absent, everywhere(all_coalitions(4)), v.questions)
     monkeypatch.setattr("induction_memory.heads.coalitions.LOGITS_AT_ONCE", 1)
-    apart = coalition_sums(v.recording, v.absent, all_coalitions(4), v.questions)
+    monkeypatch.setattr("induction_memory.heads.coalitions.TOKENS_AT_ONCE", 36)  # three of the four sequences
+    apart = coalition_sums(v.recording, v.absent, everywhere(all_coalitions(4)), v.questions)
     torch.testing.assert_close(apart, whole)
 
 
