@@ -38,16 +38,26 @@ def above_average(
     return (stream * (target - mean)).sum(-1)
 
 
-def _mean(a: Activations, added: Float[Tensor, "n *head d"]) -> Float[Tensor, "*head"]:
+def _mean(a: Activations, added: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
     """Mean direct effect of additions to the stream at the triggers, through the last LayerNorm."""
-    triggers = _triggers(a)
-    if "ln_final.hook_scale" in a.cache:
-        scale = a.cache["ln_final.hook_scale"][triggers]
-        added = added / (scale.unsqueeze(1) if added.dim() == 3 else scale)
     w_U = a.stack.embedding("w_U")[0, 0]
-    target = w_U[a.batch.targets[triggers]]
-    target = target.unsqueeze(1) if added.dim() == 3 else target
-    return above_average(added, target, w_U.mean(0)).double().mean(0)
+    return _scaled(a, above_average(added, w_U[a.batch.targets[_triggers(a)]], w_U.mean(0))).mean(0)
+
+
+def _of_heads(a: Activations, layer: int) -> Float[Tensor, " head"]:
+    """The same for what each head of a layer adds, W_O z: the unembedding is applied to W_O, and this to z."""
+    z, W_O = _values_and_output(a, layer)
+    triggers, w_U = _triggers(a), a.stack.embedding("w_U")[0, 0]
+    read = torch.einsum("vd,hde->vhe", w_U - w_U.mean(0), W_O)
+    return _scaled(a, torch.linalg.vecdot(z[triggers], read[a.batch.targets[triggers]])).mean(0)
+
+
+def _scaled(a: Activations, effect: Float[Tensor, "n *head"]) -> Float[Tensor, "n *head"]:
+    """Direct effects at the triggers over the scale of the last LayerNorm, in double precision."""
+    if "ln_final.hook_scale" in a.cache:
+        scale = a.cache["ln_final.hook_scale"][_triggers(a)]
+        effect = effect / (scale if effect.dim() == 2 else scale.squeeze(-1))
+    return effect.double()
 
 
 def _triggers(a: Activations) -> Bool[Tensor, "batch pos"]:
@@ -69,14 +79,13 @@ def _stream(a: Activations, part: str) -> Float[Tensor, "batch pos d"]:
         value = a.cache[name]
         return value.expand(len(a.batch), -1, -1)
     layer = int(part.removeprefix("layer"))
-    written = torch.einsum("bphe,hde->bpd", *_values_and_output(a, layer))
-    return written + _feed_forward(a, layer) if layer < a.n_layers and _has_feed_forward(a, layer) else written
-
-
-def _heads(a: Activations, layer: int) -> Float[Tensor, "n head d"]:
-    """What each head of a layer adds to the stream at the triggers."""
     z, W_O = _values_and_output(a, layer)
-    return torch.einsum("nhe,hde->nhd", z[_triggers(a)], W_O)
+    if a.runner is None:
+        written = torch.einsum("bphe,hde->bpd", z, W_O)
+    else:  # it has recorded the sum
+        b_O = a.runner.weights.get(f"blocks.{layer - 1}.attn.b_O", 0.0)
+        written = a.cache[f"blocks.{layer - 1}.hook_attn_out"] - b_O
+    return written + _feed_forward(a, layer) if layer < a.n_layers and _has_feed_forward(a, layer) else written
 
 
 def _values_and_output(
@@ -143,7 +152,7 @@ ABOVE = "logit of the target above the average, on triggers"
 def heads_probe(layer: int) -> Probe:
     about = f"layer {layer}: output of each head -> {ABOVE}"
     name, family = f"dla_heads{layer}", "attribution"
-    return Probe(name, about, lambda a: _mean(a, _heads(a, layer)), "activations", (layer,), family)
+    return Probe(name, about, lambda a: _of_heads(a, layer), "activations", (layer,), family)
 
 
 def feed_forward_probe(layer: int) -> Probe:
