@@ -125,15 +125,25 @@ class _Tree:
 
     def _read_out(self, before: Stream, after: Stream, changes: Changes, members: Tensor) -> None:
         """The values of variants that differ in what the output sees, from the last layer's rows."""
-        feed_forward, earlier = self.network[self.graph.n_layers].feed_forward, len(changes) - self.graph.n_heads
+        earlier = len(changes) - self.graph.n_heads
         for some in members.split(self._at_once()):
             missing = (~self.present[some, ROUTES.index("out")]).to(changes)
             x = after + torch.einsum("cp,pbmd->cbmd", missing, changes)
-            if feed_forward is not None and self.graph.parallel:
-                x = x + feed_forward(before + torch.einsum("cp,pbmd->cbmd", missing[:, :earlier], changes[:earlier]))
-            elif feed_forward is not None:
-                x = x + feed_forward(x)
-            self.result[some] = self.questions.sums(self.network.unembed(x))
+            x_before = None
+            if self.graph.parallel:
+                x_before = before + torch.einsum("cp,pbmd->cbmd", missing[:, :earlier], changes[:earlier])
+            self.result[some] = self.questions.sums(self._logits(x, x_before))
+
+    def _logits(
+        self, x: Float[Tensor, "*lead d_model"], before: Float[Tensor, "*lead d_model"] | None
+    ) -> Float[Tensor, "*lead vocab"]:
+        """The logits of the stream after the last layer's heads; `before` them if the feed-forward reads that."""
+        network, feed_forward = self.network, self.network[self.graph.n_layers].feed_forward
+        if network.tail is not None:
+            return network.tail(x)
+        if feed_forward is not None:
+            x = x + feed_forward(x if before is None else before)
+        return network.unembed(x)
 
     def _groups(
         self, members: Int[Tensor, " coalition"], routes: Sequence[str], layers: int
