@@ -105,6 +105,12 @@ class Activations:
         tokens = self.of_batch("repeated tokens", lambda: standard_tokens(self.stack.vocab_size, length))
         return self.runner.record(tokens, patterns=True).pattern
 
+    def mass(self, layer: int, name: str, sought: Bool[Tensor, "batch query key"]) -> Float[Tensor, "batch head query"]:
+        """The attention that each query of a layer gives to the sought keys, kept under a name."""
+        pattern = self.pattern(layer)
+        keys = self.of_batch(f"keys of {name}", lambda: sought.to(pattern.dtype))
+        return self.once(f"mass {name} {layer}", lambda: torch.einsum("bhqk,bqk->bhq", pattern, keys))
+
     @property
     def cache(self) -> dict[str, Tensor]:
         """The activations of one forward pass: logits, patterns, and what attributions read."""
@@ -155,12 +161,14 @@ def run(model: nn.Module, tokens: Int[Tensor, "batch pos"], wanted: list[str]) -
     return {"logits": logits} | {name: cache[name] for name in wanted if name in passed}
 
 
-def attention_to(
+def mean_attention(
     pattern: Float[Tensor, "batch head query key"],
-    sought: Bool[Tensor, "batch query key"] | Float[Tensor, "batch query key"],
-) -> Float[Tensor, "batch head query"]:
-    """The attention that each query gives to the sought keys."""
-    return torch.einsum("bhqk,bqk->bhq", pattern, sought.to(pattern.dtype))
+    sought: Bool[Tensor, "batch query key"],
+    queries: Bool[Tensor, "batch query"],
+) -> Float[Tensor, " head"]:
+    """Mean over the chosen queries of the attention to the sought keys."""
+    keys = sought[queries].unsqueeze(1).to(pattern.dtype)
+    return torch.linalg.vecdot(pattern.movedim(1, 2)[queries], keys).double().mean(0)
 
 
 def standard_tokens(vocab_size: int, length: int) -> Int[Tensor, "batch twice_length"]:

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from induction_memory.errors import UnsupportedError, require
 from induction_memory.model.head_names import head_name
-from induction_memory.probes.activations import Activations, attention_to, run_repeated
+from induction_memory.probes.activations import Activations, mean_attention, run_repeated
 from induction_memory.probes.registry import Probe, split_layer
 from induction_memory.subject import subject
 from induction_memory.task.positions import induction_keys
@@ -79,8 +79,7 @@ def induction(
     queries: Bool[Tensor, "batch query"],
 ) -> Float[Tensor, " head"]:
     """Mean over the queries of the attention to the sought keys, corrected for chance."""
-    chosen, keys = pattern.movedim(1, 2)[queries], sought[queries].unsqueeze(1).to(pattern.dtype)
-    return chance_corrected(torch.linalg.vecdot(chosen, keys).double().mean(0), _chance(sought, queries))
+    return chance_corrected(mean_attention(pattern, sought, queries), _chance(sought, queries))
 
 
 def induction_argmax(
@@ -184,8 +183,7 @@ def _others(a: Activations) -> Bool[Tensor, "batch query"]:
 
 
 def _induction(a: Activations, layer: int, name: str, queries: Bool[Tensor, "batch query"]) -> Float[Tensor, " head"]:
-    keys = a.of_batch("sought, as numbers", lambda: _sought(a).to(a.pattern(layer).dtype))
-    mass = a.once(f"induction mass {layer}", lambda: attention_to(a.pattern(layer), keys))
+    mass = a.mass(layer, "induction", _sought(a))
     return chance_corrected(mean_where(mass, queries), _kept_chance(a, name, queries))
 
 

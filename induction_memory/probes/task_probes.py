@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from induction_memory.errors import UnsupportedError
-from induction_memory.probes.activations import Activations
+from induction_memory.probes.activations import Activations, mean_attention
 from induction_memory.probes.registry import Probe, split_layer
 from induction_memory.subject import Subject
 from induction_memory.task.positions import sources_of
@@ -84,9 +84,7 @@ def mass(role: str, layer: int, a: Activations) -> Float[Tensor, " head"]:
     queries = a.of_batch(f"queries of {role}", asked)
     if not queries.any():
         raise UnsupportedError(f"needs queries with keys of the role {role}, the batch has none")
-    pattern = a.pattern(layer).movedim(1, 2)[queries]
-    of_role = a.of_batch(f"keys of {role}", lambda: keys[queries].unsqueeze(1).to(pattern.dtype))
-    return torch.linalg.vecdot(pattern, of_role).double().mean(0)
+    return mean_attention(a.pattern(layer), keys, queries)
 
 
 def named(name: str) -> Probe | None:
