@@ -86,6 +86,23 @@ def test_attributions_add_up_to_the_target_s_logit_above_the_average(case):
         assert fed.sum() == pytest.approx(found["dla_feed_forward2"], abs=1e-4)
 
 
+@pytest.mark.parametrize("case", CONFIGS)
+def test_what_values_read_is_attributed_as_a_loop_over_triggers_and_keys_does(case):
+    model, batch = build(CONFIGS[case]), sample(TINY, 4, step_rng(4, 0))
+    with torch.no_grad():
+        _, cache = model.run_with_cache(batch.tokens)
+    w_U, Phi_2 = memories.embedding(model, "w_U"), memories.matrix(model, "Phi_2")
+    Phi_2 = Phi_2 if Phi_2.dim() == 3 else Phi_2[None]
+    normed, expected = CONFIGS[case].layer_norm, torch.zeros(len(Phi_2), dtype=torch.float64)
+    for b, t in batch.in_context.nonzero().tolist():
+        answer = (w_U[batch.targets[b, t]] - w_U.mean(0)) / (cache["ln_final.hook_scale"][b, t] if normed else 1)
+        for s in range(t + 1):
+            x = cache["hook_embed"][b, s] / (cache["blocks.1.ln1.hook_scale"][b, s] if normed else 1)
+            expected += cache["blocks.1.attn.hook_pattern"][b, :, t, s] * (Phi_2 @ x @ answer)
+    found = probes.table(model, ["dla_W_O2_token"], task=TINY, batch=batch)["value"]
+    assert found.tolist() == pytest.approx((expected / batch.in_context.sum()).tolist(), rel=1e-4)
+
+
 def test_the_constructed_model_answers_through_w_o2_s_token_memory():
     table = probes.table(constructed(), "attribution", task=FIXED)
     found = table.set_index("probe")["value"]
