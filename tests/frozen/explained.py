@@ -42,6 +42,13 @@ EXPLAINED: tuple[Moved, ...] = (
         key=r"component=(embed\|kind=resample-output|L1H1->L2H1\.v\|kind=mean)",
         column="global_accuracy|global_accuracy_se",
     ),
+    Moved(
+        "rounding: a sum of 14 differences, which is -0.14145022 in double precision and was frozen as -0.1414531",
+        r"identify\.mediation",
+        run="four-heads",
+        key=r"source=L1H2\|path=rest\|.*",
+        column="effect",
+    ),
 )
 
 
