@@ -2,10 +2,12 @@
 
 The line appears after one second, so that quick calls stay silent, and is cleared when the work is done. It goes to
 standard error, and only where a person watches: with neither a terminal nor a notebook, nothing is shown. One line is
-rewritten in place, without a thread or a hidden cursor, so that an interruption leaves nothing behind. In a notebook it
-is one output of the cell, which is empty in the end. Work inside work shares the line: `steps 3/31, patched runs ...`.
+rewritten in place, without a thread or a hidden cursor, so that an interruption leaves nothing behind. It is narrower
+than the terminal, because a wrapped line cannot be rewritten. In a notebook it is one output of the cell, which is
+empty in the end. Work inside work shares the line: `steps 3/31, patched runs ...`. The time left is the outermost's.
 """
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sized
@@ -20,7 +22,9 @@ PATIENCE = 1.0
 PAUSE = 0.1
 """Seconds between two writings of it."""
 WIDTH = 30
-"""Characters of the bar."""
+"""Characters of the bar, at most."""
+COLUMNS = 80
+"""Characters of the line where the terminal does not say how wide it is."""
 
 
 def track(
@@ -46,6 +50,7 @@ def track(
         for item in items:
             yield item
             work.done += size(item)
+            work.seconds = time.monotonic() - work.began
             _show()
     finally:
         if work in _UNDER_WAY:
@@ -70,6 +75,8 @@ class _Work:
     what: str
     total: int
     done: int = 0
+    seconds: float = 0.0
+    """From the beginning to the last item done."""
     began: float = field(default_factory=time.monotonic)
     cell: int = field(default_factory=_cell)
 
@@ -114,7 +121,20 @@ def _show() -> None:
     now, (*outer, inner) = time.monotonic(), _UNDER_WAY
     if now - _UNDER_WAY[0].began > PATIENCE and now - _LINE.written > PAUSE:
         before = "".join(f"{work.what} {min(work.done + 1, work.total)}/{work.total}, " for work in outer)
-        _LINE.write(before + line(inner.what, inner.done, inner.total, now - inner.began))
+        _LINE.write(line(before + inner.what, inner.done, inner.total, _left(_UNDER_WAY[0], now), _columns()))
+
+
+def _columns() -> int:
+    """How wide the terminal is."""
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns or COLUMNS
+    except (OSError, ValueError):  # a notebook, or a stream without a descriptor
+        return COLUMNS
+
+
+def _left(work: _Work, now: float) -> float | None:
+    """Seconds that the rest takes if it goes on as the items that are done; None before the first of them."""
+    return max(0.0, work.seconds * work.total / work.done - (now - work.began)) if work.done else None
 
 
 @contextmanager
@@ -139,13 +159,17 @@ def keeping(done: Sized, what: str) -> Iterator[None]:
         print(f"interrupted: {len(done)} {what} are kept", file=sys.stderr)
 
 
-def line(what: str, done: int, total: int, seconds: float) -> str:
-    """What is written after some of the work.
+def line(what: str, done: int, total: int, left: float | None, columns: int = COLUMNS) -> str:
+    """What is written after some of the work; the bar is as long as the columns allow.
 
-    >>> line("ablating", 15, 60, 5.0)
+    >>> line("ablating", 15, 60, 15.0)
     'ablating #######....................... 15/60, 0:15 left'
+    >>> line("ablating", 15, 60, None, columns=30)
+    'ablating ###........... 15/60'
     """
-    share = done / total if total else 1.0
-    bar = ("#" * int(share * WIDTH)).ljust(WIDTH, ".")
-    left = round(seconds * (1 - share) / share) if share else 0
-    return f"{what} {bar} {done:>{len(str(total))}}/{total}, {left // 60}:{left % 60:02} left"
+    count = f"{done:>{len(str(total))}}/{total}"
+    if left is not None:
+        count += f", {round(left) // 60}:{round(left) % 60:02} left"
+    width = min(WIDTH, columns - len(what) - len(count) - 3)
+    bar = ("#" * int(width * done / total if total else width)).ljust(width, ".") + " " if width > 0 else ""
+    return f"{what} {bar}{count}"[: columns - 1]

@@ -75,6 +75,29 @@ def test_work_inside_work_shares_the_line_and_says_where_the_outer_is(monkeypatc
     assert not progress._UNDER_WAY
 
 
+def test_the_line_is_narrower_than_the_terminal_whatever_is_nested(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(progress, "PATIENCE", -1.0)
+    monkeypatch.setattr(progress, "PAUSE", -1.0)
+    for columns in (40, 80):
+        monkeypatch.setattr(progress, "_columns", lambda columns=columns: columns)
+        for _ in progress.track(range(3), "measuring what ships"):
+            list(progress.track(range(16), "patched runs of the heads"))
+        shown = [part for part in terminal.getvalue().split("\r") if part.strip()]
+        assert max(map(len, shown)) == columns - 1
+        assert "#" in shown[20] or columns == 40
+        terminal.seek(0)
+        terminal.truncate()
+
+
+def test_the_time_left_is_that_of_the_outermost_work():
+    work = progress._Work("steps", total=4, done=1, seconds=10.0, began=100.0)
+    assert progress._left(work, now=110.0) == 30.0
+    assert progress._left(work, now=115.0) == 25.0  # it counts down while the second step is under way
+    assert progress._left(progress._Work("steps", total=4), now=115.0) is None
+
+
 def test_a_notebook_has_one_output_that_is_empty_in_the_end(monkeypatch):
     shown = []
 
