@@ -40,7 +40,7 @@ def track(
     if total is None:
         items = list(items)
         total = sum(map(size, items))
-    if total == 1 or not (sys.stderr.isatty() or "ipykernel" in sys.modules):
+    if total == 1 or not (sys.stderr.isatty() or in_notebook()):
         yield from items
         return
     work = _Work(what, total)
@@ -59,9 +59,18 @@ def track(
             _LINE.clear()
 
 
+def in_notebook() -> bool:
+    """Whether this is the kernel of a notebook, and not a program that has only imported one."""
+    if "ipykernel" not in sys.modules:
+        return False
+    from IPython.core.getipython import get_ipython
+
+    return get_ipython() is not None
+
+
 def _cell() -> int:
     """The number of the notebook's cell that runs; 0 elsewhere."""
-    if "ipykernel" not in sys.modules:
+    if not in_notebook():
         return 0
     from IPython.core.getipython import get_ipython
 
@@ -85,32 +94,44 @@ _UNDER_WAY: list[_Work] = []
 """The outermost work first."""
 
 
+class CellOutput:
+    """One line of text among the outputs of a notebook's cell, which is replaced by each that follows in the cell."""
+
+    def __init__(self) -> None:
+        self._shown: Any = None
+        self._cell = -1
+
+    def write(self, text: str) -> None:
+        if self._shown is None or self._cell != _cell():
+            from IPython.display import display
+
+            self._shown, self._cell = display({"text/plain": text}, raw=True, display_id=True), _cell()
+        else:
+            self._shown.update({"text/plain": text}, raw=True)
+
+
 class _Line:
     """The one line that is rewritten in place: in a terminal, or as one output of a notebook's cell."""
 
     def __init__(self) -> None:
         self.text, self.written = "", 0.0
-        self.shown: Any = None
+        self.output = CellOutput()
 
     def write(self, text: str) -> None:
         if sys.stderr.isatty():
             sys.stderr.write(f"\r{text.ljust(len(self.text))}")
             sys.stderr.flush()
-        elif self.shown is None:
-            from IPython.display import display
-
-            self.shown = display({"text/plain": text}, raw=True, display_id=True)
         else:
-            self.shown.update({"text/plain": text}, raw=True)
+            self.output.write(text)
         self.text, self.written = text, time.monotonic()
 
     def clear(self) -> None:
-        if self.shown is not None:
-            self.shown.update({"text/plain": ""}, raw=True)
-        elif self.text:
+        if self.text and sys.stderr.isatty():
             sys.stderr.write(f"\r{' ' * len(self.text)}\r")
             sys.stderr.flush()
-        self.text, self.written, self.shown = "", 0.0, None
+        elif self.text:
+            self.output.write("")
+        self.text, self.written = "", 0.0
 
 
 _LINE = _Line()

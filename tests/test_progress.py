@@ -4,6 +4,8 @@ import sys
 import pytest
 
 from induction_memory import progress
+from induction_memory.training.run import start
+from tests.tiny_runs import tiny
 
 
 class Terminal(io.StringIO):
@@ -98,22 +100,51 @@ def test_the_time_left_is_that_of_the_outermost_work():
     assert progress._left(progress._Work("steps", total=4), now=115.0) is None
 
 
-def test_a_notebook_has_one_output_that_is_empty_in_the_end(monkeypatch):
-    shown = []
+@pytest.fixture
+def cell(monkeypatch):
+    """A cell of a notebook: the texts that each of its outputs shows, one after the other."""
+    outputs: list[list[str]] = []
 
     class Handle:
+        def __init__(self, texts):
+            self.texts = texts
+
         def update(self, data, raw):
-            shown.append(data["text/plain"])
+            self.texts.append(data["text/plain"])
 
     def display(data, raw, display_id):
-        shown.append(data["text/plain"])
-        return Handle()
+        outputs.append([data["text/plain"]])
+        return Handle(outputs[-1])
 
     monkeypatch.setattr("IPython.display.display", display)
-    monkeypatch.setitem(sys.modules, "ipykernel", progress)
+    monkeypatch.setattr(progress, "in_notebook", lambda: True)
+    monkeypatch.setattr("induction_memory.training.progress.in_notebook", lambda: True)
+    monkeypatch.setattr(progress, "_LINE", progress._Line())
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     monkeypatch.setattr(progress, "PATIENCE", -1.0)
     monkeypatch.setattr(progress, "PAUSE", -1.0)
-    assert list(progress.track(range(2), "steps")) == [0, 1]
-    assert [text[:5] for text in shown] == ["steps", "steps", ""]
-    assert sys.stderr.getvalue() == ""
+    return outputs
+
+
+def test_a_cell_has_one_output_for_all_its_work_that_is_empty_in_the_end(cell):
+    for what in ("steps", "draws"):
+        assert list(progress.track(range(2), what)) == [0, 1]
+    assert [[text[:5] for text in texts] for texts in cell] == [["steps", "steps", "", "draws", "draws", ""]]
+
+
+def test_another_cell_has_an_output_of_its_own(cell, monkeypatch):
+    for number in (1, 2):
+        monkeypatch.setattr(progress, "_cell", lambda number=number: number)
+        assert list(progress.track(range(2), "steps")) == [0, 1]
+    assert [len(texts) for texts in cell] == [3, 3]
+
+
+def test_training_in_a_notebook_rewrites_one_line_and_leaves_the_last(cell, tmp_path):
+    start(tiny(steps=6), tmp_path / "run")
+    assert len(cell) == 1
+    assert cell[0][-1].startswith("step 6/6 loss")
+
+
+def test_a_program_that_has_only_imported_a_kernel_is_no_notebook(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ipykernel", progress)
+    assert not progress.in_notebook()

@@ -1,4 +1,4 @@
-"""What a person sees of a run: a live line on a terminal, plain lines elsewhere, or nothing.
+"""What a person sees of a run: a live line in a terminal or a notebook, plain lines elsewhere, or nothing.
 
     step 300/1000 loss 1.234 acc 0.91 W_K1 0.98 W_K2 1.00 W_O2 1.00 2.9/s 4:02 left
 
@@ -15,12 +15,13 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from induction_memory.progress import CellOutput, in_notebook
 from induction_memory.training.loop import Snapshot
 from induction_memory.training.metrics import Metrics
 from induction_memory.training.recalls import recalls
 
 PLAIN_LINES = 20  # a whole run's, where there is no terminal
-LIVE_SECONDS = 0.5  # between two lines on a terminal
+LIVE_SECONDS = 0.5  # between two lines in a terminal or a notebook
 COLUMNS = 80
 
 
@@ -31,6 +32,7 @@ class Progress:
         self._first, self._last, self._task, self._quiet = first, last, task, quiet
         self._console = console or Console(stderr=True, highlight=False)
         self._live = Live(console=self._console, auto_refresh=False, transient=False)
+        self._cell = CellOutput() if in_notebook() and not self._console.is_terminal else None
         self._started = time.perf_counter()
         self._shown = -LIVE_SECONDS
 
@@ -60,7 +62,8 @@ class Progress:
             return
         elapsed, last = time.perf_counter() - self._started, snapshot.step == self._last
         every = max(1, (self._last - self._first) // PLAIN_LINES)
-        due = elapsed - self._shown >= LIVE_SECONDS if self._is_live else (snapshot.step - self._first) % every == 0
+        live = self._is_live or self._cell is not None
+        due = elapsed - self._shown >= LIVE_SECONDS if live else (snapshot.step - self._first) % every == 0
         if not due and not last:
             return
         self._shown = elapsed
@@ -68,6 +71,8 @@ class Progress:
         line = describe(snapshot.metrics, recalled, self._first, self._last, elapsed)
         if self._is_live:
             self._live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
+        elif self._cell is not None:
+            self._cell.write(line)
         else:
             self._console.print(line, markup=False, soft_wrap=True)
 

@@ -165,6 +165,7 @@ def attention(
     sources = list(source) if isinstance(source, list | tuple) else [source]
     require(len(sources) > 0, "source", "a model or a trajectory", "none")
     require(text is None or batch is None, "text", "a text or a batch, not both", "both")
+    require(not isinstance(step, Tensor), "step", "a stored step (tokens are given as batch=)", "a tensor")
     read = [subject(one, step=step, batch=batch, task=task, sequences=SEQUENCES) for one in sources]
     task = task or next((one.known_task for one in read if one.known_task is not None), None)
     if length is not None:
