@@ -2,8 +2,8 @@
 
 In a terminal a table has chosen columns, a value and its standard error in one cell, and as many digits as the error
 allows: two digits of the error, and the value to the same place. A text column or a name that is too wide is wrapped.
-Columns of numbers that do not fit beside each other are shown in blocks below each other. CSV, JSON and files hold all
-columns and all digits.
+Columns of numbers that do not fit beside each other are shown in blocks below each other. Columns that many rows share
+can be headings above these rows. CSV, JSON and files hold all columns and all digits.
 """
 
 import itertools
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Format = Literal["table", "csv", "json"]
+Columns = Literal["chosen", "all"]
 ENDINGS = (".csv", ".json", ".parquet")
 ERROR = "_se"
 """The column X_se is the standard error of X."""
@@ -34,17 +35,21 @@ PLACES = 4
 RANGE = 1e4
 """In a column whose sizes differ by more than this factor, each number has its own number of places."""
 WIDTH = 80
+SHORT = 16
+"""Columns of text of at most this width are wrapped only if narrowing the others does not suffice."""
 GAP = "  "
 
 
-def show(table: "pd.DataFrame", format: Format = "table", columns: Sequence[str] | None = None) -> None:
+def show(
+    table: "pd.DataFrame", format: Format = "table", columns: Sequence[str] | None = None, groups: Sequence[str] = ()
+) -> None:
     """Print a table and nothing else on standard output; `columns` are those that the terminal shows, None for all."""
     if format == "csv":
         text = csv(table)
     elif format == "json":
         text = (table.to_json(orient="records", double_precision=15) or "[]") + "\n"
     else:
-        text = terminal(table, columns, shutil.get_terminal_size((WIDTH, 24)).columns) + "\n"
+        text = terminal(table, columns, shutil.get_terminal_size((WIDTH, 24)).columns, groups) + "\n"
     sys.stdout.write(text)
 
 
@@ -62,20 +67,42 @@ def csv(table: "pd.DataFrame") -> str:
     return table.assign(**{name: table[name].map(_no_formula) for name in text}).to_csv(index=False)
 
 
-def terminal(table: "pd.DataFrame", columns: Sequence[str] | None = None, width: int = WIDTH) -> str:
-    """The table as text, in lines of at most `width` characters where wrapping its text columns allows that."""
-    chosen = _valued([name for name in (table.columns if columns is None else columns) if name in table.columns])
+def terminal(
+    table: "pd.DataFrame", columns: Sequence[str] | None = None, width: int = WIDTH, groups: Sequence[str] = ()
+) -> str:
+    """The table as text, in lines of at most `width` characters where wrapping its text columns allows that.
+
+    Columns in `groups` are not shown beside the others: what they say stands above the rows that have it in common.
+
+    >>> import pandas as pd
+    >>> rows = {"verdict": ["fails", "holds", "holds"], "measure": ["recall", "loss", "accuracy"], "value": [0.1, 1, 2]}
+    >>> print(terminal(pd.DataFrame(rows), groups=["verdict"]))
+      measure   value
+    fails
+      recall     0.10
+    holds
+      loss       1.00
+      accuracy   2.00
+    """
+    asked = [name for name in (table.columns if columns is None else columns) if name not in groups]
+    chosen = _valued([name for name in asked if name in table.columns])
     cells = {name: [name.replace("_", "_ "), *_cells(table, name)] for name in chosen}
     numeric = {name for name in chosen if table[name].dtype.kind in "iuf"}
     natural = {name: max(map(len, [*cells[name][0].split(), *cells[name][1:]])) for name in chosen}
+    headings = [", ".join(filter(None, map(_word, row))) for row in table[list(groups)].itertuples(index=False)]
+    indent = GAP if groups else ""
     blocks = []
-    for names in _blocks(chosen, natural, numeric, width):
-        widths = _fitted({name: natural[name] for name in names}, {name: cells[name] for name in names}, numeric, width)
+    for names in _blocks(chosen, natural, numeric, width - len(indent)):
+        beside = {name: cells[name] for name in names}
+        widths = _fitted({name: natural[name] for name in names}, beside, numeric, width - len(indent))
         header, *rows = [_lines({name: cells[name][i] for name in names}, widths) for i in range(len(table) + 1)]
         height = max(map(len, header.values()))
         header = {name: [""] * (height - len(lines)) + lines for name, lines in header.items()}
-        rows = [_row(lines, widths, numeric) for lines in (header, *rows)]
-        blocks.append("\n".join(line for lines in rows for line in lines))
+        shown = [textwrap.indent("\n".join(_row(lines, widths, numeric)), indent) for lines in (header, *rows)]
+        for i, (before, heading) in enumerate(itertools.pairwise(["", *headings]), 1):
+            if heading != before:
+                shown[i] = f"{heading}\n{shown[i]}"
+        blocks.append("\n".join(shown))
     return "\n\n".join(blocks)
 
 
@@ -188,17 +215,27 @@ def _blocks(chosen: Sequence[str], widths: Mapping[str, int], numeric: set[str],
 def _fitted(
     natural: Mapping[str, int], cells: Mapping[str, Sequence[str]], numeric: set[str], width: int
 ) -> dict[str, int]:
-    """Widths of the columns: as wide as their cells, the widest text narrowed until the table fits, if it can."""
+    """Widths of the columns: as wide as their cells, then text narrowed until the table fits, if it can.
+
+    The text that is widest for the mean length of its cells is narrowed first, so that in the end the columns of long
+    text have about as many lines as each other.
+    """
     widths = dict(natural)
-    words = {name: [word for cell in column for word in cell.split()] for name, column in cells.items()}
-    least = {name: max(map(len, found), default=1) for name, found in words.items()}
     text = [name for name in cells if name not in numeric]
+    least = {name: max(len(part) for cell in ("-", *cells[name]) for part in _parts(cell)) for name in text}
+    mean = {name: max(1, sum(map(len, cells[name][1:])) / max(1, len(cells[name]) - 1)) for name in text}
     while sum(widths.values()) + len(GAP) * (len(widths) - 1) > width:
         narrowable = [name for name in text if widths[name] > least[name]]
         if not narrowable:
             break
-        widths[max(narrowable, key=lambda name: widths[name])] -= 1
+        long = [name for name in narrowable if widths[name] > SHORT] or narrowable
+        widths[max(long, key=lambda name: widths[name] / mean[name])] -= 1
     return widths
+
+
+def _parts(cell: str) -> list[str]:
+    """What wrapping can put on lines of their own: words, and parts of words up to a hyphen."""
+    return textwrap.wrap(cell, 1, break_long_words=False)
 
 
 def _wrapped(cell: str, width: int) -> list[str]:

@@ -63,6 +63,41 @@ def test_long_text_is_wrapped_and_loses_no_word():
         assert word in text
 
 
+def test_the_column_of_long_text_has_most_of_the_room():
+    rows = {
+        "claim": ["prefers-the-unlikely"] * 2,
+        "measure": ["the retrieved token is predicted, rank 3 or more in pi_b, at repeated tokens"] * 2,
+        "value": [0.162, 0.917],
+        "value_se": [0.014, 0.111],
+        "threshold": ["at least 0.5"] * 2,
+    }
+    lines = terminal(pd.DataFrame(rows), width=80).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[1].split("  ")[-1] == "at least 0.5"  # short text is not wrapped
+    assert lines[1].split()[0] == "prefers-the-"  # a long word is broken after a hyphen
+    assert len(lines) == 1 + 2 * 3
+
+
+def test_rows_of_a_group_stand_below_its_heading():
+    rows = {
+        "verdict": ["does not hold", "holds", "holds"],
+        "claim": ["two-layers", "two-layers", "one-layer"],
+        "measure": ["accuracy of two layers, random triggers", "accuracy of two layers", "accuracy of one layer"],
+        "value": [0.9, 0.99, 0.5],
+    }
+    text = terminal(pd.DataFrame(rows), width=40, groups=("verdict", "claim"))
+    assert text.splitlines() == [
+        "  measure                          value",
+        "does not hold, two-layers",
+        "  accuracy of two layers, random   0.900",
+        "  triggers",
+        "holds, two-layers",
+        "  accuracy of two layers           0.990",
+        "holds, one-layer",
+        "  accuracy of one layer            0.500",
+    ]
+
+
 def test_numbers_of_a_column_have_the_same_places_unless_they_differ_much():
     same = terminal(pd.DataFrame({"x": [0.6, float("nan"), 0.652]})).splitlines()
     assert [line.strip() for line in same] == ["x", "0.600", "", "0.652"]

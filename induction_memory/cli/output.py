@@ -3,14 +3,14 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from induction_memory.cli.arguments import OptionalPath
 from induction_memory.errors import printable
 from induction_memory.files import require_file
-from induction_memory.tables import ENDINGS, Format
+from induction_memory.tables import ENDINGS, Columns, Format
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,7 +26,7 @@ class Output:
     format: Format = "table"
     """table, csv or json."""
 
-    columns: Literal["chosen", "all"] = "chosen"
+    columns: Columns = "chosen"
     """Columns in the terminal; csv, json and files always hold all of them."""
 
     out: OptionalPath = None

@@ -8,16 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from induction_memory.tables import Format, show
+from induction_memory.cli.arguments import optional
+from induction_memory.tables import Columns, Format, show
 
 if TYPE_CHECKING:
     import pandas as pd
 
-COLUMNS = ("claim", "measure", "value", "threshold", "verdict", "source")
+COLUMNS = ("verdict", "claim", "source", "measure", "value", "threshold")
+GROUPS = ("verdict", "claim", "source")
+NOTE = "± half of a 95 % interval, † a measure added after a first look at the runs"
 
 
 def reproduce(
-    figures: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FIGURE…|all")] = (),
+    figures: Annotated[tuple[str, ...], tyro.conf.Positional, optional("FIGURE ...|all")] = (),
     /,
     scale: Literal["quick", "paper"] = "quick",
     check: bool = False,
@@ -27,6 +30,7 @@ def reproduce(
     train: bool = True,
     quiet: bool = False,
     format: Format = "table",
+    columns: Columns = "chosen",
 ) -> None:
     """Train what is missing, draw the paper's figures, judge its claims, write a page.
 
@@ -40,46 +44,60 @@ def reproduce(
         train: train what is missing; otherwise draw what is there.
         quiet: no progress.
         format: of the table of claims.
+        columns: columns in the terminal; csv and json always hold all of them.
     """
     from induction_memory.reproduction import plan
+    from induction_memory.sweep.launch import require_workers
 
     chosen = plan.figures(figures)
+    require_workers(workers)
     if check:
-        _check(chosen, format)
+        _check(chosen, format, columns)
         return
     from induction_memory.reproduction import reproduce as library
 
     made = library.reproduce(chosen, scale, runs=runs, out=out, workers=workers, train=train, quiet=quiet)
-    show(_worst_first(made.verdicts) if format == "table" else made.verdicts, format, COLUMNS)
+    _show(made.verdicts, format, columns)
     if format == "table":
         for figure, reason in made.reasons.items():
             print(f"figure {figure} was not drawn: {reason}")
-        print(f"\n{len(made.pictures)} figures and the claims in {made.page}")
+        print(f"{len(made.pictures)} figures and the claims in {made.page}")
 
 
-def _check(chosen: Sequence[int], format: Format) -> None:
+def _check(chosen: Sequence[int], format: Format, columns: Columns) -> None:
     """Judge the claims about some figures from what ships; exit 1 if anything of it is missing or was changed."""
     from induction_memory.reproduction.audit import audit
 
     found = audit()
     found = replace(found, verdicts=found.verdicts.loc[found.verdicts["figure"].isin(chosen).to_numpy()])
-    show(_worst_first(found.verdicts) if format == "table" else found.verdicts, format, COLUMNS)
+    _show(found.verdicts, format, columns)
     if format == "table":
-        print(f"\n{found.summary}")
+        print(found.summary)
     for problem in found.problems:
         print(problem, file=sys.stderr)
     if found.problems:
         sys.exit(1)
 
 
+def _show(verdicts: "pd.DataFrame", format: Format, columns: Columns) -> None:
+    """The table of claims; for people, the verdict, the claim and the source are headings above the measures."""
+    if format != "table":
+        show(verdicts, format)
+    elif columns == "all":
+        show(_worst_first(verdicts))
+    else:
+        show(_worst_first(verdicts), format, COLUMNS, [name for name in GROUPS if name in verdicts.columns])
+    if format == "table":
+        print(f"\n{NOTE}")
+
+
 def _worst_first(verdicts: "pd.DataFrame") -> "pd.DataFrame":
-    """What has no run or does not hold comes first, then what is undecided; values with their errors."""
+    """What has no run or does not hold comes first, then what is undecided; a value and its error share a cell."""
     from induction_memory.reproduction.claims import VERDICTS
 
     rows = verdicts.to_dict("records")
-    ranked = verdicts.assign(
+    ranked = verdicts.rename(columns={"error": "value_se"}).assign(
         rank=[VERDICTS.index(verdict) for verdict in verdicts["verdict"]],
         measure=[f"{row['measure']} (ours)" if row["whose"] == "ours" else row["measure"] for row in rows],
-        value=["" if row["verdict"] == "no run" else f"{row['value']:.3f} ± {row['error']:.3f}" for row in rows],
     )
     return ranked.sort_values("rank", kind="stable").drop(columns="rank")

@@ -1,19 +1,32 @@
 """`theory`: check the paper's lemmas and its three-step theorem."""
 
 import sys
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from induction_memory.cli.arguments import OptionalPath
+from induction_memory.cli.arguments import optional
 from induction_memory.errors import printable
-from induction_memory.tables import show
+from induction_memory.tables import Columns, Format, show
 
-COLUMNS = ("check", "statement", "predicted", "measured", "tolerance", "result")
+if TYPE_CHECKING:
+    import pandas as pd
+
+COLUMNS = ("result", "check", "statement", "predicted", "measured", "tolerance")
+GROUPS = ("result", "check")
+RESULTS = {(False, False): "does not hold", (True, False): "no slip", (False, True): "slip", (True, True): "holds"}
+"""What a row's verdict and `expected` come to, worst first."""
 MANY = {"holds": "hold", "slip": "slips", "does not hold": "do not hold", "no slip": "no slips"}
 
 
-def theory(checks: Annotated[tuple[str, ...], tyro.conf.Positional] = (), /, out: OptionalPath = None) -> None:
+def theory(
+    checks: Annotated[tuple[str, ...], tyro.conf.Positional, optional("CHECK ...|all")] = (),
+    /,
+    out: Annotated[Path | None, optional("FOLDER")] = None,
+    format: Format = "table",
+    columns: Columns = "chosen",
+) -> None:
     """Check the paper's lemmas and its three-step theorem; exit 1 for a surprise.
 
     What does not hold comes first. A known error of the paper reads "slip".
@@ -21,20 +34,36 @@ def theory(checks: Annotated[tuple[str, ...], tyro.conf.Positional] = (), /, out
     Args:
         checks: names of the checks; all by default.
         out: folder for the figures.
+        format: of the table.
+        columns: columns in the terminal; csv and json always hold all of them.
     """
     from induction_memory import theory as library
 
-    table = library.run([*checks] or None, out=out)
-    results = {(True, True): "holds", (False, True): "slip", (False, False): "does not hold", (True, False): "no slip"}
+    table = library.run(None if checks in ((), ("all",)) else checks, out=out)
+    if format == "table":
+        _show(table, columns, f" {library.SLIP}")
+        if out is not None:
+            print(printable(str(out)))
+    else:
+        show(table, format)
+    if not bool(table["expected"].all()):
+        sys.exit(1)
+
+
+def _show(table: "pd.DataFrame", columns: Columns, slip: str) -> None:
+    """The table, what does not hold first, and a line of counts."""
     pairs = zip(table["verdict"].astype(bool), table["expected"].astype(bool), strict=True)
-    found = [results[pair] for pair in pairs]
-    order = ["does not hold", "no slip", "slip", "holds"]
-    rows = table.assign(result=found, rank=[order.index(result) for result in found])
-    show(rows.sort_values("rank", kind="stable"), "table", COLUMNS)
+    found, order = [RESULTS[pair] for pair in pairs], [*RESULTS.values()]
+    rows = table.assign(
+        result=found,
+        rank=[order.index(result) for result in found],
+        statement=[statement.removesuffix(slip) for statement in table["statement"]],
+    )
+    rows = rows.sort_values("rank", kind="stable").drop(columns="rank")
+    if columns == "all":
+        show(rows)
+    else:
+        show(rows, "table", COLUMNS, GROUPS)
     number = {result: found.count(result) for result in reversed(order) if result in found}
     counts = ", ".join(f"{n} {result if n == 1 else MANY[result]}" for result, n in number.items())
     print(f"\n{len(found)} statements: {counts}")
-    if out is not None:
-        print(printable(str(out)))
-    if not bool(table["expected"].all()):
-        sys.exit(1)

@@ -51,13 +51,13 @@ class Audit:
 
     @property
     def summary(self) -> str:
-        """One line: how many rows hold, and where their numbers come from."""
+        """One line of at most 80 characters: how many rows hold, and where their numbers come from."""
         verdicts, sources = (self.verdicts[column].tolist() for column in ("verdict", "source"))
         words = {"does not hold": "do not", "undecided": "undecided", "no run": "without a run"}
-        parts = [f"{verdicts.count('holds')} of {len(verdicts)} measurements hold"]
-        parts += [f"{verdicts.count(other)} {word}" for other, word in words.items() if other in verdicts]
-        parts += [f"{sources.count(source)} {source}" for source in SOURCES if source in sources]
-        return ", ".join(parts) + f"; {len(self.problems)} problems"
+        held = [f"{verdicts.count('holds')} of {len(verdicts)} hold"]
+        held += [f"{verdicts.count(other)} {word}" for other, word in words.items() if other in verdicts]
+        read = [f"{sources.count(source)} {source}" for source in SOURCES if source in sources]
+        return "; ".join([*filter(None, map(", ".join, (held, read))), f"{len(self.problems)} problems"])
 
     @property
     def problems(self) -> list[str]:

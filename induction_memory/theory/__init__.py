@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["measure", "names", "run", "table"]
 
+SLIP = "[known slip]"
+"""Ends a statement of the paper that is known not to hold as printed."""
 COLUMNS = ["check", "statement", "predicted", "measured", "tolerance", "verdict", "expected"]
 
 
@@ -46,7 +48,7 @@ def table(entry: Entry, result: "Result") -> "pd.DataFrame":
 
     rows = []
     for c in result.checks:
-        statement = f"{c.statement} [known slip]" if c.slip else c.statement
+        statement = f"{c.statement} {SLIP}" if c.slip else c.statement
         rows.append([entry.name, statement, c.predicted, c.measured, c.tolerance, c.verdict, c.expected])
     return pd.DataFrame(rows, columns=COLUMNS)
 

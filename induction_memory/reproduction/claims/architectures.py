@@ -56,7 +56,7 @@ def behaves_alike(records: Records) -> Iterator[Measurement]:
     yield later(near("in-context accuracy at the end, above the simplified model's", 0.0, lead, 0.1))
     for name in MEMORIES:
         lead = recall([run], name) - recall([like], name)
-        yield later(near(f"{called(name)} recall, above its", 0.0, lead, 0.1))
+        yield later(near(f"{called(name)} recall at the end, above the simplified model's", 0.0, lead, 0.1))
 
 
 def _norms_grow(records: Records) -> str:
@@ -87,7 +87,7 @@ def weighs_alike(records: Records) -> Iterator[Measurement]:
         measure = f"frequent over rare tokens in W, with LayerNorm over without, step size {eta:g}"
         yield later(at_most(measure, 1.0, over_draws(frequency_ratios(eta)["stored"].to_numpy())))
     for eta in STEP_SIZES:
-        measure = f"the same of what the logits read, step size {eta:g}"
+        measure = f"frequent over rare tokens in what the logits read, with LayerNorm over without, step size {eta:g}"
         yield ours(later(at_most(measure, 1.0, over_draws(frequency_ratios(eta)["read"].to_numpy()))))
 
 

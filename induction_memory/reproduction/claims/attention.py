@@ -28,7 +28,7 @@ def two_layers(records: Records) -> Iterator[Measurement]:
     """
     for kind, mark in (("fixed", 0.99), ("random", 0.95)):
         run = records.one(plan.TWO_LAYERS[kind])
-        early = f"the same at triggers first seen before position {plan.LETTERS}, {kind} triggers"
+        early = f"in-context accuracy, two layers, {kind} triggers first seen before position {plan.LETTERS}"
         yield at_least(f"in-context accuracy, two layers, {kind} triggers", mark, accuracy([run]))
         yield ours(later(at_least(early, mark, final(run, "accuracy_in_context_drawn"))))
 
@@ -80,11 +80,12 @@ def active_on(records: Records) -> Iterator[Measurement]:
     triggers, it is active on every repeated token.
     """
     fixed, random = (records.one(plan.TWO_LAYERS[kind]) for kind in ("fixed", "random"))
+    elsewhere = "layer 2's induction attention on other repeated tokens, as a share of that on triggers"
     yield at_least("fixed triggers: layer 2's induction attention on triggers", HALF, final(fixed, "induction_mass2"))
     share = final(fixed, "induction_other_mass2") / final(fixed, "induction_mass2")
-    yield at_most("fixed triggers: that on other repeated tokens, as a share of it", 0.2, share)
+    yield at_most(f"fixed triggers: {elsewhere}", 0.2, share)
     share = final(random, "induction_other_mass2") / final(random, "induction_mass2")
-    yield at_least("random triggers: that on other repeated tokens, as a share of that on triggers", HALF, share)
+    yield at_least(f"random triggers: {elsewhere}", HALF, share)
 
 
 def _what_is_copied(records: Records) -> str:
@@ -111,7 +112,9 @@ def prefers_the_unlikely(records: Records) -> Iterator[Measurement]:
     prefer those.
     """
     run = records.one(plan.TWO_LAYERS["random"])
-    often, seldom = "the retrieved token is predicted, rank 3 or more in pi_b", "the same, ranks 1 and 2"
+    often, seldom = (
+        f"the retrieved token is predicted, {ranks} in pi_b" for ranks in ("rank 3 or more", "rank 1 or 2")
+    )
     yield later(at_least(often, HALF, final(run, "in-context accuracy, rank 3 or more")))
     yield later(at_most(seldom, HALF, final(run, "in-context accuracy, rank 1 to 2")))
     elsewhere = ", at repeated tokens that are no triggers"

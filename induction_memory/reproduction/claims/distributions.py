@@ -60,11 +60,11 @@ def output_first(records: Records) -> Iterator[Measurement]:
         recalls = run.recalls("W_O2")
         return int(recalls.index.to_numpy()[np.argmax(recalls.to_numpy() >= recalls.max() / 2)])
 
-    measure = "in-context accuracy when W_O2 is at half of its best recall, as a share of the last"
-    yield later(at_most(measure, HALF, accuracy([run], early(), early() + 4) / accuracy([run])))
+    then = "when W_O2 is at half of its best recall, as a share of the last"
+    yield later(at_most(f"in-context accuracy {then}", HALF, accuracy([run], early(), early() + 4) / accuracy([run])))
     for name in ("W_K2", "W_K1_first64"):
         share = recall([run], name, early()) / recall([run], name)
-        yield later(at_most(f"{called(name)} recall then, as a share of the last", HALF, share))
+        yield later(at_most(f"{called(name)} recall {then}", HALF, share))
 
 
 def _late_keys(records: Records) -> str:
@@ -116,7 +116,9 @@ def slower(records: Records) -> Iterator[Measurement]:
     left = _left(records, "W_K2")
     yield later(at_most("one trigger: share of the fall of W_K2 recall that is left with a learned W_O2", HALF, left))
     left = _left(records, "W_K1_first64")
-    yield later(at_most("one trigger: the same share of the fall of W_K1 recall (t < 64)", HALF, left))
+    yield later(
+        at_most("one trigger: share of the fall of W_K1 recall (t < 64) that is left with a learned W_O2", HALF, left)
+    )
 
 
 @claim(4, "'reduces' is read as a loss of a tenth or more, 'performs well' as one of a twentieth at most")

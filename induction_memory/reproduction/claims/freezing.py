@@ -49,7 +49,7 @@ def output_alone(records: Records) -> Iterator[Measurement]:
         frozen = records.of(f"figure-3-freeze-keys{end}")
         measure = f"W_O2 recall at step {THAWED}, both W_K frozen until then{where}"
         yield _dated(end, at_least(measure, 0.95, recall(frozen, "W_O2", THAWED)))
-        measure = f"in-context accuracy of the steps just before{where}"
+        measure = f"in-context accuracy just before step {THAWED}, both W_K frozen until then{where}"
         yield _dated(end, at_most(measure, HALF, accuracy(frozen, THAWED - 19, THAWED)))
 
 
@@ -107,13 +107,13 @@ def second_before_first(records: Records) -> Iterator[Measurement]:
     for end, where in MODELS.items():
         no_first, no_second = f"figure-3-freeze-first-key{end}", f"figure-3-freeze-second-key{end}"
         lead = at(no_first, "W_K2") - at(no_second, "W_K1_first64")
-        measure = f"W_K2 recall at {THAWED} with W_K1 frozen, above W_K1's (t < 64) with W_K2 frozen{where}"
+        measure = f"W_K2 recall at {THAWED} with W_K1 frozen, above W_K1 recall (t < 64) with W_K2 frozen{where}"
         yield _dated(end, at_least(measure, 0.1, lead))
         gain = at(f"figure-3{end}", "W_K2") - at(no_first, "W_K2")
         measure = f"W_K2 recall at {THAWED} with nothing frozen, above that with W_K1 frozen{where}"
         yield later(at_least(measure, 0.1, gain))
         gain = at(f"figure-3{end}", "W_K1_first64") - at(no_second, "W_K1_first64")
-        measure = f"W_K1's (t < 64) with nothing frozen, above that with W_K2 frozen{where}"
+        measure = f"W_K1 recall (t < 64) at {THAWED} with nothing frozen, above that with W_K2 frozen{where}"
         yield later(at_least(measure, 0.1, gain))
         in_order = float(np.mean([b[0] <= b[1] <= b[2] < np.inf for b in _births(records, f"figure-3{end}")]))
         measure = f"share of runs that recall half of W_O2, then of W_K2, then of W_K1 (t < 64){where}"
