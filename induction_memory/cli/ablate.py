@@ -63,7 +63,7 @@ def ablate(
     require(known, "--kind", f"one of {', '.join(KINDS)}, or one of your own ({IMPORT} names its module)", repr(kind))
     chosen, names = step_of(step), listed(components, "--components")
     require_heads(run, names)
-    opened = load_any(run)
+    opened = load_any(run, chosen)
     from induction_memory.interventions.ablations import ablate as measure
 
     table = measure(

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -84,6 +85,8 @@ def parse() -> Callable[[], None]:
 
 def _ready(command: Callable[..., None]) -> Callable[..., Callable[[], None]]:
     """Like `command`, but the call only collects the arguments: parsing ends before any work begins."""
+
+    command.__doc__ = re.sub(r"\n {12}", " ", command.__doc__ or "")  # help wraps the lines of an argument itself
 
     @functools.wraps(command)
     def collect(*arguments, **options) -> Callable[[], None]:

@@ -3,6 +3,7 @@
 import re
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -27,6 +28,8 @@ def optional(metavar: str) -> Any:
 Text = Annotated[str | None, optional("TEXT")]
 """A text, or with @ the file that holds it."""
 OptionalStr = Annotated[str | None, optional("STR")]
+Names = Annotated[tuple[str, ...], optional("STR ...")]
+"""One or more names after an option."""
 OptionalInt = Annotated[int | None, optional("INT")]
 OptionalFloat = Annotated[float | None, optional("FLOAT")]
 OptionalPath = Annotated[Path | None, optional("PATH")]
@@ -34,9 +37,9 @@ OptionalVia = Annotated[Via | None, optional("{hooks,fast}")]
 SEQUENCE = 64  # tokens per sequence of a text that a series runs on
 
 
-def load(run: str) -> "Trajectory":
-    """A trajectory by its folder or shipped name; a wrong one is refused before heavy imports."""
-    opened = load_any(run)
+def load(run: str, step: Any = None) -> "Trajectory":
+    """A trajectory by its folder or shipped name; a wrong one, or a wrong step, is refused before heavy imports."""
+    opened = load_any(run, step)
     from induction_memory.trajectory.trajectory import Trajectory
 
     if not isinstance(opened, Trajectory):
@@ -44,13 +47,16 @@ def load(run: str) -> "Trajectory":
     return opened
 
 
-def load_any(run: str) -> "Trajectory | Revisions":
-    """A trajectory, or a series of checkpoints that others trained; results of a series are kept beside it."""
+def load_any(run: str, step: Any = None) -> "Trajectory | Revisions":
+    """A trajectory, or a series of checkpoints that others trained; results of a series are kept beside it.
+
+    `step` is what the library will be asked for. Of a trajectory, a step that is not stored is refused at once.
+    """
+    from induction_memory.trajectory.layout import MANIFEST
     from induction_memory.trajectory.search import find
 
     folder = find(run)
-    from induction_memory.trajectory.layout import MANIFEST
-
+    require_steps(run, [step] if isinstance(step, int) else [] if step is None or isinstance(step, str) else step)
     if not (folder / MANIFEST).exists():
         from induction_memory.trajectory.revisions import BESIDE, is_series, revisions
 
@@ -84,18 +90,34 @@ def sequences_of(opened: "Trajectory | Revisions", text: str | None, most: int) 
     return batch_of_tokens(opened.encode(text_of(text) or "", length)[:most])
 
 
-def require_heads(run: str, names: tuple[str, ...]) -> None:
-    """Refuse heads such as L3H1 that the run's model does not have, before heavy imports."""
-    from induction_memory.model.config import ModelConfig
-    from induction_memory.runner.components import Graph
+def parts_of(run: str) -> "tuple[Any, Any, Any] | None":
+    """Task, model and training of a trajectory as its manifest has them; None for checkpoints that others trained."""
     from induction_memory.trajectory.layout import MANIFEST
     from induction_memory.trajectory.manifest import Manifest
     from induction_memory.trajectory.search import find
 
     folder = find(run)
-    asked = [name for name in names if re.fullmatch(r"L\d+H\d+", name)]
-    if asked and (folder / MANIFEST).exists():
-        model = Manifest.read(folder).parts(folder)[1]
+    return Manifest.read(folder).parts(folder) if (folder / MANIFEST).exists() else None
+
+
+def require_steps(run: str, steps: Sequence[int]) -> None:
+    """Refuse steps that a trajectory does not have, before heavy imports."""
+    from induction_memory.trajectory.layout import listed_steps, require_stored
+    from induction_memory.trajectory.search import find
+
+    stored = listed_steps(find(run)) if steps else []
+    for step in steps if stored else []:
+        require_stored(step, stored)
+
+
+def require_heads(run: str, names: tuple[str, ...]) -> None:
+    """Refuse heads such as L3H1 that the run's model does not have, before heavy imports."""
+    from induction_memory.model.config import ModelConfig
+    from induction_memory.runner.components import Graph
+
+    asked, parts = [name for name in names if re.fullmatch(r"L\d+H\d+", name)], parts_of(run)
+    if asked and parts is not None:
+        model = parts[1]
         graph = Graph.of_config(model) if isinstance(model, ModelConfig) else Graph(model.n_layers, model.n_heads, ())
         for name in asked:
             graph.resolve(name)
@@ -104,14 +126,9 @@ def require_heads(run: str, names: tuple[str, ...]) -> None:
 def require_pairs(run: str, memory: str, pairs: tuple[str, ...], option: str) -> None:
     """Refuse pairs 'a->b' of tokens or positions that the run's task does not have, before heavy imports."""
     from induction_memory.pair_names import named_pair
-    from induction_memory.trajectory.layout import MANIFEST
-    from induction_memory.trajectory.manifest import Manifest
-    from induction_memory.trajectory.search import find
 
-    folder = find(run) if pairs else None
-    if folder is None or not (folder / MANIFEST).exists():
-        return
-    task = Manifest.read(folder).parts(folder)[0]
+    parts = parts_of(run) if pairs else None
+    task = None if parts is None else parts[0]
     labels = getattr(task, "labels", None)
     if task is None or labels is None:
         return
@@ -138,21 +155,21 @@ def run_at(text: str, option: str) -> tuple[str, int]:
         raise InputError(f"{option}: expected RUN@STEP, got {text!r}") from None
 
 
-def steps_of(text: str) -> Literal["all"] | list[int]:
+def steps_of(text: str, option: str = "--steps") -> Literal["all"] | list[int]:
     """`all`, or whole numbers between commas."""
     if text == "all":
         return "all"
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise InputError(f"--steps: expected all, or whole numbers between commas, got {text!r}") from None
+        raise InputError(f"{option}: expected all, or whole numbers between commas, got {text!r}") from None
 
 
 def step_of(text: str) -> Any:
     """A step as the library takes it: last, all, one or several."""
     if text in ("last", "all"):
         return text
-    steps = steps_of(text)
+    steps = steps_of(text, "--step")
     return steps[0] if len(steps) == 1 else steps
 
 

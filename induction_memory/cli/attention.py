@@ -21,8 +21,9 @@ def attention(run: Run, /, out: Path, step: str = "last", text: Text = None) -> 
     """
     require_file(out, ENDINGS, "--out")
     chosen = step_of(step)
-    opened = load_any(run)
+    content = text_of(text)
+    opened = load_any(run, chosen)
     from induction_memory.views.attention import attention as look
 
-    look(opened, step=chosen, text=text_of(text)).save(out)
+    look(opened, step=chosen, text=content).save(out)
     print(printable(str(out)))

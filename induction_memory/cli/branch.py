@@ -2,8 +2,20 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
-from induction_memory.cli.arguments import OptionalInt, OptionalStr, Run, listed, load, this_command
+from induction_memory.cli.arguments import (
+    Names,
+    OptionalInt,
+    OptionalStr,
+    Run,
+    listed,
+    load,
+    parts_of,
+    require_pairs,
+    require_steps,
+    this_command,
+)
 from induction_memory.errors import InputError, printable
 
 
@@ -13,9 +25,9 @@ def branch(
     at: int,
     out: Path,
     steps: OptionalInt = None,
-    freeze: tuple[str, ...] = (),
-    clamp: tuple[str, ...] = (),
-    graft: tuple[str, ...] = (),
+    freeze: Names = (),
+    clamp: Names = (),
+    graft: Names = (),
     edit: OptionalStr = None,
     resume: bool = False,
     quiet: bool = False,
@@ -36,18 +48,18 @@ def branch(
         resume: go on with the branch in that folder, to more steps if they are set.
         quiet: no progress.
     """
-    changed, opened = None if edit is None else _edit(edit), load(run)
-    opened.resolve(at)
+    changed, grafts = None if edit is None else _edit(run, edit), listed(graft, "--graft")
+    rules = {"freeze": listed(freeze, "--freeze"), "clamps": listed(clamp, "--clamp"), "steps": steps}
+    _require_rules(run, at, rules, [text for text in grafts if "@" in text or "=" not in text])
+    opened = load(run)
     from induction_memory.training.branching import branch as start
 
     result = start(
         opened,
         at,
         out,
-        steps=steps,
-        freeze=listed(freeze, "--freeze"),
-        clamps=listed(clamp, "--clamp"),
-        grafts=listed(graft, "--graft"),
+        **rules,
+        grafts=grafts,
         edit=changed,
         resume=resume,
         quiet=quiet,
@@ -57,8 +69,23 @@ def branch(
         print(f"steps {result.steps[0]} to {result.steps[-1]} in {printable(str(out))}")
 
 
-def _edit(text: str) -> dict[str, str]:
+def _require_rules(run: str, at: int, rules: dict[str, Any], grafts: list[str]) -> None:
+    """Refuse rules that the run cannot follow, and steps that it or a donor does not have, before heavy imports."""
+    from induction_memory.experiment.branch_config import branch_config
+    from induction_memory.experiment.constraints import Graft
+    from induction_memory.experiment.run_config import RunConfig
+
+    require_steps(run, [at])
+    parts = parts_of(run)
+    if parts is not None and parts[0] is not None:
+        branch_config(RunConfig(*parts), at, grafts=grafts, **rules)
+    for donor in map(Graft.parse, grafts):
+        require_steps(donor.run, [donor.step])
+
+
+def _edit(run: str, text: str) -> dict[str, str]:
     match = re.fullmatch(r"(\w+): (erase|insert) (.+)", text, re.DOTALL)
     if match is None:
         raise InputError(f"--edit: expected 'MEMORY: erase PAIR' or 'MEMORY: insert PAIR', got {text!r}")
+    require_pairs(run, match[1], (match[3],), "--edit")
     return {"memory": match[1], match[2]: match[3]}

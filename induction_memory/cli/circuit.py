@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from induction_memory.cli.arguments import Run, load, step_of
 from induction_memory.cli.output import TERMINAL, Output, TableOutput
-from induction_memory.errors import InputError, UnsupportedError
-from induction_memory.task.protocol import ask
+from induction_memory.errors import InputError, UnsupportedError, require
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,7 +39,8 @@ def circuit(
     chosen = step_of(step)
     if not isinstance(chosen, int) and chosen != "last":
         raise InputError(f"--step: expected one stored step or last, got {step!r}")
-    opened = load(run)
+    require(sequences >= 1, "--sequences", "at least 1", sequences)
+    opened = load(run, chosen)
     import numpy as np
 
     from induction_memory import interventions
@@ -81,6 +81,8 @@ def _write(table: "pd.DataFrame", output: Output) -> None:
 
 def _asks_for_induction(task: Any, batch: Any) -> bool:
     """Whether an induction head is what the task calls for: it names such a source."""
+    from induction_memory.task.protocol import ask
+
     try:
         return "induction" in ask(task, "sources", batch)
     except UnsupportedError:

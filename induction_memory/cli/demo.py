@@ -4,12 +4,13 @@ The preset `demo` is trained from nothing and its trajectory stored. The command
 memories moved, when each memory was born and what is lost without it, draws the curves and writes the page.
 """
 
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from induction_memory.errors import require
 from induction_memory.files import write_figure
-from induction_memory.tables import show
+from induction_memory.tables import WIDTH, show
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -56,16 +57,16 @@ def _run(trajectory_folder: Path, picture: Path, page: Path, quiet: bool) -> Non
     for file in (picture, page):
         file.unlink(missing_ok=True)
     chosen = preset("demo")
-    print(f"Training {chosen.about} ...")
+    print(textwrap.fill(f"Training {chosen.about} ...", WIDTH))
     trajectory = start(chosen.config, trajectory_folder, quiet=quiet, command="induction-memory demo")
     metrics = trajectory.metrics
     recalls = probes.recall(trajectory)
-    print("\nHow it moved (loss and accuracy on the fresh batch of that step, recall of the stored memory):\n")
+    print("\nLoss and accuracy on the fresh batch of a step, and recall of each memory:\n")
     show(summary(metrics, recalls))
     for name in MEMORIES:
         step = born(recalls, name)
         print(f"{name} recalls half of its pairs " + (f"from step {step} on" if step is not None else "never"))
-    print("\nWhat is lost at the last step without each head, and with each memory back at its start:\n")
+    print("\nThe last step without each head (zero), or with a memory untrained (initial):\n")
     show(losses(trajectory))
     write_figure(birth(metrics, recalls, "birth of an induction head"), picture, dpi=130)
     report(trajectory, causal_steps=6, title="birth of an induction head").save(page)
@@ -90,7 +91,14 @@ def losses(trajectory: "Trajectory") -> "pd.DataFrame":
     without_head = ablate(trajectory, heads="all", kind="zero")
     untrained = ablate(trajectory, components=MEMORIES, kind="initial")
     table = pd.concat([without_head, untrained]).drop_duplicates(["component", "kind"])
-    columns = ["component", "kind", "in_context_accuracy", "in_context_accuracy_se", "in_context_loss"]
+    columns = [
+        "component",
+        "kind",
+        "in_context_accuracy",
+        "in_context_accuracy_se",
+        "in_context_loss",
+        "in_context_loss_se",
+    ]
     return table.loc[:, columns]
 
 

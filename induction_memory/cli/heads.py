@@ -6,7 +6,7 @@ import tyro
 
 from induction_memory.cli.arguments import OptionalStr, Text, load_any, sequences_of, step_of
 from induction_memory.cli.output import TERMINAL, TableOutput
-from induction_memory.errors import InputError
+from induction_memory.errors import InputError, require
 
 # fmt: off
 Table = Literal[
@@ -38,7 +38,9 @@ EMPTY = {
 
 
 def heads(
-    runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN...")],
+    runs: Annotated[
+        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN ...", help_behavior_hint="(required)")
+    ],
     /,
     step: OptionalStr = None,
     table: Table = "roles",
@@ -61,7 +63,8 @@ def heads(
     if not runs:
         raise InputError("RUN: expected at least one trajectory's folder or name, got none")
     chosen = step_of(step if step is not None else "all" if table in OVER_TRAINING else "last")
-    opened = [load_any(run) for run in runs]
+    require(sequences >= 2, "--sequences", "at least 2", sequences)
+    opened = [load_any(run, chosen) for run in runs]
     from induction_memory.heads import identify
 
     batch = sequences_of(opened[0], text, sequences)

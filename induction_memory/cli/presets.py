@@ -27,12 +27,16 @@ def presets(
     """List the experiments by figure, or explain every field of one.
 
     Args:
-        name: the experiment to show in full.
+        name: the experiment to show in full, or a figure such as figure-4, whose experiments are listed.
         format: text, or one JSON document.
     """
     from induction_memory.experiment.presets import PRESETS, preset
 
-    if name is not None:
+    figure = name if name not in PRESETS and re.fullmatch(r"figure-\d+", name or "") else None
+    of_figure = {key: entry for key, entry in PRESETS.items() if key.startswith(f"{figure}-")}
+    if of_figure and format == "text":
+        print(grouped(of_figure))
+    elif name is not None:
         entry = preset(name)
         document = {"about": entry.about} | entry.config.to_dict()
         print(json.dumps(document, indent=2) if format == "json" else explained(name, entry))

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import tyro
 
-from induction_memory.cli.arguments import Text, listed, load_any, optional, sequences_of, steps_of
+from induction_memory.cli.arguments import Names, Text, listed, load_any, optional, sequences_of, steps_of
 from induction_memory.cli.output import TERMINAL, TableOutput
 from induction_memory.errors import InputError
 
@@ -15,11 +15,11 @@ TEXT_SEQUENCES = 64
 def probe(
     run: Annotated[str | None, tyro.conf.Positional, optional("RUN")] = None,
     /,
-    probes: tuple[str, ...] = (),
+    probes: Names = (),
     steps: str = "all",
     list: bool = False,
     text: Text = None,
-    tokens: tuple[str, ...] = (),
+    tokens: Names = (),
     output: TableOutput = TERMINAL,
 ) -> None:
     """Measure a trajectory: memory recall, attention, predictions, weights.
@@ -35,9 +35,9 @@ def probe(
             texts of one token each.
     """
     chosen_steps, names = steps_of(steps), listed(probes, "--probes")
-    from induction_memory import probes as library
-
     if list:
+        from induction_memory import probes as library
+
         for name, about in library.names().items():
             print(f"{name:<24} {about}")
         print("\nwith names of the task's own:")
@@ -46,7 +46,9 @@ def probe(
         return
     if run is None:
         raise InputError("RUN: expected a trajectory's folder or name, or --list")
-    opened = load_any(run)
+    opened = load_any(run, chosen_steps)
+    from induction_memory import probes as library
+
     if tokens:
         chosen = [int(one) if one.isdecimal() else one for one in tokens]
         output.write(library.token_recall(opened, chosen, steps=chosen_steps))

@@ -14,7 +14,9 @@ MOST_MEGABYTES = 1000
 
 
 def report(
-    runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN...")],
+    runs: Annotated[
+        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN ...", help_behavior_hint="(required)")
+    ],
     /,
     out: Path,
     steps: str = "all",
@@ -49,10 +51,11 @@ def report(
         sweep_page(runs[0]).save(out)
         print(printable(str(out)))
         return
+    opened = [load_any(run, chosen) for run in runs]
     from induction_memory.views.report import report as make
 
     page = make(
-        [load_any(run) for run in runs],
+        opened,
         steps=None if chosen == "all" else chosen,
         sequences=sequences,
         length=length,

@@ -1,19 +1,19 @@
 """`surgery`: edit associations of a trained matrix."""
 
-from typing import Any
-
 from induction_memory.cli.arguments import (
+    Names,
     OptionalFloat,
     OptionalInt,
     OptionalStr,
     Run,
     load,
+    require_heads,
     require_pairs,
     run_at,
     step_of,
 )
 from induction_memory.cli.output import TERMINAL, TableOutput
-from induction_memory.errors import InputError
+from induction_memory.errors import InputError, require
 
 COLUMNS = (
     "step",
@@ -28,6 +28,7 @@ COLUMNS = (
     "in_context_loss",
     "kl",
 )
+MEMORIES = ("W_K1", "W_K2", "W_O2", "W_F")
 NOTE = "damage: accuracy lost, as a share of the group's positions (1 is all of them)"
 
 
@@ -35,8 +36,8 @@ def surgery(
     run: Run,
     /,
     memory: str,
-    erase: tuple[str, ...] = (),
-    insert: tuple[str, ...] = (),
+    erase: Names = (),
+    insert: Names = (),
     swap: OptionalStr = None,
     project: bool = False,
     complement: bool = False,
@@ -71,13 +72,20 @@ def surgery(
     """
     if project and complement:
         raise InputError("--complement: expected it or --project, got both")
+    require(memory in MEMORIES, "--memory", f"one of {', '.join(MEMORIES)}", repr(memory))
+    edits = {"erase": erase, "insert": insert, "swap": swap, "project": project, "complement": complement}
+    edits |= {"truncate": truncate is not None, "transplant": transplant}
+    require(any(edits.values()), "edit", f"one of {', '.join(f'--{name}' for name in edits)}", "none")
     for option, pairs in (("--erase", erase), ("--insert", insert)):
         require_pairs(run, memory, pairs, option)
-    donor = None if transplant is None else _model(transplant)
+    donor_at = None if transplant is None else run_at(transplant, "--transplant")
+    require_heads(run, tuple(name for name in (head, through) if name is not None))
+    opened = load(run, chosen := step_of(step))
+    donor = None if donor_at is None else load(*donor_at).model(donor_at[1])
     from induction_memory.interventions.surgery import surgery as measure
 
     table = measure(
-        load(run),
+        opened,
         memory=memory,
         erase=erase or None,
         insert=insert or None,
@@ -88,12 +96,6 @@ def surgery(
         strength=strength,
         head=head,
         through=through,
-        step=step_of(step),
+        step=chosen,
     )
     output.write(table, COLUMNS, note=NOTE)
-
-
-def _model(where: str) -> Any:
-    """The model at RUN@STEP."""
-    name, at = run_at(where, "--transplant")
-    return load(name).model(at)

@@ -44,7 +44,8 @@ def _message(event: tyro_errors.ParseErrorEvent, arguments: Sequence[str]) -> st
         case tyro_errors.MissingArgs():
             return "expected " + ", ".join(_described(missing.arg) for missing in event.missing_arguments)
         case tyro_errors.InvalidChoice():
-            return f"{_name(event.argument)}: expected one of {', '.join(event.choices)}, got {event.value!r}"
+            choices = ", ".join(sorted(choice for choice in event.choices if choice != "None"))
+            return f"{_name(event.argument)}: expected one of {choices}, got {event.value!r}"
         case tyro_errors.BadValue(reason="too_few_values"):
             return f"{_name(event.argument)}: expected {_values(event.argument)}, got nothing"
         case tyro_errors.InstantiationFailure(argument=None):

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from induction_memory.errors import require
-from induction_memory.experiment.constraints import Clamp, Freeze, Graft
+from induction_memory.experiment.branch_config import branch_config
+from induction_memory.experiment.constraints import Graft
 from induction_memory.experiment.run_config import RunConfig
 from induction_memory.memory import edits
 from induction_memory.model.associations import associate, written
-from induction_memory.task.fields import require_texts
 from induction_memory.training.grafting import given_grafts
 from induction_memory.training.preflight import graft_matrices
 from induction_memory.training.run import Resume, run_from, zero_optimizer
@@ -65,43 +65,6 @@ def branch(
     config = branch_config(run.config, at, freeze=freeze, clamps=clamps, grafts=rules, steps=steps, settings=settings)
     how = {"resume": resume, "quiet": quiet, "log": log, "command": command}
     return run_from(lambda: _origin(run, at, config, edit, given), at, config, out, **how)
-
-
-def branch_config(
-    config: RunConfig,
-    at: int,
-    *,
-    freeze: Sequence[str] = (),
-    clamps: Sequence[str] = (),
-    grafts: Sequence[str] = (),
-    steps: int | None = None,
-    settings: Sequence[str] = (),
-) -> RunConfig:
-    """The configuration of a branch: the run's, with rules from step `at` on."""
-    train = config.train
-    for field, rules in (("freeze", freeze), ("clamps", clamps), ("grafts", grafts)):
-        require_texts(rules, field, "a list of rules written as text")
-    frozen = [str(Freeze(rule.name, at, None) if ":" not in text else rule) for text, rule in _read(Freeze, freeze)]
-    clamped = [str(Clamp(rule.kind, at) if "@" not in text else rule) for text, rule in _read(Clamp, clamps)]
-    grafted = [str(Graft.parse(text, default_start=at)) for text in grafts]
-    early = [rule for rule in map(Graft.parse, grafted) if rule.start < at]
-    require(not early, "train.grafts", f"grafts from step {at} (the branch's first) on", ", ".join(map(str, early)))
-    changed = config.replace(
-        train=train.replace(
-            freeze=(*train.freeze, *frozen),
-            clamps=(*train.clamps, *clamped),
-            grafts=(*(str(rule) for rule in train.graft_rules if rule.start > at), *grafted),
-            steps=train.steps if steps is None else steps,
-        )
-    ).with_settings(require_texts(settings, "settings", "a list of texts such as train.momentum=0.5"))
-    require(changed.train.steps >= at, "train.steps", f"at least {at} (the branch's first step)", changed.train.steps)
-    same = changed.model.untrained() == config.model.untrained()
-    require(same, "model", "the run's own architecture", "another")
-    return changed
-
-
-def _read(kind: Any, texts: Sequence[str]) -> list[tuple[str, Any]]:
-    return [(text, kind.parse(text)) for text in texts]
 
 
 def _origin(

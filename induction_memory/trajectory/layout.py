@@ -13,8 +13,12 @@ latest.safetensors           while training: the same, of the latest state to re
 .lock                   held by the process that trains
 """
 
+import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
+
+from induction_memory.errors import InputError
 
 MANIFEST = "manifest.json"
 METRICS = "metrics.jsonl"
@@ -32,6 +36,7 @@ PIECES = (FROZEN, GRAFTS, TRAINED, ROUNDED, OPTIMIZER, METRICS)
 """The files that a manifest may list."""
 FILES = (MANIFEST, LATEST, *PIECES)
 _STEP = re.compile(r"\d{8,}\.safetensors")
+_LARGEST_HEADER = 100_000_000
 
 
 def step_path(folder: Path, step: int) -> Path:
@@ -48,6 +53,36 @@ def step_files(folder: Path) -> list[Path]:
 def stored_steps(folder: Path) -> list[int]:
     """The steps that have a file, in order."""
     return [int(path.stem) for path in step_files(folder)]
+
+
+def listed_steps(folder: Path) -> list[int]:
+    """All steps that the files of a run list, none if a file cannot be read.
+
+    Nothing is checked, and nothing heavy is imported: it serves to refuse a wrong step early.
+    """
+    found = set(stored_steps(folder))
+    try:
+        for path in (folder / TRAINED, folder / ROUNDED):
+            if path.is_file():
+                with path.open("rb") as file:
+                    header = json.loads(file.read(min(int.from_bytes(file.read(8), "little"), _LARGEST_HEADER)))
+                found.update(map(int, json.loads(header["__metadata__"]["steps"])))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return []
+    return sorted(found)
+
+
+def require_stored(step: int, stored: Sequence[int]) -> None:
+    """Refuse a step that is not stored, and say which ones are next to it."""
+    if step in stored:
+        return
+    below, above = [s for s in stored if s < step][-1:], [s for s in stored if s > step][:1]
+    around = " and ".join(map(str, below + above))
+    raise InputError(
+        f"step: expected one of the {len(stored)} stored steps ({stored[0]} to {stored[-1]}; "
+        f"next to it {around}), got {step}",
+        entry="step-not-stored",
+    )
 
 
 def part_path(path: Path) -> Path:

@@ -28,7 +28,7 @@ from induction_memory.task.protocol import Task
 from induction_memory.trajectory.export import ExportSource, is_export, write_export
 from induction_memory.trajectory.folder import FolderSource, closest, expand
 from induction_memory.trajectory.foreign import PlainSource
-from induction_memory.trajectory.layout import MANIFEST
+from induction_memory.trajectory.layout import MANIFEST, require_stored
 from induction_memory.trajectory.rebuilding import initial_weights
 from induction_memory.trajectory.search import find
 from induction_memory.trajectory.states import checksum, fill
@@ -243,17 +243,10 @@ class Trajectory:
         whole = isinstance(step, Integral) or (isinstance(step, Real) and math.isfinite(step) and step == int(step))
         require(whole and not isinstance(step, bool), "step", "a whole number", repr(step))
         stored = self.source.steps
-        if step in stored:
-            return int(step)
-        if nearest:
+        if nearest and step not in stored:
             return closest(stored, step)
-        below, above = [s for s in stored if s < step][-1:], [s for s in stored if s > step][:1]
-        around = " and ".join(map(str, below + above))
-        raise InputError(
-            f"step: expected one of the {len(stored)} stored steps ({stored[0]} to {stored[-1]}; "
-            f"next to it {around}), got {step}",
-            entry="step-not-stored",
-        )
+        require_stored(int(step), stored)
+        return int(step)
 
     def resolve_all(self, steps: Sequence[int] | None) -> tuple[int, ...]:
         """The stored steps that are asked for; None for all of them."""

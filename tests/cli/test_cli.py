@@ -77,7 +77,9 @@ def test_help_fits_80_columns_and_says_what_an_option_takes(command, run, monkey
     text = re.sub(r"\x1b\[[0-9;]*m", "", out)
     assert code == 0
     assert [line for line in text.splitlines() if len(line) > 80 or "None" in line] == []
+    assert "(default: )" not in text
     assert command != "branch" or "--steps INT" in text
+    assert command != "surgery" or "asked with. W_O2 and W_F map" in " ".join(re.sub(r"[│]", " ", text).split())
 
 
 def test_presets_are_listed_and_shown(run):
@@ -96,6 +98,9 @@ def test_presets_are_listed_and_shown(run):
 def test_presets_are_listed_by_figure_with_one_entry_for_the_step_sizes_of_figure_8(run):
     _, out, _ = run("presets")
     assert max(map(len, out.splitlines())) <= 80
+    _, of_one, _ = run("presets", "figure-8")
+    assert of_one.strip() in out
+    assert of_one.startswith("Figure 8\n")
     headings = [line for line in out.splitlines() if line and line[0] != " "]
     assert headings == ["Beyond the figures", *(f"Figure {n}" for n in (2, 3, 4, 7, 8, 10, 11))]
     for name in PRESETS:
@@ -321,11 +326,11 @@ def test_a_check_without_runs_fails(run, tmp_path, monkeypatch):
     code, out, err = run("reproduce", "--check")
     assert (code, err.count("\n")) == (1, 1)
     assert "measurements could not be checked: no run" in err
-    assert "0 of 20 measurements hold, 20 without a run" in out.splitlines()[-1]
+    assert "0 of 20 hold, 20 without a run; 1 problems" in out.splitlines()[-1]
     of_one = [claim for claim in fewer.values() if claim.figure == 3]
     code, out, err = run("reproduce", "3", "--check")
     assert (code, 0 < len(of_one) < len(fewer)) == (1, True)
-    assert f"0 of {len(of_one)} measurements hold" in out.splitlines()[-1]
+    assert f"0 of {len(of_one)} hold" in out.splitlines()[-1]
 
 
 def test_what_does_not_hold_comes_first_and_a_slip_reads_slip(run, monkeypatch):
@@ -340,8 +345,11 @@ def test_what_does_not_hold_comes_first_and_a_slip_reads_slip(run, monkeypatch):
     code, out, _ = run("theory")
     assert code == 1
     lines = out.splitlines()
-    assert [line.split()[0] for line in lines[1:4]] == ["c", "b", "a"]
-    assert [line.split()[-1] for line in lines[2:4]] == ["slip", "holds"]
+    assert lines[1::2][:3] == ["does not hold, c", "slip, b", "holds, a"]
+    assert [line.split() for line in lines[2:6:2]] == [
+        ["a", "surprise", "1", "3", "±", "0.1"],
+        ["as", "printed", "1", "2", "±", "0.1"],
+    ]
     assert lines[-1] == "3 statements: 1 holds, 1 slip, 1 does not hold"
 
 
@@ -352,7 +360,21 @@ def test_what_does_not_hold_comes_first_and_a_slip_reads_slip(run, monkeypatch):
         (("ablate", "L3H1"), "run: expected the folder of a trajectory"),
         (("ablate", "RUN", "--components", "L3H1"), "component: expected one of"),
         (("circuit", "RUN", "--share", "2"), "--share: expected a number between 0 and 1"),
+        (("circuit", "RUN", "--sequences", "0"), "--sequences: expected at least 1, got 0"),
         (("surgery", "RUN", "--memory", "W_O2", "--project", "--complement"), "--complement: expected it or --project"),
+        (("surgery", "RUN", "--memory", "W_K9", "--erase", "a"), "--memory: expected one of W_K1, W_K2, W_O2, W_F"),
+        (("surgery", "RUN", "--memory", "W_K2"), "edit: expected one of --erase, --insert"),
+        (("surgery", "RUN", "--memory", "W_K2", "--erase", "a", "--head", "L9H1"), "component: expected one of"),
+        (("heads", "RUN", "--sequences", "1"), "--sequences: expected at least 2, got 1"),
+        (("patch", "RUN", "--step", "5000"), "step: expected one of the"),
+        (("ablate", "RUN", "--step", "0,5000"), "step: expected one of the"),
+        (("probe", "RUN", "--steps", "5000"), "step: expected one of the"),
+        (("branch", "RUN", "--at", "5000", "--out", "x"), "step: expected one of the"),
+        (("branch", "RUN", "--at", "0", "--out", "x", "--freeze", "W_X"), "train.freeze: expected names"),
+        (("branch", "RUN", "--at", "0", "--out", "x", "--graft", "W_O2"), "train.grafts: expected NAME=RUN@STEP"),
+        (("branch", "RUN", "--at", "0", "--out", "x", "--graft", "W_O2=RUN@5000"), "step: expected one of the"),
+        (("branch", "RUN", "--at", "0", "--out", "x", "--edit", "W_K1: erase 3->2"), "--edit: expected 'key->query'"),
+        (("reproduce", "3", "--workers", "0"), "--workers: expected a whole number from 1"),
     ],
 )
 def test_a_mistake_is_told_before_anything_heavy_is_imported(trained, arguments, message):
@@ -361,7 +383,7 @@ def test_a_mistake_is_told_before_anything_heavy_is_imported(trained, arguments,
         "try: cli.main()\n"
         "except SystemExit as stop: print(stop.code, 'torch' in sys.modules)"
     )
-    words = [str(trained) if word == "RUN" else word for word in arguments]
+    words = [word.replace("RUN", str(trained)) for word in arguments]
     said = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
     assert message in said.stderr
     assert said.stdout.split() == ["2", "False"]
