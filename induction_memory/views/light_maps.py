@@ -15,7 +15,8 @@ from jaxtyping import Bool, Float, UInt8
 
 from induction_memory.figures.colours import ATTENTION, BEYOND, OTHER, OUTPUT, RIGHT, TRIGGER
 
-SIDE, GAP, LABEL, TITLE = 330, 26, 7.5, 18  # pixels of a map, between maps, of a token's font, above a map
+SIDE, GAP, TITLE = 330, 26, 20  # pixels of a map, between maps, above a map
+LABELS = 7.5, 12.0  # smallest and largest font of the tokens, in pixels
 BESIDE = 4  # maps in a line
 
 
@@ -61,10 +62,11 @@ def picture(
     lines = [part for line in lines for part in ([line] if len(line) <= BESIDE else _broken(line))]
     n, cell = len(tokens), SIDE / len(tokens)
     letters = max(map(len, tokens))
-    margin = 6 + 0.62 * LABEL * letters
-    labels = _labels(tokens, triggers, outputs, cell, letters)
+    font = float(np.clip(0.72 * cell, *LABELS))  # a cell of notebooks shows four maps at two thirds of their size
+    margin = 6 + 0.62 * font * letters
+    labels = _labels(tokens, triggers, outputs, cell, letters, font)
     boxes = _boxes(other, OTHER, cell) + _boxes(right, RIGHT, cell)
-    below = LABEL + 4 if letters == 1 else margin
+    below = font + 4 if letters == 1 else margin
     parts = []
     for i, line in enumerate(lines):
         for j, (title, pattern) in enumerate(line):
@@ -79,8 +81,8 @@ def picture(
     width = margin + max(map(len, lines)) * (SIDE + margin + GAP)
     height = len(lines) * (SIDE + below + TITLE + 6) + 4
     style = (
-        "image{image-rendering:pixelated}text{font:7.5px DejaVu Sans Mono,monospace;fill:#1f2328}"
-        ".t{font:11px sans-serif;text-anchor:middle}.q{text-anchor:end}.k{text-anchor:middle}.r{text-anchor:end}"
+        f"image{{image-rendering:pixelated}}text{{font:{font:.1f}px DejaVu Sans Mono,monospace;fill:#1f2328}}"
+        ".t{font:14px sans-serif;text-anchor:middle}.q{text-anchor:end}.k{text-anchor:middle}.r{text-anchor:end}"
         f".trigger{{fill:{TRIGGER};font-weight:700}}.output{{fill:{OUTPUT};font-weight:700}}"
     )
     thin = float(np.clip(40 / n, 0.6, 1.5))
@@ -106,20 +108,22 @@ def _boxes(cells: Bool[np.ndarray, "query key"], colour: str, cell: float) -> st
     return f'<path d="{squares}" stroke="{colour}"/>'
 
 
-def _labels(tokens: Sequence[str], triggers: np.ndarray, outputs: np.ndarray, cell: float, letters: int) -> str:
+def _labels(
+    tokens: Sequence[str], triggers: np.ndarray, outputs: np.ndarray, cell: float, letters: int, font: float
+) -> str:
     """Queries at the left, keys below; every second one where they would touch."""
-    every = 1 if cell >= LABEL - 1 else 2
+    every = 1 if cell >= font - 1 else 2
     parts = []
     for t, token in enumerate(tokens):
         if t % every and not (triggers[t] or outputs[t]):
             continue
         kind = " trigger" if triggers[t] else " output" if outputs[t] else ""
         text, middle = escape(token), (t + 0.5) * cell
-        parts.append(f'<text x="-3" y="{middle + 2.6:.1f}" class="q{kind}">{text}</text>')
+        parts.append(f'<text x="-3" y="{middle + 0.35 * font:.1f}" class="q{kind}">{text}</text>')
         if letters == 1:
-            parts.append(f'<text x="{middle:.1f}" y="{SIDE + LABEL + 1:.1f}" class="k{kind}">{text}</text>')
+            parts.append(f'<text x="{middle:.1f}" y="{SIDE + font + 1:.1f}" class="k{kind}">{text}</text>')
         else:
-            turned = f"translate({middle + 2.6:.1f} {SIDE + 3}) rotate(-90)"
+            turned = f"translate({middle + 0.35 * font:.1f} {SIDE + 3}) rotate(-90)"
             parts.append(f'<text transform="{turned}" class="r{kind}">{text}</text>')
     return "".join(parts)
 

@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import numpy as np
@@ -208,6 +209,17 @@ def test_what_is_wrong_is_said_in_one_line(arguments, says):
         attention(build(ModelConfig(d_model=8, n_ctx=16), seed=0), task=task, **arguments)
     assert says in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("columns", [4, 7])
+def test_the_tokens_of_many_maps_stay_legible_in_a_cell_of_a_notebook(columns):
+    view = attention("induction-small", step=[0, 100, 200, 600], text="To be, or not to be")
+    patterns = np.concatenate([view.patterns, view.patterns])[:columns]
+    source, width, _ = replace(view, patterns=patterns, columns=tuple(map(str, range(columns)))).picture()
+    tokens, titles = (float(found) for found in re.findall(r"font:([\d.]+)px", source))
+    scale = min(1, 960 / width)
+    assert tokens * scale >= 7
+    assert titles * scale >= 8
 
 
 def test_the_light_picture_has_the_maps_the_boxes_and_the_tokens(view):
