@@ -92,7 +92,7 @@ def terminal(
     headings = [", ".join(filter(None, map(_word, row))) for row in table[list(groups)].itertuples(index=False)]
     indent = GAP if groups else ""
     blocks = []
-    for names in _blocks(chosen, natural, numeric, width - len(indent)):
+    for names in _blocks(cells, natural, numeric, width - len(indent)):
         beside = {name: cells[name] for name in names}
         widths = _fitted({name: natural[name] for name in names}, beside, numeric, width - len(indent))
         header, *rows = [_lines({name: cells[name][i] for name in names}, widths) for i in range(len(table) + 1)]
@@ -198,18 +198,37 @@ def _aligned(values: Sequence[float]) -> list[str]:
     return [_fixed(value, places) if math.isfinite(value) else number(value) for value in values]
 
 
-def _blocks(chosen: Sequence[str], widths: Mapping[str, int], numeric: set[str], width: int) -> list[list[str]]:
-    """Columns of numbers that do not fit beside each other go into blocks below, each with the other columns again."""
-    keys = [name for name in chosen if name not in numeric or name in KEYS]
-    room = width - sum(min(widths[name], width // 3) + len(GAP) for name in keys)
+def _blocks(
+    cells: Mapping[str, Sequence[str]], natural: Mapping[str, int], numeric: set[str], width: int
+) -> list[list[str]]:
+    """Columns of numbers that do not fit beside each other go into blocks below, each with the other columns again.
+
+    If these others leave no room, only the first columns that tell all rows apart are repeated.
+    """
+    widths = {name: size if name in numeric else min(size, width // 3) for name, size in natural.items()}
+    keys = [name for name in cells if name not in numeric or name in KEYS]
+    room = width - sum(widths[name] + len(GAP) for name in keys)
+    if room < max((widths[name] for name in cells if name not in keys), default=0):
+        keys = _naming(cells)
+        room = width - sum(widths[name] + len(GAP) for name in keys)
     blocks: list[list[str]] = [[]]
-    for name in chosen:
+    for name in cells:
         if name not in keys:
             used = sum(widths[other] + len(GAP) for other in blocks[-1])
             if blocks[-1] and used + widths[name] > room:
                 blocks.append([])
             blocks[-1].append(name)
-    return [[name for name in chosen if name in keys or name in block] for block in blocks]
+    return [[name for name in cells if name in keys or name in block] for block in blocks]
+
+
+def _naming(cells: Mapping[str, Sequence[str]]) -> list[str]:
+    """The fewest of the first columns that tell all rows apart; all columns if there are equal rows."""
+    names = list(cells)
+    for n in range(1, len(names)):
+        rows = list(zip(*(cells[name] for name in names[:n]), strict=True))
+        if len(set(rows)) == len(rows):
+            return names[:n]
+    return names
 
 
 def _fitted(

@@ -78,6 +78,17 @@ def test_the_column_of_long_text_has_most_of_the_room():
     assert len(lines) == 1 + 2 * 3
 
 
+def test_many_columns_of_text_are_shown_in_blocks_with_the_columns_that_name_the_rows():
+    votes = {f"vote_{i}": ["previous-token", "none"] for i in range(8)}
+    table = pd.DataFrame({"run": ["four-heads"] * 2, "head": ["L1H1", "L1H2"], "share": [0.9, 0.1], **votes})
+    blocks = terminal(table, width=80).split("\n\n")
+    assert len(blocks) > 1
+    for block in blocks:
+        assert max(map(len, block.splitlines())) <= 80
+        assert block.count("L1H1") == 1
+    assert [sum(block.splitlines()[-1].count("none") for block in blocks)] == [8]
+
+
 def test_rows_of_a_group_stand_below_its_heading():
     rows = {
         "verdict": ["does not hold", "holds", "holds"],
