@@ -3,7 +3,8 @@
     python analyses/tasks.py                      all of them, some two minutes of one thread each
     python analyses/tasks.py --only markov-1
 
-Writes runs/tasks (whole), checkpoints/NAME (thinned), docs/tasks/NAME.csv and docs/tasks/NAME.png.
+Writes runs/tasks (whole), checkpoints/NAME (thinned) and its line in checkpoints/README.md, docs/tasks/NAME.csv and
+docs/tasks/NAME.png.
 """
 
 from pathlib import Path
@@ -23,8 +24,11 @@ def main(only: tuple[str, ...] = (), runs: Path = Path("runs/tasks"), docs: Path
 
     from induction_memory.experiment.other_tasks import OTHER_TASKS
     from induction_memory.figures.predictors import predictor_figure
+    from induction_memory.files import write_file
+    from induction_memory.reproduction.shipping import index
     from induction_memory.reproduction.task_runs import ship_task, train_task
     from induction_memory.task.phases import describe
+    from induction_memory.trajectory.search import SHIPPED
 
     docs.mkdir(parents=True, exist_ok=True)
     for name in only or OTHER_TASKS:
@@ -34,6 +38,7 @@ def main(only: tuple[str, ...] = (), runs: Path = Path("runs/tasks"), docs: Path
         predictor_figure(found.distances, dict(found.phases)).savefig(docs / f"{name}.png", dpi=120)
         for where, phases in found.phases.items():
             print(f"{name}, on {where}: {describe(phases)}; {len(shipped.steps)} steps kept")
+    write_file(SHIPPED / "README.md", index(SHIPPED))
 
 
 if __name__ == "__main__":

@@ -46,8 +46,8 @@ def predictor_distances(
     `group` names the positions (all that the task counts when not given), `variant` another distribution of the task.
 
     >>> import induction_memory as im
-    >>> im.probes.predictor_distances("markov-1", sequences=8).loc[1500].round(2).to_dict()
-    {'1-gram': 0.1, '2-gram': 0.01}
+    >>> im.probes.predictor_distances("markov-1", sequences=8).loc[1500].round(3).to_dict()
+    {'1-gram': 0.11, '2-gram': 0.003}
     """
     source = _opened(source)
     _, batch, predicted, where = _setting(source, task, group, variant, sequences)
@@ -62,7 +62,7 @@ def predictor_phases(source: Any, **how: Any) -> list[Phase]:
 
     >>> import induction_memory as im
     >>> im.probes.predictor_phases("markov-1", sequences=8)
-    [Phase(predictor='1-gram', first=0, last=75), Phase(predictor='2-gram', first=285, last=1500)]
+    [Phase(predictor='1-gram', first=0, last=90), Phase(predictor='2-gram', first=180, last=1500)]
     """
     return phases_of(predictor_distances(source, **how))
 
