@@ -38,6 +38,8 @@ WIDTH = 80
 SHORT = 16
 """Columns of text of at most this width are wrapped only if narrowing the others does not suffice."""
 GAP = "  "
+_BREAK = re.compile(r"(?<!^W)(?<!_W)_")
+"""Where a name may be broken: after an underscore, but not within W_K1."""
 
 
 def show(
@@ -86,7 +88,7 @@ def terminal(
     """
     asked = [name for name in (table.columns if columns is None else columns) if name not in groups]
     chosen = _valued([name for name in asked if name in table.columns])
-    cells = {name: [name.replace("_", "_ "), *_cells(table, name)] for name in chosen}
+    cells = {name: [_BREAK.sub("_ ", name), *_cells(table, name)] for name in chosen}
     numeric = {name for name in chosen if table[name].dtype.kind in "iuf"}
     natural = {name: max(map(len, [*cells[name][0].split(), *cells[name][1:]])) for name in chosen}
     headings = [", ".join(filter(None, map(_word, row))) for row in table[list(groups)].itertuples(index=False)]

@@ -52,6 +52,8 @@ def test_every_line_fits_and_every_number_is_shown(width):
 def test_a_name_wider_than_its_numbers_is_broken_after_an_underscore():
     text = terminal(pd.DataFrame({"W_K1_first64_margin": [0.5, 0.25]}))
     assert [line.strip() for line in text.splitlines()] == ["W_K1_", "first64_", "margin", "0.500", "0.250"]
+    text = terminal(pd.DataFrame({"norm_W_K1": [1, 2]}))
+    assert [line.strip() for line in text.splitlines()] == ["norm_", "W_K1", "1", "2"]
 
 
 def test_long_text_is_wrapped_and_loses_no_word():

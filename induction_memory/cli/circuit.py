@@ -69,7 +69,7 @@ def circuit(
         if _asks_for_induction(opened.task, batch) and set(INDUCTION_HEAD) <= set(found.edges["edge"]):
             known = found.against()
             compared = (
-                f"; against the known induction head: precision {known['precision']:.2f}, recall {known['recall']:.2f}"
+                f"\nagainst the known induction head: precision {known['precision']:.2f}, recall {known['recall']:.2f}"
             )
         print(f"\n{len(found.circuit)} edges are the circuit{compared}", file=sys.stdout)
 
