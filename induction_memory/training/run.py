@@ -58,8 +58,7 @@ def train(
 
     >>> import tempfile
     >>> import induction_memory as im
-    >>> task, model = im.task.MarkovChains(length=16), im.ModelConfig(d_model=16)
-    >>> out = tempfile.mkdtemp()
+    >>> task, model, out = im.task.MarkovChains(length=16), im.ModelConfig(d_model=16), tempfile.mkdtemp()
     >>> train(task, model, out=out, steps=2, batch_size=4, loss="all", frozen=["blocks.0"], quiet=True).steps
     array([0, 1, 2])
     """
@@ -108,8 +107,7 @@ def start(
     `log` is "tensorboard", "wandb" or None; `command` is noted in the manifest.
 
     >>> import tempfile, induction_memory as im
-    >>> model = im.ModelConfig(d_model=16, n_ctx=8)
-    >>> config = im.RunConfig(im.BigramTask(length=8), model, im.TrainConfig(steps=2))
+    >>> config = im.preset("demo").config.with_settings(["train.steps=2", "train.batch_size=2"])
     >>> im.training.start(config, f"{tempfile.mkdtemp()}/mine", quiet=True)
     Trajectory('mine': 3 steps from 0 to 2)
     """
@@ -120,9 +118,9 @@ def resume(out: str | Path, *, settings: Sequence[str] = (), quiet: bool = False
     """Go on with whatever unfinished run, or branch, is in the folder; `settings` may ask for more `train.steps`.
 
     >>> import tempfile, induction_memory as im
-    >>> task, model = im.BigramTask(length=8), im.ModelConfig(d_model=16, n_ctx=8)
-    >>> run = im.train(task, model, out=tempfile.mkdtemp(), steps=2, quiet=True)
-    >>> im.training.resume(run.path, settings=["train.steps=4"]).steps
+    >>> task, model, out = im.BigramTask(length=8), im.ModelConfig(d_model=16), tempfile.mkdtemp()
+    >>> run = im.train(task, model, out=out, steps=2, quiet=True)
+    >>> im.training.resume(out, settings=["train.steps=4"]).steps
     array([0, 1, 2, 3, 4])
     """
     config = load(out).config.with_settings(list(settings))
