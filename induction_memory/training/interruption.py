@@ -19,7 +19,7 @@ class Stopped(KeyboardInterrupt):
 
     def __init__(self, folder: Path, step: int, number: int) -> None:
         name = signal.Signals(number).name
-        super().__init__(printable(f"{folder}: stopped by {name} at step {step}; --resume goes on from there"))
+        super().__init__(printable(f"{folder}: stopped by {name} at step {step}; --resume or resume=True goes on"))
         self.number = number
 
 
