@@ -43,6 +43,13 @@ EXPLAINED: tuple[Moved, ...] = (
         column="global_accuracy|global_accuracy_se",
     ),
     Moved(
+        "rounding: at one position of 1,484 the two best logits are 3e-6 apart",
+        r"ablate\.matrices",
+        run="layernorm-mlp",
+        key=r"component=W_Q2\|kind=resample",
+        column="global_accuracy|global_accuracy_se",
+    ),
+    Moved(
         "rounding: a sum of 14 differences, which is -0.14145022 in double precision and was frozen as -0.1414531",
         r"identify\.mediation",
         run="four-heads",
