@@ -56,6 +56,20 @@ EXPLAINED: tuple[Moved, ...] = (
         key=r"source=L1H2\|path=rest\|.*",
         column="effect",
     ),
+    Moved(
+        "rounding of logits near 10: 0.0038358 in double precision, frozen as 0.0038361, now 0.0038349",
+        r"identify\.(shares|totals)",
+        run="vanilla-fixed",
+        key=r"game=q\|(head=L1H1|layer=1)",
+        column="alone|shapley|single|sum_of_single|total",
+    ),
+    Moved(
+        "rounding of logits near 10: 0.1025494 in double precision, frozen as 0.1025486, now 0.1025518",
+        r"identify\.mediation",
+        run="vanilla-fixed",
+        key=r"source=L1H1\|path=rest\|.*",
+        column="effect",
+    ),
 )
 
 
