@@ -5,7 +5,7 @@ accept[c] and another outcome, alias[c], with the rest. With u uniform in [0, N)
 
     outcome = c if f < accept[c] else alias[c].
 
-An outcome of probability zero has accept 0 and is nobody's alias: it is never drawn.
+An outcome of probability zero has accept 0 and is the alias of no column: it is never drawn.
 """
 
 from dataclasses import dataclass
@@ -16,17 +16,17 @@ from jaxtyping import Float, Int
 
 @dataclass(frozen=True)
 class AliasTable:
-    """Tables of several distributions, one per row, flattened: entry `row * size + column`."""
+    """The tables of several distributions, flattened: row r has the entries `r * size + column`."""
 
     size: int
     """N, the number of outcomes."""
     accept: Float[np.ndarray, " entries"]
     """Probability that a column yields its own outcome."""
     alias: Int[np.ndarray, " entries"]
-    """What it yields otherwise."""
+    """The outcome that it yields otherwise."""
 
     def draw(self, row: Int[np.ndarray, "*shape"], uniform: Float[np.ndarray, "*shape"]) -> Int[np.ndarray, "*shape"]:
-        """One outcome of each named row from a uniform number in [0, 1) each."""
+        """One outcome per entry of `row`, drawn from that row's distribution with a uniform number in [0, 1)."""
         column = np.empty(row.shape, dtype=np.int64)
         fraction = split_uniform(uniform.copy(), self.size, column)
         entry = row * self.size + column

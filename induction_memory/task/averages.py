@@ -4,7 +4,7 @@ Over the positions M of a batch a score y has the mean
 
     r = sum over sequences b of s_b / sum over b of n_b,    s_b = sum of y over M in b,  n_b = |M in b|.
 
-Positions of one sequence are not independent, sequences are, so the standard error is that of a ratio of sums,
+Sequences are independent, positions within one are not. The standard error is therefore that of a ratio of sums,
 
     se^2 = B / (B - 1) * sum_b (s_b - r n_b)^2 / (sum_b n_b)^2.
 """
@@ -17,9 +17,10 @@ from torch import Tensor
 def masked_mean(
     values: Float[Tensor, "*variant batch pos"], mask: Bool[Tensor, "*#variant batch pos"]
 ) -> tuple[Float[Tensor, "*variant"], Float[Tensor, "*variant"]]:
-    """Mean over the masked positions and its standard error; nan where no position, or a single sequence, is left.
+    """Mean over the masked positions and its standard error.
 
-    Several scores at once have an axis of their own before the batch, and so have their masks.
+    Without a position both are nan; with a single sequence the error is nan. To average several scores at once, stack
+    them and their masks along an axis before the batch.
     """
     sums, counts = torch.where(mask, values, 0.0).sum(-1), mask.sum(-1).to(values.dtype)
     total = counts.sum(-1)

@@ -44,9 +44,9 @@ class Batch:
     groups: Mapping[str, Bool[Tensor, "batch pos"]]
     """Named positions, such as `in_context`; a group lies within the counted positions."""
     main: str
-    """The group that accuracies and interventions speak of."""
+    """The group over which accuracies and effects of interventions are measured."""
     latents: Mapping[str, Shaped[Tensor, "batch ..."]] = field(default_factory=dict)
-    """What the sequences were drawn from, one row per sequence. No predictor reads it."""
+    """Hidden variables that each sequence was drawn with, one row per sequence. No predictor reads them."""
 
     def __post_init__(self) -> None:
         require(self.main in self.groups, "batch.main", f"one of the groups {', '.join(self.groups)}", repr(self.main))

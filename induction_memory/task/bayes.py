@@ -7,7 +7,7 @@ with i = z_t and P_t(i) the posterior probability that i is a trigger of this se
 
 where p_o is pi_o( . | i) when i occurs for the first time, and the token that followed i before when it does not.
 
-The evidence on a token i are its successors s_1, s_2, ... up to z_t. It has likelihood
+The evidence on a token i is the list of its successors s_1, s_2, ... up to z_t. Its likelihood is
 
     pi_o(s_1 | i) 1{s_1 = s_2 = ...} if i is a trigger,      prod_n pi_b(s_n | i) if it is not,
 
@@ -111,7 +111,7 @@ def evidence(
 ) -> tuple[Float[Tensor, "batch pos vocab"], Float[Tensor, "batch pos vocab"], Int[Tensor, "batch pos"]]:
     """Log-likelihood of each token's successors so far if it is a trigger, and if it is not.
 
-    With them what followed the current token the first time it occurred, -1 if it has not occurred before.
+    The third value is the token that followed the current token's first occurrence, -1 if this is the first.
     """
     batch, pos = tokens.shape
     n = len(log_pi_b)
@@ -160,7 +160,7 @@ def inclusion(task: BigramTask) -> Float[Tensor, " vocab"]:
 
 
 def in_weights(task: BigramTask) -> Float[Tensor, "vocab vocab"]:
-    """The next token given the current one alone: P(i is a trigger) pi_o( . | i) + P(i is none) pi_b( . | i)."""
+    """The next token given the current one alone: P(i is a trigger) pi_o( . | i) + P(i is not) pi_b( . | i)."""
     p = inclusion(task)[:, None]
     return p * _table(task.output_probabilities) + (1 - p) * _table(task.bigram)
 
@@ -177,7 +177,7 @@ def marginal(
 
 
 def predictors(task: BigramTask) -> dict[str, Predictor]:
-    """Candidates of growing knowledge.
+    """Candidate predictors, from the one that knows least to the Bayes-optimal one.
 
     `unigram` knows how often each token is a target, if outputs were drawn anew at each occurrence. `in-weights` knows
     the current token alone, with the prior that it is a trigger. `bayes` reads the whole context.

@@ -3,7 +3,7 @@
 Each sequence has K triggers q_1..q_K, fixed or drawn from pi_q without replacement, with outputs o_k ~ pi_o( . | q_k).
 Its first token is drawn from pi_u, and then
 
-    p(z_{t+1} = j | z_t = i) = 1{j = o_k} if i = q_k,    pi_b(j | i) if i is no trigger of the sequence.
+    p(z_{t+1} = j | z_t = i) = 1{j = o_k} if i = q_k,    pi_b(j | i) if i is not a trigger of the sequence.
 
 `BigramTask` holds the choices; the tables pi_u, pi_b, pi_q and pi_o follow from them.
 """
@@ -184,7 +184,7 @@ class BigramTask:
 
     @cached_property
     def trigger_probabilities(self) -> Float[np.ndarray, " vocab"]:
-        """pi_q. For fixed triggers uniform on Q: K draws without replacement give just that set."""
+        """pi_q. For fixed triggers it is uniform on Q: K draws without replacement then give exactly Q."""
         n = self.vocab_size
         if self.fixed_triggers is not None:
             pi_q = np.zeros(n)
@@ -201,7 +201,7 @@ class BigramTask:
     def output_probabilities(self) -> Float[np.ndarray, "vocab vocab"]:
         """pi_o, row = trigger, after `outputs_differ` and `output_part`, each row scaled to sum to one.
 
-        The row of a token that can be no trigger (pi_q = 0) is zero where those two leave it nothing.
+        The row of a token that is never a trigger (pi_q = 0) is zero if those two settings exclude all its outputs.
         """
         n = self.vocab_size
         if self.outputs == "uniform":
@@ -218,7 +218,7 @@ class BigramTask:
 
     @property
     def output_tokens(self) -> Bool[np.ndarray, " vocab"]:
-        """Which tokens `output_part` lets be outputs."""
+        """Which tokens may be outputs under `output_part`."""
         if self.output_part == "all":
             return np.ones(self.vocab_size, dtype=bool)
         return self._train_part if self.output_part == "train" else ~self._train_part

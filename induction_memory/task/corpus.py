@@ -75,7 +75,7 @@ class Corpus:
         repeated = [token for i, token in enumerate(self.vocabulary) if token in self.vocabulary[:i]]
         require(not repeated, "corpus.vocabulary", "each token once", f"{repeated[:1]} twice")
         for field, shape in (("unigram_counts", (n,)), ("bigram_counts", (n, n))):
-            counts = np.array(getattr(self, field))  # a copy, so that nobody else can write to it
+            counts = np.array(getattr(self, field))  # a copy that the caller cannot change
             where = f"corpus.{field}"
             require(counts.shape == shape, where, f"shape {shape} (the vocabulary)", counts.shape)
             require(counts.dtype.kind in "iuf", where, "numbers", counts.dtype)

@@ -6,11 +6,12 @@ At a query t, a trigger q seen before, the output o stands after each earlier oc
     trigger   z_s becomes another token: nothing before the query matches it any more
     first     the first occurrence is removed, its trigger and its output both replaced; later ones stay
 
-Of sequences without triggers (raw tokens), a query is any position whose token and next token stood together before: q
-and o are these two, and only the earlier q that o follows count.
+In sequences without triggers (raw tokens), a query is any position whose token q and next token o occurred next to each
+other before. Only the earlier occurrences of q that o follows count.
 
-Replacements are drawn from tokens that are neither triggers nor outputs of their sequence, nor what they replace. The
-query itself and everything after it stay as they were. Triggers that are their own output are no queries.
+Replacements are drawn from tokens that are neither triggers nor outputs of their sequence, and differ from the token
+that they replace. The query and everything after it stay as they were. A trigger that is its own output is not used as
+a query.
 """
 
 from dataclasses import replace
@@ -76,8 +77,8 @@ def pairs_of(
 ) -> Pairs:
     """Clean and corrupted sequences by a corruption of the task, its first when not named.
 
-    Sequences of the bigram task need no task, because they carry their triggers, nor do raw tokens; `query` is for
-    these alone. They are corrupted on the CPU, where tasks compute, and the pairs are where the batch is.
+    Sequences of the bigram task carry their triggers, so they need no `task`; nor do raw tokens. Only these two kinds
+    use `query`. Tasks compute on the CPU; the pairs are then moved to the device of the batch.
     """
     device = batch.tokens.device
     if device.type != "cpu":
@@ -107,9 +108,9 @@ def other_outputs(batch: Batch, rng: np.random.Generator) -> Batch:
 def strangers(
     batch: AnyBatch, rng: np.random.Generator, barred: int = -1
 ) -> tuple[Int[Tensor, " batch"], Int[Tensor, " batch"]]:
-    """Two different tokens per sequence that are neither triggers nor outputs there, drawn from those in the batch.
+    """Two different tokens per sequence that are neither triggers nor outputs there, drawn from the batch's tokens.
 
-    The token `barred` is not drawn either.
+    The token `barred` is never drawn.
     """
     present = torch.cat([batch.tokens.flatten(), batch.targets.flatten()]).unique()
     present = present[present != barred]

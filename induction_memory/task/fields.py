@@ -39,7 +39,7 @@ def require_seed(seed: Any, field: str = "seed") -> None:
 
 
 def require_texts(value: Any, field: str, expected: str) -> list[str]:
-    """A list of texts, or an InputError; one text alone is none."""
+    """A list of texts, or an InputError; a single string is not a list."""
     good = isinstance(value, list | tuple) and all(isinstance(text, str) for text in value)
     require(good, field, expected, repr(value))
     return list(value)

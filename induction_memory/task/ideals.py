@@ -50,7 +50,7 @@ def bigram_logits(
     left_out: Int[np.ndarray, " k"] | None = None,
     smoothing: float = SMOOTHING,
 ) -> Float[np.ndarray, "token next"]:
-    """Row i: log(table_i + smoothing), centred; zero for the tokens left out, whose successor is not global."""
+    """Row i: log(table_i + smoothing), centred; zero for `left_out`, tokens whose successor depends on the context."""
     logits = np.log(table + smoothing)
     logits -= logits.mean(-1, keepdims=True)
     if left_out is not None:

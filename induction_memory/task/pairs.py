@@ -20,14 +20,14 @@ from induction_memory.task.batch import Batch, Kind
 @field_docs
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """Clean sequences, the same corrupted, and where to look."""
+    """Clean sequences, their corrupted twins, and the positions of queries and answers."""
 
     clean: Batch
     corrupted: Batch
     query: Int[Tensor, " batch"]
     """The position t of each sequence's query."""
     answer: Int[Tensor, " batch"] | None
-    """The right output there; None where targets are soft, so that only a change of KL can be measured."""
+    """The right output there; None where targets are soft, so that only the change in KL can be measured."""
     other: Int[Tensor, " batch"] | None
     """What the corrupted sequence says instead, or an output to compare with; None where targets are soft."""
     roles: Mapping[str, Int[Tensor, " batch"]] = field(default_factory=dict)

@@ -2,8 +2,8 @@
 
 The closest predictor flickers where two curves cross. A phase therefore ends only when another predictor has been
 clearly closer at several steps in a row: nearer than (1 - margin) times the distance of the phase's own predictor. The
-new phase begins at the first of these steps. At the last step, which no other follows, it must be at less than half of
-the distance. Of predictors at the same distance the simpler one, listed first, counts.
+new phase begins at the first of these steps. Where too few steps are left for that, the new predictor must be at less
+than half the distance. If two predictors are equally close, the simpler one, which is listed first, counts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ PATIENCE = 2
 """At how many steps in a row."""
 
 AT_THE_END = 0.5
-"""The share of the distance below which another predictor counts where fewer steps than `PATIENCE` are left."""
+"""The share of the distance that another predictor must be below if fewer steps than `PATIENCE` are left."""
 
 
 @field_docs

@@ -4,8 +4,8 @@ Over some positions M of a batch, for a predictor p and a model q = softmax(logi
 
     KL(p) = 1/|M| sum over t in M, sum over outputs j, of p_t(j) log( p_t(j) / q_t(j) ).
 
-The predictor stands first, so that predictors which exclude outputs have a finite distance. A predictor that excludes
-nothing is far from a confident model, by any amount: cap the axis of a figure.
+The predictor stands first, so that predictors which exclude outputs have a finite distance. The distance of a predictor
+that excludes nothing has no upper bound when the model is confident: cap the axis of a figure.
 
 A model that mixes algorithms is described by weights w on the simplex that minimise
 

@@ -39,9 +39,9 @@ class Task(Protocol):
     """The members that every task has."""
 
     name: ClassVar[str]
-    """Under which it is registered and stored."""
+    """The name under which the task is registered and stored."""
     main: ClassVar[str]
-    """The group of positions that accuracies speak of."""
+    """The group of positions over which accuracies are measured."""
 
     @property
     def length(self) -> int:

@@ -12,9 +12,9 @@ Summed over all sets S of size K this is, at each tau, a coefficient of a produc
 
     b_i e^{-p_i tau}  +  z a_i (1 - e^{-p_i tau} + eps p_i e^{-p_i tau}),
 
-the one of z^K eps: an elementary symmetric polynomial with one member marked. A product is built a token at a time, all
-terms positive. The integral is a trapezoid sum after tau = exp(v - e^{-v}), which makes both ends vanish doubly
-exponentially; it converges so fast that a step of 0.25 in v is exact to rounding.
+the one of z^K eps: an elementary symmetric polynomial with one member marked. The product is built one token at a time,
+and all its terms are positive. The integral is a trapezoid sum after the substitution tau = exp(v - e^{-v}), which
+makes both ends vanish doubly exponentially. It converges so fast that a step of 0.25 in v is exact to rounding.
 """
 
 import math
@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-BLOCK = 8  # positions that share the product over the tokens that none of them is about
+BLOCK = 8  # positions that share one product over the tokens that are current at none of them
 UNDERFLOW = 1e-200  # below this a sum may have lost terms that matter
 
 
@@ -47,7 +47,7 @@ class Race:
 def race(p: Float[Tensor, " token"], k: int, step: float = 0.25) -> Race:
     """Quadrature for K draws without replacement from positive probabilities p.
 
-    The integrand falls at least like exp(-c tau) with c what the K - 1 most probable tokens leave of the mass.
+    The integrand falls at least like exp(-c tau), with c the probability of all but the K - 1 most probable tokens.
     """
     c = p.sort().values[: len(p) - k + 1].sum().item()
     first, last = -3.6, math.log((40 + 4 * k) / c)
@@ -80,8 +80,8 @@ def member_probability(
 ) -> Float[Tensor, "batch pos"]:
     """Posterior probability that token `current` is one of the K, at each position; nan where nothing is possible.
 
-    `log_member` and `log_other` are the logarithms of a and b given what was seen up to the position. They may only
-    change, from one position to the next, for tokens that are current at one of the two.
+    `log_member` and `log_other` are the logarithms of a and b given what was seen up to the position. From one position
+    to the next they may change only for tokens that are current at one of the two.
     """
     parts = [
         _marginal(race, *weights, block)
@@ -158,9 +158,9 @@ def _balance(
 ) -> tuple[Float[Tensor, "batch block pos token"], Float[Tensor, "batch block pos token"]]:
     """a and b on a scale that neither overflows nor loses the sets that matter.
 
-    Nothing changes in the posterior when all a of a block are divided by one number, or a and b of a token by another.
-    The first is the K-th largest a / b at the block's first position; by the second the larger of a and b is one.
-    The K tokens with the largest ratio then have weight one.
+    Two kinds of division leave the posterior unchanged: all a of a block by one number, and a and b of one token by
+    another. The first number is the K-th largest a / b at the block's first position. The second is chosen per token so
+    that the larger of a and b is one. The K tokens with the largest ratio then have weight one.
     """
     ratio = (log_member - log_other).nan_to_num(-math.inf, math.inf, -math.inf)
     first = ratio[:, :, :1]

@@ -1,8 +1,7 @@
 """Tasks by name. On the disk a task is its name and its settings; no code is stored, and none is imported by name.
 
 The settings are what `to_dict()` returns, or the fields of a dataclass that has no such method. In a file they stand
-beside the key `name`. A file without that key holds the in-context bigram task, as all files did before there were
-others, and that task is still written so.
+beside the key `name`. A file without that key holds the in-context bigram task, which is still written without it.
 """
 
 import json
@@ -34,7 +33,7 @@ _registered: dict[str, type] = {}
 
 
 def register(kind: Kind) -> Kind:
-    """Give a task class its name, `kind.name`. A decorator; a class that is defined again replaces itself.
+    """Decorator that registers a task class under `kind.name`. A class that is defined again replaces itself.
 
     >>> from dataclasses import dataclass
     >>> from typing import ClassVar

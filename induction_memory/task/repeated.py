@@ -5,7 +5,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 LENGTH = 64
-"""Tokens of the half that is repeated, when nothing else is said; fewer if the context is shorter."""
+"""Default number of tokens in the half that is repeated; fewer if the context is shorter."""
 
 
 def repeated_tokens(

@@ -28,16 +28,16 @@ BLOCK = 32  # steps of the chain whose random numbers are drawn at once
 
 @dataclass(frozen=True, eq=False)
 class Batch(AnyBatch):
-    """Sequences of the task: z_1..z_T as inputs, z_2..z_{T+1} as targets, and what is true of each.
+    """Sequences of the task: z_1..z_T as inputs, z_2..z_{T+1} as targets, with their triggers and outputs.
 
-    Groups: `in_context` (second and later occurrences of a trigger: the target stands in the context), `global` (no
-    trigger: the target is drawn from pi_b) and `first_occurrence` (a trigger seen for the first time: its output is not
+    Groups: `in_context` (second and later occurrences of a trigger: the target stands in the context), `global` (other
+    tokens: the target is drawn from pi_b) and `first_occurrence` (a trigger seen for the first time: its output is not
     known).
     """
 
     @property
     def counts(self) -> Int64[Tensor, "batch pos"]:
-        """0 where the input is no trigger of its sequence, n at the n-th occurrence of a trigger as input."""
+        """n at the n-th occurrence of a trigger as input, 0 at tokens that are not triggers of their sequence."""
         return self.latents["counts"]
 
     @property
@@ -57,7 +57,7 @@ class Batch(AnyBatch):
 
     @property
     def global_(self) -> Bool[Tensor, "batch pos"]:
-        """No trigger: the target is drawn from pi_b."""
+        """Tokens that are not triggers: the target is drawn from pi_b."""
         return self.groups["global"]
 
     @property
@@ -85,7 +85,7 @@ def with_counts(
 
 
 def step_rng(seed: int, step: int) -> np.random.Generator:
-    """The generator of training step `step`: a stream of its own, whatever was drawn at other steps.
+    """The generator of training step `step`: its own stream, independent of what was drawn at other steps.
 
     >>> step_rng(0, 5).integers(10, size=4)
     array([0, 2, 8, 8])
@@ -128,7 +128,7 @@ def make_batch(
     triggers: Int[Tensor | np.ndarray, "batch k"],
     outputs: Int[Tensor | np.ndarray, "batch k"],
 ) -> Batch:
-    """A Batch of given sequences, of any length, with the triggers and outputs they are said to have.
+    """A Batch of given sequences, of any length, with the given triggers and outputs.
 
     The sequences need not obey their triggers: a corrupted sequence is a batch too.
 
@@ -142,7 +142,7 @@ def make_batch(
     """
     given = {"tokens": tokens, "triggers": triggers, "outputs": outputs}
     arrays = {name: torch.as_tensor(value).to(torch.int64).clone().numpy() for name, value in given.items()}
-    require(arrays["tokens"].shape[1] >= 2, "tokens", "2 or more a sequence", arrays["tokens"].shape[1])
+    require(arrays["tokens"].shape[1] >= 2, "tokens", "2 or more per sequence", arrays["tokens"].shape[1])
     require(len(triggers) == len(tokens), "triggers", f"one row per sequence ({len(tokens)})", len(triggers))
     require(outputs.shape == triggers.shape, "outputs", f"shape {tuple(triggers.shape)}", tuple(outputs.shape))
     for name, array in arrays.items():
@@ -156,8 +156,8 @@ def make_batch(
 def from_text(task: BigramTask, text: str) -> Batch:
     """A batch of one sequence, the text: all but its last token as inputs, all but its first as targets.
 
-    The text is split as the task's vocabulary is (`text.py`). Its triggers are unknown: K = 0, and every position
-    counts as global.
+    The text is split into tokens of the task's vocabulary (`text.py`). Its triggers are unknown: K = 0, and every
+    position counts as global.
 
     >>> import induction_memory as im
     >>> batch = im.task.from_text(im.BigramTask(), "to be")
@@ -182,10 +182,10 @@ def race(
 def occurrence_counts(
     tokens: Int[np.ndarray, "batch pos"], is_trigger: Bool[np.ndarray, "batch pos"]
 ) -> Int[np.ndarray, "batch pos"]:
-    """n at the n-th occurrence of a token in its sequence, where `is_trigger` says it is one; 0 elsewhere.
+    """n at the n-th occurrence of a trigger in its sequence, 0 where `is_trigger` is false.
 
-    A stable sort of the triggers' places by token lines up the occurrences of each trigger in each sequence; the
-    n-th of such a run is the n-th occurrence.
+    A stable sort of the triggers' places by token puts the occurrences of each trigger in each sequence next to each
+    other, in order.
     """
     places = np.flatnonzero(is_trigger)
     token = tokens.ravel()[places]
@@ -202,7 +202,7 @@ def occurrence_counts(
 
 @lru_cache(maxsize=32)
 def _alias_tables(task: BigramTask) -> tuple[AliasTable, AliasTable]:
-    """The chain's table, with a row N + o for each output o that yields o alone, and that of pi_o."""
+    """The table of the chain, with an extra row N + o for each output o that yields only o, and the table of pi_o."""
     n = task.vocab_size
     return alias_table(np.concatenate([task.bigram, np.eye(n)])), alias_table(task.output_probabilities)
 
@@ -217,8 +217,8 @@ def _walk(
 ) -> tuple[Int[np.ndarray, "batch pos_plus_1"], Bool[np.ndarray, "batch pos"]]:
     """T steps of every chain: its T + 1 tokens, and which of the first T are triggers.
 
-    At this size a step costs what its calls and fresh memory cost. So the uniform numbers are drawn for a block of
-    steps at a time into memory that is used again, and each step is eight calls on one row of them.
+    At this size the time of a step goes into calls and memory allocation. So the uniform numbers are drawn for a block
+    of steps at a time, into memory that is used again, and each step is eight calls on one row of them.
     """
     n, batch = chain.size, first.size
     slot = np.arange(batch) * n

@@ -14,7 +14,7 @@ from induction_memory.errors import require
 
 
 def split(text: str, names: Sequence[str]) -> list[str]:
-    """The tokens of a text, as the names of the vocabulary are written; what fits no name is a token of its own.
+    """The tokens of a text, by the names of the vocabulary; a piece that fits no name is a token of its own.
 
     >>> split("abba", ["a", "b"]), split("the cat", ["cat", "the"]), split("the cat", ["cat", "the", " "])
     (['a', 'b', 'b', 'a'], ['the', 'cat'], ['the', ' ', 'cat'])

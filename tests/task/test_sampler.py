@@ -264,7 +264,7 @@ def test_bad_input_is_refused_in_one_line(unchecked):
         (lambda: step_rng(0, -1), "step: expected a whole number of 0 or more, got -1"),
         (lambda: from_text(task, "a"), "text: expected 2 or more tokens (an input and a target), got 'a'"),
         (lambda: from_text(task, "a#"), "text: expected tokens of the vocabulary"),
-        (lambda: make_batch(task, two[:, :1], none, none), "tokens: expected 2 or more a sequence, got 1"),
+        (lambda: make_batch(task, two[:, :1], none, none), "tokens: expected 2 or more per sequence, got 1"),
         (lambda: make_batch(task, two + 90, none, none), "tokens: expected ids of 0 to 16 (the vocabulary), got 90"),
         (lambda: make_batch(task, two, none[:0], none[:0]), "triggers: expected one row per sequence (1), got 0"),
         (lambda: make_batch(task, two, two, none), "outputs: expected shape (1, 2), got (1, 0)"),

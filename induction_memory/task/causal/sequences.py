@@ -52,7 +52,7 @@ def sample(task: Any, n: int, rng: np.random.Generator) -> Batch:
 
 
 def predictors(task: Any) -> dict[str, Predictor]:
-    """Candidates of growing knowledge. The frequencies of symbols are worse than uniform here, and left out."""
+    """Candidate predictors, the one that knows least first. A unigram predictor would be worse than the uniform one."""
     parents = torch.from_numpy(np.array(task.parents))
     chain = torch.arange(task.length) - 1
     S, alpha = task.symbols, task.alpha
@@ -66,7 +66,7 @@ def predictors(task: Any) -> dict[str, Predictor]:
 def along(
     tokens: Int[Tensor, "batch pos"], parents: Int[Tensor, " longest"], symbols: int, alpha: float
 ) -> Float[Tensor, "batch pos symbol"]:
-    """The reader's probabilities of a child of the current position, if these were the parents."""
+    """Probabilities of a child of the current position, for a reader who assumes these parents."""
     bad = tokens[(tokens < 0) | (tokens >= symbols)]
     require(len(bad) == 0, "tokens", f"ids of 0 to {symbols - 1} (the vocabulary)", bad[:1].tolist())
     require(tokens.shape[1] <= len(parents), "tokens", f"at most {len(parents)} positions", tokens.shape[1])
@@ -96,8 +96,8 @@ def sources(task: Any, batch: Batch) -> dict[str, Bool[Tensor, "batch query key"
 def other_children(task: Any, batch: Batch, rng: np.random.Generator) -> Pairs:
     """Another symbol at every position whose parent has the last position's symbol.
 
-    The query is the last position. Its target is a draw, so that no single symbol is right there: measure a change of
-    KL. A changed symbol may itself be a parent: the predictors read the corrupted sequence as it is.
+    The query is the last position. Its target is random, so no single symbol is right there: measure the change in KL.
+    A changed symbol may itself be a parent; the predictors read the corrupted sequence as it is.
     """
     n, T = batch.tokens.shape
     query = torch.full((n,), T - 1)

@@ -7,8 +7,8 @@ transition matrix of its own, with rows pi( . | s) ~ Dirichlet(alpha, ..., alpha
     z_i ~ pi( . | z_{p(i)}),        uniform if i has no parent.
 
 A position t that is asked has the target y ~ pi( . | z_t). In the paper only the last position is asked, and it has no
-parent. When all are asked, each has a target of its own that does not stand in the sequence. Roots are uniform, not
-drawn from the stationary distribution: they would be evidence on pi, and counts + alpha would no longer be the exact
+parent. When all are asked, each has its own target, which does not occur in the sequence. Roots are drawn uniformly. A
+root drawn from the stationary distribution would be evidence on pi, and counts + alpha would not be the exact
 posterior.
 """
 
@@ -139,7 +139,7 @@ class CausalGraph:
         return induction_head(T, S, before=parent, about="each position stores its parent")
 
     def variants(self) -> dict[str, "CausalGraph"]:
-        """`chain`: the same along a chain. `other graph`: along another random graph."""
+        """`chain`: the same task along a chain. `other graph`: the same task along another random graph."""
         other = replace(self, graph="random", graph_seed=self.graph_seed + 1)
         found = {"chain": replace(self, graph="chain"), "other graph": other}
         return {name: task for name, task in found.items() if not np.array_equal(task.parents, self.parents)}

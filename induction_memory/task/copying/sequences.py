@@ -48,7 +48,7 @@ def sample(task: Any, n: int, rng: np.random.Generator) -> Batch:
 
 
 def predictors(task: Any) -> dict[str, Predictor]:
-    """Candidates of growing knowledge."""
+    """Candidate predictors, from the one that knows least to the Bayes-optimal one."""
     return {
         "uniform": lambda tokens: _copied(task, tokens, torch.full_like(tokens, -1)),
         "shortcut": lambda tokens: _copied(task, tokens, middle(task, tokens)),
@@ -73,7 +73,7 @@ def after_first(task: Any, tokens: Int[Tensor, "batch pos"]) -> Int[Tensor, "bat
 def _copied(
     task: Any, tokens: Int[Tensor, "batch pos"], place: Int[Tensor, "batch pos"]
 ) -> Float[Tensor, "batch pos output"]:
-    """One at the token that stands in the place; equal shares where there is no place, or a trigger in it."""
+    """Probability one for the token at that place; uniform where there is no place, or a trigger stands there."""
     bad = tokens[(tokens < 0) | (tokens >= task.n_inputs)]
     require(len(bad) == 0, "tokens", f"ids of 0 to {task.n_inputs - 1} (the vocabulary)", bad[:1].tolist())
     found = tokens.gather(1, place.clamp(min=0))

@@ -122,7 +122,7 @@ class Copying:
         return induction_head(T, self.n_inputs, self.n_outputs, matched=matched) | {"shortcut": shortcut}
 
     def variants(self) -> dict[str, "Copying"]:
-        """`elsewhere`: the output is not in the middle. `other spans`: l of the values in between."""
+        """`elsewhere`: the output is not in the middle. `other spans`: values of l between the training spans."""
         largest = max(self.spans) if self.longest is None else self.longest
         found: dict[str, Copying] = {}
         if self.placement != "elsewhere" and any(self.spans):

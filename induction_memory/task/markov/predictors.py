@@ -4,8 +4,8 @@ The m-gram reader counts what followed earlier occurrences of the last m - 1 sym
 
     p(z_{t+1} = j | z_1..z_t) = (N_t(c, j) + alpha) / (N_t(c) + S alpha),
 
-and says 1/S where there is no such context yet. For m = n + 1 this is the exact posterior mean of P(j | c) under the
-Dirichlet prior. A reader who knows the pool of M chains weighs them by their likelihood,
+and says 1/S for a context that has not occurred before. For m = n + 1 this is the exact posterior mean of P(j | c)
+under the Dirichlet prior. A reader who knows the pool of M chains weighs them by their likelihood,
 
     p(z_{t+1} = j | z_1..z_t) = sum_k w_k P_k(j | c),        w_k proportional to prod over i <= t of P_k(z_i | context),
 
@@ -26,7 +26,7 @@ from induction_memory.task.protocol import Predictor
 
 
 def predictors(task: Any) -> dict[str, Predictor]:
-    """Candidates of growing knowledge; the last is Bayes-optimal."""
+    """Candidate predictors, from the one that knows least to the Bayes-optimal one."""
     S, n = task.symbols, task.order
     found: dict[str, Predictor] = {
         f"{m}-gram": partial(gram, m=m, symbols=S, alpha=task.alpha) for m in range(1, n + 2)
@@ -54,7 +54,7 @@ def memorised(
 ) -> Float[Tensor, "batch pos symbol"]:
     """The prediction of a reader who knows that the chain is one of these, each as likely as the others.
 
-    Of order 0, a chain is one row: every symbol is evidence, and the prediction is the same after every context.
+    A chain of order 0 is one row: every symbol is evidence, and the prediction is the same after every context.
     """
     S = chains.shape[-1]
     _require_symbols(tokens, S)
@@ -79,8 +79,8 @@ def stationary(
 ) -> Float[Tensor, "chain symbol"]:
     """How often each symbol occurs in the long run.
 
-    The transition matrix between contexts is squared until it no longer changes: 2^rounds steps of the chain, averaged
-    over two successive ones, so that a chain that alternates has its frequencies too.
+    The transition matrix between contexts is squared `rounds` times, which takes 2^rounds steps. The chain is made lazy
+    first (it stays in place with probability 1/2), so that chains that alternate converge too.
     """
     M, contexts, S = chains.shape
     here = torch.arange(contexts)

@@ -1,6 +1,6 @@
 """Sequences of the Markov chains, all of a batch at once (model in `task.py`).
 
-A context z_{t-n+1}..z_t has the number sum_i z_{t-i} S^i: the current symbol counts most in the lowest digit.
+A context z_{t-n+1}..z_t has the number sum_i z_{t-i} S^i: the current symbol is its lowest digit.
 """
 
 from dataclasses import replace
@@ -52,7 +52,7 @@ def sample(task: Any, n: int, rng: np.random.Generator) -> Batch:
 def other_successors(task: Any, batch: Batch, rng: np.random.Generator) -> Pairs:
     """Another symbol after every earlier occurrence of the query's context, the same shift for a whole sequence.
 
-    The query is the last position. No single symbol is right there: measure a change of KL.
+    The query is the last position. No single symbol is right there: measure the change in KL.
     """
     n, T = batch.tokens.shape
     query = torch.full((n,), T - 1)

@@ -6,8 +6,8 @@ Each sequence has a chain of its own. Its first n symbols are uniform, and then
     p(z_{t+1} = j | z_1..z_t) = P(j | z_{t-n+1}..z_t),        each row P( . | context) ~ Dirichlet(alpha, ..., alpha).
 
 With a pool, M chains are drawn once, and each sequence takes one of them at random: a model can then memorise the pool
-or infer the chain from the context. The first symbols are not drawn from the chain's stationary distribution: they
-would be evidence on the chain, and counts + alpha would no longer be the exact posterior.
+or infer the chain from the context. First symbols drawn from the chain's stationary distribution would be evidence on
+the chain, and counts + alpha would not be the exact posterior. That is why they are uniform.
 """
 
 from collections.abc import Callable
@@ -60,7 +60,7 @@ class MarkovChains:
     alpha: float = 1.0
     """Concentration of the Dirichlet prior of each row."""
     pool: int | None = None
-    """M, the number of chains there are; drawn anew for each sequence when not given."""
+    """M, the number of chains in the pool; without it each sequence draws a new chain."""
     pool_seed: int = 0
     """Which pool."""
     soft_targets: bool = False

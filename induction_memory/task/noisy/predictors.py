@@ -5,9 +5,9 @@
     p(z_{t+1} = j | z_1..z_t) = P_t(i) [ p 1{j = tau} + (1 - p) p_o(j) ] + (1 - P_t(i)) pi_b(j | i),
 
 where p_o is the token other than tau that followed i before, and pi_o( . | i) if there was none. The evidence on a
-token i are its successors s_1, s_2, ... up to z_t: a trigger gives each tau the likelihood p, the first other one
-(1 - p) pi_o(s | i), and each later one (1 - p) if it is the same and 0 if it is not. Fixed triggers are known: P_t(i)
-is one or zero, whatever was seen.
+token i is the list of its successors s_1, s_2, ... up to z_t. If i is a trigger, each tau among them has likelihood p,
+the first other successor s has (1 - p) pi_o(s | i), and each later one has (1 - p) if it equals s and 0 otherwise.
+Fixed triggers are known in advance, so P_t(i) is always one or zero.
 """
 
 from typing import Any
@@ -24,10 +24,11 @@ from induction_memory.task.protocol import Predictor
 
 
 def predictors(task: Any) -> dict[str, Predictor]:
-    """Candidates of growing knowledge.
+    """Candidate predictors, from the one that knows least to the Bayes-optimal one.
 
     `unigram` knows how often each token is a target, if outputs were drawn anew at each occurrence. `distribution only`
-    knows the current token: the noise and pi_o after a trigger (with the prior that it is one), pi_b after another.
+    knows the current token alone. It predicts noise and pi_o after a trigger, pi_b after other tokens, weighted by the
+    prior probability that the token is a trigger.
     """
     chain = distribution_only(task)
     first = torch.zeros(task.n_inputs, dtype=torch.float64)
@@ -49,7 +50,7 @@ def distribution_only(task: Any) -> Float[Tensor, "vocab vocab"]:
 
 
 def conditionals(task: Any) -> tuple[Float[Tensor, "vocab vocab"], Float[Tensor, "vocab vocab"]]:
-    """The next token after a trigger of unknown output, and after a token that is none; row = current token."""
+    """The next token after a trigger of unknown output, and after any other token; row = current token."""
     base, tau, n = task.bigrams, task.noise_token, task.n_inputs
     trigger, other = (torch.zeros(n, n, dtype=torch.float64) for _ in range(2))
     trigger[:tau, :tau] = (1 - task.noise) * torch.from_numpy(np.array(base.output_probabilities))
@@ -77,7 +78,7 @@ def bayes(task: Any, tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch p
 def posterior(
     task: Any, tokens: Int[Tensor, "batch pos"], known: Int[Tensor, "batch pos"]
 ) -> Float[Tensor, "batch pos"]:
-    """P_t(z_t). `known` is the output that each token is seen to have, -1 for none."""
+    """P_t(z_t). `known` is the output seen so far after each token, -1 if there was none."""
     n, tau = task.n_inputs, task.noise_token
     pi_q = torch.zeros(n, dtype=torch.float64)
     pi_q[:tau] = torch.from_numpy(np.array(task.bigrams.trigger_probabilities))

@@ -55,7 +55,7 @@ def sample(task: Any, n: int, rng: np.random.Generator) -> Batch:
 
 @lru_cache(maxsize=8)
 def _tables(base: Any) -> tuple[AliasTable, AliasTable]:
-    """The chain's table, with pi_u as the row of the noise token, and that of pi_o."""
+    """The table of the chain, with pi_u as the row of the noise token, and the table of pi_o."""
     return alias_table(np.concatenate([base.bigram, base.unigram[None]])), alias_table(base.output_probabilities)
 
 

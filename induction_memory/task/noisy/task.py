@@ -7,9 +7,9 @@ the output is replaced by a noise token tau with probability p:
     p(z_{t+1} = j | z_t = i) = (1 - p) 1{j = o_k} + p 1{j = tau} if i = q_k,    pi_u(j) if i = tau,    pi_b(j | i) else.
 
 The noise is a token of its own, the last of the vocabulary: nothing else leads to it, and after it the chain starts
-again from pi_u. That a trigger is followed by tau is an association of the training distribution; the output can only
-be read from the context. The clean twin (p = 0) tells which of the two a part of a model serves. At p = 0.5 noise and
-output are equally likely and accuracy means nothing: choose p below.
+again from pi_u. That a trigger is followed by tau is an association of the training distribution, while the output can
+only be read from the context. The clean twin (p = 0) shows which of the two a part of a model serves. Choose p below
+0.5: at 0.5 noise and output are equally likely and accuracy means nothing.
 """
 
 from collections.abc import Callable
@@ -105,9 +105,9 @@ class NoisyTriggers:
 
     @cached_property
     def bigram(self) -> Float[np.ndarray, "token next"]:
-        """What follows a token without regard to the context: pi_b, pi_u after the noise token.
+        """The next token given the current one alone: pi_b, and pi_u after the noise token.
 
-        The row of a fixed trigger holds the noise token with probability p, and pi_o with 1 - p.
+        The row of a fixed trigger is the noise token with probability p and pi_o with probability 1 - p.
         """
         n, tau = self.n_inputs, self.noise_token
         table = np.zeros((n, n))

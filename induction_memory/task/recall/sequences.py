@@ -47,7 +47,7 @@ def sample(task: Any, n: int, rng: np.random.Generator) -> Batch:
 
 
 def predictors(task: Any) -> dict[str, Predictor]:
-    """Candidates of growing knowledge."""
+    """Candidate predictors, from the one that knows least to the Bayes-optimal one."""
     facts = torch.nn.functional.one_hot(torch.from_numpy(np.array(task.facts)), task.n_outputs).to(torch.float64)
     facts = torch.cat([facts, facts.mean(0, keepdim=True)])  # the last subject: not known
     facts = torch.cat([facts, facts.mean(1, keepdim=True)], 1)  # the last relation: not known
@@ -70,7 +70,7 @@ def is_part(task: Any, tokens: Int[Tensor, "batch pos"], part: Part) -> Bool[Ten
 
 
 def _seen(task: Any, tokens: Int[Tensor, "batch pos"], part: Part) -> Int[Tensor, "batch pos"]:
-    """The number of the subject or relation that stands at or before each position; the count of them for none."""
+    """The number of the subject (or relation) at or before each position; S (or R) if there is none yet."""
     bad = tokens[(tokens < 0) | (tokens >= task.n_inputs)]
     require(len(bad) == 0, "tokens", f"ids of 0 to {task.n_inputs - 1} (the vocabulary)", bad[:1].tolist())
     mask = is_part(task, tokens, part)
@@ -95,7 +95,7 @@ def _place(task: Any, tokens: Int[Tensor, "batch pos"], part: Part) -> Int[Tenso
 
 
 def other_fact(task: Any, part: Part, batch: Batch, rng: np.random.Generator) -> Pairs:
-    """Another subject, or relation, whose answer is another; sequences for which there is none are left out."""
+    """Another subject, or relation, with another answer; sequences for which none exists are left out."""
     facts = torch.from_numpy(np.array(task.facts))
     subject, relation = batch.latents["subject"], batch.latents["relation"]
     answers = facts[:, relation].T if part == "subject" else facts[subject]
