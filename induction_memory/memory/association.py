@@ -1,6 +1,6 @@
 """What a matrix associates (Section 4.1): the one type that recall, edits and the ideal memory all read.
 
-A matrix W holds the pair (u_i, v_j) as strongly as it scores it:
+A matrix W stores the pair (u_i, v_j) with the strength of its score:
 
     score of (i, j) = v_j^T W u_i,      the ideal memory W_* = sum over i, j of ideal_ji v_j u_i^T   (equation 3)
 
@@ -61,7 +61,7 @@ class Association:
     input_names: tuple[str | int, ...] = ()
     """Tokens or positions, counted from 1, of the inputs."""
     output_names: tuple[str | int, ...] = ()
-    """The same for the outputs."""
+    """Tokens or positions, counted from 1, of the outputs."""
 
     @cached_property
     def scores(self) -> Float[Tensor, "*lead j i"]:
@@ -177,7 +177,9 @@ def matching(
     allowed: Bool[Tensor, "j i"] | None = None,
     name: str = "W",
 ) -> Association:
-    """The association of input i with output targets[i], or with output i; -1 for an input that has no partner.
+    """The association of input i with output targets[i], or with output i if no targets are given.
+
+    A target of -1 means that the input has no partner.
 
     >>> matching(torch.eye(3), torch.eye(3), torch.eye(3), name="identity").targets
     tensor([0, 1, 2])

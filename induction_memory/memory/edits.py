@@ -3,11 +3,11 @@
 W scores the pair (u, v) as v^T W u. Among all changes that give the pairs (u_k, v_k) the scores s_k, the smallest is a
 sum of their outer products,
 
-    W' = W + sum_k c_k v_k u_k^T,    G c = s - (v_k^T W u_k)_k,    G_kl = (v_k . v_l)(u_k . u_l),
+    W' = W + sum_k c_k v_k u_k^T,    G c = s - (v_k^T W u_k)_k,    G_kl = (v_k . v_l)(u_k . u_l).
 
-for one pair the rank-one edit W + (s - v^T W u) v u^T / (|v|^2 |u|^2). Erasing is s = 0, inserting s > 0, swapping two
-associations sets four scores. With every pair of the ideal memory, W' at s = 0 is W projected off the span of the
-v_k u_k^T, and W - W' = P W is its projection onto it: the paper's sum_k alpha_k v_k u_k^T with the alphas that W has.
+For one pair this is the rank-one edit W + (s - v^T W u) v u^T / (|v|^2 |u|^2). Erasing is s = 0, inserting s > 0, and
+swapping two associations sets four scores. If all pairs of the ideal memory are erased, W - W' = P W is the projection
+of W onto the span of the v_k u_k^T: the paper's sum_k alpha_k v_k u_k^T, with alphas measured on W.
 Where the ideal pairs are all pairs of some inputs with some outputs (W_F), P W = B B^T W A A^T, with A and B
 orthonormal bases of the two sets.
 
@@ -35,7 +35,7 @@ def pair_scores(a: Association, pairs: Int[Tensor, "pair side"]) -> Float[Tensor
 
 
 def strength(a: Association) -> Float[Tensor, "*lead"]:
-    """How strongly a pair of the ideal memory is stored: mean score, weighted by what should be stored positively."""
+    """How strongly ideal pairs are stored: their mean score, weighted by the positive part of the ideal strength."""
     pairs = a.pairs
     weight = a.ideal[pairs[:, 1], pairs[:, 0]].clamp(min=0).to(a.W)
     return (pair_scores(a, pairs) * weight).sum(-1) / weight.sum()
@@ -122,7 +122,7 @@ def cosine(A: Float[Tensor, "*#lead m n"], B: Float[Tensor, "*#lead m n"]) -> Fl
 
 
 def where_finite(function: Callable[[Tensor], Tensor], W: Float[Tensor, "*lead m n"]) -> Shaped[Tensor, "..."]:
-    """`function` of each matrix; nan for one that is not finite, which would make the decomposition of all fail."""
+    """`function` of each matrix; nan for a matrix that is not finite, which would make the whole batch fail."""
     finite = W.isfinite().all(-1).all(-1)
     value = function(W.masked_fill(~finite[..., None, None], 0.0))
     return value.masked_fill(~finite.reshape(finite.shape + (1,) * (value.dim() - finite.dim())), torch.nan)

@@ -7,7 +7,7 @@ interference of a linear memory is gone as long as b separates. The inputs may b
 
     u_I = 1/sqrt|I| * sum over i in I of u_i,
 
-which a linear memory cannot map to an embedding of their own: W u_{i, j} is always W u_i + W u_j.
+which a linear memory cannot map to a separate output: W u_{i, j} is always proportional to W u_i + W u_j.
 """
 
 import torch

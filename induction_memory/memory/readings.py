@@ -104,7 +104,7 @@ def target_scores(a: Association) -> Float[Tensor, "*lead n"]:
 def best_rival(a: Association) -> Float[Tensor, "*lead n"]:
     """The largest score of each item with a rival; nan if one of them is nan.
 
-    Minus infinity is added to what does not compete: a sum over the table is quicker than any choice in it.
+    Minus infinity is added to the scores that do not compete: adding to the table is faster than selecting from it.
     """
     penalty = torch.zeros_like(a.rivals, dtype=a.table.dtype).masked_fill(~a.rivals, -torch.inf)
     return (a.table + penalty).amax(-1)
