@@ -18,7 +18,7 @@ LINES = {
 
 
 def arbitration_figure(tables: Mapping[str, pd.DataFrame]) -> Figure:
-    """One panel per run, of tables as `probes.arbitration` gives them; bands are 95 % intervals over sequences."""
+    """One panel per run, from tables that `probes.arbitration` returns; bands are 95 % intervals over sequences."""
     require(len(tables) > 0, "tables", "at least one run", "none")
     figure = Figure(figsize=(1 + 4.2 * len(tables), 3.6), layout="constrained")
     panels = figure.subplots(1, len(tables), squeeze=False, sharey=True)[0]

@@ -9,7 +9,7 @@ COLOURS = ("#2f6fb3", "#c8503c", "#3f8f5b", "#8a5aa8", "#b8860b", "#555555")
 
 
 def calibration_figure(table: pd.DataFrame, title: str = "") -> Figure:
-    """One line per n_beta over the step size, of a table as `calibrate` gives it.
+    """One line per n_beta over the step size, from the table that `calibrate` returns.
 
     Bars are 95 % intervals over chains. A full marker is on the plateau. A cross at the lower edge is a setting whose
     chains diverged.

@@ -18,7 +18,7 @@ COLOURS = {
     "W_K1_first64": "#7b4fa3",
     "W_F_kl": "#2f6fb3",
 }
-"""One colour a memory, in every figure."""
+"""One colour per memory, the same in every figure."""
 
 LABELS = {
     "W_O2": r"$W_O^2$",
@@ -32,12 +32,12 @@ LABELS = {
 RECALLS = ("W_O2", "W_K2", "W_K1", "W_K1_first64")
 """The recall probes that the paper draws."""
 SHARE = (-0.02, 1.03)
-"""The axis of an accuracy or a recall: lines at 0 and at 1 are seen whole."""
+"""Limits of the axis of an accuracy or a recall, wide enough to show lines at 0 and at 1 in full."""
 
 
 @runtime_checkable
 class RunCurves(Protocol):
-    """What is known of one run through training."""
+    """What was measured on one run during training."""
 
     @property
     def metrics(self) -> pd.DataFrame:

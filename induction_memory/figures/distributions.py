@@ -1,8 +1,8 @@
 """Figures 4, 5 and 6: what the distribution of triggers and outputs does to learning.
 
-Figure 4 sets the loss on global tokens against that on in-context ones, training outputs against test outputs, and the
-recall of the induction head's memories against the divergence of W_F from the bigrams; Figures 5 and 6 draw the recalls
-of the same experiments, with one panel per memory. A setting has one colour in all of them.
+Figure 4 compares the loss on global tokens with the loss on in-context ones, training outputs with test outputs, and
+the recall of the induction head's memories with the divergence of W_F from the bigrams. Figures 5 and 6 draw the
+recalls of the same experiments, with one panel per memory. A setting has one colour in all of them.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,7 @@
 """Figure 3: the induction head alone, with some matrices frozen at first.
 
-A column an experiment: in-context accuracy above, recall of each memory below. Over several seeds the line is the mean
-and the band the range.
+One column per experiment: in-context accuracy above, recall of each memory below. Over several seeds the line is the
+mean and the band the range.
 """
 
 from collections.abc import Mapping, Sequence

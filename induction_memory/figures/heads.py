@@ -23,7 +23,7 @@ INK = "#1f2328"
 
 
 def role_map(roles: pd.DataFrame, title: str = "") -> Figure:
-    """Heads down, runs across; the colour is the role, its depth the confidence, the number the share of the layer."""
+    """One row per head, one column per run. Colour: role; its depth: confidence; number: share of the layer."""
     runs, heads = _listed(roles, "run"), _listed(roles, "head")
     size = (1.6 + 0.95 * len(runs), 1.1 + 0.42 * len(heads))
     figure = Figure(figsize=(max(size[0], 4.5), size[1]), layout="constrained")
@@ -138,7 +138,7 @@ def over_training(shares: pd.DataFrame, routes: Sequence[tuple[str, int, str]]) 
 
 
 def mediation(table: pd.DataFrame, title: str = "") -> Figure:
-    """Sources down, paths across: the effect of each path in logits."""
+    """One row per source, one column per path: the effect of each path in logits."""
     own = table.loc[(table["path"] != "rest").to_numpy()]
     own = own.assign(column=[_path_name(row) for row in own.to_dict("records")])
     sources, columns = _listed(own, "source"), _listed(own, "column")
@@ -157,7 +157,7 @@ def mediation(table: pd.DataFrame, title: str = "") -> Figure:
 
 
 def _intervals(axes: Axes, table: pd.DataFrame, measures: Sequence[str]) -> None:
-    """Roles along the axis; one point with its interval a measure."""
+    """Roles along the axis; one point with its interval per measure."""
     roles = _listed(table, "role")
     for i, measure in enumerate(measures):
         own = table.loc[(table["measure"] == measure).to_numpy()]

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from induction_memory.errors import require
 
 CAP = 1.5
-"""Times the largest distance at the first step: above it the axis ends, whatever a confident model does."""
+"""The axis ends at this multiple of the median distance at the first step, or where the closest predictor needs it."""
 
 
 @runtime_checkable

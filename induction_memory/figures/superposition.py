@@ -15,9 +15,9 @@ from torch import Tensor
 from induction_memory.errors import require
 
 COLOURS = {"w_E": "#dbe9f6", "p": "#e2f2e1", "w_1": "#f8dcd6", "w_2": "#efe0f5"}
-"""By the outermost map."""
+"""Colour of a box by the outermost map of its embedding."""
 SHOWN = 3
-"""Boxes per stream, the largest coefficients, those of the newest layer first."""
+"""Boxes drawn per stream: the largest coefficients, with those of the newest layer first."""
 HEIGHT, BOX = 1.7, 0.3
 
 
@@ -29,7 +29,7 @@ def superposition_figure(
     *,
     least: float = 0.25,
 ) -> Figure:
-    """The drawing, of a table as `probes.superposition` gives it and the attention of each layer.
+    """The drawing, from a table that `probes.superposition` returns and the attention of each layer.
 
     Coefficients and attention weights below `least` are left out.
     """

@@ -13,7 +13,7 @@ MEASURED, PREDICTED, PRINTED, OTHER = "#2f6fb3", "#c8503c", "#8a8a8a", "#2a9d4a"
 
 
 def draw(name: str, tables: Tables) -> Figure | None:
-    """The picture of a check, or None for one that is told by its rows alone."""
+    """The picture of a check, or None if the check has only a table."""
     return PICTURES[name](tables) if name in PICTURES else None
 
 
@@ -149,7 +149,7 @@ def _accuracy(tables: Tables) -> Figure:
 
 
 def _bars(axes: Axes, table: pd.DataFrame, label: str, group: str) -> None:
-    """Accuracy of each labelled row, a colour each group."""
+    """Accuracy of each labelled row, with one colour per group."""
     groups = table[group].unique()
     rows = table[label].unique()
     for place, (value, colour) in enumerate(zip(groups, (MEASURED, OTHER, PREDICTED), strict=False)):
