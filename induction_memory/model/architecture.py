@@ -2,11 +2,11 @@
 
     Architecture.of(HookedTransformerConfig(n_layers=3, act_fn="gelu", positional_embedding_type="rotary", ...))
 
-`ModelConfig` has the architectures of the paper, this class all others. Both have the same attributes: sizes, the
-parameters with their shapes, and what learns. Here a parameter has one name, TransformerLens's: `blocks.0.attn.W_K`.
+`ModelConfig` describes the architectures of the paper, this class all others. Both have the same attributes: sizes, the
+parameters with their shapes, and which of them learn. Parameters go by TransformerLens's names: `blocks.0.attn.W_K`.
 
-Every field of TransformerLens's configuration is kept, except those that are about one process or about text: where the
-model is, the seed of its initialisation (the run's own `init_seed` counts), and its tokenizer.
+Every field of TransformerLens's configuration is kept, except those about one process or about text: the device, the
+seed of the initialisation (the run's own `init_seed` is used), and the tokenizer.
 """
 
 import math
@@ -30,7 +30,7 @@ FIXED: dict[str, Any] = {
     "dtype": "float32",
     "n_devices": 1,
 }
-"""Fields that are the same for every model here."""
+"""Fields that have one value for every model of this package."""
 
 
 @field_docs
@@ -52,7 +52,7 @@ class Architecture:
 
     @classmethod
     def of(cls, given: Any) -> "Architecture":
-        """The architecture of a HookedTransformerConfig, or of a HookedTransformer that is as its configuration says.
+        """The architecture of a HookedTransformerConfig, or of a HookedTransformer that matches its configuration.
 
         A model with hooks, or with modules of its own, is refused: they could not be made again from a file.
         """
@@ -109,7 +109,7 @@ class Architecture:
 
     @property
     def feed_forward(self) -> Literal["none", "other"]:
-        """Whether there are feed-forwards; `other` than those of the paper's models."""
+        """`other` if there are feed-forwards, which are not those of the paper's models."""
         return "none" if self["attn_only"] else "other"
 
     @property
@@ -133,7 +133,7 @@ class Architecture:
 
     @property
     def parameters(self) -> dict[str, str]:
-        """Every parameter's name, twice: there is no other name for it."""
+        """Every parameter's name -> the same name, because there is only one."""
         return {name: name for name, _ in _shapes(self.settings)}
 
     @property
@@ -146,7 +146,7 @@ class Architecture:
         return replace(self, frozen=())
 
     def freezing(self, names: Sequence[str]) -> "Architecture":
-        """The same architecture in which these parameters, or all those of these modules, never learn as well."""
+        """The same architecture with these parameters, or all parameters of these modules, frozen too."""
         held = frozen_parameters(names, self.parameters)
         return replace(self, frozen=tuple(n for n in self.parameters if n in held or n in self.frozen))
 
@@ -183,7 +183,7 @@ def model_from_dict(values: Mapping[str, Any]) -> AnyModel:
 
 
 def freeze(model: AnyModel, names: Sequence[str]) -> AnyModel:
-    """The model in which these parameters, or all those of these modules, never learn.
+    """The model with these parameters, or all parameters of these modules, frozen.
 
     >>> freeze(ModelConfig(d_model=8), ["blocks.0"]).trained_names
     ('W_K2', 'W_O2', 'W_F')
@@ -196,7 +196,7 @@ def freeze(model: AnyModel, names: Sequence[str]) -> AnyModel:
 
 
 def frozen_parameters(names: Sequence[str], known: Sequence[str] | Mapping[str, Any]) -> frozenset[str]:
-    """The parameters that the names stand for: each a parameter's or a module's."""
+    """The parameters that the names stand for. A name is that of a parameter or of a module."""
     listed = isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)
     require(listed, "frozen", "a list of names", repr(names))
     found: set[str] = set()

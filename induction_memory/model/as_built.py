@@ -1,7 +1,7 @@
-"""Whether a model still is what `build` made of its configuration.
+"""Whether a model is still as `build` made it from its configuration.
 
 The hand-written forward of `training/fast` runs on weights and configuration, so it may take a model only if nothing
-else decides what the model computes. Compared with a fresh model of the same configuration, by complete lists:
+else decides what the model computes. These are compared with a fresh model of the same configuration:
 
     every module       its name, its exact type, its plain attributes (act_fn, attn_scale ...) and its buffers
     the configuration  every field of TransformerLens's configuration that a forward pass can read
@@ -28,7 +28,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 
 def departure(model: nn.Module) -> str | None:
-    """In what a model differs from what `build` makes; None if it does not."""
+    """How a model differs from what `build` makes; None if it does not."""
     config = getattr(model, "model_config", None)
     if isinstance(config, Architecture):
         return "the model has a configuration of its own, not a ModelConfig"
@@ -38,7 +38,7 @@ def departure(model: nn.Module) -> str | None:
 
 
 def departure_from(model: nn.Module, expected: nn.Module) -> str | None:
-    """In what a model differs from a fresh one of its configuration, beside its weights; None if it does not."""
+    """How a model differs, apart from its weights, from a fresh one of its configuration; None if it does not."""
     settings, built = vars(model.cfg), vars(expected.cfg)
     for name in sorted((settings.keys() | built.keys()) - _ABOUT_TOKENS_AND_INITIALISATION):
         if settings.get(name) != built.get(name):
@@ -81,7 +81,7 @@ def _module_departure(module: nn.Module, built: nn.Module, whole: bool) -> str |
 
 
 def _attributes(module: nn.Module) -> dict[str, Any]:
-    """Plain attributes. A hook point's are its hooks, which are looked for among the hooks."""
+    """Plain attributes; none for a hook point, whose attributes are its hooks and are compared as hooks."""
     if type(module).__name__ == "HookPoint":
         return {}
     return {name: value for name, value in vars(module).items() if not name.startswith("_")}

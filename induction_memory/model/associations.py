@@ -5,13 +5,14 @@
     W_K2            W_K2     keys Phi_1 w_E(k)   queries w_E(k)   k -> k, k a trigger           query
     W_O2            W_O2     W_V2 w_E(k)         w_U(k)           k -> k                        input
     W_O2_spurious   W_O2     W_V2 Phi_1 w_E(k)   w_U(k)           k -> k                        input
-    W_F             W_F      w_E(k)              w_U(j)           k -> j, k no fixed trigger    input
+    W_F             W_F      w_E(k)              w_U(j)           k -> j, k not a fixed trigger input
 
 The ideal pairs are the task's (`Task.associations`, `task/ideals.py`); those above are for in-context bigrams. Without
 a task they are t-1 -> t and k -> k. A trigger is a token of the support of pi_q: of the set Q if triggers are fixed,
 any token that can be drawn if they are random. Recall of W_K2 asks for every token, also for those that are not stored
-in the ideal memory. `W_K2_triggers` restricts both sides to Q, as the authors do for fixed triggers. W_O2_spurious is
-what the theory expects to be stored beside W_O2 (Appendix B). `memory_names.py` lists the variants of each name.
+in the ideal memory. `W_K2_triggers` restricts both sides to Q, as the authors do for fixed triggers. W_O2_spurious
+holds the pairs that the theory expects in W_O2 besides the ideal ones (Appendix B). `memory_names.py` lists the
+variants.
 
 Several heads are never added up: W_K1 and W_O2 have one matrix per head, W_K2 and W_O2_spurious one table per pair
 `L1H3>L2H1`, layer-1 head 3 whose output layer-2 head 1 reads.
@@ -62,8 +63,8 @@ def associate(
     """The memory `what` of a model or of (stacked) weights; its leading axes are step, then the heads.
 
     `bare=True` keeps the stored parameter as W and moves W_Q and the LayerNorms' linear part into the embeddings, so
-    that an edit can be written back (`written`). W_K2's keys are then those that one layer-1 head writes: `through`, or
-    the one that carries the information (`carrier`).
+    that an edit can be written back (`written`). W_K2's keys are then what one layer-1 head writes: `through`, or the
+    head that carries the information (`carrier`).
     """
     m = source if isinstance(source, Memories) else Memories(weights_of(source))
     require(not bare or what in MEMORIES, "memory", f"one of {', '.join(MEMORIES)}", repr(what))
@@ -106,9 +107,9 @@ def parameter_of(memory: str, weights: Mapping[str, Tensor]) -> str:
 def carrier(source: Any, task: Task | None = None, *, head: str | None = None) -> str:
     """The layer-1 head through which the previous token reaches W_K2's keys.
 
-    It is the head with the clearest signal: the largest signal to interference of the ideal pairs, as a mean over all
-    layer-2 heads or for one `head` of them. Recall would mislead: where layer-2 heads share the work, each recalls few
-    tokens, and chance decides which layer-1 head comes out best.
+    It is the head with the largest signal-to-interference ratio of the ideal pairs, averaged over all layer-2 heads or
+    taken for one `head`. Recall would mislead: where layer-2 heads share the work, each recalls few tokens, and chance
+    decides which layer-1 head comes out best.
     """
     a = associate(source, "W_K2", task=task)
     clear = signal_to_interference(replace(a, asked=None))[-1].nan_to_num(-torch.inf)  # [earlier, head]
@@ -120,14 +121,14 @@ def carrier(source: Any, task: Task | None = None, *, head: str | None = None) -
 
 
 def required(task: Task | None) -> Task:
-    """The task, or the reason why something cannot be measured without it."""
+    """The task; without one, an error that says why it is needed."""
     if task is None:
         raise UnsupportedError("needs the task (pass task=...), a model alone does not say it")
     return task
 
 
 def fact(task: Task | None, name: str, what: str) -> Any:
-    """An attribute that only some tasks have, or the reason why this one cannot be asked."""
+    """An attribute that only some tasks have; for others, an error that says what is missing."""
     if not hasattr(required(task), name):
         raise UnsupportedError(f"needs {what}, the task {required(task).name!r} has none")
     return getattr(task, name)
@@ -186,7 +187,7 @@ def _labelled(
 
 
 def _ideal(task: Task | None, matrix: str) -> Ideal:
-    """What the task says that a matrix would store, or the reason why there is none."""
+    """What the task says that a matrix would store; an error if it says nothing."""
     offered = ask(required(task), "associations")
     if matrix not in offered:
         raise UnsupportedError(f"needs a task that names what {matrix} stores, {required(task).name!r} does not")
@@ -194,7 +195,7 @@ def _ideal(task: Task | None, matrix: str) -> Ideal:
 
 
 def token_names(task: Task, outputs: bool = True) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Names of the tokens that are read, and of the outputs (or again of the tokens); numbers where there are none."""
+    """Names of input tokens and of outputs (of input tokens again without `outputs`); numbers if there are no names."""
     try:
         read, said = ask(task, "labels")
     except NotOfferedError:

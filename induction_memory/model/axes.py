@@ -13,7 +13,7 @@ from induction_memory.model.memories import Memories
 
 
 def layers_of(*names: str) -> tuple[int, ...]:
-    """The layers whose heads the named matrices and embeddings have, in order; W_F has no heads."""
+    """The layers whose head axes the named matrices and embeddings have, in order; W_F has none."""
     found = {int(n) for name in names for n in re.findall(r"(?:W_[KVO]|Phi_)(\d+)", name)}
     return tuple(sorted(found))
 
@@ -21,7 +21,7 @@ def layers_of(*names: str) -> tuple[int, ...]:
 def spread(
     X: Float[Tensor, "step head a b"], layers: tuple[int, ...], layer: int | None = None
 ) -> Float[Tensor, "step *heads a b"]:
-    """The head axis at the place of `layer` among the axes of `layers`; no head axis for what belongs to no layer."""
+    """X with its head axis at the place of `layer` among `layers`; without a `layer`, X has no head axis."""
     return X.reshape(X.shape[0], *[X.shape[1] if at == layer else 1 for at in layers], *X.shape[-2:])
 
 
@@ -44,7 +44,7 @@ def rows(m: Memories, name: str, layers: tuple[int, ...], *, fold: bool = True) 
 
 
 def normed_rows(m: Memories, name: str, layers: tuple[int, ...]) -> Float[Tensor, "step *heads n d"]:
-    """The same, with the LayerNorm of each layer applied in full to the vectors that the layer reads."""
+    """Rows as in `rows`, with the LayerNorm of each layer applied in full to the vectors that the layer reads."""
     *remaps, of = name.split(" ")
     vectors = spread(m.embedding(of, fold=False), layers)
     for remap in reversed(remaps):

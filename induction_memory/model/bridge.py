@@ -1,9 +1,9 @@
 """Models that others trained: a local Hugging Face folder as a TransformerLens model.
 
-TransformerBridge loads any architecture that it knows, and its logits equal those of transformers to 1e-6. Four habits
-of the libraries are mended here: a tensor that the files lack is drawn at random, what a folder lacks is looked for on
-the network, a folder without a tokenizer gets one, and models hold references to themselves, so that they are freed
-only by a collection.
+TransformerBridge loads any architecture that it knows, and its logits equal those of transformers to 1e-6. This module
+works around four habits of the libraries: they draw a tensor at random if the files lack it, they look on the network
+for files that a folder lacks, some need a tokenizer in the folder, and models hold references to themselves, so that
+only a garbage collection frees them.
 """
 
 import gc
@@ -46,7 +46,7 @@ def boot(folder: Path, inner: nn.Module | None = None) -> nn.Module:
 def load_whole(folder: Path) -> nn.Module | None:
     """The transformers model in a folder, all of whose weights are in its files.
 
-    None if it is no causal language model: the bridge knows other classes too.
+    None if it is not a causal language model: the bridge knows other classes too.
     """
     from transformers import AutoModelForCausalLM
 
@@ -71,13 +71,13 @@ def load_whole(folder: Path) -> nn.Module | None:
 
 
 def _unloadable(folder: Path, error: Exception) -> InputError:
-    """Whatever three libraries raise about files that others wrote, in one line."""
+    """An error of transformers, safetensors or TransformerLens about a folder's files, in one line."""
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     return InputError(f"{folder}: expected a model that TransformerBridge can load, got: {reason}")
 
 
 def _require_readable(folder: Path) -> None:
-    """Refuse a checkpoint whose weight files or whose list of them cannot be read, by the file's name."""
+    """Refuse a checkpoint if a weight file, or the list of them, cannot be read; the error names the file."""
     for path in sorted(folder.glob("*.safetensors")):
         try:
             with safe_open(path, framework="pt"):
@@ -94,7 +94,7 @@ def _require_readable(folder: Path) -> None:
 
 
 def _stand_in() -> Any:
-    """A tokenizer of one word: without any, TransformerBridge refuses the folder of some architectures."""
+    """A tokenizer of one word, because TransformerBridge refuses some architectures without a tokenizer."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from transformers import PreTrainedTokenizerFast
@@ -103,7 +103,7 @@ def _stand_in() -> Any:
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Whether a folder brings a tokenizer of its own."""
+    """Whether a folder contains a tokenizer."""
     return any((folder / name).exists() for name in _TOKENIZER_FILES)
 
 

@@ -1,4 +1,4 @@
-"""ModelConfig or Architecture -> HookedTransformer: the one place that makes it and knows which TransformerLens runs.
+"""ModelConfig or Architecture -> HookedTransformer: only this module depends on the version of TransformerLens.
 
 Row vectors, as in TransformerLens: the block computes x + attention(x), then x + x W_F (linear) or
 x + relu(x W_in) W_out. The initial weights are those of `initial.py`. An Architecture has TransformerLens's own modules
@@ -21,7 +21,7 @@ from induction_memory.model.architecture import KEY, AnyModel, Architecture
 from induction_memory.model.initial import generator, initial_weight
 from induction_memory.task.fields import require_seed
 
-if TYPE_CHECKING:  # a checker of types sees 3.9
+if TYPE_CHECKING:  # type checkers see 3.9
     from transformer_lens import HookedTransformer, HookedTransformerConfig
     from transformer_lens.components.mlps.mlp import MLP as MLP
     from transformer_lens.hook_points import HookPoint
@@ -51,7 +51,7 @@ class LinearFeedForward(nn.Module):
 
 
 class NoFeedForward(nn.Module):
-    """Nothing: zeros added to the stream, so that blocks with and without a feed-forward have the same hooks."""
+    """Adds zeros to the stream, so that blocks with and without a feed-forward have the same hooks."""
 
     def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
         return torch.zeros_like(x)
@@ -87,7 +87,7 @@ def build(config: AnyModel, seed: int = 0) -> HookedTransformer:
 
 
 def skeleton(config: AnyModel) -> HookedTransformer:
-    """The model of a configuration, its weights not filled in."""
+    """The model of a configuration, with weights that are not yet filled in."""
     if isinstance(config, Architecture):
         return _hooked(config, None)
     settings = HookedTransformerConfig(

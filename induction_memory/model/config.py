@@ -19,7 +19,7 @@ FeedForwardLayers = Literal["last", "all"]
 Parametrisation = Literal["code", "text", "unit-embeddings"]
 Positions = Literal["random", "sinusoidal"]
 LARGEST = 1_000_000
-"""No size of a model is larger."""
+"""The largest allowed value of any size of a model."""
 _CHOICES = {
     "feed_forward": FeedForward,
     "feed_forward_layers": FeedForwardLayers,
@@ -101,7 +101,7 @@ class ModelConfig:
             self._check_trained(self.trained)
 
     def _check_shape(self) -> None:
-        """Sizes and options that do not go together."""
+        """Refuse sizes and options that do not go together."""
         if self.d_head is None:
             allowed = f"a divisor of d_model = {self.d_model}, or a d_head"
             require(self.d_model % self.n_heads == 0, "model.n_heads", allowed, self.n_heads)
@@ -203,7 +203,7 @@ class ModelConfig:
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of every weight by its name in the HookedTransformer: all of them but biases and a tied W_U."""
+        """The shape of every weight by its name in the HookedTransformer, without biases and a tied W_U."""
         d, heads, width = self.d_model, self.n_heads, self.head_dimension
         by_kind = {
             "W_E": (self.d_vocab, d),

@@ -6,15 +6,15 @@
     W_F  = sum_{i not in Q} sum_j log pi_b(j|i) w_U(j) w_E(i)^T   global bigrams, fixed triggers taken out
 
 The pairs are those of `model/associations.py`: Q is the set of fixed triggers, or the support of pi_q if triggers are
-random. Each sum is divided by the mean squared norms of its two sets of embeddings, so that a stored pair scores 1
-whatever the embeddings' variance, and multiplied by its scale: v_j^T W u_i is about the scale where (i, j) is stored,
+random. Each sum is divided by the mean squared norms of its two sets of embeddings, so that a stored pair scores 1 for
+any variance of the embeddings, and multiplied by its scale. So v_j^T W u_i is about the scale for a stored pair (i, j),
 in units of the softmax's logits (the division by sqrt(d_head) is undone too).
 
-log pi_b is not finite where a bigram never occurs, and its mean over j only shifts the logits: the rows are
-log(pi_b + smoothing), centred. The cross-talk of W_F with what W_O2 writes falls slowly with d: docs/construction.md.
+The rows of W_F are log(pi_b + smoothing), centred: log pi_b is not finite where a bigram never occurs, and the mean
+over j only shifts the logits. The cross-talk of W_F with what W_O2 writes falls slowly with d: docs/construction.md.
 
 The frozen maps W_V1, W_O1, W_V2 are Gaussian with variance 1/d, as in Section 4.1, so that a remapped embedding keeps
-its norm; everything else is as `build` initialises it.
+its norm. Everything else is as `build` initialises it.
 """
 
 from collections.abc import Sequence
@@ -54,7 +54,7 @@ class Scales:
 
 
 def is_constructible(task: Task) -> bool:
-    """Whether the paper's memories are made for this task."""
+    """Whether the paper's construction applies to this task."""
     return isinstance(task, BigramTask)
 
 
@@ -69,8 +69,8 @@ def construct(
 ) -> HookedTransformer:
     """The simplified model with the paper's memories written into it.
 
-    The negatives: a memory in `leave_out` is all zeros, one in `shuffle` stores each input with a wrong output (a
-    random cyclic order of the same outputs).
+    Negative controls: a memory in `leave_out` is all zeros, and one in `shuffle` stores each input with a wrong output
+    (a random cyclic order of the same outputs).
 
     >>> import induction_memory as im
     >>> task = im.BigramTask(k=3, length=32)
@@ -135,12 +135,12 @@ def _feed_forward(task: BigramTask, smoothing: float) -> Float[Tensor, "j i"]:
 
 
 def _unit(rows: Float[Tensor, "*lead n d"]) -> Float[Tensor, "*lead n d"]:
-    """The rows over their mean squared norm: read with the embeddings themselves, a stored pair scores 1."""
+    """The rows divided by their mean squared norm, so that a stored pair scores 1 with the embeddings themselves."""
     return rows / rows.square().sum(-1).mean()
 
 
 def _shuffled(ideal: Float[Tensor, "j i"], generator: torch.Generator) -> Float[Tensor, "j i"]:
-    """The ideal pairs with the outputs of each stored input given to another, in one random cycle over all of them."""
+    """The ideal pairs with each stored input's outputs given to another input, in one random cycle over all inputs."""
     stored = ideal.any(0).nonzero().flatten()
     order = stored[torch.randperm(len(stored), generator=generator)]
     shuffled = ideal.clone()

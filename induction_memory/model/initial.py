@@ -12,8 +12,8 @@ embedding and remapped embedding has norm 1 on average. Under `code` with d = 12
     W_pos         sine and cosine if the configuration says so, with the norm of the random embeddings
     LayerNorm     gain 1, bias 0; every other bias 0
 
-A stream is keyed by the seed and the parameter's name: two models that differ in one part share all the others. Nothing
-else is needed, so the initial weights of a run can be computed again from its configuration and its seed.
+A stream is keyed by the seed and the parameter's name, so two models that differ in one part share all the others, and
+the initial weights of a run can be computed again from its configuration and its seed.
 """
 
 import math

@@ -48,12 +48,12 @@ class Memories:
         memory     [step, head, d_out, d_in]     W_K1, W_O2, Phi_1 ...
         embedding  [step, head, n, d]            w_E, p, w_U, or remapped: Phi_1 w_E
 
-    A weight that does not move has a step axis of one, and so has everything made of such weights. Embeddings that are
-    not remapped have a head axis of one.
+    Frozen weights have a step axis of length one, and so has everything made of frozen weights alone. Embeddings that
+    are not remapped have a head axis of length one.
     """
 
     weights: Mapping[str, Tensor]
-    """TransformerLens's name -> tensor; a leading step axis on what moves."""
+    """TransformerLens's name -> tensor; weights that change have a leading step axis."""
     kept: dict[Any, Any] = field(default_factory=dict, repr=False, kw_only=True)
     """What has been computed already, by name."""
     refusal: str | None = field(default=None, kw_only=True)
@@ -210,7 +210,7 @@ def _per_row(vector: Float[Tensor, "step d"], rows: Tensor) -> Tensor:
 
 
 def _place(name: str, n_layers: int) -> tuple[str, int]:
-    """The kind of matrix that a name speaks of, and its layer."""
+    """The kind of matrix that a name stands for, and its layer."""
     match = _MATRIX.match(str(name))
     if match is None:
         raise InputError(f"memory: expected W_K, W_V, W_O or Phi_ with a layer's number, or W_F, got {name!r}")

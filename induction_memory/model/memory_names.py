@@ -28,13 +28,13 @@ _NAME = re.compile(
 
 @dataclass(frozen=True)
 class Spec:
-    """A memory and how it is read: a name taken apart."""
+    """A memory and how it is read: the parts of a name."""
 
     memory: str
     window: tuple[int, int] | None = None
     """Positions a to b-1 of W_K1; None for all of them."""
     first: int | None = None
-    """At most so many positions of W_K1, from the beginning; None for all of them."""
+    """How many of the first positions of W_K1 to use at most; None for all of them."""
     causal: bool = False
     triggers: bool = False
     norm: Norm = "folded"
@@ -42,7 +42,7 @@ class Spec:
 
     @classmethod
     def parse(cls, name: str) -> "Spec | None":
-        """The memory that a name speaks of; None if the name has another form."""
+        """The memory that a name stands for; None if the name has another form."""
         match = _NAME.fullmatch(name) if isinstance(name, str) else None
         if match is None:
             return None

@@ -99,7 +99,7 @@ class LayerNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal attention; inputs may have a head axis of their own."""
+    """Causal attention; inputs may have a head axis."""
 
     def __init__(self, cfg: HookedTransformerConfig) -> None:
         super().__init__()
@@ -184,7 +184,7 @@ class TransformerBlock(nn.Module):
         return self.hook_resid_post(between + written + added if self.cfg.parallel_attn_mlp else between + added)
 
     def _attention_inputs(self, x: Float[Tensor, "batch pos d_model"]) -> list[Tensor]:
-        """What queries, keys and values read; for each head apart if a flag asks for it."""
+        """What queries, keys and values read; one copy per head if a flag asks for it."""
         apart = einops.repeat(x, "b p d -> b p h d", h=self.cfg.n_heads)
         if self.cfg.use_split_qkv_input:
             return [getattr(self, f"hook_{letter}_input")(apart.clone()) for letter in "qkv"]
@@ -237,7 +237,7 @@ class HookedTransformer(HookedRootModule):
         return out, ActivationCache(cache, self) if return_cache_object else cache
 
     def to(self, *args: Any, print_details: bool = True, **options: Any) -> "HookedTransformer":
-        """As torch's; `print_details` is accepted because callers of TransformerLens 3.9 pass it. `cfg` follows."""
+        """torch's `to`, which also updates `cfg`. Callers of TransformerLens 3.9 pass `print_details`."""
         super().to(*args, **options)
         self.cfg.device, self.cfg.dtype = str(self.embed.W_E.device), self.embed.W_E.dtype
         return self
@@ -266,4 +266,4 @@ class HookedTransformer(HookedRootModule):
 
 
 MODULES = frozenset({HookedTransformer, TransformerBlock, Attention, MLP, LayerNorm, Embed, PosEmbed, Unembed})
-"""The types of its modules, for the list of what the shortcut computes exactly."""
+"""The types of this model's modules, for the list of modules that the shortcut computes exactly."""

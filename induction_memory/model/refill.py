@@ -1,9 +1,9 @@
 """One model for a whole series of checkpoints: set up once, its weights then replaced by those of each file.
 
 A TransformerBridge wraps the parameters of a transformers model. Refilling copies each tensor of a checkpoint into the
-parameter of its name, and splits joint query-key-value matrices again, since the bridge computes with the parts. It is
-done for architectures where it is known to be exact, and checked on the first checkpoint: every parameter that the
-loader has filled must be a tensor of the files, or a split of one. Other models are booted one by one.
+parameter of its name, and splits joint query-key-value matrices again, since the bridge computes with the parts. Only
+architectures for which this is known to be exact are refilled. The first checkpoint is a check: every parameter that
+the loader has filled must be a tensor of the files, or a split of one. Other models are booted one by one.
 """
 
 import gc
@@ -22,7 +22,7 @@ from induction_memory.model.bridge import boot, has_tokenizer, load_whole
 ARCHITECTURES = ("GPTNeoXForCausalLM", "GPT2LMHeadModel", "LlamaForCausalLM", "OlmoForCausalLM", "Olmo2ForCausalLM")
 """Architectures that are refilled. Tests compare each with transformers at several steps."""
 PASSING = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache")
-"""Fields of config.json that change nothing about what a model computes."""
+"""Fields of config.json that do not change what a model computes."""
 
 
 class NotRefillableError(Exception):
@@ -41,7 +41,7 @@ class Refill:
         self._possible = True
 
     def load(self, folder: Path, files: Sequence[Path]) -> nn.Module:
-        """The model of one checkpoint; the one of the call before must no longer be used."""
+        """The model of one checkpoint. The model that the previous call returned must no longer be used."""
         if self._possible and self._model is not None and self._fits(folder):
             try:
                 self._fill(files)
@@ -95,7 +95,7 @@ class Refill:
             raise NotRefillableError
 
     def _match(self, files: Sequence[Path]) -> None:
-        """Names in the files against names in the model; the few that differ are matched by their values."""
+        """Match names in the files with names in the model; the few that differ are matched by their values."""
         stored = {name for path in files for name, _ in _tensors(path, values=False)}
         missing, unknown = set(self._named) - stored, stored - set(self._named)
         renamed: dict[str, str] = {}
