@@ -1,9 +1,9 @@
 """Which HookedTransformers the shortcut computes exactly: a complete list. All others take the hooks.
 
 Every field of TransformerLens's configuration stands in one of four lists: the shortcut reads it (or calls the module
-that does), it has no say in what a forward computes, it must have one of some values, or it must have its default. So
-must a field that stands in none of them, as a later version of TransformerLens may bring. Besides, every module must be
-of a known type, with no method replaced on it and no hook.
+that does), it does not affect what a forward computes, it must have one of some values, or it must have its default. A
+field that is in none of them, because a later version of TransformerLens added it, must have its default too. Every
+module must be of a known type, without hooks and with no method replaced.
 """
 
 from collections.abc import Callable
@@ -46,7 +46,7 @@ WITHOUT_SAY = _names(
     # more hook points for the same numbers
     "use_attn_result use_split_qkv_input use_attn_in use_hook_mlp_in use_hook_tokens ungroup_grouped_query_attention",
 )
-"""No say in what a forward of tokens computes."""
+"""Do not affect what a forward of tokens computes."""
 DEFAULT = _names(
     "use_qk_norm clip_qkv use_logn_attn use_dynamic_ntk_rope use_local_attn n_devices attention_dir post_embedding_ln",
     "load_in_4bit quantization_method use_normalization_before_and_after attn_scores_soft_cap output_logits_soft_cap",
@@ -60,11 +60,11 @@ VALUES: dict[str, Callable[[Any, Any], bool]] = {
     "n_key_value_heads": lambda value, cfg: value in (None, cfg.n_heads),
     "original_architecture": lambda value, _: value not in NORM_WHAT_THEY_WRITE,
 }
-"""Fields of which some values besides the default are understood: (value, configuration) -> whether this one is."""
+"""Fields that may have some values besides the default: (value, configuration) -> whether this value is allowed."""
 
 
 def objection(model: nn.Module) -> str | None:
-    """Why the shortcut does not compute this model; None where it does."""
+    """Why the shortcut does not compute this model; None if it does."""
     from induction_memory.model.building import HookedTransformer
 
     if type(model) is not HookedTransformer:

@@ -2,9 +2,9 @@
 
     z = A(q, k) v,    written = z M = A(q, k) (v M)
 
-M is what a head's output is read through: W_O, or in the last layer W_O and all that follows, where that is linear. If
-M makes the values no wider, they are multiplied with it before the attention. The values of the recorded run then are
-multiplied once for all variants. Without M the functions here give z itself.
+M is the map that reads a head's output: W_O, or in the last layer W_O and all that follows, if that is linear. If v M
+is no wider than v, the values are multiplied by M before the attention, and those of the recorded run only once for all
+variants. Without M the functions here return z itself.
 """
 
 from collections.abc import Sequence
@@ -76,13 +76,13 @@ def all_heads(
 
 
 def _keeps_pattern(group: Group, layer: int, variant: int, h: int) -> bool:
-    """Whether a variant patches a head's values alone, and the attention of the intact run is at hand."""
+    """Whether a variant patches only the values of a head, and the attention of the intact run has been computed."""
     sites = (f"L{layer}H{h + 1}.{letter}" for letter in "qk")
     return group.recording.knows_pattern(layer) and not any(variant in group.patched(site) for site in sites)
 
 
 def _same_everywhere(group: Group, layer: int, pairs: Sequence[tuple[int, int]]) -> str:
-    """Which of v, k and q is one vector at every position, for all these variants and heads; the first of them."""
+    """The first of v, k and q that is the same vector at every position, for all these variants and heads."""
     for letter in "v" if group.network[layer].rotary is not None else "vkq":
         if all(group.constant(f"L{layer}H{h + 1}.{letter}", i) for i, h in pairs):
             return letter
@@ -150,7 +150,7 @@ def _all_changed(group: Group, layer: int, letter: str) -> bool:
 
 
 def _changed(group: Group, layer: int, letter: str) -> Float[Tensor, "variant batch m head d_head"]:
-    """The queries, keys or values of that head."""
+    """The queries, keys or values of the one head of a layer, in the case of `_all_changed`."""
     assert group.x is not None
     weights, changes = group.network[layer], group.changes(f"L{layer}H1.{letter}")
     streams = group.x + torch.stack([changes[i] for i in range(len(group.variants))])
@@ -158,7 +158,7 @@ def _changed(group: Group, layer: int, letter: str) -> Float[Tensor, "variant ba
 
 
 def _with_reads(group: Group, layer: int, letter: str, result: Tensor) -> Float[Tensor, "variant batch m head d_head"]:
-    """The same with the patches of these inputs applied."""
+    """`result` with the patches of these inputs applied."""
     assert group.x is not None
     weights = group.network[layer]
     sites = [f"{head}.{letter}" for head in group.recording.graph.heads_of(layer)]

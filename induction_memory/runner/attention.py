@@ -10,7 +10,7 @@ from torch import Tensor
 
 WIDEST = 40.0  # range of scores whose exponentials can be added up in float32 without loss
 BLOCK = 64  # queries whose attention is computed at once on a CPU; faster there than the fused kernel
-SCORES_AT_ONCE = 2**18  # numbers in them
+SCORES_AT_ONCE = 2**18  # attention scores in one block
 
 
 def attend(
@@ -40,9 +40,9 @@ def _causal(
     v: Float[Tensor, "batch head pos d_out"],
     scale: float,
 ) -> Float[Tensor, "batch head pos d_out"]:
-    """Causal attention by blocks of queries, each with the keys that it can see: the later half costs nothing.
+    """Causal attention by blocks of queries. Each block uses only the keys that it can see, which saves half the work.
 
-    A few heads and sequences at a time, so that their scores stay in the cache.
+    Only a few heads and sequences are computed at a time, so that their scores stay in the cache.
     """
     batch, heads, pos = q.shape[:3]
     q, k, v = (one.flatten(0, 1) for one in (q, k, v))
@@ -72,7 +72,7 @@ def pattern(
 def weigh(
     pattern: Float[Tensor, "batch query key"], v: Float[Tensor, "batch pos d_head"]
 ) -> Float[Tensor, "batch query d_head"]:
-    """sum over s <= t of pattern[t, s] v_s, by blocks of queries: what later keys would add costs nothing."""
+    """sum over s <= t of pattern[t, s] v_s, by blocks of queries, so that later keys are not multiplied."""
     if pattern.shape[1] != v.shape[1]:
         return pattern @ v
     ends = [min(start + BLOCK, v.shape[1]) for start in range(0, v.shape[1], BLOCK)]
@@ -83,9 +83,9 @@ def weigh(
 def running_mean(
     v: Float[Tensor, "*lead pos d_head"], weights: Float[Tensor, "*lead pos"] | None = None
 ) -> Float[Tensor, "*lead pos d_head"]:
-    """What a head makes of its values when its scores do not depend on the query: the mean of the values so far.
+    """The output of a head whose scores do not depend on the query: the mean of the values so far.
 
-    Weighted by exp(score), or not at all where all keys are the same.
+    The weights are exp(score). Without weights, for keys that are all the same, it is the plain mean.
     """
     if weights is None:
         return v.cumsum(-2) / torch.arange(1, v.shape[-2] + 1, device=v.device).unsqueeze(-1)
@@ -95,7 +95,10 @@ def running_mean(
 def without_attention(
     same: str, read: Sequence[Float[Tensor, "*lead pos _"]], scale: float
 ) -> Float[Tensor, "*lead pos d_out"] | None:
-    """z where the values are all the same, or the keys (their mean), or the queries (a mean with the same weights)."""
+    """z of a head whose values, keys or queries (`same`) are equal at all positions; None if it needs attention.
+
+    With equal values z is the value, with equal keys the running mean, with equal queries a weighted running mean.
+    """
     v = read[-1]
     if same == "v":
         return v

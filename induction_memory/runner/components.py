@@ -14,8 +14,8 @@ paper. What can be patched is a *site*, written as a string:
 
 Names that stand for several sites: a layer's heads (`L2`, `L2.k`, `L1->L2.k`), all three inputs of a head
 (`L1H1->L2H1`), the direct path of a head, which no later head reads (`L1H1->direct`: the output and the last layer's
-feed-forward), the whole stream that a layer and all after it read (`stream2`), and the paper's matrices (`W_K2` is what
-it computes, the keys of layer 2; `W_O2` the heads' output).
+feed-forward), the whole stream that a layer and all after it read (`stream2`), and the paper's matrices (`W_K2` stands
+for what it computes, the keys of layer 2, and `W_O2` for the heads' output).
 """
 
 import re
@@ -53,7 +53,7 @@ class Graph:
     positions: bool = True
     """Whether positional embeddings are added to the stream."""
     parallel: bool = False
-    """Whether a feed-forward reads what its layer's heads read, instead of what they wrote too."""
+    """Whether a feed-forward reads the same stream as its layer's heads, without what they wrote."""
     linear: bool = False
     """Whether the feed-forwards are linear: W_F instead of W_in and W_out."""
     normed: frozenset[str] = frozenset()
@@ -202,7 +202,7 @@ class Graph:
     def parameters(self, name: str) -> dict[str, int | None]:
         """The parameters behind a name -> the head whose slice it is (None: the whole parameter).
 
-        Of an edge: those of its source. The feed-forward's are a prefix, `blocks.1.mlp.`.
+        For an edge these are the parameters of its source. A feed-forward's are a prefix, `blocks.1.mlp.`.
         """
         matrix = _MATRIX.match(name)
         if matrix is None:

@@ -1,6 +1,6 @@
 """The shortcut: many patched runs in one batch, nothing computed twice.
 
-It gives what `hooked` gives, to float32's rounding, for every model that `accepted` lets pass. A patch puts a value at
+It returns the same as `hooked`, up to float32 rounding, for every model that `accepted` allows. A patch puts a value at
 a site (variants.py) and everything downstream is recomputed. The variants of a call are stacked on a new first axis. Up
 to the first patched place everything is read from the recording of the intact run. After it, only what has changed is
 computed:
@@ -31,9 +31,9 @@ from induction_memory.runner.recording import Recording, Via, require_length
 from induction_memory.runner.swapped_weights import replaced
 from induction_memory.runner.variants import Patch, Variant
 
-WORTH_A_PATTERN = 3  # variants that patch values alone
-MOST_PATTERN = 2**25  # numbers in the attention of a layer that is kept for them
-TOKENS_AT_ONCE = 4096  # of all variants in one pass: enough to fill the multiplications, few enough for the caches
+WORTH_A_PATTERN = 3  # the attention of a layer is kept if at least this many variants patch only values in it
+MOST_PATTERN = 2**25  # and has at most this many entries
+TOKENS_AT_ONCE = 4096  # tokens of all variants in one pass: large matrix products that still fit the CPU caches
 
 
 Networks = Callable[[Mapping[str, Tensor]], AbstractContextManager[Network]]
@@ -58,7 +58,7 @@ class FastRunner:
 
     @classmethod
     def of_model(cls, model: nn.Module) -> "FastRunner":
-        """Runs a HookedTransformer that `accepted` lets pass, with the weights that it has at the time."""
+        """Runs a HookedTransformer that `accepted` allows, with the weights that it has at the time."""
 
         @contextmanager
         def networks(swapped: Mapping[str, Tensor]) -> Iterator[Network]:
@@ -84,7 +84,7 @@ class FastRunner:
 
     @property
     def refusal(self) -> None:
-        """Memories can be read from every model that `accepted` lets pass."""
+        """Always None: memories can be read from every model that `accepted` allows."""
         return None
 
     def record(
@@ -111,9 +111,9 @@ class FastRunner:
     def run(
         self, recording: Recording, variants: Sequence[Variant], queries: Int[Tensor, "batch m"] | None
     ) -> Iterator[tuple[list[int], Float[Tensor, "variant batch m vocab"]]]:
-        """A group holds variants that first differ at the same place, as many as the caches hold.
+        """A group holds variants that first differ at the same place, as many as fit the CPU caches.
 
-        Of a long batch they do not hold a single variant: then it goes through in parts, some sequences at a time.
+        If a batch is so long that not even one variant fits, it is run in parts of some sequences each.
         """
         depth: dict[int, list[int]] = defaultdict(list)
         for index, variant in enumerate(variants):
@@ -135,7 +135,7 @@ class FastRunner:
 
     @contextmanager
     def network(self, recording: Recording) -> Iterator[Network]:
-        """`with runner.network(recording) as network:` what the recorded run was computed with."""
+        """`with runner.network(recording) as network:` the network that computed the recorded run."""
         assert recording.network is not None
         if not self._swapped:
             yield recording.network
@@ -150,9 +150,9 @@ class FastRunner:
 
 
 def _value_layers(graph: Graph, variants: Sequence[Variant]) -> list[int]:
-    """The layers in which several variants patch values alone, so that the intact attention is worth keeping.
+    """The layers in which several variants patch only values, so that the intact attention is worth keeping.
 
-    Values that are the same at every position need no attention at all.
+    Variants whose values are the same at every position do not count: they need no attention.
     """
     alone = [{patch.site.partition(ARROW)[2] or patch.site for patch in variant} for variant in variants]
     same = [all(patch.is_constant and ARROW not in patch.site for patch in variant) for variant in variants]
@@ -164,7 +164,7 @@ def _value_layers(graph: Graph, variants: Sequence[Variant]) -> list[int]:
 def _by_start(
     graph: Graph, variants: Sequence[Variant], indices: Sequence[int]
 ) -> Iterator[tuple[list[Patch], list[int]]]:
-    """Variants that share their patches before the last layer, with these patches; then all others, with none."""
+    """Groups of variants that share their patches before the last layer, each with these patches, then all others."""
     starts: dict[tuple, list[int]] = defaultdict(list)
     for index in indices:
         early = [patch for patch in variants[index] if _is_early(graph, patch)]

@@ -4,9 +4,9 @@ As long as the stream of every variant is the recorded one, a layer costs only t
 
     out' = out + sum over those heads of (z' - z) W_O[head].
 
-Once it has changed, all heads are computed from it, at the rows that have changed where these are few. In the last
-layer only the queries' rows are left. Attention is left out where nobody reads a head, or where its queries, keys or
-values are the same at every position. `fast` chooses which variants go together.
+Once it has changed, all heads are computed from it, only at the changed rows if these are few. In the last layer only
+the queries' rows are computed. Attention is skipped if every reader of the head has its output replaced, or if the
+head's queries, keys or values are the same at every position. `fast` chooses which variants go together.
 """
 
 from collections.abc import Sequence
@@ -58,7 +58,7 @@ def before_last_layer(group: Group) -> None:
 
 
 def _ends_with_tail(group: Group) -> bool:
-    """Whether everything after the last layer's heads is one map, which nothing patches, of all rows if not linear."""
+    """Whether the network has a tail and no variant patches it; a tail with a hidden layer needs all rows."""
     last, tail = f"FF{group.recording.graph.n_layers}", group.network.tail
     if tail is None or (tail.hidden is not None and group.rows is not None):
         return False
@@ -66,13 +66,13 @@ def _ends_with_tail(group: Group) -> bool:
 
 
 def _ends_with_heads(group: Group) -> bool:
-    """Whether nothing from the last layer's heads on is patched but what they read."""
+    """Whether the last layer's heads are patched only in what they read, and nothing after them is patched."""
     heads = group.recording.graph.heads_of(group.recording.graph.n_layers)
     return _ends_with_tail(group) and group.rows is None and not any(group.nodes[head] for head in heads)
 
 
 def _from_heads(group: Group, through: Through) -> Float[Tensor, "variant batch m vocab"]:
-    """The logits, to which each of the last layer's heads adds A (v M); what does not change is recorded."""
+    """The logits, to which each of the last layer's heads adds A (v M). Terms that do not change are recorded ones."""
     recording, last = group.recording, group.recording.graph.n_layers
     heads, tail = recording.graph.heads_of(last), group.network.tail
     assert tail is not None
@@ -142,7 +142,7 @@ def _all_heads(group: Group, layer: int, heads: Sequence[str]) -> None:
     every = [(i, h) for h in range(len(heads)) for i in range(len(group.variants))]
     z = None if all(group.unread(heads[h], i) for i, h in every) else all_heads(group, layer, every, None)
     weights = group.network[layer]
-    if z is None:  # whatever is added here, the edges that read it take away
+    if z is None:  # patched edges replace every head's output at all its readers, so attention need not be computed
         group.narrow(layer)
     assert group.x is not None
     out = weights.attention["b_O"].expand_as(group.x) if z is None else weights.combine(z)

@@ -2,7 +2,7 @@
 
 The stream x of all variants is kept on a new first axis. As long as every variant has the recorded stream, x is None
 and nothing is held. `rows` are the only positions at which x can differ from the recording, where these are few. Once
-the last layer has its queries, only the rows of the asked positions are left (`late`).
+the last layer has its queries, only the rows of the requested positions are kept (`late`).
 """
 
 from collections import defaultdict
@@ -47,7 +47,7 @@ class Group:
         self.written: dict[str, Tensor] = {}  # what the sources of edges wrote, where it is not as recorded
 
     def go_on_from(self, begun: "Group") -> None:
-        """Take over the stream of a single run that has the patches which all variants share."""
+        """Continue from the stream of a single run with the patches that all variants share."""
         copies = len(self.variants)
         self.x, self.rows = (
             one if one is None else one.expand(copies, *one.shape[1:]) for one in (begun.x, begun.rows)
@@ -94,8 +94,8 @@ class Group:
         return len(constant) == len(edges) and constant.issuperset(self.recording.graph.writers_before(site))
 
     def unread(self, head: str, variant: int) -> bool:
-        """Whether a variant has another value in the head's place wherever its output is read."""
-        if not self.edges["out"]:  # which reads every head
+        """Whether a variant replaces the head's output on the edge to every reader."""
+        if not self.edges["out"]:  # the unembedding reads every head
             return False
         graph = self.recording.graph
         readers = [name for name in graph.inputs if head in graph.writers_before(name)]
@@ -109,7 +109,7 @@ class Group:
         return self.pick(recorded).expand(len(self.variants), *(-1,) * recorded.dim())
 
     def pick(self, x: Tensor) -> Tensor:
-        """The rows of the queries of [(variant) batch pos d], once only those are left."""
+        """The rows of the queries of [(variant) batch pos d], once only those are kept; all rows before."""
         return take(x, self.queries) if self.late and self.queries is not None else x
 
     def pick_heads(self, x: Tensor) -> Tensor:
@@ -117,7 +117,7 @@ class Group:
         return self.pick(x.flatten(-2)).unflatten(-1, x.shape[-2:])
 
     def narrow(self, layer: int) -> None:
-        """From the last layer's queries on, only the rows that are asked for are left."""
+        """From the last layer's queries on, keep only the rows of the requested positions."""
         if layer != self.recording.graph.n_layers or self.queries is None:
             return
         self.x = self.x if self.x is None else take(self.x, self.queries)
@@ -125,7 +125,7 @@ class Group:
         self.rows, self.late = None, True
 
     def patched_rows(self, names: Sequence[str]) -> Tensor | None:
-        """[variant, batch, rows]: the positions that the patches of these writers change; None when they are many."""
+        """[variant, batch, rows]: the positions that the patches of these writers change; None if these are many."""
         patches = [(i, patch) for name in names for i, patch in self.nodes[name]]
         if self.late or any(patch.where is None for _, patch in patches):
             return None

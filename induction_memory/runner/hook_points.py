@@ -1,4 +1,4 @@
-"""Two things done at TransformerLens's hook points: keep a value, and leave out the hooks of the user's."""
+"""Two things done at TransformerLens's hook points: keep a value, and switch off the user's hooks."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ def keep(kept: dict[str, Tensor], name: str) -> Callable[..., None]:
 
 @contextmanager
 def asleep(point: Any) -> Iterator[None]:
-    """A hook point without the hooks that it has."""
+    """Inside the block, the hook point runs none of its hooks."""
     if point is None:
         yield
         return

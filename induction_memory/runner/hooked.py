@@ -1,9 +1,9 @@
 """The definition: patches as TransformerLens hooks, one forward per variant.
 
-For any HookedTransformer, and for a TransformerBridge by the names that both share. `patch_hooks.py` makes the hooks.
-Hooks of the user's run first and stay: patches act on what they return. TransformerLens offers a head's own output and
-its own inputs behind flags. The flags are set for the run and put back, and a user's hook at a point that the flags
-alone bring to life stays asleep.
+It runs any HookedTransformer, and a TransformerBridge by the names that both share. `patch_hooks.py` makes the hooks.
+The user's hooks run first, and patches act on what they return. TransformerLens computes the output and the inputs of a
+single head only if flags ask for it. The flags are set for the run and then put back. A user's hook at a point that
+only these flags activate does not run.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,7 +34,7 @@ POINTS = {
     "use_hook_mlp_in": ("hook_mlp_in",),
     "ungroup_grouped_query_attention": (),
 }
-"""TransformerLens's flag -> the hook points of a block that it brings to life."""
+"""TransformerLens's flag -> the hook points of a block that it activates."""
 
 
 class HookedRunner:
@@ -73,7 +73,7 @@ class HookedRunner:
     def record(
         self, tokens: Int[Tensor, "batch pos"], weights: Mapping[str, Tensor] | None = None, *, patterns: bool = False
     ) -> Recording:
-        """One forward with hooks. Attention takes another, at the first request, whatever `patterns` says."""
+        """One forward with hooks. `patterns` has no effect: the first request for attention runs another forward."""
         runner = HookedRunner(self.model, {**self._swapped, **weights}) if weights else self
         require_length(tokens, self.n_ctx)
         tokens = tokens.to(next(self.model.parameters()).device)
@@ -112,18 +112,18 @@ class HookedRunner:
             return self.model.run_with_hooks(tokens, fwd_hooks=list(hooks))
 
     def _flags(self, sites: Sequence[str] | None = None) -> list[str]:
-        """The flags that patches at these sites need, or a recording."""
+        """The flags that patches at these sites need; without sites, those that a recording needs."""
         return [flag for flag in _flags(self.model, sites) if not (self._W_O and flag == "use_attn_result")]
 
 
 def head_projections(model: nn.Module) -> tuple[Projection, ...]:
-    """What stands in for the heads' own inputs in a model that does not offer them; empty for one that does."""
+    """A replacement for the heads' own inputs, for models without them; empty for models that have them."""
     return () if _offers(model, SPLIT) else projections(model)
 
 
 @contextmanager
 def separated(model: Any, flags: Sequence[str]) -> Iterator[None]:
-    """Inside the block the model has these flags; user's hooks that they would wake up stay asleep."""
+    """Inside the block the model has these flags; user's hooks that only these flags activate do not run."""
     new = [flag for flag in flags if not getattr(model.cfg, flag, False)]
     with ExitStack() as after:
         for flag in new:

@@ -6,8 +6,8 @@
     logits  = N(x) W_U + b_U
 
 A network is made from a mapping of weights and a ModelConfig, which needs no TransformerLens, or from a
-HookedTransformer that `accepted` lets pass. Norms, feed-forwards and rotary positions of the latter are its own
-modules. Every function takes any number of leading axes.
+HookedTransformer that `accepted` allows, whose own modules compute norms, feed-forwards and rotary positions. Every
+function takes any number of leading axes.
 """
 
 from collections.abc import Callable, Mapping
@@ -40,7 +40,7 @@ class Layer:
     norm: Map
     """The norm in front of the attention."""
     feed_forward: Map | None
-    """The feed-forward with its norm; None where the layer has none."""
+    """The feed-forward with its norm; None if the layer has none."""
     rotary: Map | None = None
     """Turns queries or keys [batch, pos, head, d_head] by their position; None without rotary positions."""
     _stacked: dict[str, tuple[str, Tensor, Tensor | None]] = field(default_factory=dict, repr=False)
@@ -52,9 +52,9 @@ class Layer:
     def project(
         self, x: Float[Tensor, "*lead d_model"], letters: str
     ) -> tuple[Float[Tensor, "*lead head d_head"], ...]:
-        """Queries, keys or values of a normed stream, as the letters say: one multiplication for all.
+        """Queries, keys or values of a normed stream, as the letters say, in one multiplication.
 
-        A W that is the identity, as the paper's W_Q, costs nothing.
+        A matrix that is the identity, like the paper's W_Q, is not multiplied.
         """
         if letters not in self._stacked:
             self._stacked[letters] = self._stack(letters)
@@ -92,7 +92,7 @@ class Layer:
         )
 
     def _stack(self, letters: str) -> tuple[str, Tensor, Tensor | None]:
-        """The letters whose matrix is the identity, and the others' matrices and biases below one another."""
+        """The letters whose matrix is the identity, and the stacked matrices and biases of the other letters."""
         weights = {one: (self.attention[f"W_{one.upper()}"], self.attention[f"b_{one.upper()}"]) for one in letters}
         free = "".join(letter for letter in letters if letter in self._free)
         rest = [weights[letter] for letter in letters if letter not in free]
@@ -114,7 +114,7 @@ class Network:
     unembed: Map
     """Logits of the last stream."""
     tail: Tail | None = None
-    """Logits of the stream after the last layer's heads in one map, where no norm stands in between."""
+    """One map from the stream after the last layer's heads to the logits; None if a norm stands in between."""
     _through: dict[str, Through | None] = field(default_factory=dict, repr=False)
 
     def __getitem__(self, layer: int) -> Layer:
@@ -122,12 +122,12 @@ class Network:
         return self.layers[layer - 1]
 
     def to_stream(self, layer: int) -> Through | None:
-        """W_O of a layer's heads; None where it makes their values wider."""
+        """W_O of a layer's heads; None if it makes their values wider."""
         return self._once(f"stream {layer}", layer, lambda: self[layer].W_O)
 
     @property
     def to_logits(self) -> Through | None:
-        """The last layer's W_O and the tail; None where the tail is not linear, or makes their values wider."""
+        """The last layer's W_O and the tail; None if the tail is not linear, or makes the heads' values wider."""
         tail, last = self.tail, len(self.layers)
         if tail is None or tail.hidden is not None:
             return None

@@ -1,8 +1,8 @@
-"""The parameters of any TransformerLens model by HookedTransformer's names, and whether they mean what memories take.
+"""The parameters of any TransformerLens model by HookedTransformer's names.
 
-Of a TransformerBridge the names are those of its accessors. The gains of its norms are those that multiply the stream:
-some architectures store gain - 1, and some have norms without weights. Heads that share keys and values have them under
-`_W_K` and `_W_V`, as in HookedTransformer. The epsilon of a norm is listed as `<norm>.eps` if it is not 1e-5.
+A TransformerBridge is read through its accessors. Its gains are listed as they multiply the stream: some architectures
+store gain - 1, and some have norms without weights. Keys and values that several heads share are listed as `_W_K` and
+`_W_V`, as in HookedTransformer. The epsilon of a norm is listed as `<norm>.eps` if it is not 1e-5.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ EPS = 1e-5
 
 
 def parameters(model: nn.Module) -> dict[str, Tensor]:
-    """Name -> tensor, detached. Of a TransformerBridge: what its accessors share with HookedTransformer."""
+    """Name -> tensor, detached; for a TransformerBridge, what its accessors share with HookedTransformer."""
     named = {name: parameter.detach() for name, parameter in model.named_parameters()}
     if "embed.W_E" in named:
         eps = float(getattr(model.cfg, "eps", EPS))
@@ -36,7 +36,7 @@ def parameters(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _norm(bridge: Any, name: str) -> dict[str, Tensor]:
-    """Gain, epsilon and (of a LayerNorm) bias of a norm; nothing where a block has no norm of this name."""
+    """Gain, epsilon and (for a LayerNorm) bias of a norm; nothing if the block has no norm of this name."""
     try:
         module = bridge.get_submodule(name)
     except AttributeError:

@@ -1,4 +1,4 @@
-"""Some sequences of a recorded run, few enough for the caches. What the variants of a call share is computed once."""
+"""A part of a recorded run: so few sequences that they fit the CPU caches. Each part runs shared patches once."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,16 +16,16 @@ from induction_memory.runner.variants import Patch, Variant
 
 @dataclass(eq=False)
 class Part:
-    """The run of some sequences, and the positions asked for in them."""
+    """The run of some sequences, and the requested positions in them."""
 
     recording: Recording
     queries: Int[Tensor, "batch m"] | None
     sequences: slice
     begun: Group | None = None
-    """One run with the patches that several variants share, as far as the last layer."""
+    """One run, up to the last layer, with the patches that several variants share."""
 
     def begin(self, network: Network, start: Sequence[Patch], variants: Sequence[Variant]) -> None:
-        """Run the patches that the variants share before the last layer; none, if `start` is empty."""
+        """Run `start`, the patches before the last layer that the variants share; nothing if it is empty."""
         self.begun = None
         if not start:
             return
@@ -49,7 +49,7 @@ class Part:
 
 
 def parts(recording: Recording, queries: Int[Tensor, "batch m"] | None, tokens_at_once: int) -> list[Part]:
-    """A run in parts of so many tokens."""
+    """The run in parts of at most `tokens_at_once` tokens, but at least one sequence."""
     batch, length = recording.tokens.shape
     size = max(1, tokens_at_once // length)
     if size >= batch:

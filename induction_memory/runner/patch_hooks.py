@@ -1,6 +1,6 @@
 """The patches of a variant as TransformerLens hooks, in the order of the computation.
 
-With `amount` a, and y what the model as it was handed over computes at a site,
+With `amount` a, and y what the given model, with the user's hooks, computes at a site,
 
     writer or q, k, v of a head     y  <-  y + a (value - y)
     edge writer -> input            x_input  <-  x_input + a (value - y_writer)
@@ -20,7 +20,7 @@ from induction_memory.runner.variants import Patch, Variant
 Hook = tuple[str, Callable[..., Tensor | None]]
 
 _changed: MutableMapping[Tensor, dict[str, Tensor]] = WeakTensorKeyDictionary()
-"""z of a layer in a forward pass -> what lists of hooks have changed of its heads' outputs so far, by head."""
+"""z of a layer in a forward pass -> head -> how far earlier lists of hooks have changed this head's output."""
 
 
 def patch_hooks(
@@ -100,7 +100,7 @@ def _by_head(function: Callable[[str, Tensor], Tensor], names: Sequence[str]) ->
 
 
 def _by_z(block: str, W_O: Tensor, write: Callable[[str, Tensor], Tensor], heads: Sequence[str]) -> list[Hook]:
-    """Hooks that patch the outputs of some heads of a block, computed from their z and what earlier lists changed."""
+    """Hooks that patch outputs of some heads of a block, computed from z and the changes by earlier lists of hooks."""
     changes: list[Tensor] = []
 
     def note(z: Tensor, hook: Any) -> None:
@@ -118,7 +118,7 @@ def _by_z(block: str, W_O: Tensor, write: Callable[[str, Tensor], Tensor], heads
 def _by_projection(
     block: str, letter: str, projection: Projection, read: Callable[[str, Tensor], Tensor], inputs: Sequence[str]
 ) -> list[Hook]:
-    """Hooks that change what some heads of a block make of the stream."""
+    """Hooks that change the queries, keys and values that some heads of a block compute from the stream."""
     noted: list[Tensor] = []
 
     def note(stream: Tensor, hook: Any) -> None:

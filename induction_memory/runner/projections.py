@@ -5,7 +5,7 @@ stream of one input from x to x' changes y by
 
     (norm(x') - norm(x)) W
 
-which is added at `hook_q`, `hook_k` or `hook_v`. Whether the model computes them so is tried on a short sequence first.
+which is added at `hook_q`, `hook_k` or `hook_v`. A short sequence is run first to check that the model is linear there.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ from induction_memory.runner.hook_points import keep
 
 @dataclass(frozen=True, eq=False)
 class Projection:
-    """How a layer makes queries, keys and values of the stream."""
+    """How a layer computes queries, keys and values from the stream."""
 
     norm: Callable[[Tensor], Tensor]
     matrices: Mapping[str, Float[Tensor, "head d_model d_head"]]
@@ -31,12 +31,12 @@ class Projection:
     def change(
         self, letter: str, head: int, before: Float[Tensor, "batch pos d"], after: Float[Tensor, "batch pos d"]
     ) -> Float[Tensor, "batch pos d_head"]:
-        """What a head's queries, keys or values change by; heads count from 0."""
+        """The change of a head's queries, keys or values; heads count from 0."""
         return (self.norm(after) - self.norm(before)) @ self.matrices[letter][head]
 
 
 def projections(model: Any) -> tuple[Projection, ...]:
-    """The projections of each layer; an InputError if the model does not compute queries, keys and values so."""
+    """The projections of each layer; an InputError if queries, keys and values are not linear in the normed stream."""
     kept: dict[str, Tensor] = {}
     names = [
         f"blocks.{layer}.{point}"

@@ -1,13 +1,13 @@
-"""Whether memories can be read from the weights of a model: it must compute what the weights by their names say.
+"""Whether memories can be read from the weights of a model: it must compute the following with them.
 
     x_1 = w_E(z) + p                                          embeddings as they are stored
     scores(t, t) ~ (N_1(x) W_Q + b_Q) (N_1(x) W_K + b_K)^T    one norm in front; rotary positions cancel at distance 0
     x + z W_O + b_O                                           what heads write enters the stream as it is
     logits = N(x) W_U + b_U
 
-A HookedTransformer is judged by its configuration. A TransformerBridge wraps many architectures, of which some norm
-queries and keys, some norm what the heads write, and some scale the embeddings: it is run on a few tokens, without the
-hooks of the user's, and each line is compared.
+A HookedTransformer is judged by its configuration. A TransformerBridge wraps many architectures. Some of them normalise
+queries and keys, some normalise what the heads write, and some scale the embeddings. So a bridge is run on a few
+tokens, without the user's hooks, and each line is compared.
 """
 
 from collections.abc import Mapping
@@ -42,7 +42,7 @@ def unreadable(model: nn.Module) -> str | None:
 
 
 def of_settings(settings: Mapping[str, Any]) -> str | None:
-    """The same from the fields of TransformerLens's configuration."""
+    """Why no memories can be read from a model with these fields of TransformerLens's configuration, or None."""
     bent = next((name for name in BENT if settings.get(name)), None)
     if settings.get("original_architecture") in NORM_WHAT_THEY_WRITE:
         bent = settings["original_architecture"]
@@ -79,7 +79,7 @@ def _of_bridge(bridge: Any) -> str | None:
 
 @torch.no_grad()
 def _activations(bridge: Any) -> tuple[dict[str, Tensor], Float[Tensor, "pos vocab"]]:
-    """What the comparison reads, and the logits, on the first tokens of the vocabulary."""
+    """The activations that are compared, and the logits, on the first tokens of the vocabulary."""
     names = ["hook_resid_pre", "attn.hook_attn_scores", "attn.hook_z", "hook_mlp_out", "hook_resid_post"]
     names = [f"blocks.{layer}.{name}" for layer in range(bridge.cfg.n_layers) for name in names]
     kept: dict[str, Tensor] = {}
@@ -110,7 +110,7 @@ def _normed(weights: Mapping[str, Tensor], name: str, x: Float[Tensor, "pos d"])
 def _attends(
     given: Float[Tensor, "head query key"], q: Float[Tensor, "pos head d_head"], k: Float[Tensor, "pos head d_head"]
 ) -> bool:
-    """Whether the scores q k^T are those at `hook_attn_scores`, where some bridges give the attention itself."""
+    """Whether the scores q k^T are those at `hook_attn_scores`, where some bridges have the attention itself."""
     if bool((given[:, 0, -1] < -1e3).all()):
         return _proportional(given.diagonal(dim1=-2, dim2=-1).T, (q * k).sum(-1))
     scores = torch.einsum("qhe,khe->hqk", q, k) / q.shape[-1] ** 0.5

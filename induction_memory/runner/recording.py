@@ -53,9 +53,9 @@ class Runner(Protocol):
     def record(
         self, tokens: Int[Tensor, "batch pos"], weights: Mapping[str, Tensor] | None = None, *, patterns: bool = False
     ) -> "Recording":
-        """One intact run without gradients. `weights` stand in for the parameters of their names, in this run alone.
+        """One intact run without gradients. In this run only, `weights` replace the parameters of the same names.
 
-        `patterns` says that the attention of every layer will be asked for.
+        `patterns` announces that the attention of every layer will be needed.
         """
         ...
 
@@ -88,9 +88,9 @@ class Recording:
     """By TransformerLens's hook names."""
     logits: Float[Tensor, "batch pos vocab"]
     W_O: Sequence[Float[Tensor, "head d_head d_model"]] = ()
-    """Output matrices of each layer, where the heads' outputs are computed when asked for."""
+    """Output matrices of each layer, if the heads' outputs are computed only on request."""
     network: Network | None = field(default=None, repr=False)
-    """What the shortcut computes with."""
+    """The network of the shortcut."""
     _kept: dict[str, Tensor] = field(default_factory=dict, repr=False)
 
     @property
@@ -116,13 +116,13 @@ class Recording:
         return self.once(site, lambda: z @ self.W_O[layer - 1][head - 1])
 
     def once(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
-        """What follows from the activations, computed when it is first asked for."""
+        """A value derived from the activations, computed at the first request and kept."""
         if name not in self._kept:
             self._kept[name] = compute()
         return self._kept[name]
 
     def of(self, sequences: slice) -> "Recording":
-        """The run of some of the sequences, with what is known of them."""
+        """The run of some of the sequences, with the values already computed for them."""
         return replace(
             self,
             tokens=self.tokens[sequences],

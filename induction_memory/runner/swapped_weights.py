@@ -32,7 +32,7 @@ def replaced(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[nn.Mod
 def mixed(
     own: Mapping[str, Tensor], other: Mapping[str, Tensor], parameters: Mapping[str, int | None]
 ) -> dict[str, Tensor]:
-    """The named parameters from `other`. Of one with a head's number, the other heads keep their own.
+    """The named parameters from `other`. If a head is given for a parameter, only that head's slice is taken.
 
     A name that ends in a dot stands for all that begin with it.
     """

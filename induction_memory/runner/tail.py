@@ -3,8 +3,8 @@
     tail(x) = x W + b                                          nothing follows, or a linear feed-forward
     tail(x) = x W + b + relu(x W_in + b_in) W_2 + b_2          a ReLU layer follows: W = W_U, W_2 = W_out W_U
 
-Fewer multiplications than one matrix after the other, because the vocabulary is small. A norm allows no such map. Where
-the tail is linear, the output of each head can be read through it as well (`Through`).
+This takes fewer multiplications than one matrix after the other, because the vocabulary is small. A norm allows no such
+map. If the tail is linear, the output of each head can be read through it as well (`Through`).
 """
 
 from collections.abc import Callable
@@ -16,11 +16,11 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-ROWS_AT_ONCE = 2048  # of a hidden layer, which then stays in the cache
+ROWS_AT_ONCE = 2048  # rows of a hidden layer, which then fits the CPU cache
 
 
 def unless_zero(bias: Tensor) -> Tensor | None:
-    """What F.linear takes for a bias: adding zeros would cost a pass over the whole output."""
+    """The bias for F.linear, None if it is zero: adding zeros would cost a pass over the whole output."""
     return bias if bool(bias.any()) else None
 
 
@@ -95,7 +95,7 @@ class Tail:
 
 @dataclass(frozen=True, eq=False)
 class Through:
-    """What the output of a layer's heads is read through, where that makes it no wider than the values."""
+    """The map M that reads the output of a layer's heads, if M makes it no wider than the values."""
 
     name: str
     M: Float[Tensor, "head d_head d_out"]
@@ -103,7 +103,7 @@ class Through:
     b_V: Float[Tensor, "head d_head"]
 
     def values(self, x: Float[Tensor, "*lead d_model"]) -> Float[Tensor, "*lead head d_out"]:
-        """(x W_V + b_V) M for each head, of a normed stream, in one multiplication."""
+        """(x W_V + b_V) M for each head of a normed stream x, in one multiplication."""
         W, b = self._folded
         return F.linear(x, W, b).unflatten(-1, (len(self.M), -1))
 

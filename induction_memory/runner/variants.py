@@ -31,7 +31,7 @@ class Patch:
     site: str
     """`L1H1`, `L2H1.k`, `L1H1->L2H1.k` ..."""
     value: Float[Tensor, "#batch #pos d"]
-    """What to put there; for an edge, what its source is to have written."""
+    """What to put there; for an edge, the replacement for its source's output."""
     where: Bool[Tensor, "batch pos"] | None = None
     """The positions to replace; all when not given."""
     amount: float | Float[Tensor, ""] = 1.0
@@ -39,12 +39,12 @@ class Patch:
 
     @property
     def is_constant(self) -> bool:
-        """Whether it puts one and the same vector at every position of a sequence."""
+        """Whether it puts the same vector at every position of a sequence."""
         return self.is_everywhere and self.value.shape[1] == 1
 
     @property
     def is_everywhere(self) -> bool:
-        """Whether nothing is left of the run's own activation, at any position."""
+        """Whether it replaces the run's own activation completely, at every position."""
         return self._is_whole and self.where is None
 
     @property
@@ -52,7 +52,7 @@ class Patch:
         return isinstance(self.amount, float) and self.amount == 1.0
 
     def of(self, sequences: slice) -> "Patch":
-        """The patch of some of the sequences."""
+        """The patch restricted to some of the sequences."""
         value = self.value if len(self.value) == 1 else self.value[sequences]
         return replace(self, value=value, where=None if self.where is None else self.where[sequences])
 
