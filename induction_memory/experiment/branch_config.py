@@ -1,4 +1,4 @@
-"""The configuration of a branch: that of the run, with rules that hold from the step at which the branch leaves it."""
+"""The configuration of a branch: the run's, with rules that hold from the branch's first step on."""
 
 from collections.abc import Sequence
 from typing import Any

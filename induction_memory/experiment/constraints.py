@@ -11,10 +11,11 @@ update n. A freeze over [start, stop) leaves out the updates start, ..., stop - 
 A frozen parameter gets no gradient, no weight decay and no momentum. Its optimiser state is dropped when the freeze
 begins, so that it thaws with momentum zero.
 
-A clamp replaces an attention pattern from a step on, and not the weights: "previous-token" or "induction@100".
+A clamp replaces an attention pattern from a step on, without changing weights: "previous-token" or "induction@100".
 
 A graft sets a matrix to another trajectory's at the start of one step, before that step's metrics and checkpoint, and
-drops its optimiser state: "W_O2=RUN@300 from 100". From there it trains on; add a freeze "W_O2: 100.." to hold it.
+drops its optimiser state: "W_O2=RUN@300 from 100". The matrix then goes on training, unless a freeze "W_O2: 100.."
+holds it.
 """
 
 import re
@@ -28,7 +29,7 @@ CLAMPS = ("previous-token", "induction")
 
 @dataclass(frozen=True)
 class Freeze:
-    """No update of `name` in start <= n < stop (None: for ever)."""
+    """No update n of `name` for start <= n < stop; a stop of None means to the end."""
 
     name: str
     start: int

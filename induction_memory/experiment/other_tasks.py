@@ -1,8 +1,8 @@
 """Experiments on the other tasks, each about two minutes of one thread (papers named in the tasks' own modules).
 
-Unless a line says otherwise, everything is trained, by AdamW with a step size that falls linearly to zero. At a
-constant one, the noise of the updates keeps the loss 1.5 to 3 times as far from the Bayes-optimal one. The models
-are the smallest that come close to it in that time.
+Unless a line says otherwise, AdamW trains every parameter with a step size that falls linearly to zero. With a constant
+step size, the noise of the updates keeps the loss 1.5 to 3 times as far from the Bayes-optimal loss. The models are the
+smallest that come close to it in that time.
 """
 
 from typing import Any

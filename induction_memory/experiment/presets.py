@@ -6,13 +6,13 @@ the step size of Figures 10 and 11, the dimensions and step sizes of Figure 8. T
 11 warm up for 30 steps: at the paper's step size of 0.2 from the first step on, those with random triggers diverge
 within 15. Experiments on other tasks are in `other_tasks.py`.
 
-Presets that end in `-text` are the model of the paper's text instead of that of the authors' code: Gaussian weights,
+Presets that end in `-text` use the model of the paper's text instead of that of the authors' code: Gaussian weights,
 embeddings of unit norm, and attention scores as in equation 2, without the division by sqrt(d). Gradients are smaller
-there, so the step size is tuned again at T = 64 in batches of 64: 10 in Figure 3 (3 is slower, 30 does not learn), 5 in
-Figure 7 (10 diverges).
+there, so the step size was tuned again at T = 64 in batches of 64: 10 in Figure 3 (3 is slower, 30 does not learn), 5
+in Figure 7 (10 diverges).
 
-`demo`, `heads` and `late-keys-*` are no panels: a first look, a comparison of many seeds, and a test of why keys come
-late with one trigger, all three in smaller batches.
+`demo`, `heads` and `late-keys-*` are not panels of the paper. They are a first look, a comparison of many seeds, and a
+test of why keys are learned late with one trigger, all three in smaller batches.
 """
 
 from dataclasses import dataclass, replace
@@ -100,8 +100,9 @@ def _output_alone(d: int, learning_rate: float) -> RunConfig:
 
 
 def _larger_step_sizes(d: int) -> tuple[float, ...]:
-    """What Figure 8 tries besides 0.2: by factors of 4, one more in low dimension, by factors of 2 around the best at
-    d = 128, which the paper speaks of.
+    """The step sizes that Figure 8 tries besides 0.2: factors of 4, and one more of them for d <= 64.
+
+    At d = 128, the dimension that the paper names, two more lie around the best one.
     """
     coarse = (0.8, 3.2, 12.8, 51.2, 204.8)[: 5 if d <= 64 else 4]
     return tuple(sorted((*coarse, 6.4, 25.6))) if d == 128 else coarse

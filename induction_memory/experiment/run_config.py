@@ -90,7 +90,7 @@ class RunConfig:
 
     @property
     def moving_parameters(self) -> tuple[str, ...]:
-        """The same by the parameters' names in the HookedTransformer."""
+        """What may change between steps, by the parameters' names in the HookedTransformer."""
         return tuple(self.model.parameters[name] for name in self.moving_names)
 
     def replace(self, **changes: Any) -> "RunConfig":
@@ -99,7 +99,7 @@ class RunConfig:
     def with_settings(self, settings: "list[str] | tuple[str, ...]") -> "RunConfig":
         """A copy with fields changed by path: `config.with_settings(["task.k=3", "train.learning_rate=0.5"])`.
 
-        The sizes of the model that no longer fit follow the task, unless they are set themselves.
+        Sizes of the model that no longer fit are set to those of the task, unless `settings` sets them.
 
         >>> RunConfig().with_settings(["task.length=512"]).model.n_ctx
         512

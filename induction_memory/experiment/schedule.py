@@ -1,4 +1,4 @@
-"""When to keep the weights, and how large a step to take.
+"""Which steps to keep as checkpoints, and the step size of each update.
 
 Checkpoint rules are parts joined by "then"; each begins where the one before it ended:
 
@@ -56,11 +56,11 @@ class CheckpointRule:
     """The steps to keep of a run: a set known beforehand and, perhaps, an adaptive part."""
 
     fixed: frozenset[int]
-    """Steps kept whatever happens."""
+    """Steps that are always kept."""
     adaptive_from: int | None = None
     """First step of the adaptive part; None without one."""
     threshold: float = 0.02
-    """Move of a watched value that is worth a checkpoint."""
+    """Change of a watched value from which on a checkpoint is kept."""
 
     @classmethod
     def parse(cls, text: str, steps: int, name: str = "train.checkpoints") -> "CheckpointRule":
@@ -107,7 +107,7 @@ class CheckpointRule:
 
 @dataclass
 class Keeper:
-    """Decides step by step; the values at the last checkpoint are all it remembers."""
+    """Decides for each step whether to keep it, from the watched values at the last checkpoint."""
 
     rule: CheckpointRule
     first_step: int = 0

@@ -3,8 +3,8 @@
 Defaults are the paper's: SGD with momentum 0.9 and weight decay 1e-4 on fresh batches of 512 sequences. The rules under
 `freeze`, `clamps` and `grafts` are explained in `constraints.py`, those under `checkpoints` in `schedule.py`.
 
-Three seeds, three streams: the initial weights, the training batches (one stream per step, so that step n sees the same
-batch whatever came before) and the evaluation batches. They must differ, so that no stream is another's copy.
+Three seeds give three streams: the initial weights, the training batches (one stream per step, so that step n always
+sees the same batch) and the evaluation batches. The seeds must differ, so that no stream is a copy of another.
 """
 
 import math
@@ -19,14 +19,14 @@ from induction_memory.field_docs import field_docs
 
 Optimizer = Literal["sgd", "adamw"]
 Loss = str
-"""all, or the name of a group of the task's positions; trigger-output, or main, is its main group."""
+"""all, or the name of a group of the task's positions; trigger-output and main both name its main group."""
 Device = Literal["cpu", "cuda"]
 MOST_STEPS = 10_000_000
 MOST_THREADS = 256
 MOST = 2**53
-"""No whole number is larger."""
+"""The largest whole number allowed in any field."""
 MOST_REAL = 1e38
-"""No real number is larger: weights and gradients are 32-bit floats."""
+"""The largest real number allowed in any field: weights and gradients are 32-bit floats."""
 
 
 @field_docs
@@ -59,7 +59,7 @@ class TrainConfig:
     warmup: int = 0
     """Updates over which the step size rises linearly to its peak."""
     final_fraction: float = 0.0
-    """What is left of the step size at the end of a linear or cosine decay."""
+    """Fraction of the peak step size at the end of a linear or cosine decay."""
     loss: Loss = "trigger-output"
     """Train on all positions that the task counts, on those of a group, or on its main group (trigger-output)."""
     init_seed: int = 0
@@ -79,7 +79,7 @@ class TrainConfig:
     keep_optimizer: bool = True
     """Keep the optimiser's state beside each checkpoint, so that a branch continues exactly."""
     resume_every: int = 25
-    """Updates between two savings of the latest state, from which a killed run goes on."""
+    """Number of updates after which the latest state is saved again; a killed run resumes from it."""
     full_metrics_every: int = 10
     """Steps between two measurements of the token classes that the loss does not need."""
     out_of_distribution: str | None = None
@@ -89,7 +89,7 @@ class TrainConfig:
     out_of_distribution_batch: int = 128
     """Sequences of each such measurement."""
     micro_batch: int | None = None
-    """Sequences that go through the model at once; chosen for the cache when not given."""
+    """Sequences that go through the model at once; chosen to fit the CPU cache when not given."""
     threads: int | None = None
     """Threads of the numerical library; as many as it chooses when not given."""
     device: Device = "cpu"
