@@ -1,4 +1,4 @@
-"""Trajectories on the disk: the border between what is expensive to compute and what is cheap to read."""
+"""Trajectories on the disk: training writes them once, and every analysis reads them."""
 
 from typing import TYPE_CHECKING
 

@@ -1,8 +1,7 @@
-"""The files of one checkpoint that others trained: which they are, what changed about them, and reading them ahead.
+"""The files of one checkpoint that others trained: finding them, noticing changes, and reading them ahead.
 
-A Hub cache names each blob by a hash of its content: SHA-256 for large files, for others the hash that git gives them.
-Such a file is compared with its name before it is read. Other folders bring no checksums: what their files say is
-taken as it is.
+A Hub cache names each blob by a hash of its content: SHA-256 for large files, git's own hash for others. Such a file is
+compared with its name before it is read. Files of other folders have no checksums and cannot be checked.
 """
 
 import hashlib
@@ -64,7 +63,7 @@ def _times(path: Path) -> tuple[int, int]:
 
 @lru_cache(maxsize=4096)
 def _hash(blob: Path, size: int, time: int) -> str:
-    """The hash of a blob, of the kind that its name is; computed again if the file was written again."""
+    """The hash of a blob, of the same kind as its name. It is computed again if the file was written again."""
     with blob.open("rb") as file:
         if len(blob.name) == 64:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -72,7 +71,7 @@ def _hash(blob: Path, size: int, time: int) -> str:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files of a checkpoint that hold weights; safetensors alone where it has both kinds."""
+    """The files of a checkpoint that hold weights; only safetensors if there are other kinds too."""
     for patterns in (WEIGHTS[:1], WEIGHTS[1:]):
         files = sorted(path for pattern in patterns for path in folder.glob(pattern) if path.is_file())
         files = [path for path in files if path.name not in _NO_WEIGHTS]

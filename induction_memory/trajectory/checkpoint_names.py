@@ -1,4 +1,4 @@
-"""What the name of a checkpoint says: its training step, and the tokens seen by then where it says so.
+"""What the name of a checkpoint says: its training step and, in some names, the tokens seen by then.
 
     step1000                        step 1,000
     checkpoint-1000                 step 1,000
@@ -6,8 +6,8 @@
     step-001000-2BT                 step 1,000 after 2 billion tokens
     model_1000.pth                  step 1,000
 
-The step is the number after a word such as `step` or `checkpoint`. Without such a word, it is the only number that is
-left once the tokens and the stage are taken out. A name with two candidates says nothing.
+The step is the number after a word such as `step` or `checkpoint`. Without such a word, it is the only number besides
+the tokens and the stage. A name with two candidates gives no step.
 """
 
 import re

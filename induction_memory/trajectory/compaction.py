@@ -1,8 +1,7 @@
 """From one file per step to one stacked file: each parameter [step, ...], one step of it a contiguous block.
 
-One matrix over all steps is then a single read, and one step of it another, smaller one. Only one block is in memory at
-a time. Each block is checked when it is read, and each file for its run and its step, so that damage is found here and
-not carried over.
+One matrix over all steps, or at one step, is then a single read. Only one block is in memory at a time. Each block is
+checked when it is read, and each file must belong to its run and step, so that damage is found here and not copied.
 """
 
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from induction_memory.trajectory.sealed import SealedFile, write_stack
 
 
 def compact(folder: Path, steps: Sequence[int], run: str | None) -> dict[str, Piece]:
-    """Write the stacked files of a run from the files of its steps; the pieces they make, with the metrics."""
+    """Write the stacked files of a run from the files of its steps; return their pieces and that of the metrics."""
     opened = cache(lambda step: SealedFile.open_step(step_path(folder, step), run, step))
     with_optimizer = [s for s in steps if any(n.startswith(OPTIMIZER_PREFIX) for n in opened(s).entries)]
 

@@ -1,8 +1,8 @@
 """Reading and writing files that a kill, a power cut or a full disk may interrupt.
 
-A file is written beside its place, flushed to the disk, renamed, and the rename is flushed with its folder: at every
-moment the name stands for the whole old content or for the whole new one. Whatever is flushed first is on the disk
-first, so a file may refer to what was written before it.
+A file is written under a temporary name, flushed to the disk and renamed, and the folder with the new name is flushed.
+So at every moment the name stands for the complete old content or for the complete new one. Files reach the disk in the
+order in which they are written, so a file may refer to one that was written before it.
 
 Every write of the package's disk format goes through `_write`, `_sync` and `_rename`. Only regular files are read,
 never a device or a pipe, which may never end. Nothing is written through a link.
@@ -27,27 +27,27 @@ Bytes = bytes | memoryview
 
 @dataclass(frozen=True)
 class Piece:
-    """What a file must be."""
+    """Checksum and size that a file must have."""
 
     sha256: str
-    """Of its content."""
+    """SHA-256 of its content."""
     size: int
     """In bytes."""
     seal: str | None = None
-    """Of a sealed file (sealed.py): the seal of its header, which is quicker to check. None in format version 1."""
+    """The seal of the header of a sealed file (sealed.py), which is quicker to check. None in format version 1."""
 
     def to_dict(self) -> dict[str, str | int | None]:
         return asdict(self)
 
 
 def write_durably(path: Path, chunks: Iterable[Bytes]) -> Piece:
-    """Make `path` hold the chunks, all of them or none, and say what was written."""
+    """Make `path` hold the chunks, all of them or none, and return the piece that was written."""
     part = part_path(path)
     digest, size = hashlib.sha256(), 0
     try:
         descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, READABLE)
         try:
-            os.fchmod(descriptor, READABLE)  # whatever the umask: a group shares its runs
+            os.fchmod(descriptor, READABLE)  # regardless of the umask: a group shares its runs
             for chunk in chunks:
                 _write(descriptor, chunk)
                 digest.update(chunk)
@@ -65,7 +65,7 @@ def write_durably(path: Path, chunks: Iterable[Bytes]) -> Piece:
 
 
 def open_regular(path: Path) -> BufferedReader:
-    """Open a file for reading; a DamagedError if there is none, or something else in its place."""
+    """Open a regular file for reading; a DamagedError if there is none."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -87,11 +87,11 @@ def check_piece(path: Path, piece: Piece) -> None:
         if size != piece.size:
             raise DamagedError(path, f"{size} bytes instead of {piece.size}")
         if hashlib.file_digest(file, "sha256").hexdigest() != piece.sha256:
-            raise DamagedError(path, "a content that differs from its SHA-256")
+            raise DamagedError(path, "content that differs from its SHA-256")
 
 
 def piece_of(path: Path) -> Piece:
-    """What a file is now."""
+    """Checksum and size of a file as it is now."""
     with open_regular(path) as file:
         return Piece(hashlib.file_digest(file, "sha256").hexdigest(), os.fstat(file.fileno()).st_size)
 

@@ -1,9 +1,9 @@
-"""One step as a folder in the manner of Hugging Face: config.json and model.safetensors, and the way back.
+"""Writing one step as a folder like those of Hugging Face, with config.json and model.safetensors, and reading it.
 
 model.safetensors has every parameter by its name in the HookedTransformer. config.json has the configuration of model,
 task and training, the step, the SHA-256 of the weights and of those before training (null if unknown), whether the
-step was kept rounded (rounded.py), and as `seal` the SHA-256 of all that. `load` reads such a folder as a trajectory of
-one step.
+step was kept rounded (rounded.py), and as `seal` the SHA-256 of all these fields. `load` reads such a folder as a
+trajectory of one step.
 """
 
 import json
@@ -29,7 +29,7 @@ CONFIG, WEIGHTS, MODEL_TYPE, VERSION = "config.json", "model.safetensors", "indu
 def write_export(
     source: FolderSource | PlainSource, step: int, state: dict[str, Tensor], initial: str | None, folder: Path
 ) -> None:
-    """Write the state of a step; config.json comes last, and with it the folder is whole."""
+    """Write the state of a step. config.json is written last and completes the folder."""
     weights = {name: state[name].contiguous() for name in stored_names(source.model_config, state)}
     make_folder(folder)
     piece = write_durably(folder / WEIGHTS, [save(weights, {"format": "pt"})])
@@ -68,13 +68,13 @@ class ExportSource(PlainSource):
             self.initial_checksum = config.get("initial")
             self._sha256, self.fingerprint, step = config["sha256"], config["seal"], int(config["step"])
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
-            raise DamagedError(path / CONFIG, f"a configuration that cannot be ({error})") from error
+            raise DamagedError(path / CONFIG, f"an invalid configuration ({error})") from error
         self.steps, self._files, self._last = (step,), {step: path / WEIGHTS}, None
         self.rounded = self.steps if config.get("rounded") else ()
 
     def _state(self, step: int) -> dict[str, Tensor]:
         if self._last is None and piece_of(self.path / WEIGHTS).sha256 != self._sha256:
-            raise DamagedError(self.path / WEIGHTS, "a content that differs from its SHA-256")
+            raise DamagedError(self.path / WEIGHTS, "content that differs from its SHA-256")
         return super()._state(step)
 
 

@@ -35,7 +35,7 @@ from induction_memory.trajectory.states import W_E, W_U, stored_names
 
 
 def _of_the_run_as_it_is(read: Callable[..., Any]) -> Callable[..., Any]:
-    """Read once more if a file was not there or not the same because the run has finished meanwhile."""
+    """Read once more if a file was missing or had changed because the run has finished in the meantime."""
 
     @wraps(read)
     def careful(self: "FolderSource", *arguments: Any) -> Any:
@@ -113,7 +113,7 @@ class FolderSource:
 
     @cached_property
     def _kept(self) -> dict[str, Any]:
-        """What was read of the run in its present state."""
+        """What has been read of the run in its present state."""
         return {}
 
     @cached_property
@@ -207,7 +207,7 @@ class FolderSource:
 
 
 def closest(steps: Sequence[int], step: int) -> int:
-    """The stored step closest to `step`; of two, the earlier."""
+    """The stored step closest to `step`; the earlier one if two are equally close."""
     distances = np.abs(np.asarray(steps) - step)
     return int(steps[int(distances.argmin())])
 

@@ -1,8 +1,8 @@
 """Trajectories that others saved: a folder of plain state dicts of a HookedTransformer, one file per step.
 
-Files end in .safetensors, .pt or .pth; the last number in a file's name is its step (`model-300.pt`). Pickled files are
-read with weights only: nothing in them is executed. Parameters go by HookedTransformer's names; buffers such as masks
-are left out. As nothing says what was frozen, every parameter counts as changing; nothing but shapes can be checked.
+Files end in .safetensors, .pt or .pth. The last number in a file's name is its step (`model-300.pt`). Pickled files are
+read with `weights_only`, so nothing in them is executed. Parameters go by HookedTransformer's names. Buffers such as
+masks are left out. Nothing says what was frozen, so every parameter counts as changing. Only shapes can be checked.
 """
 
 import re
@@ -28,7 +28,7 @@ _ENDINGS = (".safetensors", ".pt", ".pth")
 
 
 class PlainSource:
-    """A folder of state dicts, each read whole when one of its parameters is asked for; the last one read is kept."""
+    """A folder of state dicts. A request for one parameter reads the whole file; the last one read is kept."""
 
     parent: dict[str, Any] | None = None
     identity: str | None = None
@@ -36,7 +36,7 @@ class PlainSource:
     initial_checksum: str | None = None
     rounded: tuple[int, ...] = ()
     trained_from_seed = False
-    """Nothing says how the weights began: the seed in `train` is a default."""
+    """False, because the initial weights are unknown: the seed in `train` is a default."""
 
     def __init__(self, path: Path, model: AnyModel, task: Task | None = None) -> None:
         self.path, self.task = path, task

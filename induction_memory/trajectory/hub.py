@@ -1,4 +1,4 @@
-"""Revisions of a model on the Hub, fetched into the local cache: the one place that uses the network, and only by name.
+"""Revisions of a model on the Hub, fetched into the local cache: the only module that uses the network.
 
     series = im.fetch_revisions("EleutherAI/pythia-70m", steps=[0, 1000, 2000])
 

@@ -1,8 +1,8 @@
-"""Results kept on the disk: read as they were written, or not at all.
+"""Results kept on the disk, each with a checksum.
 
-A file is the SHA-256 of its key and its content, a line end, and the content: a damaged file, or one under another's
-name, counts as not there. It is written beside its place and moved there in one operation. In a read-only folder or on
-a full disk nothing is kept, and results are computed anew.
+A file holds the SHA-256 of its key and its content, a line end, and the content. A damaged or misnamed file counts as
+missing. Each is written under a temporary name and then renamed. In a read-only folder or on a full disk nothing is
+kept, and results are computed again.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from induction_memory.trajectory.durable import READABLE
 from induction_memory.trajectory.layout import part_path
 
 _OLD = 3600.0
-"""Seconds after which a part counts as left by a writer that was killed."""
+"""Seconds after which a temporary file counts as left by a killed process."""
 
 
 def read(path: Path, key: str) -> bytes | None:
@@ -34,7 +34,7 @@ def write(path: Path, key: str, content: bytes) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         part.write_bytes(_seal(key, content) + b"\n" + content)
-        part.chmod(READABLE)  # whatever the umask: a group shares its runs
+        part.chmod(READABLE)  # regardless of the umask: a group shares its runs
         os.replace(part, path)
         _remove_old_parts(path.parent)
     except OSError:

@@ -1,8 +1,8 @@
-"""Results of single checkpoints, kept on the disk as soon as they are there: a killed analysis goes on where it was.
+"""Results of single checkpoints, kept on the disk as soon as they are computed: a killed analysis resumes from them.
 
 A result is a few tables by name. Its file is named by the step and by a hash of what it depends on: the question and
-its settings, the checkpoint's files, and the source of this package. It is sealed: read as it was written, or computed
-anew (`kept_files.py`).
+its settings, the checkpoint's files, and the source of this package. A damaged file is computed again
+(`kept_files.py`).
 """
 
 import hashlib
@@ -66,7 +66,7 @@ def _code() -> str:
 
 
 def key_of(settings: Mapping[str, Any]) -> str | None:
-    """The key of a result with these settings; None if one is a function, since a change in it could not be seen."""
+    """The key of a result with these settings; None if one is a function, whose code the key would not reflect."""
     try:
         return hashed(settings)
     except _FunctionError:

@@ -1,14 +1,14 @@
-"""The names of the files of a trajectory, and which files are surely its own.
+"""The names of the files of a trajectory.
 
 manifest.json           what it is (manifest.py)
 metrics.jsonl           one line per step (rows.py)
 frozen.safetensors      parameters that never change
 grafts.safetensors      matrices to graft, in the order of train.grafts
 trained.safetensors     once finished: every other parameter, [step, ...]
-rounded.safetensors     of a thinned run: the steps that were kept rounded (rounded.py)
+rounded.safetensors     in a thinned run: the steps that were kept rounded (rounded.py)
 optimizer.safetensors   once finished: the optimiser's state, [step, ...]
 steps/00000300.safetensors   while training: weights and, under optimizer/, the optimiser's state of one step
-latest.safetensors           while training: the same, of the latest state to resume from
+latest.safetensors           while training: the same for the latest state, to resume from
 .NAME.part              a file that is being written
 .lock                   held by the process that trains
 """
@@ -58,7 +58,7 @@ def stored_steps(folder: Path) -> list[int]:
 def listed_steps(folder: Path) -> list[int]:
     """All steps that the files of a run list, none if a file cannot be read.
 
-    Nothing is checked, and nothing heavy is imported: it serves to refuse a wrong step early.
+    It is used to refuse a wrong step early, so it checks nothing and imports nothing heavy.
     """
     found = set(stored_steps(folder))
     try:
@@ -91,7 +91,7 @@ def part_path(path: Path) -> Path:
 
 
 def parts(folder: Path) -> list[Path]:
-    """What interrupted writes have left behind, of files of this format alone."""
+    """The temporary files of this format that interrupted writes have left behind."""
     own = [part_path(folder / name) for name in FILES]
     steps = [p for p in (folder / STEPS).glob(".*.part") if _STEP.fullmatch(p.name[1 : -len(".part")])]
     return [path for path in [*own, *steps] if path.is_file() and not path.is_symlink()]

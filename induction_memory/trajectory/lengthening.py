@@ -1,8 +1,8 @@
-"""More steps for a run that has fewer.
+"""Giving a run more steps.
 
-A finished run gets its steps/ back, then the manifest says "training" with the new number of steps, and only then the
-stacked files are removed. A run on its way only gets the new number. Either stands where it stood, and training on
-gives the bits of a run that had as many steps from the start.
+For a finished run, the files in steps/ are written again, then the manifest says "training" with the new number of
+steps, and only then the stacked files are removed. An unfinished run only gets the new number. Training then goes on
+from the same state and gives the same bits as a run that had that many steps from the start.
 """
 
 from collections.abc import Iterator
@@ -19,13 +19,13 @@ from induction_memory.trajectory.writer import spent, write_state
 
 
 def why_not_longer(folder: Path, manifest: Manifest, longer: RunConfig) -> Iterator[str]:
-    """What keeps the run in `folder` from being the beginning of one with more steps."""
+    """Reasons why the run in `folder` is not the beginning of the longer run."""
     train = RunConfig.from_dict(manifest.config).train
     before, after = ({s for s in t.checkpoint_rule.fixed if s < train.steps} for t in (train, longer.train))
     if train.schedule != "constant":
         yield f"its {train.schedule} decay ends at step {train.steps}"
     if before != after:
-        yield f"{train.checkpoints!r} keeps other steps before {train.steps} then"
+        yield f"with more steps, {train.checkpoints!r} keeps other steps before {train.steps}"
     if manifest.state != "finished":
         return
     rows = row_files.of(folder, manifest)
@@ -36,11 +36,11 @@ def why_not_longer(folder: Path, manifest: Manifest, longer: RunConfig) -> Itera
     if state is None or not steps or steps[-1] not in SealedFile.open_piece(folder / OPTIMIZER, state).steps:
         yield "it was kept without its optimiser's state"
     if train.grafts and GRAFTS not in manifest.pieces:
-        yield "it was kept without what it grafts"
+        yield "it was kept without the matrices of its grafts"
 
 
 def lengthen(folder: Path, manifest: Manifest, config: RunConfig, command: str | None) -> None:
-    """Make the run in `folder` one of more steps, which stands where it stood."""
+    """Give the run in `folder` more steps, without changing the step that it has reached."""
     seconds, pieces = manifest.seconds, {n: p for n, p in manifest.pieces.items() if n in (FROZEN, GRAFTS, ROUNDED)}
     for name, piece in pieces.items():
         damage = SealedFile.open_piece(folder / name, piece).damage()

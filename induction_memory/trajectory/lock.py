@@ -1,7 +1,7 @@
 """One writer per folder.
 
-The lock is the kernel's (flock on the file `.lock`), held while the process lives: a killed process leaves none behind,
-whatever the file says. The text in the file only names the holder.
+The lock is the kernel's (flock on the file `.lock`) and lasts as long as the process. A killed process may leave the
+file, but no lock. The text in the file only names the holder.
 """
 
 import fcntl
@@ -28,7 +28,7 @@ class BusyError(InputError):
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the folder, made if need be; a BusyError names who holds it already."""
+    """Hold the lock of the folder, which is created if missing; a BusyError names the process that holds it already."""
     make_folder(folder)
     path = folder / LOCK
     if (path.exists() or path.is_symlink()) and not is_ours(path):
@@ -48,7 +48,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def is_ours(path: Path) -> bool:
-    """Whether a lock file was written here: empty, or with the name of a holder."""
+    """Whether a lock file is one of this package: empty, or with the name of a holder."""
     if path.is_symlink() or not path.is_file() or path.stat().st_size > 1000:
         return False
     text = path.read_bytes()
@@ -69,7 +69,7 @@ def _acquire(path: Path) -> int:
             raise BusyError(f"{path.parent}: expected a folder no other process trains in, got {holder}") from error
         if _number(path) == os.fstat(descriptor).st_ino:
             return descriptor
-        os.close(descriptor)  # its holder has just removed it: what was locked is no longer the folder's lock
+        os.close(descriptor)  # its holder has just removed the file, so this lock is no longer the folder's
 
 
 def _number(path: Path) -> int | None:

@@ -4,20 +4,20 @@
     state             "training" or "finished"
     config            task, model and training; the task may be null in an imported one
     first_step        step of the first checkpoint: 0, or where a branch left its parent
-    parent            of a branch: name, fingerprint and step of the run it left; else null
+    parent            for a branch: name, fingerprint and step of the run it left; else null
     rows              lines in metrics.jsonl once finished
     threads           threads of the numerical library: the bits of a run depend on them
     versions          of Python and of the packages that computed it
     command, created  how and when it was started
-    seconds           time spent on training, without what lies between a kill and a resumption; null if unknown
-    pieces            file -> SHA-256, size and, of a sealed file, the seal of its header
+    seconds           time spent on training, without the time between a kill and a resumption; null if unknown
+    pieces            file -> SHA-256, size and, for a sealed file, the seal of its header
     identity          a hash of what determines the bits of the run, which its step files and metrics carry too
-    initial           SHA-256 of the weights before any training, null where they are not known
+    initial           SHA-256 of the weights before any training, null if they are not known
     seal              SHA-256 of all of the above, as JSON with sorted keys and no spaces
 
 Version 1 had no `identity`, no `initial` and no seals in `pieces`. Version 3 is version 2 with rounded.safetensors
-among the pieces, and is written only then. No random state is kept: each step's batch has a stream of its own, from the
-seed and the step's number.
+among the pieces, and is written only in that case. No random state is kept: each step's batch has its own stream, from
+the seed and the step's number.
 """
 
 import hashlib
@@ -71,7 +71,7 @@ class Manifest:
 
     @property
     def key(self) -> int:
-        """Where the checksums of the run's metrics begin (rows.py)."""
+        """The start value of the checksums of the run's metrics (rows.py)."""
         return 0 if self.identity is None else zlib.crc32(self.identity.encode())
 
     def identified(self) -> "Manifest":
@@ -82,7 +82,7 @@ class Manifest:
         return replace(self, identity=digest([*what, self.threads, self.versions]))
 
     def write(self, folder: Path) -> None:
-        """Put the manifest into the folder, durably: from here on the folder is what it says."""
+        """Write the manifest into the folder, durably. From then on it describes the folder."""
         values: dict[str, Any] = {"format": FORMAT, "version": VERSION if ROUNDED in self.pieces else 2}
         values |= {f.name: getattr(self, f.name) for f in fields(self)}
         values["pieces"] = {name: piece.to_dict() for name, piece in self.pieces.items()}
@@ -113,9 +113,9 @@ class Manifest:
         return cls(**values)
 
     def parts(self, folder: Path) -> tuple[Task | None, AnyModel, TrainConfig]:
-        """Task, model and training; a DamagedError if the configuration is none.
+        """Task, model and training; a DamagedError if the configuration is invalid.
 
-        A task that is not registered here is an InputError: it may be another program's.
+        A task that is not registered is an InputError: another program may have defined it.
         """
         task, model, train = (self.config[name] for name in ("task", "model", "train"))
         if task is not None and isinstance(task.get("name"), str):
@@ -127,7 +127,7 @@ class Manifest:
             made = None if task is None else registry.from_dict(task)
             return made, model_from_dict(model), TrainConfig.from_dict(train)
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
-            raise DamagedError(folder / MANIFEST, f"a configuration that cannot be ({error})") from error
+            raise DamagedError(folder / MANIFEST, f"an invalid configuration ({error})") from error
 
 
 def _is_whole(value: Any) -> bool:

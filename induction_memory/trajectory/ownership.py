@@ -1,7 +1,7 @@
-"""What in a folder is surely a trajectory's own: nothing else is ever written over or removed.
+"""Which files of a folder certainly belong to a trajectory: no other file is ever overwritten or removed.
 
-A name is not enough, since `steps` or `latest.safetensors` may be anybody's. A file is ours if its content says so: a
-sealed file with its seal, metrics with their checksums, a lock with the name of its holder.
+A name is not enough, since `steps` or `latest.safetensors` may belong to something else. A file belongs to a trajectory
+if its content shows it: a sealed file with its seal, metrics with their checksums, a lock with the name of its holder.
 """
 
 import os
@@ -31,14 +31,14 @@ _CACHED = re.compile(r"[0-9a-f]{64}\.(result|parquet)|\.[0-9a-f]{64}\.result\.pa
 
 
 def may_begin(folder: Path) -> bool:
-    """Whether a run may begin here: no folder, or nothing in it but what a run that never began has left."""
+    """Whether a run may begin here: there is no folder, or only leftovers of a run that never began."""
     if not folder.exists():
         return True
     return folder.is_dir() and not (folder / MANIFEST).exists() and not strangers(folder)
 
 
 def strangers(folder: Path) -> list[Path]:
-    """What lies in the folder and is not surely a trajectory's own."""
+    """What is in the folder and does not certainly belong to a trajectory."""
     own = {*parts(folder)}
     if (folder / STEPS).is_dir() and not (folder / STEPS).is_symlink():
         own |= {folder / STEPS, *(path for path in step_files(folder) if _is_sealed(path))}
@@ -49,16 +49,16 @@ def strangers(folder: Path) -> list[Path]:
 
 
 def tidy(folder: Path) -> None:
-    """Remove what a finished run no longer needs: its single steps and what interrupted writes left."""
+    """Remove what a finished run no longer needs: the files of single steps and leftovers of interrupted writes."""
     remove_parts(folder)
     for path in [folder / LATEST, *step_files(folder)]:
         path.unlink(missing_ok=True)
-    with suppress(OSError):  # something of another's lies in it, or it is gone
+    with suppress(OSError):  # it holds files of something else, or is gone
         (folder / STEPS).rmdir()
 
 
 def remove(folder: Path) -> None:
-    """Remove a trajectory and its folder; refused if another process holds it or anything else lies in it."""
+    """Remove a trajectory and its folder; refused if another process holds it or it contains other files."""
     with lock.locked(folder):
         others = strangers(folder)
         if others:
@@ -79,7 +79,7 @@ def remove(folder: Path) -> None:
 
 
 def _others_in_cache(folder: Path) -> list[Path]:
-    """What lies under .cache and is no cached result of a probe."""
+    """What is under .cache besides cached results of probes."""
     top, inner = folder / CACHE.parent, folder / CACHE
     if top.is_symlink() or inner.is_symlink() or (top.exists() and not top.is_dir()):
         return [top]

@@ -1,9 +1,9 @@
 """The weights of a run before any training.
 
-Where step 0 of a run is stored and not rounded, that is them. Else they are computed again from the configuration and
-the seed, which gives the same bits, and compared with the checksum in the manifest. Format version 1 kept no checksum:
-there, only runs that were trained here from their seed are computed again, neither branches nor imported ones. What
-is not known is None, never a guess.
+They are step 0 of the run, if it is stored and not rounded. Otherwise they are computed again from the configuration
+and the seed, which gives the same bits, and compared with the checksum in the manifest. Format version 1 kept no
+checksum. There, only runs that this package trained from their seed are computed again, not branches and not imported
+runs. Unknown weights are None, never a guess.
 """
 
 import logging

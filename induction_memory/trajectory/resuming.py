@@ -1,9 +1,9 @@
-"""Where a killed run goes on.
+"""From which step a killed run resumes.
 
 Whenever a file with the state of step n exists, the metrics of all steps before n are on the disk (`writer.py`).
-Resuming takes the latest such state that is whole, cuts the metrics before line n, and goes on. What the killed run had
-done beyond is done again, with the same bits. A step that turns out damaged, or that is another run's, is done again in
-the same way, from the state before it.
+Resuming takes the latest such state that is intact, cuts the metrics before line n, and goes on. Later steps of the
+killed run are computed again, with the same bits. A step whose file is damaged, or belongs to another run, is computed
+again in the same way, from the state before it.
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ from induction_memory.trajectory.sealed import SealedFile
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """The latest state of an unfinished run that is whole, and what is known up to it."""
+    """The latest intact state of an unfinished run, and what is known up to it."""
 
     step: int
     parameters: dict[str, Tensor]
@@ -40,15 +40,15 @@ class ResumePoint:
     optimizer: dict[str, Tensor]
     grafts: dict[Graft, Tensor]
     rows: list[dict[str, Any]]
-    """The metrics of all steps before."""
+    """The metrics of all steps before `step`."""
     size: int
     """Bytes of metrics.jsonl that these take."""
     notes: tuple[str, ...]
-    """Damage that was passed over; what it held is computed again."""
+    """Damage that was found; the damaged steps are computed again."""
 
 
 def resume_point(folder: Path, manifest: Manifest, config: RunConfig) -> ResumePoint:
-    """Where the unfinished run in `folder` goes on."""
+    """The point from which the unfinished run in `folder` resumes."""
     whole = SealedFile.open_piece(folder / FROZEN, manifest.pieces.get(FROZEN))
     frozen = {name: whole.read(name) for name in whole.entries}
     grafts: dict[Graft, Tensor] = {}
@@ -66,7 +66,7 @@ def resume_point(folder: Path, manifest: Manifest, config: RunConfig) -> ResumeP
 
 
 def _drop_from_first_damage(folder: Path, manifest: Manifest, rows: list[dict[str, Any]]) -> list[str]:
-    """Drop the rows from the first kept step on whose file is damaged, so that it is computed again.
+    """Find the first kept step whose file is damaged, and drop the rows from it on, so that it is computed again.
 
     Returns what is wrong with that file.
     """
@@ -85,7 +85,7 @@ def _drop_from_first_damage(folder: Path, manifest: Manifest, rows: list[dict[st
 
 
 def _latest_state(folder: Path, manifest: Manifest, done: int, notes: list[str]) -> tuple[int, dict[str, Tensor]]:
-    """The latest whole state with the optimiser's, whose metrics before it are there; adds to `notes`."""
+    """The latest intact state that includes the optimiser's and all metrics before it; adds damage to `notes`."""
     candidates = [(folder / LATEST, None), *((step_path(folder, s), s) for s in reversed(stored_steps(folder)))]
     best: tuple[int, dict[str, Tensor]] | None = None
     for path, step in candidates:

@@ -72,14 +72,14 @@ class Revisions:
         return boot(one.folder)
 
     def __iter__(self) -> Iterator[tuple[int, nn.Module]]:
-        """Step and model, each a model of its own: drop it before the next one, so that one is in memory."""
+        """Step and model, each a new model. Drop it before asking for the next, so that only one is in memory."""
         from induction_memory.model.bridge import boot
 
         for one in self._in_turn(self.checkpoints):
             yield one.label.step, boot(one.folder)
 
     def refilled(self) -> Iterator[tuple[int, nn.Module]]:
-        """Step and model; where possible it is one model whose weights change, so nothing of it may be kept."""
+        """Step and model. Where possible it is one model whose weights change, so do not keep it or its tensors."""
         from induction_memory.model.refill import Refill
 
         models = Refill()
@@ -87,7 +87,7 @@ class Revisions:
             yield one.label.step, models.load(one.folder, one.files())
 
     def _in_turn(self, checkpoints: Sequence[Checkpoint]) -> Iterator[Checkpoint]:
-        """Each checkpoint; the files of the next are read meanwhile."""
+        """Each checkpoint, while the files of the next are read in the background."""
         for one, following in zip(checkpoints, [*checkpoints[1:], None], strict=True):
             reading = read_ahead(following.files()) if following is not None else None
             one.require_intact()
@@ -98,10 +98,10 @@ class Revisions:
     def results(
         self, measure: Callable[[int, nn.Module], Mapping[str, pd.DataFrame]], *, key: str | None = None
     ) -> Iterator[tuple[int, dict[str, pd.DataFrame]]]:
-        """Step and the tables that `measure` makes of it and its model, in the order of steps.
+        """Step and the tables that `measure` makes of the step and its model, in the order of steps.
 
         With `keep` and a `key` that names the measure and its settings, the tables of each step are kept on the disk as
-        soon as they are there, and read from it next time: a run that was killed goes on where it was.
+        soon as they are computed, and read from there next time. A killed analysis then resumes where it was.
         """
         from induction_memory.model.refill import Refill
 
@@ -126,8 +126,8 @@ class Revisions:
     ) -> pd.DataFrame:
         """The tables that `measure` makes of each model, one below the other, with the step in front.
 
-        A measure returns a table, or a dictionary of numbers for one row. The results of each step are kept as those of
-        `results`. A model must not be used after its call.
+        A measure returns a table, or a dictionary of numbers for one row. The results of each step are kept as in
+        `results`. A model must not be used after the measure has returned.
         """
         parts = [
             (step, tables["table"])
@@ -142,7 +142,7 @@ class Revisions:
         return AutoConfig.from_pretrained(self.checkpoints[-1].folder, local_files_only=True).get_text_config()
 
     def tokenizer(self) -> Any:
-        """The tokenizer of the series; an error if the checkpoints bring none, or different ones."""
+        """The tokenizer of the series; an error if the checkpoints have none, or different ones."""
         from transformers import AutoTokenizer
 
         files = [one.tokenizer() for one in self.checkpoints]
@@ -151,7 +151,7 @@ class Revisions:
         return AutoTokenizer.from_pretrained(self.checkpoints[-1].folder, local_files_only=True)
 
     def encode(self, text: str, length: int | None = None) -> Int[Tensor, "batch pos"]:
-        """The tokens of a text: one sequence, or with `length` as many sequences of that many tokens as it fills."""
+        """The tokens of a text as one sequence; with `length`, as the full sequences of that length that it fills."""
         tokens = torch.tensor(self.tokenizer()(text, add_special_tokens=False)["input_ids"], dtype=torch.long)
         require(len(tokens) >= 2, "text", "two or more tokens", len(tokens))
         if length is None or len(tokens) < length:
@@ -159,7 +159,7 @@ class Revisions:
         return tokens[: len(tokens) // length * length].reshape(-1, length)
 
     def words(self, tokens: Int[Tensor, " pos"]) -> list[str]:
-        """Tokens as a person reads them; their numbers where the series brings no tokenizer."""
+        """Tokens as text; their numbers if the series has no tokenizer."""
         if not self.checkpoints[-1].tokenizer():
             return [str(int(token)) for token in tokens]
         tokenizer = self.tokenizer()
@@ -177,7 +177,7 @@ def _as_table(measured: Any) -> pd.DataFrame:
 
 def joined(parts: Sequence[tuple[int, pd.DataFrame]]) -> pd.DataFrame:
     """Tables of several steps as one, with the step in front."""
-    require(len(parts) > 0, "source", "one or more checkpoints", "none that is left")
+    require(len(parts) > 0, "source", "one or more checkpoints", "none")
     labelled = []
     for step, table in parts:
         table = table.drop(columns="step", errors="ignore")
@@ -242,7 +242,7 @@ Source = str | Path | Sequence[str | Path] | Iterable[tuple[int, nn.Module]]
 def revisions(source: Source, *, keep: str | Path | None = None) -> Revisions:
     """A series of checkpoints that others trained: a folder with one per step, some folders, or (step, model) pairs.
 
-    `keep` is a folder for results: what `table` measures at a step is kept there as soon as it is known.
+    `keep` is a folder in which `table` keeps the results of each step as soon as they are computed.
 
     >>> import induction_memory as im
     >>> model = im.load("induction-small").model

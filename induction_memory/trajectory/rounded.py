@@ -5,10 +5,10 @@ Each parameter W has a unit, a power of two between 2^-11 and 2^-10 of its root 
     q_s = round(W_s / unit)              each weight is off by at most unit / 2, 0.05 % of the root mean square
     d_s = q_s - q_(s-1), q_(-1) = 0      small numbers, because a parameter moves little from one kept step to the next
 
-The differences are written as 2d for d >= 0 and -2d - 1 for d < 0, four bytes each; of each step first the lowest bytes
-of all entries, then the next ones; all steps together are deflated. The file holds per parameter `differences/NAME`
-(the deflated bytes) and `unit/NAME`. What is read back is float32 and exactly unit q_s, so rounding it again with the
-same unit changes nothing.
+The differences are written as 2d for d >= 0 and -2d - 1 for d < 0, four bytes each. Each step has first the lowest
+bytes of all entries, then the next ones, and all steps are deflated together. The file holds `differences/NAME` (the
+deflated bytes) and `unit/NAME` for each parameter. The weights that are read back are float32 and exactly unit q_s, so
+rounding them again with the same unit changes nothing.
 """
 
 import math
@@ -32,7 +32,7 @@ BITS = 10
 """A unit is between 2^-(BITS + 1) and 2^-BITS of the root mean square."""
 _DIFFERENCES, _UNIT = "differences/", "unit/"
 _LARGEST = 2**24
-"""Of |q|: below it, unit q is exact in float32."""
+"""Bound of |q|: below it, unit q is exact in float32."""
 
 
 def write_rounded(
@@ -42,7 +42,7 @@ def write_rounded(
     read: Callable[[str, int], Tensor],
     units: Mapping[str, float],
 ) -> Piece:
-    """Write the steps of these parameters; `units` has those that are given, the others follow from the weights."""
+    """Write the steps of these parameters; a unit that `units` does not give follows from the weights."""
     found: dict[str, Tensor] = {}
     for name in names:
         values = np.stack([read(name, step).numpy() for step in steps])
@@ -56,7 +56,7 @@ def write_rounded(
 
 
 def unit_of(values: Float[np.ndarray, "step ..."]) -> float:
-    """The unit of a parameter; 1 if it is zero, or no number, everywhere."""
+    """The unit of a parameter; 1 if the root mean square is zero or not finite."""
     size = math.sqrt(np.mean(np.square(values, dtype=np.float64)))
     return 2.0 ** (math.floor(math.log2(size)) - BITS) if 0 < size < math.inf else 1.0
 
@@ -105,7 +105,7 @@ def _deflated(whole: np.ndarray) -> np.ndarray:
 
 
 def _inflated(data: np.ndarray, steps: int, size: int) -> np.ndarray:
-    """The whole numbers; ValueError if the data are not exactly those of so many steps and entries."""
+    """The whole numbers [step, entry]; ValueError if the data do not have exactly `steps` steps of `size` entries."""
     inflating, length = zlib.decompressobj(), 4 * steps * size
     planes = inflating.decompress(data.tobytes(), length + 1)
     if len(planes) != length or not inflating.eof or inflating.unused_data:

@@ -2,10 +2,10 @@
 
     {"step": 3, "loss": 1.25, ..., "crc32": 1234567890}
 
-The checksum is that of the line's bytes before `, "crc32"`, begun at the run's key instead of at 0 (`zlib.crc32(text,
-key)`; the manifest has it), so that a line of another run is noticed. Steps follow one another without a gap; what was
-not measured is null. A line that a kill or a power cut tore off is noticed, and everything from it on counts as not
-written.
+The checksum is that of the line's bytes before `, "crc32"`. It starts from the run's key in the manifest instead of 0
+(`zlib.crc32(text, key)`), so that a line of another run is noticed. Steps follow one another without a gap. What was
+not measured is null. An incomplete line, left by a kill or a power cut, is noticed, and everything from it on counts as
+not written.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ def encode(row: Mapping[str, Any], key: int = 0) -> bytes:
 
 
 def decode(line: bytes, key: int = 0) -> dict[str, Any] | None:
-    """The row of a line with its line end; None if it is torn, damaged or another run's."""
+    """The row of a line with its line end; None if the line is incomplete, damaged or from another run."""
     text, mark, checksum = line.rpartition(MARK)
     if not mark or checksum != str(zlib.crc32(text, key)).encode() + b"}\n":
         return None
@@ -43,16 +43,16 @@ def decode(line: bytes, key: int = 0) -> dict[str, Any] | None:
 
 
 def intact(path: Path, first_step: int, key: int = 0) -> tuple[list[dict[str, Any]], list[int]]:
-    """The rows up to the first line that is torn, damaged or out of turn, and the byte at which each ends."""
+    """The rows up to the first line that is incomplete, damaged or out of order, and the byte at which each ends."""
     return _intact(_content(path), first_step, key)
 
 
 def of(folder: Path, manifest: Manifest) -> list[dict[str, Any]]:
-    """All rows of a run, from one look at the file. While the run grows, the last line may be half written."""
+    """All rows of a run; the file is read once. While the run grows, the last line may be incomplete."""
     path, expected, piece = folder / METRICS, manifest.rows, manifest.pieces.get(METRICS)
     content = _content(path)
     if piece is not None and hashlib.sha256(content).hexdigest() != piece.sha256:
-        what = "no such file" if not content else f"a content of {len(content)} bytes that differs from its SHA-256"
+        what = "no such file" if not content else f"content of {len(content)} bytes that differs from its SHA-256"
         raise DamagedError(path, what)
     rows, ends = _intact(content, manifest.first_step, manifest.key)
     rest = content[ends[-1] if ends else 0 :]

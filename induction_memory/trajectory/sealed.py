@@ -9,9 +9,9 @@ A file is ordinary safetensors: 8 bytes with the header's length, a JSON header,
     run         the identity of the run whose step this is; only in the files of single steps
     seal        SHA-256 of the header without this entry, written as JSON with sorted keys and no spaces
 
-Opening checks the seal, and that the file is the one that was asked for: the piece in the manifest, or a step of the
-run. Reading checks each block that is read, so that one matrix over all steps, or one step, is verified without
-touching the rest. A CRC-32 catches every single flipped bit, and bursts of up to 32.
+Opening checks the seal, and that the file is the expected one: the piece in the manifest, or a step of the run. Reading
+checks each block that is read, so that one matrix over all steps, or one step, is verified without touching the rest. A
+CRC-32 catches every single flipped bit, and bursts of up to 32.
 """
 
 import hashlib
@@ -67,8 +67,8 @@ def write_stack(
 ) -> Piece:
     """Write tensors with a leading step axis, holding one block at a time.
 
-    `first` describes each tensor without that axis; `read` gives the block of a name and a step, and is called twice:
-    the checksums stand in the header, before the data.
+    `first` describes each tensor without that axis. `read` gives the block of a name and a step. It is called twice for
+    each, because the checksums stand in the header, before the data.
     """
     entries = [
         Entry(
@@ -248,7 +248,7 @@ class SealedFile:
         return torch.from_numpy(data.view(_NAMES[entry.dtype]).reshape(shape))
 
     def damage(self) -> DamagedError | None:
-        """What is wrong with the blocks; None when each is what was written."""
+        """What is wrong with the blocks; None if all checksums are right."""
         try:
             for name in self.entries:
                 self.read(name)

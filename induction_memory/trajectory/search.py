@@ -4,8 +4,8 @@ A name is looked for in these folders, in this order:
 
     1. those in the environment variable INDUCTION_MEMORY_PATH, separated by ":" as in PATH
     2. ./checkpoints
-    3. checkpoints/ of the source tree, where the package is used from one
-    4. the package itself, which brings one small trajectory: induction-small
+    3. checkpoints/ of the source tree, if the package is used from one
+    4. the package itself, which contains one small trajectory: induction-small
 """
 
 import os
@@ -19,7 +19,7 @@ VARIABLE = "INDUCTION_MEMORY_PATH"
 SHIPPED = Path(__file__).parents[2] / "checkpoints"
 """The shipped trajectories, in the source tree."""
 PACKAGED = Path(__file__).parent / "data"
-"""The one that is part of the package."""
+"""The trajectory that is part of the package."""
 
 
 def search_path() -> list[Path]:

@@ -1,9 +1,9 @@
 """What trips people up in public series of checkpoints, found on the files alone: no model is made.
 
 identical checkpoint   all weights that train equal those of another step
-identical shard        one file of several equals that of another step: a revision that was uploaded by half
+identical shard        one file of several equals that of another step: half of a revision was uploaded
 identical tensor       a single tensor that trains equals that of another step
-unreadable             a file that is cut off, or no weights at all
+unreadable             a file that is truncated, or no weights at all
 damaged                a file of a Hub cache that differs from the hash that names it
 missing tensor         a tensor that other steps have
 configuration, tokenizer   a change of config.json or of the tokenizer's files against the step before
@@ -11,9 +11,9 @@ gap                    steps missing from an otherwise regular schedule (equal d
 jump                   weights that move JUMP times further in one interval than in the intervals beside it
 off the path           weights that go away and come back: |i-1, i| + |i, i+1| above OFF_PATH times |i-1, i+1|
 
-Tensors that are the same at every step (masks, rotary tables, frozen weights) are no finding. Distances are relative,
+Tensors that are the same at every step (masks, rotary tables, frozen weights) are not reported. Distances are relative,
 |W' - W| / |W| over all floating-point tensors that train. Files of a Hub cache are links to blobs that are named by
-their hash: a blob that several revisions share is read once.
+their hash, and a blob that several revisions share is read once.
 """
 
 import hashlib
@@ -89,7 +89,7 @@ def lines(series: Revisions) -> list[str]:
 def gaps(steps: list[int]) -> list[Finding]:
     """Steps that are missing from a schedule of equal distances or of equal ratios.
 
-    Before the last checkpoint, three equal distances in a row stand for the schedule.
+    For a gap before the last checkpoint, the three distances before it must be equal.
 
     >>> [one.detail for one in gaps([0, 100, 200, 400, 500])]
     ['step 300 is missing']
@@ -114,7 +114,7 @@ def gaps(steps: list[int]) -> list[Finding]:
 
 
 def _geometric(before: int, here: int, after: int, beyond: int) -> int:
-    """The step that follows `here` in a schedule of equal ratios, if one is left out before `after`; else 0."""
+    """The step missing between `here` and `after` in a schedule of equal ratios; 0 if none is."""
     if here % before or here == before:
         return 0
     ratio = here // before
@@ -188,7 +188,7 @@ def _missing(contents: list[Contents]) -> list[Finding]:
 
 
 def _identical(contents: list[Contents], trained: set[str]) -> list[Finding]:
-    """Pairs of steps that share weights, in the largest unit that is the same: checkpoint, shard, tensor."""
+    """Pairs of steps that share weights, reported for the largest unit that is equal: checkpoint, shard or tensor."""
     found = []
     for i, one in enumerate(contents):
         for other in contents[i + 1 :]:

@@ -1,7 +1,7 @@
 """Between a model and the named tensors of a stored step.
 
-A stored step has every parameter of the HookedTransformer by its own name, except one: with a tied output, W_U = W_E^T
-is the same numbers again and is made from W_E.
+A stored step has every parameter of the HookedTransformer by its own name, with one exception: a tied W_U = W_E^T is
+not stored but computed from W_E.
 """
 
 import hashlib

@@ -2,7 +2,7 @@
 
 On request all chosen steps except the last are rounded (`rounded.py`), which takes about a quarter of the space.
 
-Also turns a folder of plain state dicts into this package's format: thinned to all of its steps.
+Thinning to all steps also converts a folder of plain state dicts to this package's format.
 """
 
 from collections.abc import Sequence
@@ -40,15 +40,15 @@ def thin(
 ) -> Trajectory:
     """Write the chosen steps of a run (all of them when not given) as a finished trajectory to the folder `out`.
 
-    With the optimiser's state of its last step (`keep_optimizer="last"`, or True for every chosen step that has one), a
-    copy with the run's last step can be lengthened as the run itself can. Without `keep_norms` the metrics lack the
-    norms of weights and gradients, most of their size in a small model.
+    `keep_optimizer="last"` keeps the optimiser's state of the last chosen step, True that of every chosen step that has
+    one. A copy that has this state for the run's last step can be given more steps. Without `keep_norms` the metrics
+    lack the norms of weights and gradients, which take most of the space in a small model.
 
     With `rounded` the chosen steps before the last are rounded, each weight to within 0.05 % of its parameter's root
     mean square; `im.load(out).rounded` lists them. The last step and the optimiser's state stay exact. A step that the
     run itself holds rounded stays so.
 
-    If it is killed on its way, it can be called again: `out` counts as empty until it is whole.
+    After a kill it can be called again: `out` counts as empty until it is complete.
 
     >>> import tempfile
     >>> import induction_memory as im
@@ -95,7 +95,7 @@ def thin(
 
 
 def _write_weights(source: Any, folder: Path, steps: Sequence[int], rounded: bool) -> dict[str, Any]:
-    """The files of what never changes and of what does."""
+    """Write the files of the frozen and of the changing parameters."""
     frozen, moving = (stored_names(source.model_config, names) for names in (source.frozen, source.moving))
     first = {name: describe(name, source.read_step(name, steps[0])) for name in moving}
     coarse = [step for step in steps if step in source.rounded or (rounded and step != steps[-1])]
@@ -120,7 +120,7 @@ def _config(run: Trajectory) -> dict[str, Any]:
 
 
 def _provenance(run: Trajectory, command: str | None) -> dict[str, Any]:
-    """What computed the numbers: the run's own provenance where it has one."""
+    """How the numbers were computed: the run's own provenance if it has one."""
     if not isinstance(run.source, FolderSource):
         return manifests.provenance(command, None)
     kept = run.source.manifest

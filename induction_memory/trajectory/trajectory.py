@@ -1,4 +1,4 @@
-"""A training run on the disk, read when asked and checked as it is read.
+"""A training run on the disk, read on request and checked while it is read.
 
 run = load("checkpoints/induction-alone")
 run.steps, run.config, run.metrics     numpy steps, frozen configuration, DataFrame
@@ -107,7 +107,7 @@ class Trajectory:
 
     @property
     def parent(self) -> dict[str, Any] | None:
-        """Of a branch: the name, fingerprint and step of the run it left."""
+        """For a branch: the name, fingerprint and step of the run it left."""
         return self.source.parent
 
     @cached_property
@@ -132,7 +132,7 @@ class Trajectory:
 
     @cached_property
     def config(self) -> RunConfig:
-        """Task, model and training; of an imported run's training only the number of steps is known."""
+        """Task, model and training; for an imported run, only the number of steps of the training is known."""
         return RunConfig(self.task, self.model_config, self.source.train)
 
     @cached_property
@@ -152,8 +152,8 @@ class Trajectory:
         """Every parameter before any training, or None if that is not known.
 
         It is the stored step 0, or is computed again from the configuration and the seed and compared with the checksum
-        in the manifest. A branch has its parent's. Of an imported run, and of a run that began with a graft and does
-        not store step 0, it is not known.
+        in the manifest. A branch has its parent's. It is not known for an imported run, nor for a run that began with a
+        graft and does not store step 0.
         """
         return self._initial
 
@@ -189,7 +189,7 @@ class Trajectory:
     def stack(self, parameter: str, steps: Sequence[int] | None = None) -> Shaped[Tensor, "step ..."]:
         """One parameter over all steps (or those given), in the model's own orientation.
 
-        By its name in the HookedTransformer or in the paper; a frozen one is repeated without a copy.
+        The name is that in the HookedTransformer or in the paper. A frozen parameter is repeated without a copy.
         """
         require(isinstance(parameter, str), "parameter", "the name of a parameter", repr(parameter))
         name = self.model_config.parameters.get(parameter, parameter)
@@ -233,12 +233,12 @@ class Trajectory:
         return folder
 
     def require_steps(self) -> None:
-        """Raise an InputError where no step is stored yet."""
+        """Raise an InputError if no step is stored yet."""
         if not self.source.steps:
             raise InputError(f"{self.path}: expected at least one stored step, got none yet")
 
     def resolve(self, step: int, nearest: bool = False) -> int:
-        """`step` if it is stored (or the stored one closest to it); else an error that says what is."""
+        """`step` if it is stored, or with `nearest` the closest stored step; otherwise an error names stored steps."""
         self.require_steps()
         whole = isinstance(step, Integral) or (isinstance(step, Real) and math.isfinite(step) and step == int(step))
         require(whole and not isinstance(step, bool), "step", "a whole number", repr(step))
@@ -258,7 +258,7 @@ class Trajectory:
 
 
 class Stacks(Mapping[str, Tensor]):
-    """The parameters of a run by name, read when asked: [step, ...] if they change, without a step axis if not."""
+    """The parameters of a run by name, read on request; those that change have a leading step axis."""
 
     def __init__(self, run: Trajectory, steps: Sequence[int] | None = None) -> None:
         self._run, self._steps = run, steps

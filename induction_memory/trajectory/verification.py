@@ -14,7 +14,7 @@ from induction_memory.trajectory.search import find
 
 
 def verify(path: str | Path) -> list[str]:
-    """What is damaged, one line each that names the file; empty when every file is what was written.
+    """One line for each damaged file, which names it; empty if all checksums are right.
 
     >>> import induction_memory as im
     >>> im.verify("induction-small")

@@ -2,7 +2,7 @@
 
     begin     frozen.safetensors, grafts.safetensors, latest.safetensors (the start), then manifest.json:
               without a manifest there is no run, and the folder counts as empty
-    step n    when something is kept: metrics before step n are flushed, then steps/<n>.safetensors or
+    step n    if a state is kept, the metrics before step n are flushed first, then steps/<n>.safetensors or
               latest.safetensors (weights and optimiser before update n) is put in place; then line n is appended
     finish    the last metrics are flushed, trained.safetensors and optimizer.safetensors written from the steps, then
               the manifest says "finished", and only then steps/ and latest.safetensors are removed
@@ -52,9 +52,9 @@ class Origin:
     optimizer: Mapping[str, Tensor]
     """The optimiser's state at the first step."""
     grafts: Mapping[Graft, Tensor]
-    """The matrix of each graft, kept with the run so that it needs no other."""
+    """The matrix of each graft, kept with the run so that it does not depend on other runs."""
     initial: Mapping[str, Tensor] | None
-    """Every parameter before any training; None where it is not known."""
+    """Every parameter before any training; None if it is not known."""
     first_step: int = 0
     """Number of the first step."""
     parent: dict[str, Any] | None = None
@@ -109,7 +109,7 @@ class Writer:
         parameters: Mapping[str, Tensor],
         optimizer: Mapping[str, Tensor],
     ) -> None:
-        """Keep the metrics of a step and, where they are due, its weights and the state to resume from."""
+        """Keep the metrics of a step and, if they are due, its weights and the state to resume from."""
         train = self.config.train
         moving = {n: parameters[n] for n in stored_names(self.config.model, self.config.moving_parameters)}
         with_optimizer = train.keep_optimizer or step == train.steps
@@ -125,7 +125,7 @@ class Writer:
         self._lines.append(row_files.encode({**row, "checkpoint": checkpoint}, self.manifest.key))
 
     def finish(self) -> None:
-        """Compact the steps into stacked files and say that the run is whole."""
+        """Compact the steps into stacked files and mark the run as finished."""
         self._lines.sync()
         spent, manifest = self.manifest.seconds, self.manifest
         manifest.replace(
@@ -141,7 +141,7 @@ class Writer:
 
 
 def spent(folder: Path, manifest: Manifest) -> float | None:
-    """Seconds of training until now: a process that was killed began with its manifest and ended with its last line."""
+    """Seconds of training so far. A killed process counts from its manifest to its last line of metrics."""
     lines = folder / METRICS
     last = lines.stat().st_mtime - (folder / MANIFEST).stat().st_mtime if lines.exists() else 0.0
     return None if manifest.seconds is None else manifest.seconds + max(0.0, last)
@@ -150,6 +150,6 @@ def spent(folder: Path, manifest: Manifest) -> float | None:
 def write_state(
     path: Path, manifest: Manifest, step: int, parameters: Mapping[str, Tensor], optimizer: Mapping[str, Tensor]
 ) -> None:
-    """The state of one step of the manifest's run."""
+    """Write the state of one step of the manifest's run."""
     state = {OPTIMIZER_PREFIX + name: value for name, value in optimizer.items()}
     write_tensors(path, {**parameters, **state}, [step], manifest.identity)

@@ -456,9 +456,9 @@ def test_what_would_not_be_the_same_run_is_not_lengthened(tmp_path):
         thin(start(config, tmp_path / "grafted", quiet=quiet), folder, keep_optimizer=True)
 
     refuses("its cosine decay ends at step 8", schedule="cosine")
-    refuses("'log 3' keeps other steps before 8 then", checkpoints="log 3")
+    refuses("with more steps, 'log 3' keeps other steps before 8", checkpoints="log 3")
     refuses("it was kept without its optimiser's state", without_optimizer)
-    refuses("it was kept without what it grafts", thinned, grafts=(f"W_O2={tmp_path / 'whole'}@8 from 5",))
+    refuses("it was kept without the matrices of its grafts", thinned, grafts=(f"W_O2={tmp_path / 'whole'}@8 from 5",))
     with pytest.raises(InputError, match=r"^train\.steps: expected 8, as in the run to resume, got 6(\n|$)"):
         start(tiny(steps=6), tmp_path / "whole", resume=True, quiet=True)
 
