@@ -1,12 +1,12 @@
-"""Which weights, at which steps, on which sequences: the one reading of what every analysis is given.
+"""Which weights, at which steps, on which sequences: how every analysis reads its source.
 
     a trajectory      some of its stored steps, its task, sequences from its evaluation seed; also its folder or name
     a series          some checkpoints that others trained (`im.revisions`), on random tokens repeated once
-    a model           any TransformerLens model, as it was handed over: one step, numbered 0
-    stacked weights   HookedTransformer's parameter name -> tensor with a leading step axis (none on what never moves)
+    a model           any TransformerLens model with its hooks: one step, numbered 0
+    stacked weights   HookedTransformer's parameter name -> tensor, with a leading step axis if the parameter changes
 
 `subject` resolves the steps, draws or checks the sequences, and makes the runner of each step. A trajectory's steps run
-from weights and configuration, without TransformerLens. Stacked weights alone can be read, and cannot run.
+from weights and configuration, without TransformerLens. Stacked weights alone can be read but not run.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -43,7 +43,7 @@ from induction_memory.trajectory.trajectory import Stacks, Trajectory, load
 
 Source = Trajectory | Revisions | nn.Module | Mapping[str, Tensor] | str | Path
 Sequences = Batch | Int[Tensor, "batch pos"] | None
-SEQUENCES, SEQUENCES_PER_STEP = 64, 16  # of the evaluation batch when none is given: for one step, for each of several
+SEQUENCES, SEQUENCES_PER_STEP = 64, 16  # drawn when no batch is given: for one step, and for each of several steps
 
 
 @field_docs
@@ -84,14 +84,14 @@ class Subject:
 
     @property
     def task(self) -> Any:
-        """The task; an error where nothing says which."""
+        """The task; an error if it is not known."""
         if self.known_task is None:
             raise InputError("task: expected the task of the sequences (a model alone does not know it), got none")
         return self.known_task
 
     @cached_property
     def batch(self) -> Any:
-        """The sequences: those given, or drawn from the task with the run's evaluation seed, where the model is."""
+        """The sequences on the model's device: those given, or drawn from the task with the run's evaluation seed."""
         found = self._sequences()
         if not isinstance(self.source, nn.Module):
             return found
@@ -119,7 +119,7 @@ class Subject:
 
     @property
     def eval_seed(self) -> int:
-        """Seed of the evaluation batch; the default one where nothing was trained here."""
+        """Seed of the evaluation batch: the run's, or the default one."""
         try:
             return TrainConfig.eval_seed if self.run is None else self.run.config.train.eval_seed
         except InputError:
@@ -127,7 +127,7 @@ class Subject:
 
     @cached_property
     def initial(self) -> Mapping[str, Tensor] | nn.Module | None:
-        """The weights before training, where they are known."""
+        """The weights before training; None if they are not known."""
         if self.given_initial is not None or self.run is None:
             return self.given_initial
         return self.run.initial()
@@ -154,7 +154,7 @@ class Subject:
         return Stack(chosen, n_steps=len(self.steps), task=self.known_task, initial=initial)
 
     def runner(self, step: int | np.integer | None = None) -> Runner:
-        """What runs the model of a step (the last one when not given)."""
+        """The runner of a step (the last one when not given)."""
         if isinstance(self.source, nn.Module):
             return runner(self.source, via=self.via)
         if self.series is not None:
@@ -175,7 +175,7 @@ class Subject:
         return self.run.model(int(self.steps[-1] if step is None else step))
 
     def each(self) -> Iterator[tuple[int, Runner]]:
-        """Step and runner, one after another; of a series it is one model whose weights change."""
+        """Step and runner, one after another. For a series it is one model whose weights change."""
         if self.series is not None:
             for step, model in self.series.refilled():
                 yield step, runner(model, via=self.via)
@@ -186,9 +186,9 @@ class Subject:
     def tables(
         self, measure: Callable[[int, Runner], dict[str, pd.DataFrame]], settings: Mapping[str, Any]
     ) -> Iterator[tuple[int, dict[str, pd.DataFrame]]]:
-        """Step and what `measure` makes of it and its runner.
+        """Step and the tables that `measure` makes of the step and its runner.
 
-        Of a series, the tables of each step are kept on the disk under the `settings` that they depend on.
+        For a series, the tables of each step are kept on the disk under the `settings` that they depend on.
         """
         if self.series is None:
             yield from ((step, measure(step, one)) for step, one in self.each())
@@ -223,8 +223,8 @@ def subject(
 
     `step` is a stored step, several, "all", or the last when not given. `batch` are the sequences, also as a tensor of
     tokens. Without them `sequences` are drawn from the run's task, or from `task`: 64, or 16 for several steps.
-    `initial` are weights before training, for a model that does not keep them. `via` is "hooks" or "fast". Errors about
-    the step call it `field`.
+    `initial` are the weights before training, which a model does not keep. `via` is "hooks" or "fast". Errors about the
+    step call it `field`.
 
     >>> subject("induction-small", step="all").steps
     array([  0, 100, 200, 300, 600])
@@ -271,7 +271,7 @@ def opened_folder(path: str | Path) -> Trajectory | Revisions:
 
 
 def batch_of_tokens(tokens: Int[Tensor, "batch pos"]) -> Any:
-    """Any sequences as a batch: in context is each pair of tokens that has occurred before in its sequence.
+    """Any sequences as a batch. A position is in context if its token and the next one occurred as a pair before.
 
     >>> import torch
     >>> batch_of_tokens(torch.tensor([[1, 2, 3, 1, 2, 4]])).groups["in_context"]

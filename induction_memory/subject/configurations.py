@@ -1,4 +1,4 @@
-"""Runs grouped by what differs in their configuration, seeds apart: replicates of one experiment share a group."""
+"""Runs grouped by configuration, without the seeds: replicates of one experiment share a group."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ REPLICATES = {"train.init_seed", "train.data_seed", "train.eval_seed", "train.th
 
 
 def by_configuration(runs: Sequence[Any]) -> list[tuple[str, list[Any]]]:
-    """(what sets a group apart, its runs) in the order given. Sources without a configuration are one group.
+    """(settings that distinguish the group, its runs), in the order given. Sources without settings are one group.
 
     >>> import induction_memory as im
     >>> [label for label, _ in by_configuration(["fixed-triggers", "fixed-triggers"])]
@@ -25,7 +25,7 @@ def by_configuration(runs: Sequence[Any]) -> list[tuple[str, list[Any]]]:
 
 
 def labels(runs: Sequence[Any]) -> list[str]:
-    """What sets each run's configuration apart from the others' ("task.k=3"); empty where they differ in seeds alone.
+    """The settings that distinguish each run from the others ("task.k=3"); empty if only seeds differ.
 
     >>> labels(["fixed-triggers", "fixed-triggers"])
     ['', '']

@@ -31,7 +31,7 @@ class Stack(Memories):
 
     @property
     def length(self) -> int:
-        """T: the positions that the task uses, or all there are."""
+        """T: the number of positions that the task uses, or that the model has."""
         self.require_weights("pos_embed.W_pos", "learned positions")
         n_ctx = self.weights["pos_embed.W_pos"].shape[-2]
         return n_ctx if self.task is None else min(n_ctx, self.task.length)
@@ -44,7 +44,7 @@ class Stack(Memories):
         return required(self.task)
 
     def fact(self, name: str, what: str) -> Any:
-        """An attribute that only some tasks have, such as `bigram`; a reason where this one has none."""
+        """An attribute that only some tasks have, such as `bigram`; for other tasks an error."""
         return fact(self.task, name, what)
 
     def require_initial(self) -> Mapping[str, Tensor]:
@@ -101,9 +101,9 @@ def number_of_steps(weights: Mapping[str, Tensor]) -> int:
 
 
 def model_weights(model: nn.Module) -> dict[str, Tensor]:
-    """The weights of a model that memories are read from, by HookedTransformer's names.
+    """The weights of a model from which memories are read, by HookedTransformer's names.
 
-    The only feed-forwards among them are linear and ReLU ones.
+    Only linear and ReLU feed-forwards are included.
     """
     cfg: Any = model.cfg
     readable = is_plain_relu(cfg.act_fn, getattr(cfg, "gated_mlp", False))

@@ -1,4 +1,4 @@
-"""Texts and tokens of a subject: the one reading of `text=`.
+"""Texts and tokens of a subject: how every analysis reads `text=`.
 
 a series, or a model with a tokenizer    by that tokenizer, without special tokens
 a run, or a task that was given          by the names of the task's tokens (task/text.py)
@@ -19,12 +19,12 @@ from induction_memory.task.text import encode
 
 
 def has_tokenizer(subject: Subject) -> bool:
-    """Whether a series or a model brings the means to read a text without a task."""
+    """Whether a series or a model has a tokenizer, so that it can read a text without a task."""
     return subject.series is not None or _tokenizer(subject) is not None
 
 
 def tokens_of(subject: Subject, text: str | Sequence[str], task: Task | None) -> Int[Tensor, " pos"]:
-    """The tokens of a text; of a task, also names of tokens one by one."""
+    """The tokens of a text; with a task, also of a list of token names."""
     good = isinstance(text, str | list | tuple) and len(text) > 0 and all(isinstance(token, str) for token in text)
     require(good, "text", "at least one character", repr(text))
     if task is not None:
@@ -41,7 +41,7 @@ def tokens_of(subject: Subject, text: str | Sequence[str], task: Task | None) ->
 
 
 def words_of(subject: Subject, tokens: Int[Tensor, " pos"], task: Task | None) -> list[str]:
-    """Tokens as a person reads them; their numbers where nothing names them."""
+    """Tokens as text; their numbers if they have no names."""
     if task is not None:
         names = token_names(task)[0]
         return [names[token] for token in tokens.tolist()]
