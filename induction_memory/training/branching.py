@@ -1,4 +1,4 @@
-"""Branches: train on from a stored step of a run, with the batches that run would have seen, under other rules."""
+"""Branches: continue training from a stored step of a run, with the same batches but under other rules."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -36,15 +36,15 @@ def branch(
     log: str | None = None,
     command: str | None = None,
 ) -> Trajectory:
-    """Train on from a stored step of a run.
+    """Continue training from a stored step of a run.
 
     The rules are added to the run's own and hold from the branch's step on unless they say otherwise: `freeze=["W_K1"]`
-    freezes from `at`. `steps` is the number of the last step (the run's own when not given); `settings` change any
-    other field by its path. The optimiser goes on from its stored state; if none was kept, from zero.
+    freezes from `at`. `steps` is the number of the last step (the run's own when not given). `settings` change any
+    other field by its path. The optimiser continues from its stored state, or from zero if none was kept.
 
-    `grafts` are rules such as "W_O2=RUN@STEP" or "W_O2=constructed", or they map names to what stands there from `at`
+    `grafts` are rules such as "W_O2=RUN@STEP" or "W_O2=constructed", or a mapping from names to replacements from `at`
     on: a matrix in the paper's orientation, a model, or a trajectory (`grafting.py` lists all). The momentum of a
-    grafted matrix begins at zero, and it trains on: freeze it to hold what was grafted.
+    grafted matrix begins at zero, and the matrix goes on training: freeze it to keep it as it is.
 
     `edit` changes associations of one memory before the first update: `{"memory": "W_K2", "erase": "e"}`, or "insert".
     The optimiser's state of the edited matrix begins at zero.
@@ -74,7 +74,7 @@ def _origin(
     edit: Mapping[str, str | Sequence[str]] | None,
     given: Mapping[Graft, Tensor],
 ) -> Origin:
-    """A branch from a stored step."""
+    """The weights and the optimiser's state with which a branch begins."""
     parameters = run.state(at)
     changed = {} if edit is None else edited(parameters, edit, config.task)
     optimizer = zero_optimizer(config, parameters)

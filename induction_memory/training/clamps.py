@@ -4,8 +4,8 @@
     induction (last layer)         P[t, s] = 1/n for the n positions s <= t whose previous token z_{s-1} is z_t;
                                    uniform over s <= t where there is none
 
-Position 1 has no previous token and never matches. Every head of the layer gets the pattern; scores, and with them the
-queries and keys of that layer, receive no gradient.
+Position 1 has no previous token and never matches. Every head of the layer gets the pattern. The scores receive no
+gradient, and so the queries and keys of that layer receive none either.
 """
 
 from dataclasses import dataclass

@@ -29,7 +29,7 @@ class Evaluation:
     correct: Bool[Tensor, "batch pos"]
     """Whether the likeliest output is the target; False where not evaluated, and where targets are soft."""
     evaluated: Bool[Tensor, "batch pos"]
-    """Where the two above were computed."""
+    """The positions at which `nll` and `correct` were computed."""
     gradients: dict[str, Tensor] = field(default_factory=dict)
     """By parameter name, for exactly the parameters that have requires_grad; empty when not asked for."""
 
@@ -40,7 +40,7 @@ def trained_positions(batch: Batch, loss: Loss) -> Bool[Tensor, "batch pos"]:
 
 
 def safe_targets(batch: Batch) -> Tensor:
-    """The targets, with an output that exists where the task asks for none."""
+    """The targets, with a valid output at positions that the task does not ask."""
     return batch.targets if batch.soft else torch.where(batch.counted, batch.targets, 0)
 
 

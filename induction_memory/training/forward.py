@@ -4,8 +4,8 @@
 backward (`fast/network.py`) on the model's own parameters, in micro-batches that stay in cache, spread over threads.
 Any other model takes the reference path (`reference.py`), and a warning in the log says so once for each reason.
 
-Sums are kept by groups of micro-batches that do not depend on the number of threads, and are added in a fixed order:
-the same batch gives the same bits every time.
+Gradients are summed per group of micro-batches. The groups do not depend on the number of threads, and their sums are
+added in a fixed order, so the same batch gives the same bits every time.
 """
 
 import logging
@@ -74,7 +74,7 @@ def evaluate(
 
 
 def supported(model: nn.Module) -> str | None:
-    """Why the fast path does not take this model; None when it does."""
+    """Why the fast path does not take this model; None if it does."""
     reason = departure(model)
     if reason is not None:
         return reason
@@ -146,7 +146,7 @@ def _fast_evaluate(
 
 
 def _micro_batch(tokens: Tensor) -> int:
-    """Sequences whose activations stay in cache, and at least four pieces for threads to share."""
+    """Sequences per micro-batch: activations fit the CPU cache, and there are at least four micro-batches."""
     batch, pos = tokens.shape
     if tokens.device.type != "cpu":
         return max(1, 2**17 // pos)

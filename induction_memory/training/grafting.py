@@ -1,4 +1,4 @@
-"""What a branch can be given in place of one of its matrices, and the rules that say so.
+"""What can replace a matrix of a branch, and how the rules are written.
 
 "W_O2=RUN@STEP", "... from STEP"    a stored step of another run
 "W_O2=RUN"                          its last step; also a plain folder of state dicts of the same architecture
@@ -32,9 +32,9 @@ CONSTRUCTED = "constructed"
 def given_grafts(
     run: Trajectory, at: int, grafts: Sequence[str] | Mapping[str, Any]
 ) -> tuple[list[str], dict[Graft, Tensor]]:
-    """The rules of a branch's grafts, and the parameters of those that no stored run holds.
+    """The rules of a branch's grafts, and the parameters of those that are not in a stored run.
 
-    The rule of a matrix that was handed over has its checksum as the name of its run.
+    In the rule of such a matrix, its checksum takes the place of the run's name.
     """
     pairs = grafts.items() if isinstance(grafts, Mapping) else map(_pair, _texts(grafts))
     rules, given = [], dict[Graft, Tensor]()
@@ -60,7 +60,7 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def _parameter(run: Trajectory, at: int, name: str, source: Any) -> Tensor:
-    """The parameter `name` of the run's model, made from what was handed over."""
+    """The parameter `name` of the run's model, made from the given source."""
     known = run.model_config.parameters
     require(name in known, "grafts", f"names out of {', '.join(known)}", repr(name))
     if isinstance(source, str | Path) and str(source) == CONSTRUCTED:
@@ -96,7 +96,7 @@ def _stored_matrix(path: Path) -> Tensor:
 
 
 def _constructed(run: Trajectory, at: int, name: str) -> Tensor:
-    """The paper's memory with the run's own embeddings, so that what it stores can be read there."""
+    """The paper's memory for the run's own embeddings."""
     from induction_memory.model.construction import is_constructible, memory
 
     config, task = run.model_config, run.task

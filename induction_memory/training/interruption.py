@@ -1,7 +1,7 @@
 """Ctrl-C and SIGTERM end a run with one line; `--resume` goes on from there.
 
 Both leave what is on the disk as it is: a run can be killed at any moment (`trajectory/writer.py`). SIGTERM is turned
-into an exception while a run trains in the main thread, if nobody else has a handler for it.
+into an exception while a run trains in the main thread, unless the program has its own handler for it.
 """
 
 import signal

@@ -3,13 +3,13 @@
 At step n, for n = 0 ... steps:
 
     1. grafts declared for step n replace their matrices
-    2. batch n is drawn from the stream (data_seed, n), whatever came before
+    2. batch n is drawn from the stream (data_seed, n), independently of earlier steps
     3. the metrics of step n are measured on it, with the weights before update n
     4. the snapshot of step n is handed out: its weights are checkpoint n (step 0: the initialisation)
-    5. update n moves what is not frozen (there is none after the last step)
+    5. update n changes the parameters that are not frozen (there is no update after the last step)
 
-The weights of a step, the optimiser's state and the step's number are all there is to a run: started from them, the
-loop goes on with the same bits.
+The weights of a step, the optimiser's state and the step's number are the whole state of a run: started from them, the
+loop continues with the same bits.
 """
 
 import math
@@ -37,7 +37,7 @@ from induction_memory.training.recalls import recalls
 
 @dataclass(frozen=True)
 class Start:
-    """Where a run begins or goes on; the weights are those of the model that is handed in."""
+    """Where a run begins or continues; the weights are those of the model that is passed in."""
 
     step: int = 0
     """The next update."""
@@ -68,9 +68,9 @@ class Snapshot:
     checkpoint: bool
     """Whether the configuration asks to keep this step."""
     model: nn.Module
-    """The model itself: it moves when the next snapshot is asked for."""
+    """The model itself, not a copy: asking for the next snapshot changes it."""
     optimizer: Mapping[str, Tensor]
-    """The optimiser's state itself: it moves too."""
+    """The optimiser's state itself, which changes too."""
 
     def parameters(self) -> dict[str, Tensor]:
         """A copy of every parameter, by its name in the model."""
@@ -185,7 +185,7 @@ def _graft(parameter: Tensor, matrix: Tensor, rule: Graft) -> None:
 
 
 def _second_accuracy(run: RunConfig, model: nn.Module, step: int, clamps: Clamps | None) -> float | None:
-    """Accuracy on the main group of the second task, on the steps that measure it."""
+    """Accuracy on the main group of the second task; None at steps that do not measure it."""
     config, second = run.train, run.evaluation_task
     if second is None or (step % config.out_of_distribution_every and step != config.steps):
         return None

@@ -4,7 +4,7 @@ Means of -log p(target), and of 1{the likeliest output is the target}, over each
 in-context bigrams these are
 
     in_context         second and later occurrences of a trigger
-    global             no trigger
+    global             tokens that are not triggers
     first_occurrence   a trigger seen for the first time
 
 A group that was not evaluated at this step (see TrainConfig.full_metrics_every), or that has no position in the batch,
@@ -30,24 +30,24 @@ class Metrics:
     """One line of metrics.jsonl."""
 
     step: int
-    """Updates done before."""
+    """Number of updates done before."""
     loss: float
-    """What is minimised."""
+    """The loss that is minimised."""
     main: str
     """The group that adaptive checkpoints and the progress line follow."""
     losses: Mapping[str, float | None]
-    """By group, as the accuracies."""
+    """Group -> mean loss; `accuracies` likewise."""
     accuracies: Mapping[str, float | None]
     out_of_distribution_accuracy: float | None = None
     """Accuracy on the main group of the second task."""
     weight_norms: Mapping[str, float] = field(default_factory=dict)
-    """By the paper's name, as the two below."""
+    """The paper's name of a matrix -> its norm; the two fields below go by the same names."""
     gradient_norms: Mapping[str, float | None] = field(default_factory=dict)
     recalls: Mapping[str, float] = field(default_factory=dict)
     """Measured for adaptive checkpoints only; `probes` measures them, and more, on the trajectory."""
 
     def row(self) -> dict[str, Any]:
-        """Flat: column -> number, or None for what was not measured or is not finite."""
+        """Column -> number, or None for what was not measured or is not finite."""
         flat: dict[str, float | None] = {"step": self.step, "loss": self.loss}
         flat |= {f"loss_{group}": value for group, value in self.losses.items()}
         flat |= {f"accuracy_{group}": value for group, value in self.accuracies.items()}

@@ -6,9 +6,9 @@ With gradient g, weights w, step size eta, momentum m, weight decay l:
     AdamW   w <- (1 - eta l) w,   a <- b1 a + (1 - b1) g,   v <- b2 v + (1 - b2) g^2,
             w <- w - eta (a / (1 - b1^n)) / (sqrt(v / (1 - b2^n)) + 1e-8)   at a parameter's n-th update
 
-exactly as torch.optim.SGD and torch.optim.AdamW do it, bit for bit. The state is zero at the start and named
-"momentum/PARAMETER", or "first/", "second/" and "count/"; it is whole from the first step on, so that it can be stored
-as it is. A parameter that is left out of an update does not move by a bit, and its state becomes zero again.
+exactly as torch.optim.SGD and torch.optim.AdamW do it, bit for bit. The state is named "momentum/PARAMETER", or
+"first/", "second/" and "count/". It starts at zero and has all its entries from the first step on, so that it can be
+stored as it is. A parameter that is left out of an update keeps its bits, and its state becomes zero again.
 """
 
 import math
@@ -25,7 +25,7 @@ _PARTS: dict[Optimizer, tuple[str, ...]] = {"sgd": ("momentum",), "adamw": ("fir
 
 
 def zero_state(kind: Optimizer, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The state of parameters that have not moved yet."""
+    """The state before the first update of these parameters."""
     return {
         f"{part}/{name}": torch.zeros((), dtype=torch.int64) if part == "count" else torch.zeros_like(value)
         for name, value in parameters.items()
@@ -34,7 +34,7 @@ def zero_state(kind: Optimizer, parameters: Mapping[str, Tensor]) -> dict[str, T
 
 
 def reset(kind: Optimizer, state: dict[str, Tensor], names: Iterable[str]) -> None:
-    """Forget, in place, how these parameters moved."""
+    """Set the state of these parameters to zero, in place."""
     for name in names:
         for part in _PARTS[kind]:
             state[f"{part}/{name}"].zero_()

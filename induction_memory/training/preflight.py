@@ -1,7 +1,7 @@
-"""What can be refused before a run begins is refused here: nothing is written for a run that cannot be.
+"""Checks before a run begins, so that nothing is written for a run that cannot train.
 
-A model or a batch that does not fit into memory, a device that is not there, a task that never asks what the loss
-averages over, a graft that does not fit.
+It refuses a model or a batch that does not fit into memory, a missing device, a task that has no position that the loss
+averages over, and a graft of the wrong shape.
 """
 
 import math
@@ -23,7 +23,7 @@ from induction_memory.trajectory.search import find
 from induction_memory.trajectory.trajectory import Trajectory, load
 
 GB = 1e9
-SEQUENCES = 256  # looked at for a position that the loss averages over
+SEQUENCES = 256  # searched for a position that the loss averages over
 
 
 def check(config: RunConfig) -> None:

@@ -1,4 +1,4 @@
-"""What a person sees of a run: a live line in a terminal or a notebook, plain lines elsewhere, or nothing.
+"""Progress of a run on the screen: a live line in a terminal or a notebook, plain lines elsewhere, or nothing.
 
     step 300/1000 loss 1.234 acc 0.91 W_K1 0.98 W_K2 1.00 W_O2 1.00 2.9/s 4:02 left
 
@@ -20,8 +20,8 @@ from induction_memory.training.loop import Snapshot
 from induction_memory.training.metrics import Metrics
 from induction_memory.training.recalls import recalls
 
-PLAIN_LINES = 20  # a whole run's, where there is no terminal
-LIVE_SECONDS = 0.5  # between two lines in a terminal or a notebook
+PLAIN_LINES = 20  # lines for a whole run if there is no terminal
+LIVE_SECONDS = 0.5  # time between two updates in a terminal or a notebook
 COLUMNS = 80
 
 
@@ -52,7 +52,7 @@ class Progress:
             self._live.stop()
 
     def note(self, text: str) -> None:
-        """A line of its own, unless quiet."""
+        """Print a separate line, unless quiet."""
         if not self._quiet:
             self._console.print(text, markup=False, soft_wrap=True)
 
@@ -78,7 +78,7 @@ class Progress:
 
 
 def describe(metrics: Metrics, recalled: dict[str, float], first: int, last: int, elapsed: float) -> str:
-    """The line of a step, `elapsed` seconds after the step `first`; what does not fit is left out."""
+    """The line of a step, `elapsed` seconds after the step `first`; parts that do not fit are left out."""
     parts = [f"step {metrics.step}/{last}"]
     if math.isfinite(metrics.loss):
         parts.append(f"loss {metrics.loss:.3f}")

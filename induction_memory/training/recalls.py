@@ -1,7 +1,7 @@
-"""The three recalls of the paper (Section 5), quickly, for the progress line and for adaptive checkpoints.
+"""The three recalls of the paper (Section 5), computed quickly for the progress line and for adaptive checkpoints.
 
-Where there are several heads, or pairs of heads, the best value counts. `probes` has these and their variants for whole
-trajectories.
+With several heads, or pairs of heads, the best value counts. `probes` measures these recalls and their variants on
+whole trajectories.
 """
 
 from typing import Any

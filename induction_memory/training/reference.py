@@ -1,4 +1,4 @@
-"""The evaluation of a batch by the HookedTransformer's own forward and autograd: slow, for any model, the reference.
+"""The reference evaluation of a batch: the HookedTransformer's own forward and autograd, slow but for any model.
 
 The batch goes through in pieces of `micro_batch` sequences, each with the loss
 
@@ -88,7 +88,7 @@ def cross_entropy(logits: Float[Tensor, "batch pos output"], targets: Tensor) ->
 
 
 def _clamped(model: Any, clamps: Clamps | None, tokens: Tensor) -> Any:
-    """The context in which the model's patterns are the imposed ones."""
+    """A context in which the model's attention patterns are replaced by the imposed ones."""
     n_layers = len(model.blocks)
     kinds = {layer: clamps.kind(layer, n_layers) for layer in range(n_layers)} if clamps else {}
     hooks = [

@@ -1,7 +1,7 @@
-"""Whole runs: train into a folder, go on after a kill or to more steps.
+"""Whole runs: train into a folder, resume after a kill, or continue to more steps.
 
-A folder is prepared, locked and then always read back before training goes on, so that a new run, a resumed one and a
-branch take the same path: the bits on the disk are all that a run depends on.
+The folder is prepared and locked, and its files are always read back before training. So a new run, a resumed one and a
+branch take the same path, and a run depends only on the bits on the disk.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,7 +35,7 @@ from induction_memory.trajectory.trajectory import Trajectory, load
 from induction_memory.trajectory.writer import Origin, Writer, begin
 
 Resume = bool | Literal["or start"]
-"""False: the folder must be new. True: it must hold a run. "or start": go on if it does, begin if it does not."""
+"""False: the folder must be new. True: it must hold a run. "or start": resume a run if there is one, else begin."""
 
 
 def train(
@@ -53,8 +53,9 @@ def train(
     """Train a model on a task into the folder `out`; `settings` are the other fields of `TrainConfig`.
 
     `model` is a `ModelConfig`, whose sizes follow the task where they are left at their defaults, or any
-    HookedTransformerConfig: then TransformerLens initialises the model, from `init_seed`. A HookedTransformer begins
-    with the weights that it has and is itself left as it is. `frozen` names parameters, or modules, that never learn.
+    HookedTransformerConfig, whose model TransformerLens initialises from `init_seed`. It may also be a
+    HookedTransformer: the run begins with its weights, and the model itself does not change. `frozen` names parameters,
+    or modules, that never learn.
 
     >>> import tempfile
     >>> import induction_memory as im
@@ -72,7 +73,7 @@ def train(
 
 
 def model_and_weights(model: Any) -> tuple[AnyModel, dict[str, Tensor] | None]:
-    """The configuration of what is to be trained and, of a model, the weights it begins with.
+    """The configuration of the model to be trained and, if a model is given, the weights it begins with.
 
     Parameters of a model with requires_grad False stay frozen.
     """
@@ -102,7 +103,7 @@ def start(
     log: str | None = None,
     command: str | None = None,
 ) -> Trajectory:
-    """Train a new run into the folder `out`, or go on with the one that is there (`resume`), to more steps if asked.
+    """Train a new run into the folder `out`, or with `resume` continue the run there, to more steps if asked.
 
     `log` is "tensorboard", "wandb" or None; `command` is noted in the manifest.
 
@@ -115,7 +116,7 @@ def start(
 
 
 def resume(out: str | Path, *, settings: Sequence[str] = (), quiet: bool = False, log: str | None = None) -> Trajectory:
-    """Go on with whatever unfinished run, or branch, is in the folder; `settings` may ask for more `train.steps`.
+    """Continue the run or branch in the folder to its end; `settings` may ask for more `train.steps`.
 
     >>> import tempfile, induction_memory as im
     >>> task, model, out = im.BigramTask(length=8), im.ModelConfig(d_model=16), tempfile.mkdtemp()
@@ -139,9 +140,9 @@ def run_from(
     command: str | None,
     weights: Mapping[str, Tensor] | None = None,
 ) -> Trajectory:
-    """Train from an origin at `first_step` (None: whichever the folder has) into a new folder, or go on there.
+    """Train from an origin at `first_step` (None: that of the run in the folder) into a new folder, or resume there.
 
-    `weights` are initial weights that were given: a run that began with others is not gone on with.
+    `weights` are the initial weights, if they were given: a run that began with others is refused.
     """
     known = isinstance(resume, bool) or (isinstance(resume, str) and resume == "or start")
     require(known, "resume", "True, False or 'or start'", repr(resume))
@@ -158,7 +159,7 @@ def run_from(
                 _require_place(out, config, resume, first_step, begun_with)
                 begin(out, config, prepared or origin(), command, torch.get_num_threads())
             else:
-                # once more: another process may have been here since
+                # checked again, because another process may have changed the folder before it was locked
                 _require_same(out, config, resume, first_step, begun_with)
                 if config.differences(RunConfig.from_dict(manifest.config)):  # more steps, nothing else
                     lengthen(out, manifest, config, command)
@@ -199,7 +200,7 @@ def _go_on(out: Path, config: RunConfig, quiet: bool, log: str | None) -> None:
 
 
 def _model(config: RunConfig, point: ResumePoint) -> nn.Module:
-    """The model that training goes on with, on its device."""
+    """The model with the weights of the resume point, on its device."""
     from induction_memory.model.building import build
 
     model = build(config.model)
@@ -243,7 +244,7 @@ def _reference(rows: Sequence[Mapping[str, Any]], main: str) -> dict[str, float]
 def _require_place(
     out: Path, config: RunConfig, resume: Resume, first_step: int | None, begun_with: str | None
 ) -> bool:
-    """Whether a run is in the folder, to go on with; an InputError if neither that nor a beginning is possible."""
+    """Whether the folder holds a run to continue; an InputError if it does not and a new run cannot begin there."""
     try:
         if (out / MANIFEST).exists():
             _require_same(out, config, resume, first_step, begun_with)
@@ -263,7 +264,7 @@ def _require_place(
 
 
 def _require_same(out: Path, config: RunConfig, resume: Resume, first_step: int | None, begun_with: str | None) -> None:
-    """Refuse another configuration or beginning than that of the run in `out`, unless it only adds steps at the end."""
+    """Refuse a configuration or a start that differs from the run in `out`, except for more steps at the end."""
     if resume is False:
         what = f"a new or an empty folder (or --resume to go on), got a run in {str(out)!r}"
         raise InputError(f"out: expected {what}", entry="another-run")

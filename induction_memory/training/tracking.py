@@ -1,7 +1,7 @@
-"""Metrics sent elsewhere while a run trains: TensorBoard or Weights & Biases, beside the run's own metrics.jsonl.
+"""Metrics sent to TensorBoard or Weights & Biases while a run trains, besides the run's own metrics.jsonl.
 
-Both are optional packages, imported when asked for. The numbers that exist are sent, step by step; a resumed run goes
-on where it was resumed, and TensorBoard drops what it had been sent beyond.
+Both are optional packages, imported on request. At each step, the measured numbers are sent. A resumed run sends from
+the step at which it resumes, and TensorBoard drops later steps that were sent before.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,7 +16,7 @@ Tracker = Literal["tensorboard", "wandb"]
 
 
 class Sink:
-    """Takes the metrics of one step after another; this one lets them go."""
+    """Receives the metrics of one step after another; this one ignores them."""
 
     def send(self, step: int, row: Mapping[str, Any]) -> None:
         """Take the row of a step."""
@@ -26,7 +26,7 @@ class Sink:
 
 
 def require_tracker(kind: str | None) -> None:
-    """Raise an InputError unless `kind` is None or a tracker that is installed and, where it needs one, has a login."""
+    """Raise an InputError unless `kind` is None or a tracker that is installed and, if it needs one, has a login."""
     if kind is None:
         return
     _require_known(kind)
@@ -86,7 +86,7 @@ def _require_known(kind: str) -> None:
 
 @contextmanager
 def _login_errors(kind: type[Exception]) -> Iterator[None]:
-    """Tell the errors of Weights & Biases as a caller's mistake, in one line."""
+    """Report errors of Weights & Biases as a caller's mistake, in one line."""
     try:
         yield
     except kind as error:

@@ -2,7 +2,7 @@
 
     P[t, s] = exp(S[t, s]) / sum over s' <= t of exp(S[t, s'])          o = P v
 
-A block of queries meets only the keys that one of its rows may see, so that most of the upper triangle is never
+A block of queries uses only the keys that at least one of its rows may see, so that most of the upper triangle is never
 computed. With do the gradient of the loss with respect to o:
 
     dv = P^T do        dP = do v^T        dS[t, s] = P[t, s] (dP[t, s] - sum over s' of P[t, s'] dP[t, s'])
@@ -28,7 +28,7 @@ BLOCK = 64
 
 @dataclass(frozen=True)
 class QueryBlock:
-    """Queries start..stop-1, which see keys 0..keys-1; of these, all of them see 0..shared-1."""
+    """Queries start..stop-1. At least one of them sees each of the keys 0..keys-1; all of them see 0..shared-1."""
 
     number: int
     start: int
@@ -45,7 +45,7 @@ class QueryBlock:
 
 @runtime_checkable
 class Scores(Protocol):
-    """Where scores come from, and their gradients go."""
+    """Computes the scores, and receives their gradients."""
 
     def fill(self, block: QueryBlock, S: Float[Tensor, "batch query key"]) -> None:
         """Write a block's scores, in bits."""
@@ -72,7 +72,7 @@ def causal_blocks(mask: Float[Tensor, "query key"]) -> tuple[QueryBlock, ...]:
 def chosen_blocks(
     mask: Float[Tensor, "pos pos"], positions: Int[Tensor, "batch query"], bounds: Sequence[tuple[int, int]]
 ) -> tuple[QueryBlock, ...]:
-    """Each sequence queries from the positions given; `bounds` has the least and greatest of each BLOCK of them."""
+    """The given positions of each sequence are queries; `bounds` has the least and greatest of each BLOCK of them."""
     batch, query = positions.shape
     blocks = []
     for number, (least, greatest) in enumerate(bounds):
@@ -94,7 +94,7 @@ class Weighting:
 
 
 def weigh(scores: Scores, batch: int, blocks: tuple[QueryBlock, ...], buffers: Workspace, name: str) -> Weighting:
-    """The softmax of the scores; `name` is where the weights are kept."""
+    """The softmax of the scores; the weights are kept in the buffer `name`."""
     weights = []
     for block in blocks:
         S = buffers(f"{name}.P{block.number}", batch, block.stop - block.start, block.keys)
@@ -141,7 +141,7 @@ def backward(
     scores: Scores | None,
     add_dv: Float[Tensor, "batch key d_value"] | None,
 ) -> None:
-    """Hand dS to `scores` and add to dv, whichever are given; an imposed pattern has no dS."""
+    """Hand dS to `scores` and add to `add_dv`, if they are given; an imposed pattern has no dS."""
     for block, P in zip(weighting.blocks, weighting.weights, strict=True):
         do_block, keys = do[:, block.rows], slice(0, block.keys)
         if add_dv is not None:

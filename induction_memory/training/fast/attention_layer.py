@@ -2,8 +2,8 @@
 
     q = a_q W_q,  k = a W_k,  v = a W_v,      out = sum over heads of softmax(q k^T) v W_o
 
-where a is the input at every position and a_q that at the queries. Backward, each map y = x W gives dW = x^T dy and
-dx = dy W^T, or sums by token and by position where it is looked up.
+where a is the input at every position and a_q the input at the queries. Backward, each map y = x W gives dW = x^T dy
+and dx = dy W^T, or sums by token and by position if the map is looked up in tables.
 """
 
 from dataclasses import dataclass
@@ -36,11 +36,11 @@ class Attended:
     inputs: Tensor
     queries_in: Tensor
     q: Tensor | None
-    """None when scores come from tables."""
+    """None if the scores come from tables."""
     k: Tensor
     v: Tensor
     o: Tensor | None
-    """P v; None when nothing is applied to it."""
+    """P v; None if no map follows it."""
     weightings: tuple[Weighting, ...]
     table_scores: TableScores | None
 
@@ -99,9 +99,10 @@ class AttentionLayer:
         buffers: Workspace,
         sums: Sums,
     ) -> None:
-        """Sum the maps' gradients; add those of the inputs, as keys and values and as queries, if given.
+        """Sum the maps' gradients; add the inputs' gradients to `add_dx` (keys and values) and `add_dx_queries`.
 
-        `add_dx_queries`, or both, may be `dout` itself. Maps that are looked up leave their inputs' part to the tables.
+        `add_dx_queries`, or both, may be `dout` itself. Maps that are looked up leave their inputs' gradients to the
+        tables.
         """
         do = self._output_backward(dout, saved, add_dx, buffers, sums)
         dq, dk, dv = (self._gradient(name, saved, add_dx, buffers) for name in ("q", "k", "v"))
@@ -145,7 +146,7 @@ class AttentionLayer:
         self, dout: Tensor, saved: Attended, add_dx: Tensor | None, buffers: Workspace, sums: Sums
     ) -> Float[Tensor, "batch query d_value"]:
         """The gradient of P v."""
-        if saved.o is None:  # a copy, if dout changes while it is still needed
+        if saved.o is None:  # copied if dout is also add_dx, which changes while dout is still needed
             return buffers("do", *dout.shape).copy_(dout) if dout is add_dx else dout
         W_o, rows = self.maps.maps["o"], dout.flatten(0, 1)
         if self.maps.learns("o"):
@@ -153,7 +154,7 @@ class AttentionLayer:
         return torch.mm(rows, W_o.T, out=buffers("do", len(rows), len(W_o))).view_as(saved.o)
 
     def _gradient(self, name: str, saved: Attended, add_dx: Tensor | None, buffers: Workspace) -> Tensor | None:
-        """Where the gradient of q, k or v goes: a buffer, the inputs' gradient itself, or nowhere."""
+        """The tensor for the gradient of q, k or v: a buffer, the inputs' gradient itself, or None."""
         activation = getattr(saved, name)
         if activation is None or not self.maps.wanted(name):
             return None
@@ -173,7 +174,7 @@ class AttentionLayer:
         add_dx: Tensor | None,
         sums: Sums,
     ) -> None:
-        """What the gradient of q, k or v leaves to its map and to the inputs."""
+        """From the gradient of q, k or v: sum the gradient of its map, and add that of its inputs."""
         if dy is None or name not in self.maps.maps:
             return
         W, key = self.maps.maps[name], f"{self.maps.prefix}.{name}"

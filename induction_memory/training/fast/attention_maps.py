@@ -1,17 +1,17 @@
-"""The matrices around attention in the form that costs least, and the way back to the parameters' gradients.
+"""The matrices around attention in the cheapest form, and the parameters' gradients from theirs.
 
 TransformerLens writes q = a W_Q, k = a W_K, v = a W_V, out = sum over heads of (P v) W_O. With one head as wide as the
 model, W_Q W_K^T and W_V W_O are matrices no larger than their factors, and the inputs a serve as keys and as values:
 
     q = a (W_Q W_K^T),  k = v = a,  out = (P a) (W_V W_O)
 
-so that only queries are mapped, of which the last layer may need few. The factors' gradients follow from those of the
-products once per batch: with G = d(W_Q W_K^T), dW_Q = G W_K and dW_K = G^T W_Q; with H = d(W_V W_O), dW_V = H W_O^T and
-dW_O = W_V^T H.
+so that only queries are mapped, and the last layer may need only few of them. The factors' gradients follow from those
+of the products once per batch: with G = d(W_Q W_K^T), dW_Q = G W_K and dW_K = G^T W_Q; with H = d(W_V W_O),
+dW_V = H W_O^T and dW_O = W_V^T H.
 
 In the first layer, whose input is tokens plus positions, maps are looked up in tables (`lookup.py`), and the product
-W_V W_O goes before P, where it costs nothing. If no gradient of that input is wanted, the scores are
-looked up as well (`attention_scores.py`).
+W_V W_O is applied before P, where it costs nothing. If no gradient of that input is needed, the scores are looked up as
+well (`attention_scores.py`).
 """
 
 import math
@@ -40,8 +40,8 @@ class AttentionMaps:
         inputs_wanted: bool,
         everywhere: bool,
     ) -> None:
-        """What is known of their use: `embedded` has the embeddings if they are the input, `inputs_wanted` if the
-        input's gradient is needed, `everywhere` if every position is a query.
+        """`embedded` has the embeddings if they are the layer's input. `inputs_wanted` says that the input's gradient
+        is needed, `everywhere` that every position is a query.
         """
         self.prefix = f"blocks.{layer}.attn"
         self.weights = {name: parameters[f"{self.prefix}.{name}"] for name in ("W_Q", "W_K", "W_V", "W_O")}
@@ -120,7 +120,7 @@ class AttentionMaps:
         return sums(f"{key}.token", *table.by_token.shape), sums(f"{key}.position", *table.by_position.shape)
 
     def embedding_gradients(self, sums: Sums) -> Table:
-        """What the tables leave to the gradients of the embeddings."""
+        """The gradients of the embeddings that come through the tables."""
         assert self.embedded is not None
         token, position = torch.zeros_like(self.embedded.by_token), torch.zeros_like(self.embedded.by_position)
         for name in self.tables:

@@ -1,4 +1,4 @@
-"""Attention scores by products of queries and keys, or out of tables, and back.
+"""Attention scores, by products of queries and keys or from tables, and their gradients.
 
 Products, S = q k^T:
 
@@ -64,7 +64,7 @@ class ScoreTables:
         self._cut: dict[int, Tensor] = {}
 
     def cut(self, keys: int) -> Float[Tensor, "vocab key"]:
-        """The first columns of C's table by token, in memory of their own."""
+        """The first columns of C's table by token, as a contiguous copy."""
         if keys not in self._cut:
             self._cut[keys] = self.by_key_position.by_token[:, :keys].contiguous()
         return self._cut[keys]

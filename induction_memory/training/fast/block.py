@@ -2,7 +2,7 @@
 
     m = x + attention(norm(x))        y = m + feed(norm(m))        (parallel: m + feed(norm(x)))
 
-Attention is asked for the outputs at some queries; y has a row for each of them.
+Attention computes outputs only at the requested queries, and y has one row for each of them.
 """
 
 from collections.abc import Mapping
@@ -78,7 +78,7 @@ class Block:
         norm2_learns = self.norm2 is not None and any(self.norm2.trained)
         self.feed_input_wanted = norm2_learns or (self.input_wanted if self.parallel else self.middle_wanted)
         self.wanted = learns_below(layer + 1, trained)
-        """Whether there is anything to do backward from this block's output."""
+        """Whether this block's output needs a backward pass."""
 
     def forward(
         self,
@@ -110,7 +110,7 @@ class Block:
         buffers: Workspace,
         sums: Sums,
     ) -> Float[Tensor, "batch pos d_model"] | None:
-        """Sum the parameters' gradients; that of the block's input, if it is wanted. `dy` is overwritten."""
+        """Sum the parameters' gradients; return that of the block's input, if it is needed. `dy` is overwritten."""
         residual = self._feed_backward(dy, saved, buffers, sums)
         if not self.middle_wanted:
             return None
@@ -146,7 +146,7 @@ class Block:
     def _feed_backward(
         self, dy: Tensor, saved: Passed, buffers: Workspace, sums: Sums
     ) -> Float[Tensor, "batch query d_model"]:
-        """Turn dy into dm; what flows along the residual stream to x, which in parallel blocks is not the same."""
+        """Turn dy into dm, and return the gradient of x along the residual stream, which differs in parallel blocks."""
         if self.feed is None:
             return dy
         rows = saved.feed_in.flatten(0, 1)
@@ -175,6 +175,6 @@ def _feed_forward(
 
 
 def learns_below(layer: int, trained: frozenset[str]) -> bool:
-    """Whether anything that a block's input depends on learns."""
+    """Whether a block's input depends on a parameter that learns."""
     prefixes = tuple(f"blocks.{lower}." for lower in range(layer))
     return any(name in EMBEDDINGS or name.startswith(prefixes) for name in trained)

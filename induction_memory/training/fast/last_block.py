@@ -6,9 +6,10 @@ the block at the query and in the attention's average (`LinearTail`):
 
     logits = x M + (P x) W_V W_O M,      M = (1 + W_F) W_U       (parallel blocks: x M + (P x) W_V W_O W_U)
 
-so that W_F costs nothing, and the maps are as narrow as the vocabulary. One token can be left out: adding the same
-number to all logits changes nothing, so those of the last token may be subtracted from the rest, and N - 1 columns do.
-Where every position is a query and the vocabulary is the narrower side, values are mapped before P, else after.
+so that W_F costs nothing, and the maps are as narrow as the vocabulary. One column can be saved: adding the same number
+to all logits changes nothing, so the logit of the last token is subtracted from the others, and N - 1 columns are
+enough. If every position is a query and the vocabulary is narrower than the model, values are mapped before P,
+otherwise after.
 """
 
 from collections.abc import Mapping
@@ -36,7 +37,7 @@ Found = tuple[Tensor, Tensor, Tensor | None]
 
 @runtime_checkable
 class Tail(Protocol):
-    """What ends a network."""
+    """The end of a network, from the last block's input to the loss."""
 
     def run(
         self,
@@ -127,7 +128,7 @@ class _Attended:
     o: Tensor
     """P v."""
     mapped: bool
-    """Whether v is x mapped to the vocabulary, and not x itself."""
+    """Whether v is x mapped to the vocabulary; otherwise v is x itself."""
 
 
 class LinearTail:
@@ -220,7 +221,7 @@ class LinearTail:
     def _backward(
         self, dlogits: Float[Tensor, "row less"], passed: "_Attended", queries: Queries, buffers: Workspace, sums: Sums
     ) -> Tensor | None:
-        """Sum the gradients of the maps; that of the input, if it is wanted."""
+        """Sum the gradients of the maps; return that of the input, if it is needed."""
         x, rows, shape = passed.x, passed.rows, passed.q.shape[:2]
         if self.M_wanted:
             sums("tail.M", *self.M.shape).addmm_(rows.T, dlogits)
@@ -247,7 +248,7 @@ class LinearTail:
         buffers: Workspace,
         sums: Sums,
     ) -> None:
-        """Sum dN, write dq and add to dx, whichever are given."""
+        """Sum dN, write dq and add to dx, as far as they are given."""
         x, v, o, shape = passed.x, passed.v, passed.o, passed.q.shape[:2]
         if passed.mapped:
             do = dlogits.view(*shape, -1)
@@ -285,11 +286,11 @@ class LinearTail:
         return (dM, attended) if self.parallel else (dM + attended, torch.zeros_like(dM))
 
     def _gradient(self, name: str, sums: Sums) -> Float[Tensor, "d_model vocab"]:
-        """Of a map whose last column has been subtracted from the others."""
+        """The gradient of a map, from that of its narrow form (`_narrow`)."""
         narrow = sums(name, *self.M.shape) * LOG2_E
         return torch.cat([narrow, -narrow.sum(1, keepdim=True)], dim=1)
 
 
 def _narrow(M: Float[Tensor, "d_model vocab"]) -> Float[Tensor, "d_model less"]:
-    """The columns but the last, less the last."""
+    """All columns except the last, minus the last."""
     return M[:, :-1] - M[:, -1:]

@@ -8,7 +8,7 @@ and with dy its gradient, summed over all places where a token, or a position, s
 
     dW = W_E^T (sum of dy by token) + W_pos^T (sum of dy by position)
 
-which costs a twelfth of dW = x^T dy, whose sum runs over every place by itself.
+which costs a twelfth of dW = x^T dy, a sum over all places one by one.
 """
 
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ def look_up(
     positions: Int[Tensor, "batch query"] | None,
     out: Float[Tensor, "batch query d_out"],
 ) -> None:
-    """out = by_token[tokens] + by_position[positions]; every position in turn when none are given."""
+    """out = by_token[tokens] + by_position[positions]; all positions in order when none are given."""
     rows = out.view(-1, out.shape[-1])
     torch.index_select(table.by_token, 0, tokens.reshape(-1), out=rows)
     if positions is None:

@@ -1,7 +1,7 @@
 """A whole pass of a micro-batch through the model, forward and backward, on the model's own parameters.
 
 Blocks below the last compute every position. The last block, with all that follows it (`last_block.py`), computes only
-the queries that are asked for. Backward stops where nothing further down learns.
+the requested queries. Backward stops at the lowest block that it needs: below it nothing learns.
 """
 
 from collections.abc import Mapping

@@ -1,8 +1,8 @@
-"""Groups of micro-batches over threads, with results that do not depend on how many there are.
+"""Groups of micro-batches over threads, with results that do not depend on the number of threads.
 
-A thread takes the next group that nobody has taken and works through it alone, with library calls that use one thread
-each: at these sizes two threads at their own work lose less time than two that share every small product. Each group
-has its own sums, and these are added in the order of the groups.
+Each thread takes the next free group and works through it alone, with library calls that use one thread each: at these
+sizes, two threads on separate groups lose less time than two threads that share every small product. Each group has its
+own sums, and these are added in the order of the groups.
 """
 
 import threading
@@ -23,7 +23,7 @@ _idle: deque[Workspace] = deque()
 
 @contextmanager
 def one_thread_a_call() -> Iterator[int]:
-    """Library calls of this thread use one thread; gives the number they used before."""
+    """Inside the block, library calls use one thread each; yields the number they used before."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -33,13 +33,13 @@ def one_thread_a_call() -> Iterator[int]:
 
 
 def run_groups(work: Work, groups: Sequence[Sequence[MicroBatch]], device: torch.device, threads: int) -> Sums:
-    """Do the work of every piece in that many threads; the sums of all groups."""
+    """Do the work of every piece in `threads` threads; returns the sums over all groups."""
     sums = [Sums(device) for _ in groups]
-    waiting = deque(reversed(range(len(groups))))  # the last have most to do
+    waiting = deque(reversed(range(len(groups))))  # the last groups have the most work
     errors: list[BaseException] = []
 
     def worker() -> None:
-        torch.set_num_threads(1)  # of this thread
+        torch.set_num_threads(1)  # for library calls of this thread
         buffers = _take(device)
         try:
             with torch.no_grad():

@@ -1,8 +1,8 @@
-"""Which positions of a micro-batch the last layer must answer for.
+"""At which positions of a micro-batch the last layer must predict: the queries.
 
-Under the trigger-output loss that is about a quarter of them. The sequences of a batch are sorted by how many they
-have, so that those which go through together have nearly as many; what is missing is filled by repeating a sequence's
-last one, whose repetitions weigh nothing in the loss.
+Under the trigger-output loss these are about a quarter of all positions. The sequences of a batch are sorted by their
+number of queries, so that sequences in the same micro-batch have nearly as many. Missing ones are filled in by
+repeating a sequence's last query, and the repetitions have weight zero in the loss.
 """
 
 from collections.abc import Sequence
@@ -23,10 +23,10 @@ class Queries:
     blocks: tuple[QueryBlock, ...]
     positions: Int[Tensor, "batch query"] | None
     rows: Int[Tensor, " batch_query"] | None
-    """The same as row numbers of the sequences laid end to end."""
+    """The positions as row numbers of the sequences laid end to end."""
 
     def choose(self, x: Tensor) -> Tensor:
-        """The chosen rows of x [batch, pos, ...]; x itself when all are."""
+        """The chosen rows of x [batch, pos, ...]; x itself if all are chosen."""
         if self.positions is None or self.rows is None:
             return x
         return x.flatten(0, 1).index_select(0, self.rows).view(*self.positions.shape, *x.shape[2:])
@@ -41,7 +41,7 @@ class Queries:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """A micro-batch: which sequences, and for chosen positions where they are and which are no repetitions."""
+    """Which sequences are in a micro-batch and, if positions are chosen, which ones and which of these are real."""
 
     sequences: Int[Tensor, " batch"]
     positions: Int[Tensor, "batch query"] | None
@@ -51,7 +51,7 @@ class MicroBatch:
     """Least and greatest position of each block of queries."""
 
     def queries(self, mask: Float[Tensor, "pos pos"], everywhere: Queries) -> Queries:
-        """The queries of the last layer; `everywhere` if they are all."""
+        """The queries of the last layer; `everywhere` if all positions are."""
         if self.positions is None:
             return everywhere
         offset = torch.arange(len(self.sequences), device=mask.device)[:, None] * mask.shape[0]
@@ -71,7 +71,7 @@ def whole_batches(batch: int, size: int, device: torch.device) -> list[MicroBatc
 
 
 def chosen_batches(chosen: Bool[Tensor, "batch pos"], size: int, device: torch.device) -> list[MicroBatch]:
-    """The chosen positions of the sequences that have any, in order of their number."""
+    """The chosen positions of the sequences that have any, sequences with the fewest first."""
     where = chosen.cpu().numpy()
     number = where.sum(1)
     order = np.argsort(number, kind="stable")

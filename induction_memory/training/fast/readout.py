@@ -20,7 +20,7 @@ def cross_entropy(
 ) -> tuple[Float[Tensor, " row"], Bool[Tensor, " row"]]:
     """-log p(target) and whether the target is the likeliest, from logits times log2 e.
 
-    The bits are overwritten: with the gradient of the weighted sum of nll when weights are given.
+    The bits are overwritten; if weights are given, with the gradient of the weighted sum of nll.
     """
     correct = bits.argmax(-1) == targets
     bits.sub_(bits.amax(-1, keepdim=True))

@@ -1,4 +1,4 @@
-"""Gradients as they add up over the sequences of a batch."""
+"""Sums of gradients over the sequences of a batch."""
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ class Sums:
         self._sums: dict[str, Tensor] = {}
 
     def __call__(self, name: str, *shape: int) -> Tensor:
-        """The sum of that name, to be added to in place."""
+        """The sum of that name; the caller adds to it in place."""
         if name not in self._sums:
             self._sums[name] = torch.zeros(shape, device=self.device)
         return self._sums[name]

@@ -1,6 +1,6 @@
 """Memory that is used again from one micro-batch to the next.
 
-Fresh memory costs page faults on every micro-batch; a named buffer that stays does not, and it stays in cache.
+New memory costs page faults in every micro-batch. A named buffer that is kept costs none, and stays in the CPU cache.
 """
 
 import math
