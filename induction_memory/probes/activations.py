@@ -1,4 +1,4 @@
-"""What a model does on a batch at one step: attention patterns, logits, and whatever else a probe reads, run once."""
+"""What a model does on a batch at one step: attention patterns, logits and other activations, each computed once."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,16 +22,16 @@ REPEATED_SEED = 0
 @field_docs
 @dataclass(frozen=True)
 class Activations:
-    """One model on one batch. Nothing is run before the first probe asks."""
+    """One model on one batch. It runs when the first probe asks for an activation."""
 
     build: Callable[[], nn.Module]
-    """Makes the TransformerLens model, or hands it over."""
+    """Makes the TransformerLens model, or returns the given one."""
     sequences: Batch | None
     """The sequences; None if no batch or task was given, and then only the standard head scores are available."""
     stack: Stack
     """Its weights, with the task."""
     runner: Runner | None = None
-    """Runs the model without TransformerLens, if it has no norms (their scales are not recorded there)."""
+    """Runs the model without TransformerLens; None for a model with norms, whose scales this does not record."""
     batch_facts: dict[str, Any] = field(default_factory=dict, repr=False)
     """What depends on the batch alone, by name; shared by the steps of a run."""
     kept: dict[str, Any] = field(default_factory=dict, repr=False)
@@ -136,7 +136,7 @@ class Activations:
         return self.kept[name]
 
     def of_batch(self, name: str, compute: Callable[[], Any]) -> Any:
-        """The same for what every step shares."""
+        """The value that all steps share, kept under this name and computed at the first request."""
         if name not in self.batch_facts:
             self.batch_facts[name] = compute()
         return self.batch_facts[name]
@@ -152,7 +152,7 @@ def pattern_name(layer: int) -> str:
 
 
 def run(model: nn.Module, tokens: Int[Tensor, "batch pos"], wanted: list[str]) -> dict[str, Tensor]:
-    """The activations of these hooks, those that the model has and passes, and the logits."""
+    """The logits and the activations of these hooks, as far as the model has them and its forward reaches them."""
     any_model: Any = model
     tokens = tokens.to(next(model.parameters()).device)
     with torch.no_grad():

@@ -121,7 +121,7 @@ def trends(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _single(stack: Stack, memory: str) -> Association:
-    """A memory whose items have one partner each, by its name without a reading."""
+    """The memory of this name, without a reading such as `_margin`; each of its items has one partner."""
     require(memory != "W_F", "memory", "W_K1, W_K2 or W_O2 with its variants", repr(memory))
     return stack.association(memory)
 

@@ -6,10 +6,11 @@ With A[t, s] the attention of query t to key s <= t, and z the tokens:
     induction        sum of A[t, s] over the s <= t with z_{s-1} = z_t: the tokens after earlier occurrences of z_t; a
                      task that names other keys as its source `induction` is measured on those
 
-The mass is this sum; the argmax is whether the most attended key is one of those. A head that attends uniformly gets
-c_t = (number of those keys) / (t + 1) of either, so both are corrected for chance: (mean - mean c) / (1 - mean c),
-which is 0 for the uniform head and 1 for the perfect one. Induction is measured on the main group of the task (for
-in-context bigrams triggers, second occurrence on), on all tokens that occurred before, and on the group `global`.
+The mass is this sum; the argmax is whether the most attended key is one of these keys. A head that attends uniformly
+gets c_t = (number of these keys) / (t + 1) in both cases, so both are corrected for chance: (mean - mean c) /
+(1 - mean c), which is 0 for the uniform head and 1 for the perfect one. Induction is measured on the main group of the
+task (for in-context bigrams, triggers from their second occurrence on), on all tokens that occurred before, and on the
+group `global`.
 
 The conditional probes are plain rates. The standard scores use random sequences repeated once, each half of length n:
 
@@ -283,7 +284,7 @@ def attention_probe(kind: str, layer: int) -> Probe:
 
 
 def named(name: str) -> Probe | None:
-    """A probe of a layer that is not listed."""
+    """The probe of this name for a layer that is not listed."""
     kind, layer = split_layer(name)
     return attention_probe(kind, layer) if kind in _PER_LAYER and layer else None
 

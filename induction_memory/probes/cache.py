@@ -1,8 +1,8 @@
-"""Results kept beside a trajectory, so that asking again costs nothing.
+"""Results kept beside a trajectory, so that they are computed only once.
 
 A result is keyed by everything it depends on: the trajectory's content, the probe's name, its arguments, and the code
-of the package that computes it. When any of them changes the key does, and the result is computed again; what is old
-is never read. A file holds the table as Parquet, under a seal (`trajectory/kept_files.py`).
+of the package that computes it. When any of them changes, so does the key, and the result is computed again. A file
+holds the table as Parquet, with a checksum (`trajectory/kept_files.py`).
 """
 
 import hashlib
@@ -39,14 +39,14 @@ def code_fingerprint() -> str:
 
 
 def load(run: Trajectory, probe: str, arguments: dict[str, Any]) -> pd.DataFrame | None:
-    """The result kept for exactly this question, or None."""
+    """The result kept for this probe and these arguments, or None."""
     name = key(run, probe, arguments)
     content = kept_files.read(_path(run, name), name)
     return None if content is None else pd.read_parquet(io.BytesIO(content))
 
 
 def save(run: Trajectory, probe: str, arguments: dict[str, Any], result: pd.DataFrame) -> None:
-    """Keep a result; quietly not, if the folder is read-only or the disk is full."""
+    """Keep a result; do nothing if the folder is read-only or the disk is full."""
     name = key(run, probe, arguments)
     content = io.BytesIO()
     result.to_parquet(content, index=False)

@@ -27,7 +27,7 @@ FAMILIES: dict[str, ModuleType] = {
     "prediction": prediction,
     "attribution": logit_attribution,
 }
-"""Each has its `PROBES`, and `named` for names with a number that is not listed: a layer, a window, an occurrence."""
+"""Each has `PROBES`, and `named` for names with a number that is not listed: a layer, a window or an occurrence."""
 
 OF_TASK: dict[str, Callable[[Subject], list[Probe]]] = {
     "predictors": task_probes.of_predictors,
@@ -76,7 +76,7 @@ def find(name: str) -> Probe:
 
 
 def resolve(wanted: Names, source: Subject) -> list[Probe]:
-    """Probes in order, families written out, none twice.
+    """The wanted probes in order, with families replaced by their members, each probe once.
 
     None stands for the paper's recalls. For a task without such memories it stands for the distances to the task's
     predictors, and for a task without predictors for loss and accuracy.

@@ -14,7 +14,7 @@ def over_chunks(
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Measure a few steps at a time, so that the score tables stay small.
 
-    Returns name -> [step, *head] in double precision, and name -> reason for what this source cannot have.
+    Returns name -> [step, *head] in double precision, and name -> reason for probes that this source cannot have.
     """
     values: dict[str, list[Tensor]] = {name: [] for name in measures}
     skipped: dict[str, str] = {}

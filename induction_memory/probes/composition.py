@@ -6,10 +6,10 @@ With Phi_1 the value-output matrix of a layer-1 head and W_K2, Phi_2 those of a 
     Q-composition  |W_K2^T Phi_1|_F / (|W_K2| |Phi_1|)      its queries do
     V-composition  |Phi_2 Phi_1|_F / (|Phi_2| |Phi_1|)      its values do
 
-The baseline keeps the singular values of both matrices and turns one against the other at random: for a Haar-random
-rotation R the square of |A R B|_F / (|A| |B|) is sum_ij a_i R_ij^2 b_j, a and b the squared singular values divided
-by their sums; its mean is 1/d. `_baseline` and `_spread` are the mean and standard deviation of the score over
-rotations, `_z` is how many spreads the score stands above the baseline.
+The baseline keeps the singular values of both matrices and rotates one against the other at random. For a Haar-random
+rotation R, the square of |A R B|_F / (|A| |B|) is sum_ij a_i R_ij^2 b_j, with a and b the squared singular values
+divided by their sums. Its mean is 1/d. `_baseline` and `_spread` are the mean and the standard deviation of the score
+over rotations, and `_z` = (score - baseline) / spread.
 
 Copying: the eigenvalues l of the map from tokens to logits, w_U Phi w_E^T: sum l / sum |l|, which is 1 when every
 token raises its own logit, and near 0 for a random map.
@@ -49,7 +49,7 @@ def composition(A: Float[Tensor, "*#lead m d"], B: Float[Tensor, "*#lead d n"]) 
 
 
 def squared_spectrum(A: Float[Tensor, "*lead m n"], d: int) -> Float[Tensor, "*lead d"]:
-    """Squared singular values, scaled to sum to one and filled up with zeros to length d."""
+    """Squared singular values, scaled to sum to one and padded with zeros to length d."""
     gram = A.mT @ A if A.shape[-1] <= A.shape[-2] else A @ A.mT
     values = where_finite(torch.linalg.eigvalsh, gram.double()).clamp(min=0)
     values = values / values.sum(-1, keepdim=True)

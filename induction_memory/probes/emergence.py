@@ -1,8 +1,8 @@
 """Emergence: when each curve changes, in which order, and which leads.
 
-Change point of a curve y over steps t: the two levels a, b and the split that minimise the squared error of a step
-function, each step weighted by the time it stands for; the change is where the curve, interpolated between the stored
-steps beside the split, crosses (a + b) / 2. Its confidence interval is the bootstrap's percentile interval, over
+Change point of a curve y over steps t: fit a step function with two levels a, b and a split by least squares, each
+stored step weighted by the time it stands for. The change is where the curve, interpolated between the stored steps
+next to the split, crosses (a + b) / 2. Its confidence interval is the percentile interval of a bootstrap over
 
     seeds          several runs, one curve each
     associations   a recall of one run: its single associations, recalled or not, resampled
@@ -10,10 +10,10 @@ steps beside the split, crosses (a + b) / 2. Its confidence interval is the boot
 
 Order of births: in how many runs does the change of one probe come before that of the next? If births came in random
 order, the count would be binomial, with probability 1/2 for a pair and 1/k! for the order of all k. The p-values are
-those of exact one-sided tests (a sign test per pair). A tie is not in order.
+those of exact one-sided tests (a sign test per pair). A tie counts as out of order.
 
-Lead and lag: both curves are turned so that they rise, interpolated on an even grid, and their smoothed increments
-correlated at every shift; the lag is the shift of the largest correlation, positive where the second curve follows
+Lead and lag: falling curves are flipped, both curves are interpolated on an even grid, and their smoothed increments
+are correlated at every shift. The lag is the shift with the largest correlation, positive if the second curve follows
 the first.
 """
 
@@ -36,7 +36,7 @@ from induction_memory.task.sampler import step_rng
 
 EXPECTED_ORDER = ("W_O2", "W_K2", "W_K1")  # top-down, Section 5
 GRID = 400  # points of the even grid on which lags are measured
-SMOOTHING = 80  # of them in the window that smooths the increments: a recall moves in jumps of one association
+SMOOTHING = 80  # grid points in the window that smooths the increments: a recall moves in jumps of one association
 
 
 def change_point(steps: Int[np.ndarray, " step"], curve: Float[np.ndarray, " step"]) -> tuple[float, float, float]:
@@ -117,7 +117,7 @@ def _change_points(
 
 
 def _per_configuration(runs: Any, measured: Callable[[list[Any]], pd.DataFrame]) -> pd.DataFrame:
-    """One table per group of runs that differ in their seeds alone, below one another."""
+    """One table per group of runs that differ only in their seeds, stacked."""
     groups = by_configuration(list(runs) if isinstance(runs, list | tuple) else [runs])
     if len(groups) == 1:
         return measured(groups[0][1])

@@ -4,9 +4,9 @@ With w* the weights as they are, L the mean loss and n_beta the inverse temperat
 
     w <- w - step_size / 2 * (n_beta * grad L_m(w) + localisation * (w - w*)) + N(0, step_size)
 
-and the coefficient is  lambda = n_beta * mean over the draws of (L_m(w) - L_m(w*)).  L_m is the loss on a minibatch m,
-and the same minibatch serves w and w*: unpaired, the noise between minibatches drowns a small coefficient. Only the
-weights of one part move (the "refined" coefficient), so that matrices and heads can be compared.
+and the coefficient is  lambda = n_beta * mean over the draws of (L_m(w) - L_m(w*)).  L_m is the loss on a minibatch m.
+The same minibatch is used for w and w*, because otherwise the noise between minibatches would hide a small coefficient.
+Only the weights of one part move (the "refined" coefficient), so that matrices and heads can be compared.
 
 The value depends on the settings, above all on n_beta: compare values of one setting only, and look at `calibrate`
 first. On a quadratic loss with curvatures h the coefficient is 1/2 sum n_beta h / (n_beta h + localisation).
@@ -91,7 +91,7 @@ def chain(
 ) -> Float[Tensor, " draw"]:
     """n_beta * (L_m(w) - L_m(w*)) of every draw of one chain. The weights are moved in place and put back at the end.
 
-    `masks` says which entries of a weight move; all of them where it says nothing.
+    `masks` says which entries of a weight move; a weight without a mask moves as a whole.
     """
     centre = {name: weight.detach().clone() for name, weight in weights.items()}
     generator = torch.Generator().manual_seed(seed)
@@ -116,7 +116,7 @@ def chain(
 def _require_near(
     weights: Mapping[str, Tensor], centre: Mapping[str, Tensor], loss: float, sampling: Sampling, updates: int
 ) -> None:
-    """Refuse a chain that has left: without a loss, the pull alone keeps |w - w*|^2 near (number of weights) / pull."""
+    """Refuse a diverged chain. Without a loss, |w - w*|^2 would stay near (number of weights) / localisation."""
     if not math.isfinite(loss):
         raise DivergedError(f"chain: expected finite losses, got {loss} after {updates} updates")
     away = sum(float((weight - centre[name]).square().sum()) for name, weight in weights.items())

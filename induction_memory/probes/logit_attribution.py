@@ -45,7 +45,7 @@ def _mean(a: Activations, added: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
 
 
 def _of_heads(a: Activations, layer: int) -> Float[Tensor, " head"]:
-    """The same for what each head of a layer adds, W_O z: the unembedding is applied to W_O, and this to z."""
+    """Mean direct effect of each head of a layer, W_O z: the unembedding is applied to W_O first, then to z."""
     z, W_O = _values_and_output(a, layer)
     triggers, w_U = _triggers(a), a.stack.embedding("w_U")[0, 0]
     read = torch.einsum("vd,hde->vhe", w_U - w_U.mean(0), W_O)
@@ -82,7 +82,7 @@ def _stream(a: Activations, part: str) -> Float[Tensor, "batch pos d"]:
     z, W_O = _values_and_output(a, layer)
     if a.runner is None:
         written = torch.einsum("bphe,hde->bpd", z, W_O)
-    else:  # it has recorded the sum
+    else:  # the recording has the sum over heads
         b_O = a.runner.weights.get(f"blocks.{layer - 1}.attn.b_O", 0.0)
         written = a.cache[f"blocks.{layer - 1}.hook_attn_out"] - b_O
     return written + _feed_forward(a, layer) if layer < a.n_layers and _has_feed_forward(a, layer) else written
@@ -92,7 +92,7 @@ def _values_and_output(
     a: Activations, layer: int
 ) -> tuple[Float[Tensor, "batch pos head d_head"], Float[Tensor, "head d d_head"]]:
     """The attended values z of each head of a layer, and the matrix W_O that writes them."""
-    a.pattern(layer)  # a reason if there is no such layer
+    a.pattern(layer)  # raises an error if there is no such layer
     return a.cache[f"blocks.{layer - 1}.attn.hook_z"], a.stack.memory(f"W_O{layer}")[0]
 
 
@@ -118,9 +118,9 @@ def _read_by_values(a: Activations, part: str) -> Float[Tensor, " head"]:
 
 
 def _effect_of_values(a: Activations) -> Float[Tensor, "head batch key d"]:
-    """g_s with: mean over triggers t of sum_s A[t, s] (w_U(y_t) - mean)^T Phi_2 x_s = sum_s g_s^T x_s for any x.
+    """The g_s with mean over triggers t of sum_s A[t, s] (w_U(y_t) - mean)^T Phi_2 x_s = sum_s g_s^T x_s for any x.
 
-    The attention of triggers with the same target is added up before anything is multiplied.
+    The attention of triggers with the same target is added up first, to save multiplications.
     """
     triggers = _triggers(a)
     attention = a.pattern(2).movedim(1, 2)[triggers] / triggers.sum()

@@ -1,7 +1,7 @@
 """Measure probes of a source: weight probes in one batched pass over steps, activation probes in one forward per step.
 
 Values of the package's own probes on a trajectory of a shipped task are kept beside it (`cache.py`). A user's
-functions, and all probes of a user's task, are measured anew each time: a change in their code could not be seen.
+functions, and all probes of a user's task, are measured each time, because the cache cannot see changes in their code.
 """
 
 import hashlib
@@ -51,9 +51,9 @@ def measure(
     cached: bool = True,
     progress: Progress | None = None,
 ) -> tuple[dict[str, Curves], dict[str, str]]:
-    """Curves by name, from the cache or computed, and the reasons of the probes that this source cannot have.
+    """Curves by name, from the cache or computed, and for each probe that this source cannot have the reason.
 
-    After an interruption the curves of activation probes end with the last step that was done.
+    After an interruption the curves of activation probes end with the last completed step.
     """
     require(batch is None or isinstance(batch, Batch), "batch", "a Batch, as `sample` makes it", repr(batch))
     keep = _Kept(source, batch, task) if cached and source.run is not None and _ships(source.known_task) else None
@@ -134,7 +134,7 @@ def _of_activations(
 
 
 def _without_norms(source: Subject, step: int) -> Runner | None:
-    """Runs a step of a trajectory without TransformerLens; None if that does not record all that probes read."""
+    """A runner of a step without TransformerLens; None if it does not record all that probes read."""
     if source.run is None or source.via == "hooks":
         return None
     try:
@@ -173,7 +173,7 @@ class _Kept:
 
 
 def _ships(task: Task | None) -> bool:
-    """Whether the code of the task is the package's, so that the cache's key sees when it changes."""
+    """Whether the code of the task is the package's, so that a change in it changes the cache's key."""
     return task is None or type(task).__module__.partition(".")[0] == __name__.partition(".")[0]
 
 

@@ -7,9 +7,9 @@ the readings of its scores in `memory/readings.py`. A probe's name is a memory's
     _margin    mean of target minus best rival      _rank   mean place of the target
     _sir       signal to interference               _soft   mean softmax probability of the target, scores not scaled
 
-The feed-forward is measured by a divergence: W_F's softmax over j of w_U(j)^T W_F w_E(k), or a ReLU MLP's in its place,
-against pi_b(j | k), fixed triggers left out (`memory/divergence.py`). LayerNorms are applied in full there, because a
-divergence depends on the scale.
+The feed-forward is measured by the divergence of its prediction from pi_b(j | k), without fixed triggers
+(`memory/divergence.py`). The prediction is the softmax over j of w_U(j)^T W_F w_E(k), or that of a ReLU MLP. LayerNorms
+are applied in full there, because a divergence depends on the scale.
 
 With several heads, W_K1 and W_O2 have one value per head, W_K2 and W_O2_spurious one per pair `L1H3>L2H1`: layer-1 head
 3 whose output layer-2 head 1 reads.
@@ -62,7 +62,7 @@ RECALLED = {
     "W_K1_reversed": "p_t^T W_K1 p_s -> t = s+1, queries compete, as the paper prints it",
     "W_K2_reversed": "w_E(k)^T W_K2 Phi_1 w_E(k') -> k = k', queries compete, as printed",
 }
-"""Listed with their recall alone; their other readings exist too."""
+"""Only the recall of these is listed; their other readings exist too."""
 PAPER = ("W_K1", "W_K1_first64", "W_K1_causal", "W_K2", "W_K2_triggers", "W_O2", "W_F_kl")
 KL: dict[str, tuple[Kind, str]] = {
     "W_F_kl": ("to model", "mean_k KL(pi_b(.|k) || softmax(W_U W_F w_E(k))), as the authors measured it"),
@@ -89,7 +89,7 @@ def recall_probe(memory: str, suffix: str = "", meaning: str = "") -> Probe:
 
 
 def named(name: str) -> Probe | None:
-    """A recall probe that is not listed: another window of positions, another combination."""
+    """A recall probe that is not listed, for another window of positions or another combination of suffixes."""
     for suffix in sorted(READINGS, key=len, reverse=True):
         memory = name.removesuffix(suffix)
         spec = Spec.parse(memory) if name.endswith(suffix) else None

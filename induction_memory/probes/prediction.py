@@ -7,9 +7,10 @@ With q the model's prediction after z_1..z_t and y = z_{t+1}:
                       Bayes-optimal prediction, the last of the task's predictors
     excess            mean of log p_bayes(y) - log q(y): the loss above the Bayes-optimal one
 
-Positions are those that the task counts. Kinds of position by what is true of the sequence are the groups of the task's
-batches (`loss_<group>`): for in-context bigrams `global` (no trigger), `first_occurrence`, `in_context` (a trigger's
-second occurrence on), and `occurrence<n>` (a trigger's n-th). Kinds by what the tokens so far show of z_t:
+Positions are those that the task counts. Some kinds of position depend on the hidden triggers. They are the groups of
+the task's batches (`loss_<group>`): for in-context bigrams `global` (not a trigger), `first_occurrence`, `in_context`
+(a trigger from its second occurrence on), and `occurrence<n>` (a trigger's n-th). Other kinds depend on what the tokens
+so far show of z_t:
 
     new               it has not occurred before: only global statistics help
     one_successor     the same token followed each occurrence: perhaps a trigger

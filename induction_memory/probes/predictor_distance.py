@@ -2,8 +2,8 @@
 
     KL(p) = mean over positions t of sum_j p_t(j) log( p_t(j) / q_t(j) ),        q_t the model's prediction
 
-Any task that offers predictors, any model that runs. On a variant of the task the predictors are those of the task that
-the model was trained on, the trained belief, and beside them the variant's own Bayes-optimal one.
+This works for any task that offers predictors and any model that runs. On a variant of the task, the predictors are
+those of the task that the model was trained on, and in addition the variant's own Bayes-optimal one.
 """
 
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ from induction_memory.trajectory.trajectory import Trajectory
 
 SEQUENCES = 128
 OWN = "own "
-"""Before the name of a variant's own predictor."""
+"""Prefix of the name of a variant's own predictor."""
 
 
 def predictor_distances(
@@ -68,7 +68,7 @@ def predictor_phases(source: Any, **how: Any) -> list[Phase]:
 
 
 def phases_of(table: pd.DataFrame) -> list[Phase]:
-    """The phases of a table of distances; a variant's own predictor is no phase of the trained belief."""
+    """The phases of a table of distances, without the variant's own predictor."""
     belief = [name for name in table if not str(name).startswith(OWN)]
     return phases(table.index.to_numpy(), {str(name): table[name].to_numpy() for name in belief})
 

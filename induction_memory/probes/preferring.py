@@ -11,8 +11,8 @@ pi_b( . | z_t), where 0 is the likeliest:
     copying, ambiguous     at tokens that different tokens have followed, which therefore are not triggers: share of
                            argmax q = the token that followed the last occurrence, by its rank
 
-A retrieved token of rank 0 is predicted by both sources, so its rows alone do not tell them apart. `by_bigrams` is the
-share that the likeliest global bigram alone would get right.
+Both sources predict a retrieved token of rank 0, so rows of rank 0 do not tell them apart. `by_bigrams` is the share
+that the likeliest global bigram alone would get right.
 
 Standard errors are over sequences, since positions of one sequence are not independent: with n_i positions and h_i hits
 in sequence i, and p = sum h_i / sum n_i, the squared error is sum (h_i - p n_i)^2 / (sum n_i)^2 times b / (b - 1) for b

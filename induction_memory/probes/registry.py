@@ -1,4 +1,4 @@
-"""What a probe is, and the door through which it gets a name: for the package's own probes and for a user's alike.
+"""What a probe is, and how it gets a name. The package's own probes and a user's are made in the same way.
 
     @im.probe("norm_of_W_O", about="Frobenius norm of layer 2's output matrix", layers=(2,))
     def norm(subject):

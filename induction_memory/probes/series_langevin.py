@@ -124,7 +124,7 @@ def weights_of_part(model: Any, part: str) -> tuple[dict[str, Tensor], dict[str,
 
 
 def _of_head(weight: Tensor, inner: nn.Module | None, letter: str, head: int, d_head: int) -> Tensor:
-    """Ones at the entries of one head: its index in a HookedTransformer, which has no inner module.
+    """A mask of ones at the entries of one head. In a HookedTransformer, which has no inner module, it is an index.
 
     In a bridge they are rows of a Linear's weight for Q, K, V and columns for O; a Conv1D is transposed.
     """

@@ -26,7 +26,7 @@ from induction_memory.model.memories import embedding, matrix
 
 COLUMNS = ["layer", "position", "embedding", "coefficient"]
 Atom = tuple[str, int, tuple[int, ...]]
-"""w_E or p, which token or position, and the layers whose Phi it went through, the first first."""
+"""w_E or p, which token or position, and the layers whose Phi it went through, in that order."""
 
 
 def superposition(

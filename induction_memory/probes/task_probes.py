@@ -2,7 +2,8 @@
 
     kl_to_<predictor>        mean over the counted positions of KL(predictor || model): `kl_to_bayes`, `kl_to_2-gram`
     mass_on_<role><layer>    mean over the main group's queries of the attention to the keys of that role, in a layer
-                             counted from 1: `mass_on_parent1`. A mass is no score: it can fall while the loss improves
+                             counted from 1: `mass_on_parent1`. More is not always better: it can fall while the loss
+                             improves
 
 A name is written with `_` for each space. `table(run, "predictors")` and `table(run, "sources")` measure all that the
 task of the run offers; a task that offers none is left out with the reason.
@@ -88,7 +89,7 @@ def mass(role: str, layer: int, a: Activations) -> Float[Tensor, " head"]:
 
 
 def named(name: str) -> Probe | None:
-    """The probe of this name, for whatever task it is asked."""
+    """The probe of this name, for any task."""
     if name.startswith(DISTANCE) and len(name) > len(DISTANCE):
         predictor = name.removeprefix(DISTANCE)
         about = f"mean over counted positions of KL({predictor} || model)"
@@ -101,7 +102,7 @@ def named(name: str) -> Probe | None:
 
 
 def of_predictors(source: Subject) -> list[Probe]:
-    """One probe per predictor of the source's task; one that gives the reason if there is none."""
+    """One probe per predictor of the source's task; if there is none, a probe that reports the reason."""
     try:
         offered = ask(source.stack.require_task(), "predictors")
     except UnsupportedError as reason:
@@ -110,7 +111,7 @@ def of_predictors(source: Subject) -> list[Probe]:
 
 
 def of_sources(source: Subject) -> list[Probe]:
-    """One probe per role and layer; one that gives the reason if the task names no roles."""
+    """One probe per role and layer; if the task names no roles, a probe that reports the reason."""
     try:
         offered = sources_of(source.stack.require_task(), source.batch)
     except UnsupportedError as reason:

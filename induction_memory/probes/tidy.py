@@ -6,9 +6,9 @@
     table(run, "all")                everything
     table(series, ["entropy1"])      one checkpoint of a series after another; the standard head scores by default
 
-A table is tidy: step, probe, head, value; one row per observation. `head` is `L1H1` for a head, `L1H3>L2H1` for a pair,
-"" for a probe that has no heads. A probe that the model cannot have is left out, and `table.attrs["skipped"]` says why:
-name -> reason.
+A table has the columns step, probe, head and value, and one row per observation. `head` is `L1H1` for a head,
+`L1H3>L2H1` for a pair, "" for a probe that has no heads. A probe that the model cannot have is left out, and
+`table.attrs["skipped"]` says why: name -> reason.
 """
 
 from collections.abc import Iterable
@@ -72,7 +72,7 @@ def table(
 
 
 def _of_series(opened: Subject, names: Names, batch: Batch, task: Task | None) -> pd.DataFrame:
-    """The tables of the models of a series, each of them kept on the disk where the series keeps results."""
+    """The table of a series. If the series keeps results, the table of each checkpoint is kept on the disk."""
     assert opened.series is not None
 
     def measure(_: int, model: nn.Module) -> dict[str, pd.DataFrame]:

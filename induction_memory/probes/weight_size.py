@@ -32,7 +32,7 @@ from induction_memory.subject.stack import Stack
 
 
 def matrix(m: Memories, name: str) -> Float[Tensor, "step *head d_out d_in"]:
-    """The matrix itself; a reason instead if the model has none."""
+    """The matrix itself; an error with the reason if the model has none."""
     if name == "W_F":
         m.require_weights(f"blocks.{m.n_layers - 1}.mlp.W_F", "a linear feed-forward in the last layer")
     else:
