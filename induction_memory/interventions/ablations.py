@@ -78,7 +78,7 @@ def ablate(
 def component_names(
     graph: Graph, heads: Literal["all"] | Sequence[Any] | None, components: str | Sequence[str] | None
 ) -> list[str]:
-    """The names asked for, each once, in the order given; groups spelt out and every name checked."""
+    """The wanted names in the order given, each once, with groups replaced by their members and every name checked."""
     if heads is None and components is None:
         components = "all"
     names: list[str] = []
@@ -136,7 +136,7 @@ def _ablate_one(
     for one in kinds:
         replacements.function(one)
     cells = [(name, one) for name in names for one in kinds]
-    same = [replacements.identity(name, one) for name, one in cells]  # W_O2 is L2H1, if no other head is there
+    same = [replacements.identity(name, one) for name, one in cells]  # W_O2 is L2H1, if layer 2 has no other head
     place_of = {key: place for place, key in enumerate(dict.fromkeys(same), start=1)}
     first = [cells[same.index(key)] for key in place_of]
     scorer, measured = Scorer(recording.logits, batch), dict[int, dict[str, float]]()

@@ -1,10 +1,10 @@
-"""Activation patching: put one activation of another run in its place, by component and by position.
+"""Activation patching: replace one activation by that of another run, per component and per position.
 
-The two runs differ in one thing (corruptions.py); where the patch accounts for the difference (effects.py), that thing
-passes. Positions can be taken by their role, which does not depend on where they stand in the sequence:
+The two runs differ in one thing (corruptions.py). If a patch accounts for the difference (effects.py), information
+about that thing passes through the patched place. Positions can be chosen by role, wherever they stand in the sequence:
 
     query        the position that is asked
-    elsewhere    all that have no role
+    elsewhere    all positions without a role
     trigger      for in-context bigrams: the first occurrence of the query's trigger
     output       for in-context bigrams: the token after it
 

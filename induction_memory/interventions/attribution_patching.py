@@ -1,7 +1,8 @@
 """Attribution patching: all edges at once by gradients, checked against the exact values.
 
 Let a_e in [0, 1] say how much of the other run edge e carries, and M(a) the mean logit of the answer (effects.py). The
-exact effect of an edge is (M(0) - M(1_e)) / (M_from - M_to). Two approximations, each one backward pass a point:
+exact effect of an edge is (M(0) - M(1_e)) / (M_from - M_to). There are two approximations, with one backward pass per
+point:
 
     gradient      -dM/da_e at a = 0, over (M_from - M_to): the activation's difference times the gradient
     integrated    the same derivative averaged over a = alpha 1 for alpha from 0 to 1 (midpoints)

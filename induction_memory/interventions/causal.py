@@ -6,7 +6,7 @@ At every stored step and for every part,
     recall      the part's recall probe (Section 5): does its matrix store the right pairs?
 
 A part can also be a path of a head: the direct one (`L1H1->direct`), or through the queries, keys or values of one
-later head (`L1H1->L2H1.k`). `mediation` sets the paths of each head against its whole effect.
+later head (`L1H1->L2H1.k`). `mediation` compares the paths of each head with its whole effect.
 
 A part can look right long before anything depends on it (W_O2 is learned first and is of little use alone), and be
 necessary before it looks right. `births` compares the two by the steps at which each curve changes level.
@@ -91,8 +91,8 @@ def _is_intact(row: dict[Any, Any]) -> bool:
 def mediation(table: pd.DataFrame) -> pd.DataFrame:
     """One row per step, kind, head and path of a causal trajectory: the effect, in accuracy.
 
-    The path is "total", "direct", an input of a later head (`L2H1.k`), or "rest", which is the total without the
-    others: what passes by earlier feed-forwards, and what the paths do only together.
+    The path is "total", "direct", an input of a later head (`L2H1.k`), or "rest": the total minus the other paths. The
+    rest passes through earlier feed-forwards, or comes from interactions between the paths.
 
     >>> import induction_memory as im
     >>> batch = im.load("induction-small").task.sample(4, im.step_rng(0, 2))
@@ -117,7 +117,7 @@ def mediation(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def births(table: pd.DataFrame) -> pd.DataFrame:
-    """One row per part and kind: the step at which it looks right, that at which it is necessary, and the delay.
+    """One row per part and kind: the step at which it looks right, the step at which it is necessary, and the delay.
 
     >>> import induction_memory as im
     >>> batch = im.load("induction-small").task.sample(4, im.step_rng(0, 2))

@@ -5,9 +5,9 @@ logit at the positions of the task's main group. Edges are ranked by that loss, 
 derivative (one backward pass for all, or integrated over several). The circuit of the n first edges E_n is scored by
 
     faithfulness(n)   (M(only E_n) - M(nothing)) / (M(everything) - M(nothing))    does the circuit suffice?
-    completeness(n)   (M(everything) - M(all but E_n)) / (M(everything) - M(nothing))    is anything left without it?
+    completeness(n)   (M(everything) - M(all but E_n)) / (M(everything) - M(nothing))    does all work depend on it?
 
-where what is not kept is taken away together. Random orders of the edges are the baseline.
+where all edges that are not kept are taken away together. Random orders of the edges are the baseline.
 
 The known circuit of an induction head with one head per layer (Figure 1, equation 7) has seven edges: positions match
 positions in layer 1, the token before is copied, the copy is the key that the same token matches in layer 2, and the
@@ -53,7 +53,7 @@ INDUCTION_HEAD = (
 @field_docs
 @dataclass(frozen=True, eq=False)
 class Discovery:
-    """The edges of one model by rank, the circuit they make, and what circuits of each size are worth."""
+    """The edges of one model by rank, the circuit they make, and the scores of circuits of each size."""
 
     edges: pd.DataFrame
     """One row per edge: the share of M that is lost without it, by each ranking."""
@@ -99,7 +99,7 @@ class _Bench:
 
     @torch.no_grad()
     def measure(self, variants: Sequence[Sequence[Patch]], done: list[int] | None = None) -> np.ndarray:
-        """M and the accuracy of each variant, [2, variant]; an interruption ends it if `done` is there to be filled."""
+        """M and the accuracy of each variant, [2, variant]; with `done`, an interruption keeps those done so far."""
         measured = np.full((2, len(variants)), np.nan)
         with nullcontext() if done is None else keeping(done, "circuits"):
             for indices, logits in self.recording.run(variants, queries=self.queries):
@@ -110,7 +110,7 @@ class _Bench:
 
 
 MOST_POINTS = 10_000
-"""Of the integral of the gradient."""
+"""The largest number of points for integrated gradients."""
 
 
 def discover(
@@ -130,8 +130,8 @@ def discover(
 ) -> Discovery:
     """Rank the edges of a model (or of one step of a trajectory), find its circuit, and score circuits of every size.
 
-    The circuit is what the first ranking puts above `share` of its strongest edge. `sizes` are those of the curve, all
-    when not given. An interruption of the curve keeps the circuits that are scored.
+    The circuit has the edges whose effect, by the first ranking, is above `share` of the strongest one. `sizes` are the
+    circuit sizes to score, all when not given. An interruption keeps the circuits that were scored before it.
 
     >>> import induction_memory as im
     >>> batch = im.load("induction-small").task.sample(2, im.step_rng(0, 0))

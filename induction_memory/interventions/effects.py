@@ -5,10 +5,10 @@ that is patched, M_to of the run whose activations are patched in, and M of the 
 
     effect = (M_from - M) / (M_from - M_to):    0, the patch does nothing;  1, it does all that the corruption does.
 
-Where no single output is right, M is minus the KL of the prediction from that of the run that is patched:
-M = -KL(p_from || p), so that M_from = 0.
+Where no single output is right, M = -KL(p_from || p) with p the prediction and p_from that of the run before patching,
+so that M_from = 0.
 
-Its standard error is that of a ratio over sequences (outcome.py), which the denominator's own error enters.
+The standard error of an effect is that of a ratio over sequences, which includes the error of the denominator.
 """
 
 from collections.abc import Sequence

@@ -1,12 +1,12 @@
-"""Interventions to take away: lists of TransformerLens hooks, for `run_with_hooks`, `model.hooks` and one's own hooks.
+"""Interventions as lists of TransformerLens hooks, for `run_with_hooks` and `model.hooks`, beside your own hooks.
 
     hooks = im.hooks.ablate(model, "L1H1", kind="mean", batch=batch)
     model.run_with_hooks(tokens, fwd_hooks=hooks + mine)
 
-Lists that change the same component act one after the other, in the order of `fwd_hooks`: each sees what those before
-it left. They are the patches of `runner/hooked.py`, which defines every intervention of this package. A component has
+Lists that change the same component act one after the other, in the order of `fwd_hooks`, each on the result of those
+before it. They are the patches of `runner/hooked.py`, which defines every intervention of this package. A component has
 one of the names of `runner/components.py`. No flag of the model has to be set, except for edges into heads
-(`use_split_qkv_input`, where the model offers it) and into feed-forwards (`use_hook_mlp_in`).
+(`use_split_qkv_input`, if the model offers it) and into feed-forwards (`use_hook_mlp_in`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,9 +36,9 @@ def ablate(
     initial: Mapping[str, Tensor] | nn.Module | None = None,
     seed: int = 0,
 ) -> list[Hook]:
-    """Hooks that take a component away, as `im.ablate` does: `batch` says what stands in its place.
+    """Hooks that take a component away, as `im.ablate` does; the replacement is computed on `batch`.
 
-    With `zero` and `mean` they fit sequences of any number and length, with the other kinds those of the batch.
+    With `zero` and `mean` they work on sequences of any number and length, with other kinds only on those of the batch.
 
     >>> import induction_memory as im
     >>> run = im.load("induction-small")
@@ -59,7 +59,7 @@ def patch(
     tokens: Int[Tensor, "batch pos"],
     where: Bool[Tensor, "batch pos"] | None = None,
 ) -> list[Hook]:
-    """Hooks that put the activations of a run on other `tokens` in place, everywhere or where `where` says.
+    """Hooks that replace a component's activations by those of a run on other `tokens`, everywhere or at `where`.
 
     >>> import induction_memory as im
     >>> run = im.load("induction-small")
@@ -111,9 +111,9 @@ def edit(model: nn.Module, component: str, function: Callable[[Tensor], Tensor])
 
 
 def record(model: nn.Module, components: Sequence[str]) -> tuple[list[Hook], dict[str, Tensor]]:
-    """Hooks that note what components write (and what heads' queries, keys and values are), and where they note it.
+    """Hooks that note what components write (or heads' queries, keys and values), and the dictionary that is filled.
 
-    Put them behind the hooks that change a component to note what it is changed to.
+    Put them after hooks that change a component, to note the changed values.
 
     >>> import induction_memory as im
     >>> model = im.build(im.ModelConfig(d_model=16, n_ctx=8), seed=0)

@@ -1,9 +1,9 @@
-"""What a run is worth: losses, accuracies and the distance to the intact run, each with a standard error.
+"""Scores of a run: losses, accuracies and the distance to the intact run, each with a standard error.
 
 Scores are means over the positions of each group of the task, with the standard error of `task/averages.py`. For
-in-context bigrams the groups are in_context (a trigger seen before) and global (no trigger).
+in-context bigrams the groups are in_context (a trigger seen before) and global (not a trigger).
 
-KL is that of the run's prediction from the intact model's, KL(p_intact || p), over all positions that the task counts.
+KL is KL(p_intact || p), with p the run's prediction, averaged over all positions that the task counts.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from induction_memory.task.batch import Batch
 
 
 def scored_groups(batch: Batch) -> list[str]:
-    """The groups that have scores: all but first occurrences, whose outputs nobody can know yet."""
+    """The groups that have scores: all except first occurrences, whose outputs cannot be known yet."""
     return [name for name in batch.groups if not name.startswith("first")]
 
 

@@ -1,9 +1,9 @@
-"""Exact path patching: what travels from one component to one input of a later one, and nothing else.
+"""Exact path patching: what passes from one component to one input of a later one, and nothing else.
 
-The edge `source->input` of the patched run carries what the source wrote in the other run; every other edge carries the
-run's own, and all that depends on that input is recomputed. Edges that lie on one path in series each carry the whole
-of it: under a corruption of the earlier trigger the effect of `L1H1->L2H1.k` arrives by `embed->L1H1.v` and leaves by
-`L2H1->out`. To ask which path reaches a component, look at the edges into it.
+The edge `source->input` of the patched run carries what the source wrote in the other run. Every other edge carries the
+run's own activation, and all that depends on that input is recomputed. Edges in series on one path each carry its whole
+effect: under a corruption of the earlier trigger, the effect of `L1H1->L2H1.k` arrives by `embed->L1H1.v` and leaves by
+`L2H1->out`. To find out which path reaches a component, look at the edges into it.
 """
 
 from collections.abc import Sequence

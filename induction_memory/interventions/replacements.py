@@ -1,7 +1,7 @@
-"""What stands in for an activation that is taken away: the kinds of ablation, and the door to new ones.
+"""What replaces an activation that is taken away: the kinds of ablation, and how to add one.
 
 For an activation y of a site, [batch, pos, d], `kinds` has one line per kind. Their differences are informative. A
-component that only adds a constant matters under `zero` and not under `mean`. One that depends on the position alone
+component that only adds a constant matters under `zero` but not under `mean`. One that depends on the position alone
 does not matter under `mean-position`. One that carries no output of a trigger does not matter under `resample-output`.
 
 A kind is a function of the intact run and a site, and `ablation` gives it a name:
@@ -40,7 +40,7 @@ _KINDS: dict[str, "_Named"] = {}
 
 @dataclass(frozen=True)
 class _Named:
-    """A kind of ablation with its name's line, and what a run may lack for it."""
+    """A kind of ablation with its line of explanation, and a function that says what a run lacks for it."""
 
     function: Replacement
     about: str
@@ -52,7 +52,7 @@ def ablation(
 ) -> Callable[[Replacement], Replacement]:
     """Give a kind of ablation a name, and a line with its formula for `ablate --list`.
 
-    `missing` says what a run lacks for it, if anything: `expected ..., got ...`.
+    `missing` returns what a run lacks for it (`expected ..., got ...`), or None.
 
     >>> import induction_memory as im
     >>> @im.ablation("middle", about="the mean of what the first and the last position hold")
@@ -121,7 +121,7 @@ class Replacements:
     recording: Recording
     batch: Batch
     initial: Mapping[str, Tensor] | nn.Module | None = None
-    """The weights before training, or the model that has them, where they are known."""
+    """The weights before training, or the model that has them; None if they are not known."""
     seed: int = 0
     _before_training: dict[frozenset, Recording] = field(default_factory=dict, repr=False)
     _values: dict[tuple, Tensor] = field(default_factory=dict, repr=False)
@@ -130,7 +130,7 @@ class Replacements:
     def before_training(self, component: str) -> Recording:
         """The run in which only the weights behind a component are those from before training.
 
-        Components with the same weights share it. Where none of them has learnt, it is the intact run itself.
+        Components with the same weights share it. If none of these weights has changed, it is the intact run itself.
         """
         initial, behind = self.initial_weights, self.recording.graph.parameters(component)
         assert initial is not None
@@ -168,12 +168,12 @@ class Replacements:
         return self._values[key]
 
     def identity(self, name: str, kind: Kind) -> tuple:
-        """Equal for two ablations that are the same: those of one set of sites, by a kind that looks at them alone."""
+        """A key that two ablations share if they are the same: the same sites, by a kind that depends on them alone."""
         sites = frozenset(patch.site for patch in self.changes(name, kind))
         return (id(self.function(kind)), sites if self._by_site(kind) else name) if sites else ()
 
     def _by_site(self, kind: Kind) -> bool:
-        """Whether a kind looks at the site alone, whatever component it belongs to."""
+        """Whether a kind depends on the site alone and not on the component that was named."""
         return self.function(kind) in (zero, mean, mean_by_position, resample, resample_output, noise)
 
     def patches(self, name: str, kind: Kind) -> list[Patch]:
@@ -190,7 +190,7 @@ class Replacements:
         return patches
 
     def changes(self, name: str, kind: Kind) -> list[Patch]:
-        """The same without patches that put y in the place of y, as for positions, which all sequences share."""
+        """The patches without those that change nothing, such as `mean-position` of `pos`, equal in all sequences."""
         return [patch for patch in self.patches(name, kind) if not self._is_own(patch)]
 
     def _is_own(self, patch: Patch) -> bool:
@@ -206,7 +206,7 @@ class Replacements:
         return self._checked(self.function(kind)(run, site), site, kind)
 
     def function(self, kind: Kind) -> Replacement:
-        """The function of a kind; an error where this run does not allow it."""
+        """The function of a kind; an error if this run does not allow it."""
         if not isinstance(kind, str):
             require(callable(kind), "kind", "a name or a function of the run and a site", repr(kind))
             return kind
@@ -227,7 +227,7 @@ class Replacements:
 
 
 def _differs_by_rounding_alone(value: Value, own: Float[Tensor, "batch pos d"]) -> bool:
-    """Whether a value is the activation itself; most values differ at the last position already."""
+    """Whether a value is the activation itself, up to rounding. The last position, where most differ, comes first."""
     value, places = value.expand_as(own), (slice(-1, None), slice(None))
     return all(bool((value[:, at] - own[:, at]).abs().max() <= 1e-6 * own[:, at].abs().max()) for at in places)
 

@@ -1,6 +1,6 @@
-"""Memory recall through hooks: v_j^T W u_i out of the model's own modules, for any architecture.
+"""Memory recall through hooks: v_j^T W u_i as the model's own modules compute it, for any architecture.
 
-One hook puts rows into the residual stream in front of a layer, another one reads what the layer makes of them:
+One hook puts rows into the residual stream in front of a layer, another one reads what the layer computes from them:
 
     written            what a head or a feed-forward writes for each u_i. A head reads u_i alone, at one position, so it
                        attends to u_i fully
@@ -8,7 +8,7 @@ One hook puts rows into the residual stream in front of a layer, another one rea
                        query v_j
     output_logits      the logits of what a head or a feed-forward writes for u_i, put alone in the last stream
 
-The model's norms, biases, rotary positions and scale of scores are in the numbers. Where the weight algebra of
+The results include the model's norms, biases, rotary positions and scale of scores. Where the weight algebra of
 `model/associations.py` applies, both agree: without norms and biases attention_scores * sqrt(d_head) is v_j^T W_K u_i,
 and output_logits are w_U^T W_O W_V u_i. In a model with LayerNorms the scores are those of `W_K2_normed`.
 """
@@ -57,7 +57,7 @@ def attention_scores(
 ) -> Float[Tensor, "j i"]:
     """The score of each query v_j for the key u_i in the stream, `distance` positions before it.
 
-    Each pair is a sequence of its own, so that the distance is the same for all: len(keys) * len(queries) of them.
+    Each of the len(keys) * len(queries) pairs is a separate sequence, so that the distance is the same for all.
     """
     transformer: Any = model
     layer, number = head_of(Graph.of(model).head(head, "head"))
@@ -87,7 +87,7 @@ def as_association(
 
 @torch.no_grad()
 def _of_rows(model: Any, writer: str, inputs: Tensor, result: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """`result` of what a writer makes of each row, and of the logits of that alone."""
+    """`result` of what a writer writes for each row, and of the logits of that output alone."""
     graph = Graph.of(model)
     allowed = [name for name in graph.writers if layer_of(name)]
     require(writer in allowed, "writer", f"one of {', '.join(allowed)}", repr(writer))
@@ -105,8 +105,8 @@ def _of_rows(model: Any, writer: str, inputs: Tensor, result: Callable[[Tensor, 
 def _scores(kept: dict[str, Tensor], cfg: Any) -> Float[Tensor, "batch head query key"]:
     """The scores before the softmax.
 
-    Some bridges give the attention itself at `hook_attn_scores`: no later key is masked there. Then the scores are
-    q k^T / sqrt(d_head), if the softmax of these is what the bridge gives.
+    Some bridges have the attention itself at `hook_attn_scores`, which shows because no later key is masked there. Then
+    the scores are q k^T / sqrt(d_head), if their softmax is that attention.
     """
     given = kept["hook_attn_scores"]
     if bool((given[..., 0, -1] < -1e3).all()):

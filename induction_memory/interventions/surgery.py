@@ -9,15 +9,14 @@
 
 What a memory associates stands in `model/associations.py`. Surgery edits the stored parameter, so "W_K2" is here the
 parameter W_K of layer 2, read with the queries W_Q w_E(k), and not the product of both. Pairs are written `a->b`, input
-then output, in tokens, or for W_K1 in positions counted from 1; one name alone stands for the pair that it is asked
-with. The input of W_K1 and W_K2 is the key and the output the query, so that for W_K1 `a` is at most `b`: `5->6`, or
-`5` alone, is how position 6 finds position 5. With several heads each has its own matrix. W_K2's keys are read as one
-layer-1 head writes them: `through`, by default the head that carries the previous token (`carrier`). The table names
-it.
+then output, in tokens, or for W_K1 in positions counted from 1. One name alone stands for the pair that recall asks of
+it. The input of W_K1 and W_K2 is the key and the output the query, so that for W_K1 `a` is at most `b`: `5->6`, or `5`
+alone, is how position 6 finds position 5. With several heads each has its own matrix. W_K2's keys are what one layer-1
+head writes: `through`, by default the head that carries the previous token (`carrier`). The table names it.
 
-The positions that rely on the edited pairs are the target, the other positions of their kind (in-context, or global for
-W_F) the bystanders. An edit without single pairs has the group "all" alone. `damage` is the accuracy lost, in-context
-or for W_F global. The model has its own weights again afterwards, bit for bit.
+The positions that rely on the edited pairs are the target. The other positions of their kind (in-context, or global for
+W_F) are the bystanders. An edit without single pairs has only the group "all". `damage` is the lost accuracy,
+in-context or for W_F global. Afterwards the model has its own weights again, bit for bit.
 
     memory   a position relies on a pair if
     W_K1     its trigger occurs for the second time, and the first output stands at the pair's query position
@@ -57,7 +56,7 @@ Names = str | Sequence[str]
 Head = int | str
 Projection = Literal["ideal", "complement"]
 MOST_STRENGTH = 1e30
-"""Scores above it overflow on their way through the model."""
+"""The largest score that may be set: larger ones overflow in the model."""
 EDITS = ("erase", "insert", "swap", "project", "truncate", "transplant")
 
 
@@ -82,7 +81,7 @@ def surgery(
 
     Give exactly one edit. `head` restricts it to one head; `through` is the layer-1 head that writes W_K2's keys. Both
     are names (`L1H3`) or numbers in their layer, from 1. The columns head and through say which were taken, input and
-    output which pairs were edited. `damage` is a share of the group's positions: `before` less the accuracy after it.
+    output which pairs were edited. `damage` is a share of the group's positions: `before` minus the accuracy after it.
 
     >>> import induction_memory as im
     >>> batch = im.load("induction-small").task.sample(16, im.step_rng(0, 0))
@@ -145,7 +144,7 @@ def place(
     head: Head | None = None,
     through: Head | None = None,
 ) -> tuple[Association, dict[str, str]]:
-    """The stored memory of a model with two layers, and which heads it is about: head ("all" or one) and through."""
+    """The stored memory of a model with two layers, and the heads that are edited: head ("all" or one) and through."""
     require(model.cfg.n_layers == 2, "memory", "a model with two layers", f"one with {model.cfg.n_layers}")
     require(through is None or memory == "W_K2", "through", "none: only W_K2 reads through a head", repr(through))
     layer = 1 if memory == "W_K1" else 2
@@ -164,7 +163,7 @@ def place(
 def edited_memory(
     a: Association, *, strength: float | None = None, **edit: Any
 ) -> tuple[str, Association, Int[Tensor, "pair side"] | None]:
-    """The name of the one edit that is given, the memory it makes, and the pairs it aims at (None: all of W)."""
+    """The name of the one edit that is given, the edited memory, and the edited pairs (None: all of W)."""
     given = [name for name, value in edit.items() if value is not None and value is not False]
     require(len(given) == 1 and given[0] in EDITS, "edit", f"one of {', '.join(EDITS)}", ", ".join(given) or "none")
     name, value = given[0], edit[given[0]]
@@ -252,7 +251,7 @@ def _named(head: Head, layer: int, n_heads: int, field: str) -> str:
 
 
 def _only(before: Association, after: Association, head: str) -> Association:
-    """The edit in one head only, unless it is about all."""
+    """The edit restricted to one head, unless `head` is "all"."""
     if head not in before.heads or len(before.heads) == 1:
         return after
     which = torch.arange(len(before.heads), device=before.W.device) == before.heads.index(head)
