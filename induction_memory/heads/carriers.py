@@ -1,6 +1,6 @@
 """Each head's share of each role: its share of the role's route, in the layer where that route has most effect.
 
-Every head with a share of the route (votes.py) counts, whatever its verdict. The effective number of heads is the
+Every head with a share of the route (votes.py) counts, whichever role it has. The effective number of heads is the
 participation ratio of the shares.
 """
 

@@ -1,17 +1,17 @@
-"""A model of which each reader sees only some heads: all such variants at once, sharing what they have in common.
+"""A model in which each reader sees only some heads: all such variants at once, sharing common computations.
 
-A head outside the coalition of a route (routes.py) counts for its readers as the replacement r_h of an ablation
-(`interventions.replacements`) instead of its own output y_h. Layer l has
+If a head is not in the coalition of a route (routes.py), the readers of that route see the replacement r_h of an
+ablation (`interventions.replacements`) instead of the head's output y_h. Layer l has
 
     seen by a route  = x + sum over the heads h absent for it of (r_h - y_h)
     y_h              = head h, of the streams seen by q, k and v
     x_{l+1}          = x_l + sum over h of y_h + b_O + FF_l(seen by ff, or by out in the last layer)
 
 A coalition of heads that is the same for every route is a model without the other heads. Variants whose q, k and v see
-the same share a layer's attention, and those whose ff sees the same share its feed-forward, so variants form a tree
-over the layers. Attention is never computed where nothing has changed. The coalitions of the last layer's heads need
-none of their own: their outputs are sums of the same terms, needed at the questions only. With four heads in two
-layers, the 256 coalitions need 15 attention layers instead of 512.
+the same heads share a layer's attention, and those whose ff sees the same heads share its feed-forward, so variants
+form a tree over the layers. Attention is never computed where nothing has changed. Coalitions of the last layer's heads
+need no attention of their own: their outputs are sums of the same terms, needed only at the questions. With four heads
+in two layers, the 256 coalitions need 15 attention layers instead of 512.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +29,7 @@ from induction_memory.runner.recording import Recording
 from induction_memory.runner.variants import Patch
 
 LOGITS_AT_ONCE = 2**24  # numbers in the logits of one group of coalitions
-TOKENS_AT_ONCE = 2048  # tokens of the sequences that are evaluated together, few enough for the caches
+TOKENS_AT_ONCE = 2048  # tokens of the sequences that are evaluated together, which must fit the CPU caches
 
 Present = Bool[Tensor, "coalition route player"]
 Stream = Float[Tensor, "batch pos d_model"]
@@ -148,7 +148,7 @@ class _Tree:
     def _groups(
         self, members: Int[Tensor, " coalition"], routes: Sequence[str], layers: int
     ) -> Iterator[tuple[Bool[Tensor, "route player"], Int[Tensor, " coalition"]]]:
-        """The variants for which these routes see the same heads of the first layers, with these heads."""
+        """Groups of variants for which these routes see the same heads of the first layers, and these heads."""
         chosen = [ROUTES.index(route) for route in routes]
         seen = self.present[members][:, chosen, : layers * self.graph.n_heads]
         if seen.numel() == 0:
@@ -170,7 +170,7 @@ class _Tree:
         return x[..., rows, queries, :] if layer == self.graph.n_layers else x
 
     def _written(self, layer: int, before: Stream, changes: Changes, seen: Bool[Tensor, "3 player"]) -> Written:
-        """What each head of a layer writes, of the streams that its queries, keys and values see."""
+        """What each head of a layer writes, given the streams that its queries, keys and values see."""
         weights, masks = self.network[layer], [tuple(mask) for mask in seen.tolist()]
         streams = {mask: weights.norm(_seen(before, changes, mask)) for mask in set(masks)}
         x_q, x_k, x_v = (streams[mask] for mask in masks)
@@ -188,9 +188,9 @@ class _Tree:
 def attend_from(
     x_q: Float[Tensor, "batch m d_model"], x_k: Stream, x_v: Stream, weights: Layer, queries: Int[Tensor, "batch m"]
 ) -> Float[Tensor, "batch m head d_head"]:
-    """Attention of a few queries: (W_K^T q)^T x_s and W_V sum_s A x_s, so that no key or value has to be computed.
+    """Attention of a few queries by (W_K^T q)^T x_s and W_V sum_s A x_s, so that no key or value has to be computed.
 
-    b_K adds the same to the scores of all keys, which changes no attention.
+    b_K is left out: it adds the same number to the scores of all keys, which does not change the attention.
     """
     W_K, W_V, b_V = (weights.attention[name] for name in ("W_K", "W_V", "b_V"))
     q = weights.project(x_q, "q")[0] / weights.scale

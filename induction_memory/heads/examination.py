@@ -66,7 +66,7 @@ class Identification:
     """
 
     runs: pd.DataFrame
-    """Run, its seeds, its size, and what sets its configuration apart from the others'."""
+    """Run, its seeds, its size, and the settings that distinguish its configuration."""
     roles: pd.DataFrame
     """One row per head: the verdict (roles.py)."""
     votes: pd.DataFrame
@@ -135,7 +135,7 @@ class Identification:
         return history.decisions(self.shares)
 
     def _per_configuration(self, measure: "Callable[[Identification], pd.DataFrame]") -> pd.DataFrame:
-        """What is measured across runs that differ in their seeds alone; a first column says which, if it differs."""
+        """A measure across runs that differ only in their seeds; a first column names the configuration if several."""
         groups = listed(self.runs, "configuration") if "configuration" in self.runs else [""]
         if len(groups) == 1:
             return measure(self)
@@ -156,12 +156,12 @@ class Identification:
 
     @classmethod
     def read(cls, folder: str | Path) -> "Identification":
-        """What `save` wrote."""
+        """The tables that `save` wrote."""
         return cls(**{field.name: pd.read_parquet(Path(folder) / f"{field.name}.parquet") for field in fields(cls)})
 
     @classmethod
     def join(cls, parts: "Sequence[Identification]") -> "Identification":
-        """Several as one; their runs must have different names."""
+        """Several identifications as one; their runs must have different names."""
         require(len(parts) > 0, "parts", "at least one", "none")
         names = [run for part in parts for run in part.runs["run"]]
         require(len(names) == len(set(names)), "runs", "names that differ", ", ".join(names))
@@ -185,8 +185,8 @@ def identify(
     `step` is for runs and series: a stored step, several, or "all"; the last when not given. `batch` holds the
     sequences: a Batch, tokens, or a function from a number of sequences to tokens. When not given, a run reads its own
     task, and a model or a series reads random tokens repeated once. `kind` is what replaces a head that is cut
-    (replacements.py), `orders` is the number of orders that are drawn where there are too many heads to evaluate all
-    coalitions. An interruption keeps the steps that are done.
+    (replacements.py). `orders` is the number of orders that are drawn if there are too many heads to evaluate all
+    coalitions. An interruption keeps the completed steps.
 
     >>> identify("induction-small", sequences=8).roles[["head", "role"]]
        head            role
@@ -227,7 +227,7 @@ def identify(
 
 
 def _examine(v: ValueFunction, step: int, *, paths: bool) -> dict[str, pd.DataFrame]:
-    """All tables of one model; the mediation only when `paths` are asked for."""
+    """All tables of one model; the mediation only with `paths`."""
     games, questions = solve_games(v), v.questions
     shares, pairs = sharing.shares(games, questions), sharing.pairs(games, questions)
     scores = votes(v, shares, sharing.is_known(games, questions))
@@ -248,7 +248,7 @@ def _examine(v: ValueFunction, step: int, *, paths: bool) -> dict[str, pd.DataFr
 
 
 def _sequences(source: Subject, sequences: int) -> Batch:
-    """The sequences of a source, or random tokens repeated once for a model that comes without."""
+    """The sequences of a source, or random tokens repeated once for a model without a task."""
     if source.given is not None or source.known_task is not None:
         return source.batch
     if source.series is not None:
@@ -258,7 +258,7 @@ def _sequences(source: Subject, sequences: int) -> Batch:
 
 
 def _names(sources: Sequence[Subject]) -> list[str]:
-    """A name for each: a run's own, or model 1, model 2 ...; numbered where two are the same."""
+    """A name for each source: a run's own, or model 1, model 2 ...; equal names get numbers."""
     names: list[str] = []
     for number, source in enumerate(sources, start=1):
         name = f"model {number}" if source.run is None and source.series is None else source.name

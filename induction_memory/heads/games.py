@@ -7,7 +7,7 @@ cut: replaced as in an ablation.
     layer    the heads of one layer, the other layers as they are
     q, k, v  the heads of one layer, cut only where later heads' queries (keys, values) read them
     out      the heads of one layer, cut only where the output, or the last layer's feed-forward, reads them
-    ff       the heads of one layer, cut only where an earlier feed-forward reads it
+    ff       the heads of one layer, cut only where a feed-forward before the last layer's reads them
 
 The last five are the *routes* by which a head can have an effect. Each is path patching of every subset of a layer's
 heads. A redundant head has no effect when ablated alone, but a non-zero Shapley value.
@@ -55,7 +55,7 @@ class ValueFunction:
     """Head -> what replaces its output when it is cut."""
     questions: Questions
     rng: np.random.Generator
-    """Draws the orders of games with too many coalitions to evaluate all."""
+    """Draws random orders for games that have too many coalitions to evaluate them all."""
     orders: int = ORDERS
     task: Task | None = None
     """Says which keys the roles of heads are about; None for any tokens."""
@@ -110,7 +110,7 @@ def value_function(
 
 
 def solve_games(v: ValueFunction) -> list[Game]:
-    """All games of a model. Those small enough are evaluated together first, to share what they have in common."""
+    """All games of a model. The small ones are evaluated together first, because they share coalitions."""
     graph = v.graph
     rules: list[tuple[str, int, Sequence[str]]] = [("all", 0, ROUTES)]
     for layer in range(1, graph.n_layers + 1):
@@ -136,7 +136,7 @@ def _players(graph: Graph, layer: int) -> tuple[str, ...]:
 def _present(
     graph: Graph, layer: int, routes: Sequence[str], subsets: Bool[Tensor, "coalition player"]
 ) -> Bool[Tensor, "coalition route head"]:
-    """Which heads each route sees, where the players outside a subset are absent for some routes."""
+    """Which heads each route sees if the players outside a subset are absent for some routes."""
     players = torch.tensor([head in _players(graph, layer) for head in graph.heads])
     for_route = torch.ones(len(subsets), len(graph.heads), dtype=torch.bool)
     for_route[:, players] = subsets

@@ -1,7 +1,7 @@
 """The history of roles over training: births, changes, and when the sharing is decided.
 
 born      the first step from which a head keeps its last role to the end; nan if only one step was examined
-emerged   the first step from which the work of a role's route is at least half of what it is in the end
+emerged   the first step from which the effect of a role's route is at least half of its final effect
 decided   the first step from which the heads' shares s_t of that route stay near the last ones,
           1/2 sum |s_t - s_T| <= NEAR (shares of the heads with positive values, summing to one)
 """

@@ -1,10 +1,10 @@
 """Match the heads of two runs by their scores.
 
-The profile of a head is the row of its scores, one per vote and role, each clipped to [0, 1] (votes.py); neither its
-layer nor its index is in it. The match of two runs is the assignment with the least sum of the distances
-|profile_a - profile_b| (Hungarian algorithm). Two heads with the same profile can be exchanged at no cost, therefore a
-match measures how similar the two sets of heads are, and not which head corresponds to which. Scores that are unknown
-in either run do not enter the distance.
+The profile of a head is the row of its scores, one per vote and role, each clipped to [0, 1] (votes.py), without its
+layer and index. The match of two runs is the assignment with the least sum of the distances |profile_a - profile_b|
+(Hungarian algorithm). Two heads with the same profile can be exchanged at no cost. So a match measures how similar the
+two sets of heads are, not which head corresponds to which. Scores that are unknown in either run do not enter the
+distance.
 """
 
 from collections.abc import Sequence

@@ -29,7 +29,7 @@ Path = tuple[str, str, str, str]
 
 
 def mediation(v: ValueFunction, together: Sequence[tuple[str, ...]] = ()) -> pd.DataFrame:
-    """One row per source and path: effect, effect_se, part (of the source's total effect, if that is clearly not zero).
+    """One row per source and path: effect, effect_se, and part, the share of the source's total effect if it is clear.
 
     Sources: every head, then the sets in `together`. Columns `target` (a head or ""), `input` (q, k, v or "").
     """

@@ -5,21 +5,20 @@ by head. For a role, s_a(h) is head h's share of the role's route in run a (carr
 compared by their index:
 
     A(a, b) = 1 - 1/2 sum_h |s_a(h) - s_b(h)|                 agreement: the overlap of the shares
-    C(a, b) = mean of A over all orders of b's heads          what agreement is by chance
-    B(a, b) = max of A over all orders of b's heads           what it can be at most, given the sizes of the shares
+    C(a, b) = mean of A over all orders of b's heads          agreement by chance
+    B(a, b) = max of A over all orders of b's heads           the largest possible one, given the sizes of the shares
     score   = sum over pairs (A - C) / sum over pairs (B - C)
 
 The score is 1 if the same heads have the same shares and 0 if the index of a head says nothing. Its interval is a
 bootstrap over runs. `p` is the share of orders of the heads, drawn for every run but the first, with at least the
-agreement that was measured (all orders where there are few, `DRAWS` random ones otherwise).
+agreement that was measured (all orders if there are few, `DRAWS` random ones otherwise).
 
-Heads are drawn from one distribution before training, and the order of a layer's heads changes nothing else. Therefore
-the index of a head cannot depend on the data alone: for runs that share only their data the expected score is 0, as for
-independent runs, and the measured one is a control. The data decide what the weights leave open, 1 - score of the runs
-that share their weights.
+Before training, all heads of a layer have the same distribution, and their order means nothing. So the data alone
+cannot choose an index. For runs that share only their data the expected score is 0, as for independent runs, and the
+measured score is a control. For runs that share their weights, 1 - score is the part that the data decide.
 
-The data alone may decide how unequal the shares are, whichever heads have them. With x the effective number of heads or
-the largest share,
+The data alone may decide how unequal the shares are, regardless of which heads have them. With x the effective number
+of heads or the largest share,
 
     explained = 1 - mean over pairs in the relation (x_a - x_b)^2 / mean over independent pairs (x_a - x_b)^2
 
@@ -82,7 +81,7 @@ def agreement(a: Float[np.ndarray, " head"], b: Float[np.ndarray, " head"]) -> t
 
 
 def answer(row: Mapping[str, Any]) -> str:
-    """What the score of runs that share their initial weights says, by the rule that was set before the runs."""
+    """What the score of runs that share their initial weights says, by the rule that was fixed before the runs."""
     if row["low"] >= DECIDES:
         return "the initial weights decide"
     return "the data decide" if row["high"] < DECIDES else "undecided"
@@ -131,7 +130,7 @@ def _explained(x: dict[str, float], pairs: list[tuple[str, str]], apart: list[tu
 
 
 def _drawn_pairs(names: list[str], there: set[tuple[str, str]], rng: np.random.Generator) -> list[tuple[str, str]]:
-    """Pairs among runs that are drawn with replacement; a run is no pair with its own copy."""
+    """Pairs among runs that are drawn with replacement, without pairs of a run and its own copy."""
     again = [names[i] for i in rng.integers(len(names), size=len(names))]
     return [(a, b) for a in again for b in again if (a, b) in there]
 

@@ -7,16 +7,16 @@ Two layers with W_Q = I and heads as wide as the model. In layer 1
 
 R_P and R_C are rotations. In layer 2 three heads match a query with what followed it before,
 W_K2 = sum_k (R_C w_E(k)) (R_P w_E(k))^T, so that the previous-token head acts through their keys and the current-token
-pair through their queries. Where one of the pair is cut, the match is half as strong and the softmax still saturated:
-they are fully redundant. Two of the three copy the attended token to the output,
+pair through their queries. If one of the pair is cut, the match is half as strong but still saturates the softmax, so
+the two are fully redundant. Two of the three copy the attended token to the output,
 
     W_O2[h] = share_h * scale * sum_k w_U(k) w_E(k)^T  (W_V2 = I),     shares 0.7 and 0.3 unless others are asked for,
 
 and the third, the distractor, has the same attention but writes where no output embedding reads. Further heads are
 idle: uniform attention over values that nothing reads.
 
-With orthonormal embeddings (d >= 5 N + 4 T) whatever two parts write is orthogonal and the circuit is exact; with
-random ones, the paper's, the associations interfere a little, as in any trained model.
+With orthonormal embeddings (d >= 5 N + 4 T) the outputs of any two parts are orthogonal and the circuit is exact. With
+random embeddings, as in the paper, the associations interfere a little, as in any trained model.
 """
 
 from collections.abc import Mapping, Sequence
@@ -59,7 +59,7 @@ class Planted:
     distractor: str
     """The head that attends like an induction head and has no effect."""
     redundant: tuple[str, str]
-    """Two heads of which either is enough."""
+    """Two heads that can replace each other."""
 
 
 def plant(
@@ -153,7 +153,7 @@ def _shares(n_heads: int, shares: Sequence[float]) -> dict[str, float]:
 
 
 def _dual(rows: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
-    """The rows over their mean squared norm: read with the rows themselves, a stored pair scores 1."""
+    """The rows divided by their mean squared norm, so that a stored pair scores 1 with the rows themselves."""
     return rows / rows.square().sum(-1).mean()
 
 

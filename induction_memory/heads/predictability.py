@@ -7,9 +7,10 @@ The role of each head of one run is predicted from the roles of another run, by
     appearance    the head matched to it by weights and attention alone; its causal vote is predicted
     match         the head matched to it by all three votes: how similar the two sets of heads are
 
-The accuracy is the share of correct predictions, the chance is that of a head drawn from the whole other run, and the
-score is (accuracy - chance) / (1 - chance), each averaged over pairs of runs first. The score is 1 if one run gives the
-roles of another, and 0 if it tells only how many heads of each role to expect. The interval is a bootstrap over runs.
+The accuracy is the share of correct predictions, and the chance is the accuracy of a head drawn from the whole other
+run. Both are averaged over pairs of runs, and the score is (accuracy - chance) / (1 - chance). It is 1 if one run gives
+the roles of another, and 0 if it tells only how many heads of each role to expect. The interval is a bootstrap over
+runs.
 """
 
 from collections.abc import Callable

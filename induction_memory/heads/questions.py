@@ -27,7 +27,7 @@ PER_SEQUENCE = 8
 
 @dataclass(frozen=True, eq=False)
 class Questions:
-    """Where the right output is asked for, and what it is."""
+    """The positions at which the right output is asked for, and these outputs."""
 
     queries: Int[Tensor, "batch m"]
     """Positions."""
@@ -46,7 +46,7 @@ class Questions:
         return Questions(self.queries[some], self.targets[some], self.asked[some], self.metric)
 
     def sums(self, logits: Float[Tensor, "*variant batch m vocab"]) -> Float64[Tensor, "*variant batch"]:
-        """The value of runs, summed over the questions of each sequence; on the CPU, wherever the logits are."""
+        """The value of runs, summed over the questions of each sequence, as a tensor on the CPU."""
         targets = self.targets.expand(logits.shape[:-1]).unsqueeze(-1)
         if self.metric == "accuracy":
             values = (logits.argmax(-1, keepdim=True) == targets).squeeze(-1)

@@ -2,8 +2,8 @@
 
 Runs are drawn with replacement; a pair of two copies of one run is left out. The interval is the percentile interval.
 
-Runs are *independent* if no two share their initial weights or their data. Families of retrained runs share one of
-them: `same initialisation` (other data) and `same data` (other initial weights).
+Runs are *independent* if no two share their initial weights or their data. Families of retrained runs share one of the
+two: `same initialisation` (other data) and `same data` (other initial weights).
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ LEVEL = 0.95
 
 
 def relations(runs: pd.DataFrame) -> dict[str, list[tuple[str, str]]]:
-    """Relation -> its pairs of runs. `runs` has run, init_seed, data_seed; a seed of nan is shared with none."""
+    """Relation -> its pairs of runs. `runs` has run, init_seed, data_seed; a seed of nan equals no other."""
     columns = (runs[name].tolist() for name in ("run", "init_seed", "data_seed"))
     seeds = {run: (init_seed, data_seed) for run, init_seed, data_seed in zip(*columns, strict=True)}
     independent: list[str] = []
@@ -52,7 +52,7 @@ def interval(
 
 
 def mean_over_runs(values: Float[np.ndarray, " run"]) -> Callable[[Int[np.ndarray, " drawn"]], float]:
-    """The mean of the drawn runs' values, those that are nan left out."""
+    """The mean of the drawn runs' values, without those that are nan."""
 
     def statistic(drawn: np.ndarray) -> float:
         kept = values[drawn][np.isfinite(values[drawn])]

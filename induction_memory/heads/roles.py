@@ -1,18 +1,18 @@
 """The verdict on each head: its role, where the votes disagree, and the confidence in it.
 
 A vote supports a role by min(1, score / (2 threshold)), so by one half at its threshold. The rest, 1 minus its largest
-support, goes to "none". If the vote does not know its score for a role, the rest is shared equally between "none" and
-the roles with unknown scores. The supports of a vote are scaled to add up to one. A vote that knows no score abstains.
+support, goes to "none". If the vote's score for a role is unknown, the rest is shared equally between "none" and the
+roles with unknown scores. The supports of a vote are scaled to add up to one. A vote without any known score abstains.
 
 The confidence in a verdict is its mean support over the three votes. A vote that abstains supports nothing, so with one
 abstention the confidence is at most 2/3.
 
 The effect of a head decides whether it has a role at all. A head without effect by any route has the role "none". If
-its weights or its attention name a role, it is a *distractor*. Among the heads with an effect the best supported role
-wins, even where a vote that leans the same way falls short of its threshold: with long sequences few positions are ever
-learned. A head with an effect for which the votes support no role more than "none" is "other". Where the effects are
-unknown (sharing.py), the two other votes name the role, and "unknown" if they support none. So it is where an effect is
-large but not clearly above zero: the vote of the causes abstains, and the column `disagreement` says so.
+its weights or its attention name a role, it is a *distractor*. A head with an effect gets the best supported role, even
+if some votes for that role are below their thresholds: with long sequences few positions are ever learned. If the votes
+support no role more than "none", the head is "other". If the effects are unknown (sharing.py), the two other votes name
+the role, or "unknown" if they support none. The same holds if an effect is large but not clearly above zero: the vote
+of the causes abstains, and the column `disagreement` says so.
 """
 
 import numpy as np
@@ -31,7 +31,7 @@ UNCLEAR = "causes: effect not clear, more sequences would decide"
 
 
 def support(scores: Float[np.ndarray, " role"], threshold: float) -> Float[np.ndarray, " role_and_none"]:
-    """How far a vote's scores support each role and, last, "none". Sums to one; nan where the vote abstains."""
+    """How far a vote's scores support each role and, last, "none". Sums to one; nan if the vote abstains."""
     unknown = np.isnan(scores)
     if unknown.all():
         return np.full(len(scores) + 1, np.nan)
@@ -92,7 +92,7 @@ def verdict(supports: Float[np.ndarray, "vote role_and_none"], has_effect: bool)
 
 
 def with_effect(shares: pd.DataFrame) -> set[str]:
-    """The heads with an effect by any route: of LEAST or more in size, and clearly not zero."""
+    """The heads whose effect by some route is at least LEAST in size and clearly not zero."""
     routes = rows_of(shares, game=(*ROUTES, "layer"))
     size, error = np.abs(routes["effect"].to_numpy()), routes["effect_se"].to_numpy()
     clear = (size > LEAST) & (size > CLEARLY * error)

@@ -1,4 +1,4 @@
-"""The routes by which a head can have an effect: who reads what it writes.
+"""The routes by which a head can have an effect, named after the readers of its output.
 
 q, k, v  the queries (keys, values) of later heads
 ff       the feed-forwards before the last layer's
@@ -11,7 +11,7 @@ ROUTES = ("out", "ff", "q", "k", "v")
 
 
 def edges(graph: Graph, head: str, route: str) -> list[str]:
-    """The edges by which a head reaches what the route names."""
+    """The edges by which a head reaches the readers of a route."""
     if route in ("q", "k", "v"):
         readers = [name for name in graph.inputs if name.endswith(f".{route}")]
     elif route == "ff":

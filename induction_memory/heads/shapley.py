@@ -42,17 +42,17 @@ class Solution:
     total: Float64[Tensor, " batch"]
     """v(N) - v(0)."""
     single: Float64[Tensor, "player batch"]
-    """v(N) - v(N - i): what is lost when one alone is cut."""
+    """v(N) - v(N - i): what is lost when one player alone is cut."""
     joint: Float64[Tensor, "player other batch"] | None
-    """v(N) - v(N - i - j); None where pairs were not asked for."""
+    """v(N) - v(N - i - j); None if pairs were not asked for."""
     alone: Float64[Tensor, "player batch"]
     """v(i) - v(0)."""
     interaction: Float64[Tensor, "player other batch"] | None
-    """I_ij; None when sampled or where pairs were not asked for."""
+    """I_ij; None if orders were sampled or pairs were not asked for."""
     together: Float64[Tensor, "player other batch"] | None
-    """G_ij; None like them."""
+    """G_ij; None in the same cases."""
     drawn: Float64[Tensor, "pair player batch"] | None = None
-    """Sampled only: the contributions in each drawn order and its reverse, averaged over the two."""
+    """If orders were sampled: the contributions in each drawn order and its reverse, averaged over the two."""
 
     @property
     def exact(self) -> bool:

@@ -1,17 +1,18 @@
 """Shared work in tables: each head's share, redundant pairs, and takeovers.
 
-    share          Shapley value over the total effect of its game: of the right output's logit, when that is asked
-    effect         Shapley value over the total effect of all heads together
+    share          Shapley value divided by the total effect of its game, by default on the right output's logit
+    effect         Shapley value divided by the total effect of all heads together
     effective      number of heads that share a game: participation ratio, (sum s)^2 / sum s^2, and exp(entropy)
     redundancy     of a pair, 1 - (single_a + single_b) / joint: 1 when either is enough, 0 when they add up
-    strength       of a pair, I_ab / G_ab (shapley.py), from -1 (either is enough) to 1 (both are needed): the same
-                   question as redundancy, asked in every company and not only in the full one
-    takeover       what cutting `other` costs once `cut` is gone, minus what it costs when all are there: the work that
-                   the other takes over (the hydra effect)
+    strength       of a pair, I_ab / G_ab (shapley.py), from -1 (either is enough) to 1 (both are needed). Redundancy
+                   compares cuts in the full model, strength averages over all coalitions of the other heads
+    takeover       the cost of cutting `other` without `cut`, minus its cost in the full model: the work that `other`
+                   takes over (the hydra effect)
 
-A game has shares only if its total is clearly above zero: three standard errors, and LEAST of all heads' effect. Two
-cases are told apart where all heads together have no clear effect. If the total plus three standard errors is below
-LEAST_TOTAL, the heads were measured to do nothing. Otherwise their effect is unknown: more sequences would decide it.
+A game has shares only if its total is clearly above zero: by three standard errors, and by at least LEAST of the effect
+of all heads. If all heads together have no clear effect, there are two cases. If the total plus three standard errors
+is below LEAST_TOTAL, the heads were measured to do nothing. Otherwise their effect is unknown: more sequences would
+decide it.
 """
 
 from itertools import combinations

@@ -9,7 +9,7 @@ For each role, over runs in one relation (resampling.py):
     born         the step from which its leading head keeps it to the end (runs read at several steps)
     agreement    of two runs' matched heads (matching.py): 2 |both have it| / (heads of one + heads of the other)
     same layer   whether the leading heads of two runs are in one layer
-    same head    whether they have the same name; by chance 1 / heads of a layer, where the layer is the same
+    same head    whether they have the same name; by chance 1 / heads of a layer, if the layer is the same
 """
 
 import numpy as np

@@ -26,7 +26,7 @@ OTHER_SEED = 1000
 
 
 def plan(config: RunConfig, seeds: int, siblings: int) -> dict[str, RunConfig]:
-    """End of a name -> run: independent seeds, then seed 0 again with other data, and with other initial weights."""
+    """Suffix of a run's name -> run: independent seeds, then seed 0 with other data, and with other initial weights."""
     runs = {f"seed-{seed}": with_seed(config, seed) for seed in range(seeds)}
     first = runs["seed-0"].train
     for i in range(1, siblings + 1):
@@ -36,9 +36,9 @@ def plan(config: RunConfig, seeds: int, siblings: int) -> dict[str, RunConfig]:
 
 
 def train_and_examine(name: str, config: dict[str, Any], out: str, train: bool, readings: int, sequences: int) -> None:
-    """Train one run in `out`, or go on with it, and store the tables of its heads at `readings` steps.
+    """Train one run in `out`, or resume it, and store the tables of its heads at `readings` steps.
 
-    Nothing is stored if the run is not there or not finished. Tables of an unchanged run are kept. The arguments are
+    Nothing is stored if the run is missing or not finished. Tables of an unchanged run are kept. The arguments are
     plain values, as the jobs of a sweep need them.
     """
     wanted, folder, tables = RunConfig.from_dict(config), Path(out) / name, Path(out) / TABLES / name

@@ -14,7 +14,7 @@ MOSTLY_ONE, DISTRIBUTED = 1.5, 2.0
 
 
 def verdict(role: str, effective: Mapping[str, Any]) -> str:
-    """Whether the effective number of heads is on the paper's side: its whole interval, its mean alone, or neither."""
+    """Whether the effective number of heads agrees with the paper: its whole interval, only its mean, or neither."""
     mean, low, high = effective["value"], effective["low"], effective["high"]
     if np.isnan(mean):
         return "unknown: no effect"

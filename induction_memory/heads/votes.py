@@ -43,7 +43,7 @@ TOKENS = 256  # tokens of a large vocabulary whose recall is measured
 
 
 def votes(v: ValueFunction, shares: pd.DataFrame, known: bool = True) -> pd.DataFrame:
-    """One row per head, vote and role: the score, and for the weights the two recalls it is the smaller of.
+    """One row per head, vote and role: the score and, for the weights, the two recalls whose minimum it is.
 
     `known` is whether the sequences decide if the heads have an effect (sharing.py).
     """
@@ -89,8 +89,8 @@ def weight_recalls(
 ) -> tuple[Float[Tensor, "layer head role"], Float[Tensor, "layer head role"]]:
     """Recall of the key-query and of the value-output memory of every head for every role, corrected for chance.
 
-    nan where a model cannot have it: positions without positional embeddings, copied tokens with an output vocabulary
-    of its own. `before` is the key of each query that a previous-token head looks for, if not the one before.
+    nan for memories that a model cannot have: positions without positional embeddings, copied tokens with a separate
+    output vocabulary. `before` is the key that a previous-token head seeks for each query, if not the one before.
     """
     m = Memories(weights)
     w_E, w_U = m.embedding("w_E")[0, 0, tokens], m.embedding("w_U")[0, 0]
@@ -121,7 +121,7 @@ def weight_recalls(
 
 
 def named_sources(v: ValueFunction) -> dict[str, Bool[Tensor, "batch query key"]] | None:
-    """The sources that the task of the sequences names; None where nothing says which."""
+    """The sources that the task of the sequences names; None if there is no task or it names none."""
     try:
         return None if v.task is None else sources_of(v.task, v.batch)
     except UnsupportedError:
@@ -165,8 +165,8 @@ def own_position(pattern: Float[Tensor, "batch head query key"]) -> Float[Tensor
 def causes(shares: pd.DataFrame, heads: Sequence[str], known: bool = True) -> Float[np.ndarray, "head role"]:
     """Shapley share of the effect of all heads by each role's route.
 
-    0 where a head has no such route, or where the heads together were measured to have no effect. nan everywhere if
-    their effect is not known: then this vote abstains.
+    0 if a head has no such route, or if the heads together were measured to have no effect. nan for all heads if their
+    effect is not known: then this vote abstains.
     """
     by_route = shares.pivot_table(index="head", columns="game", values="effect", dropna=False)
     table = by_route.reindex(index=list(heads), columns=[ROUTE_OF[role] for role in ROLES])
@@ -174,7 +174,7 @@ def causes(shares: pd.DataFrame, heads: Sequence[str], known: bool = True) -> Fl
 
 
 def chosen_tokens(tokens: Int[Tensor, "batch pos"]) -> Int[Tensor, " n"]:
-    """The tokens of a batch; of many, TOKENS spread evenly."""
+    """The tokens of a batch, at most TOKENS of them, spread evenly."""
     present = tokens.unique()
     if len(present) <= TOKENS:
         return present
@@ -200,7 +200,7 @@ def _positions(
 ) -> tuple[float, float]:
     """Recall of s = t-1 and of s = t among the keys s <= t, for t >= 1, corrected for the chance 1/(t+1).
 
-    `before` names another key for each query than t-1; queries that have none are not asked.
+    `before` names the key of each query in place of t-1; queries without one are left out.
     """
     n = len(p)
     one_in = 1 / torch.arange(2, n + 1, dtype=torch.float64)
