@@ -56,7 +56,7 @@ def table(entry: Entry, result: "Result") -> "pd.DataFrame":
 def run(names: Sequence[str] | None = None, out: Path | None = None) -> "pd.DataFrame":
     """Measure the named checks (all by default); with `out`, draw their pictures and write the table there.
 
-    An interruption keeps the checks that are done.
+    An interruption keeps the completed checks.
 
     >>> import induction_memory as im
     >>> im.theory.run(["lemma-1"])[["check", "expected"]].head(2)
@@ -81,7 +81,7 @@ def run(names: Sequence[str] | None = None, out: Path | None = None) -> "pd.Data
 
 
 def save_picture(entry: Entry, result: "Result", folder: Path) -> Path | None:
-    """Draw a check's picture into `folder`; None when it has none."""
+    """Draw a check's picture into `folder`; None if it has none."""
     from induction_memory.figures.theory import draw
 
     figure = draw(entry.name, result.tables)

@@ -38,10 +38,10 @@ def printed_product(
 
 
 def factorised_noise(n: int, d: int, rank: int) -> float:
-    """Root mean square of y_k^T W x_l for k != l, each of the four terms of U V a product of overlaps.
+    """Root mean square of y_k^T W x_l for k != l. Each of the four terms of U V is a product of overlaps.
 
-    The second and third term share y_k^T y_l, x_k^T x_l and the n products of both, which add up coherently and are the
-    interference 2/d + n/d^2 of the unfactorised memory; the rest is what the bottleneck d' adds.
+    The second and third term share y_k^T y_l, x_k^T x_l and the n products of both. These add up coherently to the
+    interference 2/d + n/d^2 of the unfactorised memory. The bottleneck d' adds the rest.
     """
     bottleneck = 4 / rank + 4 * n / (d * rank) + n**2 / (d**2 * rank)
     return (2 / d + n / d**2 + bottleneck / 4) ** 0.5
@@ -220,7 +220,7 @@ def _distance(found: Product, expected: Product) -> float:
 
 
 def _missed(written: Float[Tensor, "i d"], wanted: Float[Tensor, "i d"]) -> float:
-    """Squared norm of the difference over that of the target."""
+    """Squared norm of the difference, divided by that of the target."""
     return ((written - wanted).square().sum() / wanted.square().sum()).item()
 
 

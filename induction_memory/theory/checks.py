@@ -1,6 +1,6 @@
 """A check: one statement of the paper, what it predicts, what was measured, and whether the two agree.
 
-`slip` marks a statement as the paper prints it that is known not to hold; beside it stands the statement that does.
+`slip` marks a statement that is known not to hold as the paper prints it. A second check has the corrected statement.
 A check is as expected if it is a statement that holds or a slip that fails.
 """
 

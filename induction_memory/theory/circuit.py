@@ -1,14 +1,14 @@
 """The simplified two-layer circuit of Appendix B.3, in plain torch and float64.
 
-Layer 1 attends by position alone, layer 2 is read at the last position alone (no residual to the output):
+Layer 1 attends only by position, and layer 2 is read only at the last position (no residual to the output):
 
     A[t, s]  = softmax over s <= t of p_s^T W_K1 p_t
     x_{t,0}  = w_E(z_t) [+ p_t]                               queries and values of layer 2
     x_{t,1}  = sum_{s <= t} A[t, s] Phi_1 (w_E(z_s) [+ p_s])    keys of layer 2
     xi       = W_U W_O2 W_V2 sum_t x_{t,0} softmax over t of x_{t,1}^T W_K2 x_{T,0}
 
-The bracketed positions are there in the paper's step on W_K2 and dropped in its step on W_K1: `positions` says where
-they are ("everywhere" includes the query, which then always carries p_T). In the step on W_O2 the values are
+The paper has the bracketed positions in its step on W_K2 and drops them in its step on W_K1. `positions` says where
+they are added ("everywhere" includes the query, which then always carries p_T). In the step on W_O2 the values are
 x_{t,0} + x_{t,1} (`both_streams`). As in the appendix, rows of W_K belong to keys.
 
 Since everything is linear in embeddings, a batch only needs the small score tables between them.
@@ -167,6 +167,6 @@ def correct(e: Embeddings, c: Circuit, data: TriggerSequences, forward: Forward 
 def _by_token(
     attention: Float[Tensor, "batch pos"], tokens: Int64[Tensor, "batch pos"], e: Embeddings
 ) -> Float[Tensor, "batch vocab"]:
-    """The attention that each token of the vocabulary receives, wherever it stands."""
+    """The attention that each token of the vocabulary receives, summed over its positions."""
     empty = torch.zeros(len(tokens), len(e.w_E), dtype=attention.dtype)
     return empty.scatter_add(-1, tokens, attention)

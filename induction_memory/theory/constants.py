@@ -1,6 +1,6 @@
 """The constants of Theorem 3, as the paper predicts them and exactly (Appendix B.3).
 
-With orthonormal embeddings and p_hat = 1/N the three gradient steps only depend on two tables over t_q = 1 .. T - 1:
+With orthonormal embeddings and p_hat = 1/N the three gradient steps depend only on two tables over t_q = 1 .. T - 1:
 
     u[t_q, t] = P(z_t = y | t_q)        v[t_q, t] = 1{z_t = q}, which t_q decides.
 
@@ -14,7 +14,7 @@ Write E for the mean over t_q, v_t for the running mean of v over s <= t, and al
 
 The paper's 1, tau, gamma_T and P(t_q = t - 1)/t are their leading terms. The second half of W_K2's gradient, the mean
 over all y, vanishes: sum_k 1{z_t = k} = 1 leaves sum_t (x_{t,1} - x_bar) = 0. So the only noise in W_K2 is
--1/(N - 1) of the signal, where the paper bounds it by O(T/N).
+-1/(N - 1) of the signal. The paper bounds it by O(T/N).
 """
 
 import torch
@@ -43,7 +43,7 @@ def position_signal(T: int) -> Float[Tensor, "key query"]:
 
 
 def label_law(N: int, T: int) -> Float[Tensor, "first pos"]:
-    """u: the output stands at t_o, any free position holds it by chance, the triggers only when o = q."""
+    """u: the output is at t_o, at a free position by chance, and at a trigger's position only if o = q."""
     u = torch.full((T - 1, T), 1 / (N - 1), dtype=torch.float64)
     u[:, -1] = 0
     rows = torch.arange(T - 1)

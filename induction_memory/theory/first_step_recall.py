@@ -3,8 +3,8 @@ r"""One-step recall of W_O2 on the real task (Figure 9, Appendix E), without a t
     R_1 = 1/N sum_k 1{ k = argmax_k' (W_V2 w_E(k'))^T (mu_k - mu) },    x = 1/t sum_{s <= t} W_V2 w_E(z_s),
 
 with mu_k = E[x | y = k] and mu = E[x] over the positions t at which z_t is a trigger after its first occurrence and
-y = z_{t+1}. x is linear in the frequencies of the tokens up to t, so all that the data contributes is their class
-means f_k, an N x N table: then mu_k = V^T f_k with the rows of V the W_V2 w_E(k'), and any dimension costs one product.
+y = z_{t+1}. x is linear in the frequencies of the tokens up to t, so the data enter only through their class means f_k,
+an N x N table. Then mu_k = V^T f_k, where the rows of V are W_V2 w_E(k'), and each dimension costs one product.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Taking the gradient steps of Theorem 3, and reading what they wrote (Appendix B.3)."""
+"""The gradient steps of Theorem 3, and what they wrote (Appendix B.3)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -82,7 +82,7 @@ def accuracy(
 
 
 def recalls(e: Embeddings, c: Circuit) -> dict[Matrix, float]:
-    """Recall of each memory's own pairs; W_K1's over the positions a decoder may see."""
+    """Recall of each memory's own pairs; for W_K1 among the positions that the causal mask allows."""
     T = len(e.p)
     memories: dict[Matrix, Association] = {
         "W_O2": matching(c.W_O2, e.w_E @ e.W_V2.mT, e.w_U),

@@ -1,8 +1,8 @@
 r"""Attention at initialisation: near-uniform as the paper says, or not (Sections 4.1 and 5).
 
 The attention a of a query over its t keys has 1 / sum_s a_s^2 effective tokens: t if it is uniform, 1 if it is on one
-key. It is measured on freshly initialised models of Figure 3 (d = 128, T = 256) and on their task, as a share of t,
-mean over queries, for
+key. Their share of t, averaged over queries, is measured on untrained models of Figure 3 (d = 128, T = 256) and on
+their task, for
 
     text    embeddings and maps with entries N(0, 1/d), scores as in equation 2
     code    embeddings N(0, 1), uniform maps, scores divided by sqrt(d): what the paper's figures used
@@ -27,7 +27,7 @@ SEQUENCES, SEEDS = 4, 3
 
 
 def effective_share(pattern: Float[Tensor, "batch head query key"]) -> Float[Tensor, "batch head query"]:
-    """Effective tokens of each query's attention over its number of keys: 1 if it is uniform, 1/t if on one key."""
+    """Effective tokens of each query's attention divided by its number of keys: 1 if uniform, 1/t if on one key."""
     return 1 / pattern.square().sum(-1) / torch.arange(1, pattern.shape[-1] + 1)
 
 
@@ -35,8 +35,8 @@ def initial_attention() -> Result:
     r"""The paper says that "attention scores at initialization are near-uniform" (Section 4.1) and that "the attention
     weights are essentially uniform when $W_K$ are at random initialization" (Section 5). This is true of the text's
     parametrisation. It is not true of the authors' code, which made the paper's figures: there a query attends to about
-    a third of its keys, and the largest weight is 13 to 18 times the uniform one. Means over three seeds, worst of the
-    two layers."""
+    a third of its keys, and the largest weight is 13 to 18 times the uniform one. The rows have means over three seeds,
+    for the worse of the two layers."""
     table = measured()
     share = {name: _by_layer(table, "share", name) for name in PRESETS}
     largest = {name: _by_layer(table, "largest", name) for name in PRESETS}

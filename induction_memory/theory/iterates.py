@@ -4,8 +4,8 @@ With step size eta and weight decay lambda the coefficients obey their own recur
 
     alpha_0 <- (1 - eta lambda) alpha_0,    alpha_ij <- (1 - eta lambda) alpha_ij - eta p(i) (p_hat(j | i) - p(j | i)),
 
-started from alpha_0 = 1, alpha_ij = 0. Least squares on W_t recovers them when N <= d makes the outer products
-independent.
+started from alpha_0 = 1, alpha_ij = 0. If N <= d, the outer products are independent and least squares on W_t recovers
+the coefficients.
 """
 
 from collections.abc import Callable
@@ -55,9 +55,9 @@ def iterates(update: Recursion = recursion) -> Result:
     $$W_t = \alpha_0 W_0 + \sum_{i,j} \alpha_{ij} \, w_U(j) w_E(i)^\top$$
 
     100 steps of real gradient descent (autograd on $W$ itself) start from a random $W_0$, with and without weight
-    decay, $N = 12$, $d = 48$. Measured are the share of $W_t$ outside the span, the $\alpha_{ij}$ recovered by least
+    decay, $N = 12$, $d = 48$. The rows have the share of $W_t$ outside the span, the $\alpha_{ij}$ recovered by least
     squares against their recursion, and $\alpha_0 = (1 - \eta\lambda)^t$. Heavy-ball momentum keeps the form. Adam,
-    which divides entry by entry, leaves it. At the end of a longer run $\hat p \approx p$, since the problem is convex.
+    which divides entry by entry, does not. At the end of a longer run $\hat p \approx p$, since the problem is convex.
     """
     generator = torch.Generator().manual_seed(5)
     w_E, w_U = gaussian_embeddings(N, D, generator), gaussian_embeddings(N, D, generator)

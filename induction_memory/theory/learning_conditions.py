@@ -26,10 +26,10 @@ STEPS = 150
 
 
 def initial_matrix() -> Result:
-    r"""Section 4.1 says that $W_0$ "plays a minor role". Gradient descent on Lemma 1's loss from a Gaussian $W_0$ with
-    entries $\mathcal N(0, 1/d)$, for a deterministic map of 24 tokens, 150 steps of size 20. The scores of $W_0$ alone
-    concentrate around zero like $d^{-1/2}$, those of the stored pairs do not. Taking $W_0$ out of the trained matrix
-    changes no prediction from $d = 64$ on."""
+    r"""Section 4.1 says that $W_0$ "plays a minor role". Gradient descent on Lemma 1's loss takes 150 steps of size 20
+    from a Gaussian $W_0$ with entries $\mathcal N(0, 1/d)$, for a deterministic map of 24 tokens. The scores of $W_0$
+    alone concentrate around zero like $d^{-1/2}$, those of the stored pairs do not. Taking $W_0$ out of the trained
+    matrix changes no prediction from $d = 64$ on."""
     records = []
     for d in (16, 32, 64, 128, 256):
         generator = torch.Generator().manual_seed(d)
@@ -54,14 +54,15 @@ def initial_matrix() -> Result:
 
 
 def frequencies() -> Result:
-    r"""Appendix D hopes that LayerNorm weighs "frequent and infrequent tokens" similarly. The same descent with tokens
-    of frequency $\propto 1/k$, with and without the normalisation $Wx / \|Wx\|$ before $W_U$ (times 8, so that the
-    normalised logits can be large), from a random $W_0$, $d = 128$, 300 steps of size 1. The weight of a token is the
-    score $w_U(k)^\top W w_E(k)$ of its pair. It grows with the frequency either way, less with the normalisation. The
-    norms $\|W w_E(k)\|$ stay near 1 with it. After 1,500 steps the difference is small (1.31 against 1.40). At step
-    size 20 the normalised descent favours frequent tokens more, not less (ratio 2.96 times that without). The setting
-    was chosen after these outcomes were known, so the rows are an example and do not settle the sentence:
-    [weighs-alike](reproduction.md#weighs-alike) has rows over seeds, at three step sizes and equal losses."""
+    r"""Appendix D hopes that LayerNorm weighs "frequent and infrequent tokens" similarly. The same descent is run for
+    300 steps of size 1 from a random $W_0$ with $d = 128$, on tokens of frequency $\propto 1/k$. It is run with and
+    without the normalisation $Wx / \|Wx\|$ before $W_U$ (times 8, so that the normalised logits can be large). The
+    weight of a token is the score $w_U(k)^\top W w_E(k)$ of its pair. It grows with the frequency in both cases, less
+    with the normalisation, which also keeps the norms $\|W w_E(k)\|$ near 1. After 1,500 steps the difference is small
+    (1.31 against 1.40). At step size 20 the normalised descent favours frequent tokens more, not less (ratio 2.96 times
+    that without). The setting was chosen after these outcomes were known, so the rows are an example and do not settle
+    the sentence. [weighs-alike](reproduction.md#weighs-alike) has rows over seeds, at three step sizes and equal
+    losses."""
     generator = torch.Generator().manual_seed(7)
     w_E, w_U = gaussian_embeddings(N, 128, generator), gaussian_embeddings(N, 128, generator)
     W_0 = random_remapping(128, generator)
@@ -85,11 +86,11 @@ def frequencies() -> Result:
 
 @cache
 def frequency_ratios(eta: float, seeds: int = 6, level: float = 0.1, most: int = 4000) -> pd.DataFrame:
-    """How much more the most frequent quarter of the tokens weighs than the rarest, with LayerNorm over without.
+    """Weight of the most frequent quarter of the tokens over that of the rarest, with LayerNorm divided by without.
 
-    One row per seed. `stored` compares the scores w_U(k)^T W w_E(k), `read` takes those after the normalisation, which
-    the logits see, where there is one. Either descent stops at the first step at which its loss is at most `level`; nan
-    if it does not within `most` steps.
+    One row per seed. `stored` compares the scores w_U(k)^T W w_E(k). `read` compares the scores after the
+    normalisation, if there is one, as the logits see them. Both descents stop at the first step at which the loss is at
+    most `level`; nan if that does not happen within `most` steps.
     """
     weight = 1 / torch.arange(1, N + 1, dtype=torch.float64)
     weight, found = weight / weight.sum(), []
@@ -183,7 +184,7 @@ def _descend(
 ) -> Float[Tensor, "d d"]:
     """Gradient descent on the cross-entropy of the map i -> i, until the loss is at most `level`.
 
-    With a level that is not reached the matrix is nan.
+    If the level is not reached, the matrix is nan.
     """
     labels = torch.arange(len(w_E))
 
@@ -207,7 +208,7 @@ def _ratio(written: Float[Tensor, "i d"], w_U: Float[Tensor, "i d"]) -> float:
 
 
 def _condition(w_U: Float[Tensor, "i d"], second: Float[Tensor, "i i"], V: Float[Tensor, "i d"] | None = None) -> float:
-    """Condition number of the Kronecker product on its range: the product of those of its two factors."""
+    """Condition number of the Kronecker product on its range: the product of its factors' condition numbers."""
     n = len(w_U)
     centred = w_U - w_U.mean(0)
     inputs = second if V is None else _root(second) @ V @ V.mT @ _root(second)

@@ -141,9 +141,9 @@ def lemma_4(closed_form: ClosedForm = gradients.key_query_gradient) -> Result:
 
 def lemma_5(closed_form: ClosedForm = gradients.first_layer_gradient) -> Result:
     r"""The gradient of $W_K^1$ at zero has four terms if the second softmax is replaced by its linearisation around
-    zero. They are compared with autograd on the theorem's distribution with $N = 4$, $T = 5$, enumerated. Beside it
-    stands the cost of the linearisation: the gradient through the real softmax differs by a relative error in
-    proportion to the size of $W_2$."""
+    zero. They are compared with autograd on the theorem's distribution with $N = 4$, $T = 5$, enumerated. The last row
+    has the cost of the linearisation: the gradient through the real softmax differs by a relative error that is
+    proportional to the size of $W_2$."""
     generator = torch.Generator().manual_seed(4)
     data, p = _sequences(generator)
     Phi_1, Phi_2, W_2 = (random_remapping(24, generator) for _ in range(3))

@@ -26,7 +26,7 @@ def printed_variance(d: int) -> float:
 
 
 def remapped_variance(d: int) -> float:
-    """The same with all d (d - 1) ordered pairs i != j counted: (d + 2) / d^2."""
+    """E(x^T W x)^2 with all d (d - 1) ordered pairs i != j counted: (d + 2) / d^2."""
     return (3 * d + d * (d - 1)) / d**3
 
 
@@ -77,9 +77,9 @@ def random_vectors(variance: Callable[[int], float] = remapped_variance) -> Resu
 def predicted_recall(n: int, d: int) -> float:
     """Recall of n pairs of random vectors in d dimensions, from Gaussian scores.
 
-    A rival's score v_j^T W u_i sums the two overlaps that involve i or j themselves, of variance 1/d each, and n - 2
-    products of two overlaps, of variance 1/d^2 each; the target's is 1 with variance 4/d + (n - 1)/d^2. All rivals of
-    an input must lose: P = E[ Phi(s / sigma)^(n - 1) ]."""
+    A rival's score v_j^T W u_i is a sum of two overlaps that involve i or j themselves, of variance 1/d each, and of
+    n - 2 products of two overlaps, of variance 1/d^2 each. The target's score is 1 with variance 4/d + (n - 1)/d^2. All
+    rivals of an input must lose: P = E[ Phi(s / sigma)^(n - 1) ]."""
     sigma = math.sqrt(2 / d + (n - 2) / d**2)
     spread = math.sqrt(4 / d + (n - 1) / d**2)
     grid = torch.linspace(-8, 8, 2001, dtype=torch.float64)
@@ -142,7 +142,7 @@ def _remap(x: Float[Tensor, "batch d"], generator: torch.Generator) -> Float[Ten
 
 
 def _crossover(table: pd.DataFrame, kind: str, d: int) -> float:
-    """The n at which a falling recall passes one half, linear in log n between the grid's points."""
+    """The n at which a falling recall passes one half, interpolated linearly in log n."""
     points = list(zip(column(table, "n", d=d), column(table, kind, d=d), strict=True))
     for (n, a), (m, b) in pairwise(points):
         if a >= 0.5 > b:

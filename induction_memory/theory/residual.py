@@ -1,11 +1,11 @@
-"""The same circuit with nothing left out: every stream superposed in one residual (the model of Section 4.2, no W_F).
+"""The circuit without simplifications: all streams in one residual stream (the model of Section 4.2 without W_F).
 
     x_t    = w_E(z_t) + p_t
     x_t'   = x_t + Phi_1 sum_{s <= t} softmax over s of (x_s^T W_K1 x_t) x_s
     xi     = W_U (x_T' + W_O2 W_V2 sum_t softmax over t of (x_t'^T W_K2 x_T') x_t')
 
-Every residual stream is a combination of the columns of E = [w_E, p] and of Phi_1 E, so a sequence is carried through
-as coefficients on those, and only the last position is ever written out in d dimensions.
+Every residual stream is a combination of the columns of E = [w_E, p] and of Phi_1 E. So a sequence is represented by
+its coefficients on these columns, and only the last position is computed in d dimensions.
 """
 
 import torch

@@ -5,11 +5,11 @@ event that q occurs exactly twice, the second time at T; the label is y = o. Wri
 t_o = t_q + 1. Counting probabilities (each free token costs a factor (N - 1) / N, each trigger 1 / N) gives
 
     t_q uniform on {1, .., T - 1},    t_q = T - 1 exactly when o = q,
-    given q and t_q < T - 1: z_{t_o} = o uniform on [N] \ {q},    all tokens but those at t_q, t_o, T i.i.d. likewise,
+    given q and t_q < T - 1: z_{t_o} = o uniform on [N] \ {q},    all tokens except at t_q, t_o, T i.i.d. likewise,
 
-so that P(y = k) = 1/N but P(q = k | y = k) = 1/(T - 1), not 1/N. `sample` draws from this law; `enumerate_all` walks
-through every (q, o, z) of the task itself and keeps the event, which is how the law is checked.
-Positions are counted from 1 in `first` (= t_q), as in the paper.
+so that P(y = k) = 1/N but P(q = k | y = k) = 1/(T - 1), not 1/N. `sample` draws from this law. To check the law,
+`enumerate_all` goes through every (q, o, z) of the task itself and keeps those in the event. Positions are counted from
+1 in `first` (= t_q), as in the paper.
 """
 
 from dataclasses import dataclass

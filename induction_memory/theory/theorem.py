@@ -148,10 +148,10 @@ def theorem_step_3(
     \frac1t 1\{s \in [t]\}\Big) + O(1/N)\Big\}
     $$
 
-    with $P(t_q = t - 1) = 1/(T-1)$. It holds for every $t$ but one. At $t = T - 1$ the token is the trigger itself when
-    $o = q$, and then $z_t = k$ with probability one, where the paper's $A_{t,k}$ puts $1/N$: position $T - 1$ attends
-    to itself almost as strongly as to $T - 2$, and more strongly when $N$ is small against $T$. (The displays also
-    leave out that $z_T = q$ matches itself. At $t = T$ the terms in question nearly cancel. Rows are keys, the
+    with $P(t_q = t - 1) = 1/(T-1)$. It holds for every $t$ except one. At $t = T - 1$ the token is the trigger itself
+    when $o = q$, and then $z_t = k$ with probability one, where the paper's $A_{t,k}$ has $1/N$. So position $T - 1$
+    attends to itself almost as strongly as to $T - 2$, and more strongly if $N$ is small against $T$. (The displays
+    also leave out that $z_T = q$ matches itself. At $t = T$ the terms in question nearly cancel. Rows are keys, the
     transpose of Section 4's $W_K^1 = \sum_t p_t p_{t-1}^\top$.)"""
     data, e = enumerate_all(4, 6), orthonormal(4, 6)
     by_autograd = -gradient(e, _two_memories(e, 4, 6), "W_K1", data) / SMALL**2
@@ -195,7 +195,7 @@ def theorem_step_3(
 
 
 def _streamed(e, c, matrix, generator, forward, chunks: int = 24, chunk: int = 4096) -> Float[Tensor, "chunk d d"]:
-    """Minus the gradient, once for every chunk of sequences."""
+    """Minus the gradient, one estimate per chunk of sequences."""
     return -torch.stack(list(streamed_gradients(e, c, matrix, generator, chunks, chunk, forward)))
 
 
@@ -207,7 +207,7 @@ def _two_memories(e: Embeddings, n: int, t: int) -> Circuit:
 
 
 def _tie(table: Float[Tensor, "key query"]) -> float:
-    """Own over previous score at t = T - 1."""
+    """The score of the own position divided by that of the previous one, at t = T - 1."""
     return (table[-2, -2] / table[-3, -2]).item()
 
 

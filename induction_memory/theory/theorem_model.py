@@ -1,4 +1,4 @@
-r"""Theorem 3 as a whole: the model that three gradient steps make, on its own task, and what happens otherwise."""
+r"""Theorem 3 as a whole: the model after three gradient steps, other orders of the steps, and fewer simplifications."""
 
 from dataclasses import dataclass
 from itertools import permutations
@@ -34,7 +34,7 @@ from induction_memory.theory.sequences import sample
 
 @dataclass(frozen=True)
 class Setting:
-    """Vocabulary, length, dimension (None: orthonormal embeddings) and the step size of all three steps over N T."""
+    """Vocabulary, length, dimension (None: orthonormal embeddings) and the step size of all three steps, in N T."""
 
     N: int = 64
     T: int = 32
@@ -59,13 +59,13 @@ SMALL, SMALL_RANDOM = Setting(32, 16), Setting(32, 16, 512, 8.0)
 
 
 def theorem_accuracy(goal: float = 0.95) -> Result:
-    r"""Do three gradient steps make an induction head? One step each on $W_O^2$, $W_K^2$, $W_K^1$ from zero, all three
-    with the same step size $\eta$, a multiple ("scale", 7 to 10) of $N T$, so that the diagonal of $W_O^2$ comes out
-    near that scale. Each step takes 32,768 fresh sequences and goes through the real softmaxes of both layers. With
-    orthonormal embeddings all errors have one cause. At $t = 1$ the first layer can attend to itself only, so for $t_q
-    = 1$ the trigger's own position matches as well as its successor's. With random embeddings there is a second one.
-    The weights of $W_K^1$ fall like $1/t$, and faster at large step sizes. The interference of early positions is of
-    order $d^{-1/2}$ and must stay below the signal of late ones. This sets the dimension needed."""
+    r"""Do three gradient steps make an induction head? The model takes one step each on $W_O^2$, $W_K^2$ and $W_K^1$
+    from zero. All three have the same step size $\eta$, a multiple ("scale", 7 to 10) of $N T$, so that the diagonal of
+    $W_O^2$ comes out near that scale. Each step takes 32,768 fresh sequences and goes through the real softmaxes of
+    both layers. With orthonormal embeddings all errors have one cause. At $t = 1$ the first layer can attend only to
+    itself, so for $t_q = 1$ the trigger's own position matches as well as its successor's. With random embeddings there
+    is a second cause. The weights of $W_K^1$ fall like $1/t$, and faster at large step sizes. The interference of early
+    positions is of order $d^{-1/2}$ and must stay below the signal of late ones. This sets the dimension needed."""
     generator = torch.Generator().manual_seed(0)
     e = MAIN.embeddings(generator)
     circuits = take_steps(e, MAIN.eta, generator)
@@ -153,7 +153,7 @@ def _reached(setting: Setting, seed: int) -> float:
 
 
 def _sweep() -> pd.DataFrame:
-    """Accuracy, saturation and recalls as each of step size, N, T and d varies from the main setting."""
+    """Accuracy, saturation and recalls while one of step size, N, T and d varies from the main setting."""
     axes: dict[str, list[Setting]] = {
         "scale": [Setting(scale=float(s)) for s in (1, 2, 3, 5, 7, 10, 20, 40, 80)],
         "N": [Setting(N=n) for n in (4, 8, 16, 32, 64, 128)],
