@@ -1,1 +1,1 @@
-"""What a person looks at: attention maps, and the page that shows a whole run."""
+"""Attention maps, and the page that shows a whole run."""

@@ -1,14 +1,14 @@
-"""Attention maps of a model or of steps of trajectories: to look at in a notebook, or to save.
+"""Attention maps of a model or of steps of trajectories, shown in a notebook or saved.
 
     im.attention(run, step=300, text="the tree at the gate")        shows itself in a notebook
     im.attention(run, step=[0, 100, 300], batch=batch, row=2)       steps side by side
     im.attention(im.revisions("folder"), text="the tree")           a series, or a model, by its own tokenizer
     im.attention([run0, run1]).save("maps.pdf")                      runs side by side; .html, .png, .pdf or .svg
 
-Boxed is what the induction head should look at: the keys that follow earlier occurrences of the query, or for other
-tasks the sources that the task names (`marks.py`). The triggers of a text are those of a task with fixed triggers that
-always have the same successor there, or those given as {"a": "b"}. How a text is read stands in `subject/text.py`: by
-the model's own tokenizer if it has one, else as the task's vocabulary is written.
+Boxes show where an induction head should attend: the keys that follow earlier occurrences of the query, or for other
+tasks the sources that the task names (`marks.py`). The triggers of a text are given as {"a": "b"}, or are the task's
+fixed triggers that always have the same successor in it. A text is read by the model's own tokenizer if it has one,
+otherwise in the task's vocabulary (`subject/text.py`).
 """
 
 import base64
@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMATS = (".html", ".png", ".pdf", ".svg")
-SHOWN = 48  # tokens of a sampled sequence, when no length is given
+SHOWN = 48  # tokens shown of a sampled sequence, when no length is given
 MOST_TOKENS = 100_000
-MOST = 12  # columns that one can still look at
+MOST = 12  # columns at most; more would be too small to read
 
 
 @field_docs
@@ -108,7 +108,7 @@ class AttentionView:
         return light_picture(lines, shown, self.right, self.other, self.triggers, self.outputs)
 
     def html(self) -> str:
-        """A page of its own that needs no network: the light picture, and the heads in CircuitsVis."""
+        """A complete page that needs no network: the light picture, and the heads in CircuitsVis."""
         drawn, _, _ = self.picture()
         picture = f"data:image/svg+xml;base64,{base64.b64encode(drawn.encode()).decode()}"
         names = [f"{column} {head}".strip() for column in self.columns for head in self.heads]
@@ -133,7 +133,7 @@ class AttentionView:
         return path
 
     def _draw(self, file: Any, kind: str) -> None:
-        """The figure without date and random names: the same maps give the same bytes."""
+        """Write the figure without a date and random names, so that the same maps give the same bytes."""
         import matplotlib
 
         undated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(kind, {})
@@ -155,8 +155,9 @@ def attention(
 ) -> AttentionView:
     """The attention of a model, of steps of a trajectory or series, or of several runs, over one sequence.
 
-    The sequence is `text`, or a row of `batch`, or else a fresh one of the run's task; `length` cuts it. Without `row`
-    it is the one in which most different tokens are asked. `heads` are all, or some as "L2H1" or (2, 1).
+    The sequence is `text`, or a row of `batch`, or else a fresh one of the run's task; `length` cuts it. Without `row`,
+    it is the row with the most different tokens at positions of the main group. `heads` are all, or some as "L2H1" or
+    (2, 1).
 
     >>> view = attention("induction-small", step=600, text="the tree")
     >>> view.patterns.shape  # column, head, query, key

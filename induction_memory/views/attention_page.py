@@ -1,7 +1,7 @@
-"""A page that shows attention with CircuitsVis and needs nothing but itself.
+"""A page that shows attention with CircuitsVis and needs no other file.
 
-The bundle in CircuitsVis's wheel is embedded once; its `render` is called on data that stand in the page as JSON. In
-what is embedded `<` is escaped, so that no token can end a script; tokens reach the reader as text, never as markup.
+The bundle in CircuitsVis's wheel is embedded once, and its `render` is called on data that are embedded as JSON. In all
+embedded data `<` is escaped, so that no token can end a script. Tokens are shown as text, never as markup.
 """
 
 import html
@@ -38,7 +38,7 @@ def bundle() -> str:
 
 
 def embedded_json(value: object) -> str:
-    """JSON that can stand in a script element whatever its strings contain."""
+    """JSON that can stand in a script element, with any content of its strings."""
     escaped = json.dumps(value, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     return escaped.replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
@@ -54,7 +54,7 @@ def page(
 ) -> str:
     """The whole page: the sequence, a static picture (an image's address), and the heads to hover over.
 
-    `tokens` are as they are to be seen; `classes` says of each whether it is a "trigger", an "output" or neither ("").
+    `tokens` are the texts to show; `classes` says for each whether it is a "trigger", an "output" or neither ("").
     """
     marked = classes or [""] * len(tokens)
     line = "".join(
@@ -91,9 +91,9 @@ if (window.frameElement) new ResizeObserver(() => {{
 
 
 def framed(document: str, height: int) -> str:
-    """A page inside another, such as a notebook: frames do not see each other, so any number of them get along.
+    """A page in a frame inside another page, such as a notebook. Frames are isolated, so there can be many.
 
-    `height` is what it begins with; the page gives its frame the height it needs.
+    The frame begins with `height`; the page then sets the height it needs.
     """
     source = html.escape(document, quote=True)
     return f'<iframe style="width:100%;height:{height}px;border:0" srcdoc="{source}"></iframe>'

@@ -57,7 +57,7 @@ def picture(
 ) -> tuple[str, float, float]:
     """The SVG of lines of maps, each with its title, and its width and height.
 
-    More than four maps do not fit beside each other and stay legible: such a line goes on below.
+    More than four maps side by side would be too small to read, so a longer line continues below.
     """
     lines = [part for line in lines for part in ([line] if len(line) <= BESIDE else _broken(line))]
     n, cell = len(tokens), SIDE / len(tokens)
@@ -95,7 +95,7 @@ def picture(
 
 
 def _broken(line: Sequence[tuple[str, Float[np.ndarray, "query key"]]]) -> list[Sequence]:
-    """A long line as several, of about the same length."""
+    """A long line as several lines of about the same length."""
     parts = -(-len(line) // BESIDE)
     across = -(-len(line) // parts)
     return [line[start : start + across] for start in range(0, len(line), across)]
@@ -111,7 +111,7 @@ def _boxes(cells: Bool[np.ndarray, "query key"], colour: str, cell: float) -> st
 def _labels(
     tokens: Sequence[str], triggers: np.ndarray, outputs: np.ndarray, cell: float, letters: int, font: float
 ) -> str:
-    """Queries at the left, keys below; every second one where they would touch."""
+    """Queries at the left, keys below; only every second one if they would overlap."""
     every = 1 if cell >= font - 1 else 2
     parts = []
     for t, token in enumerate(tokens):

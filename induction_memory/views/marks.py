@@ -1,9 +1,10 @@
 """What is boxed and marked in a map of attention over one sequence.
 
-Where a sequence has triggers with outputs, boxed are the keys after earlier occurrences of the query: `right` where the
-key is the query's output, `other` elsewhere. For other tasks they are the keys of the sources that the task names, but
-not of `previous`, which would box the whole line below the diagonal: `right` at queries of the main group, `other` at
-the others. Marked in the tokens are triggers and their outputs, or else the queries of the main group.
+If a sequence has triggers with outputs, the keys after earlier occurrences of the query are boxed: `right` if the key
+is the query's output, `other` if not. For other tasks the keys of the sources that the task names are boxed, `right` at
+queries of the main group and `other` at other queries. The source `previous` is left out, because it would box the
+whole line below the diagonal. Among the tokens, triggers and their outputs are marked, or else the queries of the main
+group.
 """
 
 from collections.abc import Mapping
@@ -21,7 +22,7 @@ from induction_memory.task.protocol import Task
 
 
 def telling_rows(batch: Batch, length: int | None) -> list[int]:
-    """All rows, first those in which most different tokens of the main group stand, then those with most queries."""
+    """All rows, those with the most different tokens in the main group first, ties by the number of queries."""
     asked = torch.where(batch.group(), batch.tokens, -1)[:, :length]
     score = [(len(row[row >= 0].unique()), int((row >= 0).sum())) for row in asked]
     return sorted(range(len(batch)), key=lambda i: score[i], reverse=True)
@@ -48,7 +49,7 @@ def trigger_marks(tokens: Int[Tensor, " pos"], pairs: Mapping[int, int]) -> dict
 
 
 def source_marks(batch: Batch, length: int | None, task: Task | None) -> dict[str, np.ndarray]:
-    """The same for a batch of one sequence of a task that names its sources, or none."""
+    """Boxes and marked positions of a batch of one sequence, by the sources that the task names, if any."""
     queries = batch.group()[0].cpu()
     try:
         sources: dict[str, Any] = {} if task is None else sources_of(task, batch)

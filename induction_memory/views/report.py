@@ -1,7 +1,7 @@
 """The page of one or more runs: `report(run).save("run.html")`, or the last line of a notebook's cell.
 
-One file that works offline: attention, memories, curves and causes under one slider over training; for the simplified
-model also its weights, so that the reader can type a text, switch parts off and erase associations.
+It is one file that works offline: attention, memories, curves and causes under one slider over training. For the
+simplified model it also has the weights, so that the reader can type a text, switch parts off and erase associations.
 """
 
 from collections.abc import Sequence
@@ -58,7 +58,7 @@ class Report:
         return framed(self.html(), height=900)
 
     def widget(self, step: int | None = None) -> Any:
-        """The page as an anywidget with a two-way `step`, where a kernel runs; needs `anywidget`."""
+        """The page as an anywidget with a two-way `step`; needs a running kernel and the package `anywidget`."""
         from induction_memory.views.widget import widget
 
         return widget(self, step)
@@ -77,9 +77,9 @@ def report(
 ) -> Report | SeriesReport:
     """The page of one run, or of several side by side (trajectories, their folders or shipped names), or of a series.
 
-    `steps` are the stored steps that it shows, all by default. `sequences` of `length` tokens are shown, and ablations
-    and roles measured at up to `causal_steps` steps. A page over `budget` bytes is made smaller, and says how: numbers
-    behind colours get 8 bits instead of 16, then fewer sequences are shown, then fewer steps.
+    `steps` are the stored steps that it shows, all by default. It shows `sequences` sequences of `length` tokens, and
+    measures ablations and roles at up to `causal_steps` steps. A page over `budget` bytes is made smaller, and says
+    how: numbers behind colours get 8 bits instead of 16, then fewer sequences are shown, then fewer steps.
 
     >>> import tempfile
     >>> import induction_memory as im

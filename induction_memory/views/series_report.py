@@ -91,7 +91,7 @@ def series_report(
 
 
 def curves(scores: pd.DataFrame, lost: pd.DataFrame) -> tuple[dict[str, pd.DataFrame], Sequence[str]]:
-    """The panels of head scores and ablations, and the names of those whose low lines matter."""
+    """The panels of head scores and ablations, and the names of those in which low lines are the important ones."""
     by_head = {name: scores.pivot_table(index="step", columns="head", values=name) for name in scores.columns[2:]}
     intact = lost[lost["component"] == "none"].set_index("step")["in_context_loss"]
     heads = lost[lost["component"] != "none"]

@@ -1,6 +1,6 @@
 """A slider over the checkpoints of a series: the attention maps and the numbers of each head at one step at a time.
 
-Everything is in the page: one picture and one table per step, of which the slider shows one. Nothing is computed there.
+The page contains one picture and one table per step, and the slider chooses the step. Nothing is computed in the page.
 Without scripts all steps are shown one below another.
 """
 
@@ -18,7 +18,7 @@ from induction_memory.trajectory.revisions import Revisions
 from induction_memory.views.attention import MOST, AttentionView, attention
 
 STEPS = 48
-"""Checkpoints that the slider has at most, evenly chosen."""
+"""The largest number of checkpoints on the slider, evenly chosen."""
 
 STYLE = """
 .slider { display: flex; gap: .8rem; align-items: center; } .slider input { flex: 1; max-width: 40rem; }

@@ -1,7 +1,7 @@
 """A trajectory as a folder for others: its files, a model card, figures and configuration.
 
     im.share(run, "shared")                       a folder; nothing leaves this machine
-    im.share(run, "shared", upload="me/my-run")   the same, and put on the Hub under this name
+    im.share(run, "shared", upload="me/my-run")   the same, and uploaded to the Hub under this name
 
 The folder is a trajectory like any other: `im.load("shared")` reads it, `induction-memory verify shared` checks it.
 """
@@ -21,8 +21,8 @@ CARD, CONFIG, FIGURES = "README.md", "config.json", "figures"
 def share(run: Any, folder: str | Path, *, upload: str | None = None) -> Path:
     """Write the trajectory, a model card, figures and the configuration into the new folder, and return it.
 
-    `upload` is the name of a repository on the Hub, `owner/name`. Only with it is anything uploaded, with the account
-    that huggingface_hub is logged in with.
+    `upload` is the name of a repository on the Hub, `owner/name`. Without it nothing is uploaded. The upload uses the
+    account that huggingface_hub is logged in with.
 
     >>> import tempfile
     >>> out = share("induction-small", tempfile.mkdtemp() + "/shared")

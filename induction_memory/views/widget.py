@@ -1,7 +1,7 @@
-"""The page as an anywidget: the page in a frame, with a `step` that the kernel and the reader both move.
+"""The page as an anywidget: the page in a frame, with a `step` that the kernel and the reader can both set.
 
-The frame and the notebook talk by messages: the page says which step it shows, the notebook asks for one. Where no
-kernel runs, the page's own HTML (`Report._repr_html_`) shows itself instead.
+The frame and the notebook exchange messages: the page reports the step it shows, the notebook asks for one. Without a
+running kernel, the page's own HTML (`Report._repr_html_`) is shown instead.
 """
 
 from typing import TYPE_CHECKING, Any

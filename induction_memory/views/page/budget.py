@@ -1,4 +1,4 @@
-"""Runs joined into one pack, made smaller until the page keeps within its budget; the page says what was left out."""
+"""Runs joined into one pack, which is reduced until the page fits its budget; the page says what was left out."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +16,7 @@ FEWEST_STEPS = 5
 def within(packs: Sequence[Pack], title: str, budget: int) -> Pack:
     """The packs as one, with the first reduction that fits into `budget` bytes of HTML.
 
-    In this order: nothing left out; 8 bits behind colours; one sequence; then half of the steps, again and again.
+    The reductions are tried in this order: none; 8 bits behind colours; one sequence; half of the steps, repeatedly.
     """
     frame = len(document(title, b""))
     size, most = 0, max(len(pack.meta["steps"]) for pack in packs)
@@ -33,7 +33,7 @@ def within(packs: Sequence[Pack], title: str, budget: int) -> Pack:
 
 
 def join(packs: Sequence[Pack]) -> Pack:
-    """One pack of several runs; arrays get the number of their run in front."""
+    """One pack of several runs; names of arrays begin with the number of their run."""
     arrays = {f"{i} {name}": array for i, pack in enumerate(packs) for name, array in pack.arrays.items()}
     return Pack({"runs": [pack.meta for pack in packs]}, arrays)
 

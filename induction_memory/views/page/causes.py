@@ -1,8 +1,8 @@
 """What is lost without each part over training, how heads share the effect, and which role each head has.
 
-Each part is replaced by its mean over sequences and positions (`ablate(kind="mean")`); what is lost is the difference
-to the intact model on the same sequences. Shares are Shapley values of the game in which every head may be kept or
-ablated (`heads.identify`, game "all"), as fractions of the total effect.
+Each part is replaced by its mean over sequences and positions (`ablate(kind="mean")`). The loss is the difference to
+the intact model on the same sequences. Shares are Shapley values of the game in which every head may be kept or ablated
+(`heads.identify`, game "all"), as fractions of the total effect.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ def parts_of(model: AnyModel) -> list[str]:
 
 
 def causes(run: Trajectory, steps: Sequence[int], batch: Batch) -> tuple[dict[str, Any], dict[str, str]]:
-    """Tables of ablations, shares and roles at some steps, as the page reads them, and why a part is left out."""
+    """Tables of ablations, shares and roles at some steps, as the page reads them, and reasons for what is left out."""
     lost = ablate(run, batch, components=parts_of(run.model_config), kind="mean", step=list(steps))
     titles = group_titles(batch)
     kinds = ["loss"] if batch.soft else ["loss", "accuracy"]

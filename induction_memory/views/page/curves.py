@@ -1,7 +1,7 @@
 """The curves of a run: loss and accuracy as training recorded them, recall and KL as probes measure them.
 
-Each curve names the group it is drawn in, the memory whose colour it has (if any), and its numbers as the DataFrame
-has them. Births are the change points of the recalls, with their confidence intervals (`probes.change_points`).
+Each curve has the panel in which it is drawn, the memory whose colour it has (if any), and the numbers of the
+DataFrame. Births are the change points of the recalls, with their confidence intervals (`probes.change_points`).
 """
 
 from collections.abc import Mapping
@@ -24,15 +24,15 @@ DISTANCE = {
     "kl_bigram": "bigram",
     "kl_bayes": "Bayes-optimal",
 }
-"""References of in-context bigrams; of other tasks the predictors are shown."""
-MOST_POINTS = 1200  # of a recorded curve; of a longer one every n-th row is drawn
+"""References of in-context bigrams; for other tasks the predictors are shown."""
+MOST_POINTS = 1200  # drawn of a recorded curve; of a longer curve only every n-th row is drawn
 CAP = 1.5  # the axis of distances ends at this many times the median distance of the first step
 
 
 def curves(run: Trajectory, batch: Batch, leaders: Mapping[str, str]) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """Every curve, and the reason for each probe that this run does not have.
 
-    `leaders` names the head of each memory that the legend speaks of (`tables.clearest`).
+    `leaders` names for each memory the head that the legend shows (`tables.clearest`).
     """
     metrics = run.metrics
     every = -(-len(metrics) // MOST_POINTS) if len(metrics) else 1
@@ -94,7 +94,7 @@ def phases(curves: list[dict[str, Any]]) -> tuple[dict[str, Any] | None, dict[st
 
 
 def _values(table: pd.DataFrame, name: str, head: str | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Steps and values of a probe, of one head if it is named."""
+    """Steps and values of a probe, for one head if it is named."""
     chosen = (table["probe"] == name) & (True if head is None else table["head"] == head)
     return table.loc[chosen, "step"].to_numpy(), table.loc[chosen, "value"].to_numpy()
 

@@ -1,8 +1,8 @@
-"""The HTML file: template, style, scripts and data in one, under a policy that admits nothing else.
+"""The HTML file: template, style, scripts and data in one, with a content security policy that allows nothing else.
 
 The scripts are ES modules on the disk. A page opened from a file cannot load modules, so they are joined here, in the
-order of their imports: each becomes a function that returns what the module exports, and an import takes its names from
-there. The policy names the hash of the script and of the style; nothing else can run.
+order of their imports. Each becomes a function that returns the module's exports, and an import takes its names from
+that result. The policy names the hashes of the script and of the style, so nothing else can run.
 """
 
 import base64
@@ -70,5 +70,5 @@ def document(title: str, blob: bytes, *, induction: bool = True) -> str:
 
 
 def digest(text: str) -> str:
-    """The hash by which a policy admits a script or a style."""
+    """The hash by which a policy allows a script or a style."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -39,7 +39,7 @@ def gather(
     bits: int,
     progress: Progress,
 ) -> Pack:
-    """Meta-data and arrays of one run at the steps that the page shows."""
+    """Metadata and arrays of one run at the steps that the page shows."""
     batch, cut = evaluation_batch(run), min(length, run.task.length)
     rows = telling_rows(batch, cut)[:shown]
     progress(f"{run.name}: attention at {len(steps)} steps")
@@ -135,7 +135,7 @@ def _tolerance(
     tokens: torch.Tensor,
     exact: sequences.Shown,
 ) -> dict[str, float]:
-    """How far the pass with the page's weights is from the model's own, over all steps and sequences shown.
+    """Differences between the page's forward pass and the model's own, over all shown steps and sequences.
 
     Probabilities are compared at the most likely outputs of each position.
     """

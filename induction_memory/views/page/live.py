@@ -1,6 +1,6 @@
-"""The weights that the page needs to run the model itself, and how far that run is from torch's.
+"""The weights that the page needs to run the model itself, and the page's forward pass in torch.
 
-Which models: attention and linear feed-forwards only, without LayerNorm, with embeddings that do not change. In the
+The page can run models with attention and linear feed-forwards only, without LayerNorm, with fixed embeddings. In the
 paper's orientation, with x_t = w_E(z_t) + p_t, each layer computes for each of its heads
 
     a_ts = softmax over s <= t of x_t^T W_K x_s / sqrt(d_head),    x_t += W_O W_V sum_s a_ts x_s

@@ -1,7 +1,7 @@
 """Arrays and JSON as one gzip blob, and back.
 
-The blob is the length of the JSON in four bytes, the JSON, then the arrays one after another. The JSON's `arrays` says
-where each lies: dtype, shape, offset. Numbers that are only looked at as colours are quantised:
+The blob is the length of the JSON in four bytes, the JSON, then the arrays one after another. The JSON's `arrays` has
+the dtype, shape and offset of each. Numbers that are shown only as colours are quantised:
 
     value = low + (high - low) * code / (2^bits - 1)
 
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Num, UInt
 
-LEVEL = 6  # of gzip: more takes longer and gains a percent
+LEVEL = 6  # compression level of gzip; higher ones take longer and gain a percent
 
 
 @dataclass(frozen=True, eq=False)

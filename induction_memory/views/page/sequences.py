@@ -1,7 +1,7 @@
 """Attention and predictions over the sequences that the page shows, at every step.
 
 Attention is kept below the diagonal only: row t of a map holds its keys 0..t, so a map of n tokens is n (n + 1) / 2
-numbers. Of each prediction the page has -log q of the right output (nan where none is asked) and the five most likely
+numbers. For each prediction the page has -log q of the right output (nan where none is asked) and the five most likely
 outputs.
 """
 
@@ -21,7 +21,7 @@ from induction_memory.trajectory.trajectory import Trajectory
 from induction_memory.views.marks import row_marks
 from induction_memory.views.page import words
 
-LIKELY = 5  # tokens listed of each prediction
+LIKELY = 5  # tokens listed for each prediction
 
 
 @dataclass(frozen=True, eq=False)

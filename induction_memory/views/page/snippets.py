@@ -1,4 +1,4 @@
-"""The lines of Python that make what a panel shows; `{step}` and the like are filled in by the page."""
+"""The lines of Python that compute what a panel shows; the page fills in `{step}` and other placeholders."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

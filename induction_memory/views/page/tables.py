@@ -7,8 +7,8 @@ A row is an input, a column a candidate output, as in `probes.score_matrix`:
     W_O2   w_U(j)^T W_O2 W_V2 w_E(k)            input k, output j
     W_F    w_U(j)^T W_F w_E(k)                  input k, output j: the logits of bigrams
 
-With several heads W_K1 and W_O2 have one table per head. W_K2 has one per pair of heads; shown is, for each head of
-layer 2, the pair with the highest recall at the last step.
+With several heads W_K1 and W_O2 have one table per head. W_K2 has one per pair of heads; for each head of layer 2, the
+page shows the pair with the clearest signal at the last step (`clearest`).
 """
 
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ class Table:
 
     memory: str
     head: str
-    """As in the tables of `probes`: `L1H1`, or `L1H1>L2H1` for a pair; "" for W_F."""
+    """Name as in the tables of `probes`: `L1H1`, or `L1H1>L2H1` for a pair; "" for W_F."""
     index: int
     """Its place among the heads (W_K1, W_O2) or among the pairs of heads (W_K2), counted from 0."""
     scores: Float[np.ndarray, "step input output"]
@@ -87,9 +87,9 @@ def score_tables(
 def clearest(run: Trajectory) -> tuple[dict[str, list[tuple[int, str]]], dict[str, str]]:
     """The heads of each memory, as (index, name), clearest signal first; and the reason for each memory without any.
 
-    The signal is the signal to interference of the ideal pairs at the last step, which also names the head that surgery
-    goes through. Recall would mislead where several heads share the work. Of the pairs of W_K2, each layer-2 head keeps
-    the one with the layer-1 head that is clearest to it.
+    The signal is the signal-to-interference ratio of the ideal pairs at the last step, which also chooses the head that
+    surgery goes through. Recall would mislead where several heads share the work. For W_K2, each layer-2 head has one
+    pair, with the layer-1 head that gives it the clearest signal.
     """
     table = probes.table(run, [f"{memory}_sir" for memory in MEMORIES], steps="last")
     skipped = {name.removesuffix("_sir"): reason for name, reason in table.attrs["skipped"].items()}
@@ -108,7 +108,7 @@ def clearest(run: Trajectory) -> tuple[dict[str, list[tuple[int, str]]], dict[st
 
 
 def facts(table: Table, step: float, name: str) -> dict[str, Any]:
-    """What the page needs to know of a table beside its numbers."""
+    """What the page needs to know about a table besides its numbers."""
     rows, columns = table.scores.shape[1:]
     return {
         "memory": table.memory,

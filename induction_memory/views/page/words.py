@@ -63,7 +63,7 @@ def facts(run: Trajectory, batch: Batch) -> dict[str, Any]:
 
 
 def follows(batch: Batch) -> bool:
-    """Whether the target of a position is the token that stands next, so that a typed text has targets."""
+    """Whether the target of a position is the next token, so that a typed text has targets."""
     if batch.soft or batch.tokens.shape[1] < 2:
         return False
     same = batch.targets[:, :-1] == batch.tokens[:, 1:]
