@@ -71,7 +71,7 @@ _MODULES = {
     "claims": "reproduction.claims",
     "sweep": "sweep",
 }
-"""Name -> module: the rooms, hooks to take away, recall through hooks, and the paper's claims."""
+"""Name -> module: the rooms, interventions as hooks, recall through hooks, and the paper's claims."""
 
 __all__ = [*_NAMES, *_MODULES]  # pyright: ignore[reportUnsupportedDunderAll]
 

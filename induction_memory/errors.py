@@ -1,12 +1,12 @@
-"""What can go wrong, as types. Every message is one line.
+"""The types of this package's errors. Every message is one line.
 
     InputError     the caller's mistake; a ValueError                exit code 2
     DamagedError   a file does not hold what was written to it       exit code 1
     StorageError   the disk refused to read or to write              exit code 1
     DivergedError  the loss of a run is no longer finite             exit code 1
 
-The command line and the scripts of analyses/ print the line and end with the exit code. A message that needs more than
-a line has an `entry`: the command line ends the line with the entry's address, and a traceback shows it as a note.
+The command line and the scripts of analyses/ print the line and end with the exit code. A message that needs a longer
+explanation has an `entry`: the command line ends the line with the entry's address, and a traceback shows it as a note.
 """
 
 import signal
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 LONGEST = 1000
-"""Characters of a message; of a longer one the middle is left out."""
+"""The largest number of characters in a message; the middle of a longer one is left out."""
 
 
 class Error(Exception):
@@ -65,7 +65,7 @@ class InputError(Error, ValueError):
 
 
 class UnsupportedError(InputError):
-    """Something was asked of weights or of a task that cannot have it; the message is the reason, in one line."""
+    """These weights, or this task, cannot have what was asked for; the message is the reason, in one line."""
 
 
 class DamagedError(Error):
@@ -92,15 +92,15 @@ class DamagedError(Error):
         self.what = what
 
     def __reduce__(self) -> tuple[type, tuple[Path, str]]:
-        return type(self), (self.path, self.what)  # so that it survives the way back from a worker process
+        return type(self), (self.path, self.what)  # so that a worker process can send it back
 
 
 class StorageError(Error):
-    """The disk would not give what had to be read, or take what had to be written."""
+    """The disk refused to read or to write."""
 
 
 class DivergedError(Error):
-    """Training left the numbers that a float can hold.
+    """The loss of a run is no longer finite.
 
     >>> import tempfile
     >>> import induction_memory as im
@@ -116,7 +116,7 @@ class DivergedError(Error):
 
 
 def require(condition: bool, field: str, expected: str, got: object) -> None:
-    """Raise an InputError that names the field, what is allowed and what came, unless `condition` holds."""
+    """Raise an InputError that names the field, what was expected and what was given, unless `condition` holds."""
     if not condition:
         raise InputError(f"{field}: expected {expected}, got {got}")
 
@@ -127,7 +127,7 @@ def printable(text: str) -> str:
 
 
 def shortened(text: str) -> str:
-    """The text without its middle, where somebody has given us thousands of digits."""
+    """The text without its middle, if it is too long: a caller may pass thousands of digits."""
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 400]} ... {text[-400:]}"
 
 

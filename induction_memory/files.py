@@ -1,6 +1,6 @@
-"""Files of results (tables, pictures, pages): written whole or not at all, and refused before the work if impossible.
+"""Files of results (tables, pictures, pages): written completely or not at all. Bad paths are refused before any work.
 
-The files of a trajectory are written by `trajectory.durable`, which a power cut may interrupt as well.
+The files of a trajectory are written by `trajectory.durable`, which is also safe against a power cut.
 """
 
 import errno
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LONGEST_NAME = 255
-"""Bytes of one name in a path."""
+"""The largest number of bytes of one name in a path."""
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 _numbers = itertools.count()
 
@@ -49,7 +49,7 @@ def require_folder(path: Any, field: str = "out") -> Path:
 
 
 def write_file(path: Path, content: bytes | str, field: str = "out") -> None:
-    """Make `path` hold the content, all of it or none: it is written beside its place and renamed."""
+    """Make `path` hold the content, all of it or none: it is written under a temporary name and renamed."""
     path = Path(os.path.realpath(path))
     part = path.parent / f".{os.getpid()}-{next(_numbers)}.part"
     try:
@@ -72,7 +72,7 @@ def write_figure(figure: "Figure", path: Path, field: str = "out", **options: An
 
 
 def _path(path: Any, expected: str, field: str) -> Path:
-    """A path that a disk could have: not empty, no name too long."""
+    """The path, or an InputError if it is empty or has a name that is too long."""
     good = isinstance(path, str | os.PathLike) and isinstance(os.fspath(path), str)
     require(good and os.fspath(path) != "" and "\0" not in os.fspath(path), field, expected, repr(path))
     longest = max(map(len, os.fsencode(path).split(b"/")))
@@ -93,6 +93,6 @@ def _require_parents(path: Path, expected: str, field: str) -> None:
 def _refused(
     path: Path, error: OSError, field: str, expected: str = "a file that can be written"
 ) -> InputError | StorageError:
-    """A path that the user can replace, or a disk that is full."""
+    """The error of a write that failed: an InputError if another path would help, a StorageError for a full disk."""
     told = f"{field}: expected {expected}, got {str(path)!r} ({error.strerror or error})"
     return StorageError(told) if error.errno in _DISK else InputError(told)

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def lazily(package: str, where: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """The `__getattr__` and `__dir__` of a package whose names live in the submodules that `where` tells."""
+    """The `__getattr__` and `__dir__` of a package; `where` says in which submodule each name lives."""
 
     def find(name: str) -> Any:
         if name not in where:

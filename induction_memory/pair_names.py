@@ -1,4 +1,4 @@
-"""Pairs of tokens or positions as people write them, `a->b`: input, then output."""
+"""Pairs of tokens or positions, written `a->b`: input, then output."""
 
 from collections.abc import Sequence
 

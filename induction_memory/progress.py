@@ -1,10 +1,10 @@
 """A line of progress for work that takes more than a moment, in a terminal and in a notebook.
 
 The line appears after one second, so that quick calls stay silent, and is cleared when the work is done. It goes to
-standard error, and only where a person watches: with neither a terminal nor a notebook, nothing is shown. One line is
-rewritten in place, without a thread or a hidden cursor, so that an interruption leaves nothing behind. It is narrower
-than the terminal, because a wrapped line cannot be rewritten. In a notebook it is one output of the cell, which is
-empty in the end. Work inside work shares the line: `steps 3/31, patched runs ...`. The time left is the outermost's.
+standard error, and only to a terminal or a notebook. One line is rewritten in place, without a thread or a hidden
+cursor, so that an interruption leaves nothing behind. It is narrower than the terminal, because a wrapped line cannot
+be rewritten. In a notebook it is one output of the cell, which is empty in the end. Nested work shares the line:
+`steps 3/31, patched runs ...`. The time left is that of the outermost work.
 """
 
 import os
@@ -20,11 +20,11 @@ Item = TypeVar("Item")
 PATIENCE = 1.0
 """Seconds before the line appears."""
 PAUSE = 0.1
-"""Seconds between two writings of it."""
+"""Seconds between two updates of the line."""
 WIDTH = 30
 """Characters of the bar, at most."""
 COLUMNS = 80
-"""Characters of the line where the terminal does not say how wide it is."""
+"""Characters of the line if the width of the terminal is unknown."""
 
 
 def track(
@@ -60,7 +60,7 @@ def track(
 
 
 def in_notebook() -> bool:
-    """Whether this is the kernel of a notebook, and not a program that has only imported one."""
+    """Whether this process is the kernel of a notebook, not only a program that has imported IPython."""
     if "ipykernel" not in sys.modules:
         return False
     from IPython.core.getipython import get_ipython
@@ -85,7 +85,7 @@ class _Work:
     total: int
     done: int = 0
     seconds: float = 0.0
-    """From the beginning to the last item done."""
+    """Seconds from the start to the last completed item."""
     began: float = field(default_factory=time.monotonic)
     cell: int = field(default_factory=_cell)
 
@@ -95,7 +95,7 @@ _UNDER_WAY: list[_Work] = []
 
 
 class CellOutput:
-    """One line of text among the outputs of a notebook's cell, which is replaced by each that follows in the cell."""
+    """One line of text among the outputs of a notebook's cell; each later line in the cell replaces it."""
 
     def __init__(self) -> None:
         self._shown: Any = None
@@ -138,7 +138,7 @@ _LINE = _Line()
 
 
 def _show() -> None:
-    """Write the line, once the outermost work takes long: where it is, and the bar of the innermost."""
+    """Write the line, once the outermost work takes long: all work under way, with the bar of the innermost."""
     now, (*outer, inner) = time.monotonic(), _UNDER_WAY
     if now - _UNDER_WAY[0].began > PATIENCE and now - _LINE.written > PAUSE:
         before = "".join(f"{work.what} {min(work.done + 1, work.total)}/{work.total}, " for work in outer)
@@ -154,13 +154,13 @@ def _columns() -> int:
 
 
 def _left(work: _Work, now: float) -> float | None:
-    """Seconds that the rest takes if it goes on as the items that are done; None before the first of them."""
+    """Seconds that the rest takes at the present pace; None before the first item is done."""
     return max(0.0, work.seconds * work.total / work.done - (now - work.began)) if work.done else None
 
 
 @contextmanager
 def keeping(done: Sized, what: str) -> Iterator[None]:
-    """An interruption (Ctrl-C) ends the block, and what is done by then is kept; it is raised if nothing is done.
+    """An interruption (Ctrl-C) ends the block and keeps what is done so far; it is raised if nothing is done.
 
     >>> steps = []
     >>> with keeping(steps, "steps"):

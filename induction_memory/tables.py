@@ -45,7 +45,7 @@ _BREAK = re.compile(r"(?<!^W)(?<!_W)_")
 def show(
     table: "pd.DataFrame", format: Format = "table", columns: Sequence[str] | None = None, groups: Sequence[str] = ()
 ) -> None:
-    """Print a table and nothing else on standard output; `columns` are those that the terminal shows, None for all."""
+    """Print only the table on standard output; `columns` are those that the terminal shows, None for all."""
     if format == "csv":
         text = csv(table)
     elif format == "json":
@@ -74,7 +74,7 @@ def terminal(
 ) -> str:
     """The table as text, in lines of at most `width` characters where wrapping its text columns allows that.
 
-    Columns in `groups` are not shown beside the others: what they say stands above the rows that have it in common.
+    Columns in `groups` become headings: a value stands once above the rows that share it.
 
     >>> import pandas as pd
     >>> rows = {"verdict": ["fails", "holds", "holds"], "measure": ["recall", "loss", "accuracy"], "value": [0.1, 1, 2]}
@@ -132,12 +132,12 @@ def number(value: float, error: float = math.nan) -> str:
 
 
 def _fixed(value: float, places: int) -> str:
-    """The value to so many places; zero has no sign."""
+    """The value with this number of decimal places; zero has no sign."""
     return f"{round(value, places) + 0.0:.{places}f}"
 
 
 def markdown(table: "pd.DataFrame", digits: int = DIGITS) -> str:
-    """The table in Markdown; a cell can end no column and no line, and holds no HTML."""
+    """The table in Markdown; cells are escaped, so that they cannot end a column or a line or contain HTML."""
 
     def row(cells: Sequence[Any]) -> str:
         return "| " + " | ".join(_harmless(str(cell)) for cell in cells) + " |"
@@ -171,7 +171,7 @@ def _harmless(cell: str) -> str:
 
 
 def _valued(names: Sequence[str]) -> list[str]:
-    """The columns without the standard errors of others among them, which share a cell with their value."""
+    """The columns without standard errors of other columns, which share a cell with their value."""
     return [name for name in names if not (name.endswith(ERROR) and name.removesuffix(ERROR) in names)]
 
 
@@ -203,9 +203,9 @@ def _aligned(values: Sequence[float]) -> list[str]:
 def _blocks(
     cells: Mapping[str, Sequence[str]], natural: Mapping[str, int], numeric: set[str], width: int
 ) -> list[list[str]]:
-    """Columns of numbers that do not fit beside each other go into blocks below, each with the other columns again.
+    """Columns of numbers that do not fit side by side go into blocks below, which repeat the text columns.
 
-    If these others leave no room, only the first columns that tell all rows apart are repeated.
+    If the text columns leave no room, only the first columns that tell all rows apart are repeated.
     """
     widths = {name: size if name in numeric else min(size, width // 3) for name, size in natural.items()}
     keys = [name for name in cells if name not in numeric or name in KEYS]
@@ -238,8 +238,8 @@ def _fitted(
 ) -> dict[str, int]:
     """Widths of the columns: as wide as their cells, then text narrowed until the table fits, if it can.
 
-    The text that is widest for the mean length of its cells is narrowed first, so that in the end the columns of long
-    text have about as many lines as each other.
+    The column that is widest relative to the mean length of its cells is narrowed first, so that columns of long text
+    end up with about the same number of lines.
     """
     widths = dict(natural)
     text = [name for name in cells if name not in numeric]
@@ -255,12 +255,12 @@ def _fitted(
 
 
 def _parts(cell: str) -> list[str]:
-    """What wrapping can put on lines of their own: words, and parts of words up to a hyphen."""
+    """The pieces between which a cell can be wrapped: words, and parts of words up to a hyphen."""
     return textwrap.wrap(cell, 1, break_long_words=False)
 
 
 def _wrapped(cell: str, width: int) -> list[str]:
-    """The lines of a cell. A name with underscores is broken after them, and only where it is too long."""
+    """The lines of a cell. A name with underscores is broken after an underscore, and only if it is too long."""
     lines = textwrap.wrap(cell.replace("_ ", "_"), max(width, 1), break_long_words=False) or [""]
     if max(map(len, lines)) <= width:
         return lines
