@@ -20,13 +20,14 @@ import pandas as pd
 from torch import nn
 
 from induction_memory.errors import InputError, require
-from induction_memory.interventions.ablations import INTACT, ablate
+from induction_memory.interventions.ablations import INTACT, ablate_subject
 from induction_memory.interventions.replacements import Kind
 from induction_memory.probes.emergence import change_point
 from induction_memory.probes.tidy import table as probe_table
 from induction_memory.runner.components import ARROW
 from induction_memory.runner.recording import Via
 from induction_memory.subject import Sequences, Steps, subject
+from induction_memory.task.fields import require_seed
 
 MEMORIES = ("W_K1", "W_K2", "W_O2")
 
@@ -55,12 +56,13 @@ def causal_trajectory(
     2   600      L2H1  mean       0.59    0.94     0.35        0.17     NaN
     3   600      W_O2  mean       0.59    0.94     0.35        0.17     1.0
     """
-    chosen = subject(run, step=None if isinstance(run, nn.Module) else step)
+    require_seed(seed)
+    chosen = subject(run, step=None if isinstance(run, nn.Module) else step, batch=batch, via=via)
     if chosen.run is None:
         raise InputError(f"run: expected a trajectory, got {type(run).__name__}")
-    steps = chosen.steps.tolist()
-    ablated = ablate(chosen.run, batch, components=components, kind=kind, step=steps, via=via, seed=seed)
-    accuracy = f"{chosen.task.main}_accuracy"
+    steps, main = chosen.steps.tolist(), chosen.task.main
+    ablated = ablate_subject(chosen, components=components, kind=kind, seed=seed, group=main)
+    accuracy = f"{main}_accuracy"
     require(accuracy in ablated, "run", "a task with one right output for each position", chosen.task.name)
     intact = {row["step"]: row[accuracy] for row in ablated.to_dict("records") if _is_intact(row)}
     recalls: dict[tuple[int, str], float] = {}

@@ -76,7 +76,7 @@ class Activations:
     @property
     def predicted(self) -> Int[Tensor, "batch pos"]:
         """The output with the largest logit."""
-        return self.once("predicted", lambda: self.logits.argmax(-1))
+        return self.once("predicted", lambda: largest(self.logits))
 
     @property
     def diverged(self) -> Bool[Tensor, ""]:
@@ -90,20 +90,20 @@ class Activations:
 
     def attended(self, layer: int) -> Int[Tensor, "batch head query"]:
         """The position each query attends to most."""
-        return self.once(f"attended {layer}", lambda: self.pattern(layer).argmax(-1))
+        return self.once(f"attended {layer}", lambda: largest(self.pattern(layer)))
 
     def repeated_pattern(self, layer: int) -> Float[Tensor, "batch head query key"]:
         """Attention on random sequences that are repeated once."""
         self._require_layer(layer)
-        return self.once("repeated", self._repeated)(layer)
+        return self.once("repeated", self._repeated)[layer - 1]
 
-    def _repeated(self) -> Callable[[int], Tensor]:
+    def _repeated(self) -> list[Float[Tensor, "batch head query key"]]:
         if self.runner is None:
-            patterns = run_repeated(self.model, self.stack.n_layers)
-            return lambda layer: patterns[layer - 1]
+            return run_repeated(self.model, self.stack.n_layers)
         length = self.runner.n_ctx // 2
         tokens = self.of_batch("repeated tokens", lambda: standard_tokens(self.stack.vocab_size, length))
-        return self.runner.record(tokens, patterns=True).pattern
+        recording = self.runner.record(tokens, patterns=True)
+        return [recording.pattern(layer) for layer in range(1, self.n_layers + 1)]
 
     def mass(self, layer: int, name: str, sought: Bool[Tensor, "batch query key"]) -> Float[Tensor, "batch head query"]:
         """The attention that each query of a layer gives to the sought keys, kept under a name."""
@@ -146,6 +146,11 @@ class Activations:
             raise UnsupportedError(f"needs layer {layer}, the model has {self.n_layers}")
 
 
+def largest(x: Float[Tensor, "*lead n"]) -> Int[Tensor, "*lead"]:
+    """x.argmax(-1). On a CPU numpy finds it several times faster."""
+    return torch.from_numpy(x.detach().numpy().argmax(-1)) if x.device.type == "cpu" else x.argmax(-1)
+
+
 def pattern_name(layer: int) -> str:
     """The hook of a layer's attention pattern, layers counted from 1."""
     return f"blocks.{layer - 1}.attn.hook_pattern"
@@ -169,6 +174,11 @@ def mean_attention(
     """Mean over the chosen queries of the attention to the sought keys."""
     keys = sought[queries].unsqueeze(1).to(pattern.dtype)
     return torch.linalg.vecdot(pattern.movedim(1, 2)[queries], keys).double().mean(0)
+
+
+def mean_where(values: Tensor, queries: Bool[Tensor, "batch query"]) -> Float[Tensor, " head"]:
+    """Mean per head over the chosen queries; nan if there is none."""
+    return values.double().movedim(1, 0)[:, queries].mean(-1)
 
 
 def standard_tokens(vocab_size: int, length: int) -> Int[Tensor, "batch twice_length"]:

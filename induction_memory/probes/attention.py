@@ -31,7 +31,7 @@ from torch import Tensor
 
 from induction_memory.errors import UnsupportedError, require
 from induction_memory.model.head_names import head_name
-from induction_memory.probes.activations import Activations, mean_attention, run_repeated
+from induction_memory.probes.activations import Activations, mean_attention, mean_where, run_repeated
 from induction_memory.probes.registry import Probe, split_layer
 from induction_memory.subject import subject
 from induction_memory.task.positions import induction_keys
@@ -55,6 +55,8 @@ _PER_LAYER = {
     "repeated_induction": "random sequences of n tokens repeated once: mean of A[t, t-n+1] over the second half",
 }
 _PAIR = "previous_where_attended"
+SMALLEST = 1e-37  # in place of zeros, whose logarithm is not finite; smaller numbers would be slow
+SEQUENCES_AT_ONCE = 8  # of a logarithm, which then stays in the cache
 
 
 def chance_corrected(observed: Tensor, chance: Tensor) -> Tensor:
@@ -101,7 +103,15 @@ def _hits(
 
 def entropy(pattern: Float[Tensor, "batch head query key"], *, share: bool = False) -> Float[Tensor, " head"]:
     """Mean entropy of the attention of t >= 1, in nats or as a share of the largest possible, log(t + 1)."""
-    return _mean_entropy(torch.special.entr(pattern).sum(-1), share)
+    return _mean_entropy(entropies(pattern), share)
+
+
+def entropies(pattern: Float[Tensor, "batch head query key"]) -> Float[Tensor, "batch head query"]:
+    """-sum_s A log A of each query, in nats."""
+    nats = []
+    for some in pattern.split(SEQUENCES_AT_ONCE):
+        nats.append(some.clamp_min(SMALLEST).log_().mul_(some).sum(-1).neg_())
+    return torch.cat(nats)
 
 
 def _mean_entropy(nats: Float[Tensor, "batch head query"], share: bool) -> Float[Tensor, " head"]:
@@ -112,13 +122,8 @@ def _mean_entropy(nats: Float[Tensor, "batch head query"], share: bool) -> Float
 
 
 def _entropy(a: Activations, layer: int, share: bool) -> Float[Tensor, " head"]:
-    nats = a.once(f"entropy {layer}", lambda: torch.special.entr(a.pattern(layer)).sum(-1))
+    nats = a.once(f"entropy {layer}", lambda: entropies(a.pattern(layer)))
     return _mean_entropy(nats, share)
-
-
-def mean_where(values: Tensor, queries: Bool[Tensor, "batch query"]) -> Float[Tensor, " head"]:
-    """Mean per head over the chosen queries; nan if there is none."""
-    return values.double().movedim(1, 0)[:, queries].mean(-1)
 
 
 def _previous_mass(pattern: Float[Tensor, "batch head query key"]) -> Float[Tensor, " head"]:

@@ -67,12 +67,14 @@ def visible_kind(tokens: Int[Tensor, "batch pos"]) -> Int[Tensor, "batch pos"]:
     return torch.where(most < 0, 0, torch.where(least == most, 1, 2))
 
 
-def positions(batch: Batch, kind: str) -> Bool[Tensor, "batch pos"]:
+def positions(a: Activations, kind: str) -> Bool[Tensor, "batch pos"]:
     """The positions of a kind, by its name."""
+    batch = a.batch
     if kind in VISIBLE:
-        return (visible_kind(batch.tokens) == VISIBLE.index(kind)) & batch.counted
+        seen = a.of_batch("visible kind", lambda: visible_kind(batch.tokens))
+        return a.of_batch(kind, lambda: (seen == VISIBLE.index(kind)) & batch.counted)
     if _OCCURRENCE.fullmatch(kind) and "counts" in batch.latents:
-        return batch.latents["counts"] == int(kind.removeprefix("occurrence"))
+        return a.of_batch(kind, lambda: batch.latents["counts"] == int(kind.removeprefix("occurrence")))
     if kind not in batch.groups:
         raise UnsupportedError(f"needs positions of the group {kind}, the batch has {', '.join(batch.groups)}")
     return batch.groups[kind]
@@ -99,10 +101,10 @@ def mean_over(what: str, kind: str, a: Activations) -> Float[Tensor, ""]:
     values = -_log_probability(a) if what == "loss" else _correct(a)
     if not kind:
         return contribution(values, a.batch.counted, None)
-    mask = a.of_batch(kind, lambda: positions(a.batch, kind))
-    if not mask.any():
+    places = a.of_batch(f"places {kind}", lambda: positions(a, kind).flatten().nonzero().squeeze(-1))
+    if not len(places):
         raise UnsupportedError(f"needs positions of the kind {kind}, the batch has none")
-    return values[mask].mean()
+    return values.flatten()[places].mean()
 
 
 def kl_from(reference: str, a: Activations) -> Float[Tensor, ""]:
@@ -144,7 +146,7 @@ def _correct(a: Activations) -> Float[Tensor, "batch pos"]:
 
 
 def _visible(a: Activations, kind: str) -> Bool[Tensor, "batch pos"] | None:
-    return None if not kind else a.of_batch(kind, lambda: positions(a.batch, kind))
+    return positions(a, kind) if kind else None
 
 
 def _reference(a: Activations, name: str) -> Float[Tensor, "#batch #pos vocab"]:

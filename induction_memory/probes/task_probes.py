@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from induction_memory.errors import UnsupportedError
-from induction_memory.probes.activations import Activations, mean_attention
+from induction_memory.probes.activations import Activations, mean_where
 from induction_memory.probes.registry import Probe, split_layer
 from induction_memory.subject import Subject
 from induction_memory.task.positions import sources_of
@@ -85,7 +85,7 @@ def mass(role: str, layer: int, a: Activations) -> Float[Tensor, " head"]:
     queries = a.of_batch(f"queries of {role}", asked)
     if not queries.any():
         raise UnsupportedError(f"needs queries with keys of the role {role}, the batch has none")
-    return mean_attention(a.pattern(layer), keys, queries)
+    return mean_where(a.mass(layer, role, keys), queries)
 
 
 def named(name: str) -> Probe | None:

@@ -1,6 +1,6 @@
 """Attention on many runs at once: a variant axis before the batch. Nothing here knows of patches."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -24,9 +24,9 @@ def attend(
     variants, _, pos = k.shape[:3]
     q, k, v = (rearrange(t, "variant batch pos head d -> (variant batch) head pos d") for t in (q, k, v))
     if queries is not None:
-        seen = torch.arange(pos, device=k.device) <= queries[..., None]
-        mask = repeat(seen, "batch query key -> (variant batch) 1 query key", variant=variants)
-        z = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=1 / scale)
+        later = torch.arange(pos, device=k.device) > queries[..., None]
+        later = repeat(later, "batch query key -> (variant batch) 1 query key", variant=variants)
+        z = ((q / scale) @ k.mT).masked_fill_(later, -torch.inf).softmax(-1) @ v
     elif k.device.type == "cpu" and pos > BLOCK:
         z = _causal(q, k, v, scale)
     else:
@@ -40,33 +40,55 @@ def _causal(
     v: Float[Tensor, "batch head pos d_out"],
     scale: float,
 ) -> Float[Tensor, "batch head pos d_out"]:
-    """Causal attention by blocks of queries. Each block uses only the keys that it can see, which saves half the work.
+    """Causal attention by blocks of queries."""
+    q, k, v, heads = (*(one.flatten(0, 1) for one in (q, k, v)), q.shape[1])
+    z = q.new_empty(*q.shape[:2], v.shape[-1])
+    for some, start, end, weights in _blocks(q, k, scale):
+        z[some, start:end] = weights @ v[some, :end]
+    return z.unflatten(0, (-1, heads))
 
-    Only a few heads and sequences are computed at a time, so that their scores stay in the cache.
+
+def _blocks(
+    q: Float[Tensor, "n pos d_head"], k: Float[Tensor, "n pos d_head"], scale: float
+) -> Iterator[tuple[slice, int, int, Float[Tensor, "some query key"]]]:
+    """The attention of queries start to end to the keys before end, for a few heads and sequences at a time.
+
+    Later keys cost nothing, and the scores stay in the cache.
     """
-    batch, heads, pos = q.shape[:3]
-    q, k, v = (one.flatten(0, 1) for one in (q, k, v))
+    pos = q.shape[1]
     later = torch.full((BLOCK, BLOCK), -torch.inf, dtype=q.dtype, device=q.device).triu(1)
     none, at_once = q.new_zeros(1), max(1, SCORES_AT_ONCE // (BLOCK * pos))
-    z = q.new_empty(batch * heads, pos, v.shape[-1])
-    for first in range(0, batch * heads, at_once):
-        queries, keys, values, written = (one[first : first + at_once] for one in (q, k.mT, v, z))
+    for first in range(0, len(q), at_once):
+        some = slice(first, first + at_once)
+        queries, keys = q[some], k[some].mT
         for start in range(0, pos, BLOCK):
             end = min(start + BLOCK, pos)
             scores = torch.baddbmm(none, queries[:, start:end], keys[..., :end], beta=0, alpha=1 / scale)
             scores[..., start:].add_(later[: end - start, : end - start])
-            written[:, start:end] = scores.softmax(-1) @ values[:, :end]
-    return z.unflatten(0, (batch, heads))
+            yield some, start, end, scores.softmax(-1)
 
 
 def pattern(
     q: Float[Tensor, "batch pos head d_head"], k: Float[Tensor, "batch pos head d_head"], scale: float
 ) -> Float[Tensor, "batch head pos pos"]:
     """The attention itself: softmax over the keys s <= t of q_t . k_s / scale."""
-    keys = rearrange(k, "batch pos head d -> batch head d pos")
-    scores = rearrange(q / scale, "batch pos head d -> batch head pos d") @ keys
-    later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
-    return scores.masked_fill_(later, -torch.inf).softmax(-1)
+    return pattern_and_output(q, k, q[..., :0], scale)[0]
+
+
+def pattern_and_output(
+    q: Float[Tensor, "batch pos head d_head"],
+    k: Float[Tensor, "batch pos head d_head"],
+    v: Float[Tensor, "batch pos head d_out"],
+    scale: float,
+) -> tuple[Float[Tensor, "batch head pos pos"], Float[Tensor, "batch pos head d_out"]]:
+    """The attention, and its sums of the values."""
+    heads, pos = q.shape[2], q.shape[1]
+    q, k, v = (rearrange(one, "batch pos head d -> (batch head) pos d") for one in (q, k, v))
+    weights, z = q.new_empty(len(q), pos, pos), torch.empty_like(v)
+    for some, start, end, block in _blocks(q, k, scale):
+        weights[some, start:end, :end], weights[some, start:end, end:] = block, 0.0
+        z[some, start:end] = block @ v[some, :end]
+    return weights.unflatten(0, (-1, heads)), rearrange(z, "(batch head) pos d -> batch pos head d", head=heads)
 
 
 def weigh(

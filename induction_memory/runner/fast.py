@@ -22,6 +22,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from induction_memory.model.config import ModelConfig
+from induction_memory.model.head_names import head_name
 from induction_memory.runner import attention
 from induction_memory.runner.components import ARROW, Graph, head_of, layer_of
 from induction_memory.runner.network import Layer, Network
@@ -101,12 +102,18 @@ class FastRunner:
             if network.positions is not None:
                 kept["hook_pos_embed"] = network.positions(tokens).expand_as(x)
                 x = x + kept["hook_pos_embed"]
-            attended: dict[str, Tensor] = {}
-            for layer, block in enumerate(network.layers):
-                own = attended if patterns else None
-                x = _layer(block, x, f"blocks.{layer}.", kept, network.graph.parallel, own)
-            W_O = [block.W_O for block in network.layers]
-            return Recording(runner, tokens, kept, network.unembed(x), W_O, network, attended)
+            known: dict[str, Tensor] = {}
+            for number, layer in enumerate(network.layers, start=1):
+                if number == 1 and network.tables is not None:
+                    reads = layer.project_embedded(x, tokens, network.tables)
+                else:
+                    reads = layer.project(layer.norm(x), "qkv")
+                computed, facts = _layer(layer, number, x, reads, network.graph.parallel, patterns)
+                kept |= {f"blocks.{number - 1}.{hook}": value for hook, value in computed.items()}
+                known |= facts
+                x = computed["hook_resid_post"]
+            W_O = [layer.W_O for layer in network.layers]
+            return Recording(runner, tokens, kept, network.unembed(x), W_O, network, known)
 
     def run(
         self, recording: Recording, variants: Sequence[Variant], queries: Int[Tensor, "batch m"] | None
@@ -186,33 +193,30 @@ def _is_early(graph: Graph, patch: Patch) -> bool:
 
 def _layer(
     layer: Layer,
+    number: int,
     x: Float[Tensor, "batch pos d"],
-    name: str,
-    kept: dict[str, Tensor],
+    reads: tuple[Float[Tensor, "batch pos head d_head"], ...],
     parallel: bool,
-    attended: dict[str, Tensor] | None,
-) -> Float[Tensor, "batch pos d"]:
-    """One layer of the intact run: what it computes goes into `kept`, its attention into `attended`, if given."""
-    kept[name + "hook_resid_pre"] = x
-    q, k, v = layer.project(layer.norm(x), "qkv")
-    kept.update({f"{name}attn.hook_q": q, f"{name}attn.hook_k": k, f"{name}attn.hook_v": v})
+    patterns: bool,
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """One layer of the intact run: its activations by hook, and what else a recording then knows."""
+    q, k, v = reads
+    kept = {"hook_resid_pre": x, "attn.hook_q": q, "attn.hook_k": k, "attn.hook_v": v}
+    known: dict[str, Tensor] = {}
     q, k = layer.rotated(q[None]), layer.rotated(k[None])
-    if attended is None:
-        z = attention.attend(q, k, v[None], layer.scale)[0]
+    if patterns:
+        known[f"pattern {number}"], z = attention.pattern_and_output(q[0], k[0], v, layer.scale)
     else:
-        pattern = attention.pattern(q[0], k[0], layer.scale)
-        attended[f"pattern {int(name.split('.')[1]) + 1}"] = pattern
-        z = attention.weigh(pattern.flatten(0, 1), v.transpose(1, 2).flatten(0, 1))
-        z = z.unflatten(0, pattern.shape[:2]).transpose(1, 2)
+        z = attention.attend(q, k, v[None], layer.scale)[0]
     out = layer.combine(z)
-    kept[name + "attn.hook_z"], kept[name + "hook_attn_out"] = z, out
+    if layer.writes_one_head:
+        known[head_name(number, 1)] = out
+    kept |= {"attn.hook_z": z, "hook_attn_out": out}
     after = x + out
     if layer.feed_forward is not None:
-        fed = layer.feed_forward(x if parallel else after)
-        kept[name + "hook_mlp_out"] = fed
-        after = after + fed
-    kept[name + "hook_resid_post"] = after
-    return after
+        kept["hook_mlp_out"] = layer.feed_forward(x if parallel else after)
+        after = after + kept["hook_mlp_out"]
+    return kept | {"hook_resid_post": after}, known
 
 
 def _depth(graph: Graph, patch: Patch) -> int:

@@ -56,21 +56,49 @@ class Layer:
 
         A matrix that is the identity, like the paper's W_Q, is not multiplied.
         """
+        free, W, b = self._matrices(letters)
+        return self._split(x, letters, F.linear(x, W, b) if len(free) < len(letters) else None)
+
+    def project_embedded(
+        self,
+        x: Float[Tensor, "batch pos d_model"],
+        tokens: Int[Tensor, "batch pos"],
+        tables: tuple[Float[Tensor, "vocab d_model"], Float[Tensor, "n_ctx d_model"]],
+    ) -> tuple[Float[Tensor, "batch pos head d_head"], ...]:
+        """Queries, keys and values of x = W_E[token] + W_pos[position]: each table is multiplied, not each place."""
+        (W_E, W_pos), (free, W, b) = tables, self._matrices("qkv")
+        if len(free) == len("qkv"):
+            return self._split(x, "qkv", None)
+        read = F.embedding(tokens, F.linear(W_E, W)).add_(F.linear(W_pos[: tokens.shape[1]], W, b))
+        return self._split(x, "qkv", read)
+
+    def _split(
+        self, x: Float[Tensor, "*lead d_model"], letters: str, multiplied: Float[Tensor, "*lead d"] | None
+    ) -> tuple[Float[Tensor, "*lead head d_head"], ...]:
+        """One tensor per letter: x itself where the matrix is the identity, the others out of one multiplication."""
+        free, shape = self._matrices(letters)[0], self.attention["b_Q"].shape
+        parts = iter(() if multiplied is None else multiplied.chunk(len(letters) - len(free), dim=-1))
+        return tuple(x.unsqueeze(-2) if letter in free else next(parts).unflatten(-1, shape) for letter in letters)
+
+    def _matrices(self, letters: str) -> tuple[str, Tensor, Tensor | None]:
         if letters not in self._stacked:
             self._stacked[letters] = self._stack(letters)
-        free, W, b = self._stacked[letters]
-        shape = self.attention["b_Q"].shape
-        multiplied = letters if not free else "".join(letter for letter in letters if letter not in free)
-        parts = iter(F.linear(x, W, b).chunk(len(multiplied), dim=-1)) if multiplied else iter(())
-        return tuple(x.unsqueeze(-2) if letter in free else next(parts).unflatten(-1, shape) for letter in letters)
+        return self._stacked[letters]
 
     def project_head(self, x: Float[Tensor, "*lead d_model"], letter: str, head: int) -> Float[Tensor, "*lead d_head"]:
         """The same for one head."""
+        if letter in self._free:
+            return x
         return x @ self.attention[f"W_{letter.upper()}"][head] + self.attention[f"b_{letter.upper()}"][head]
 
     def combine(self, z: Float[Tensor, "*lead head d_head"]) -> Float[Tensor, "*lead d_model"]:
         """sum over heads of z W_O[head], and b_O."""
         return F.linear(z.flatten(-2), self.W_O.flatten(0, 1).T, self._b_O)
+
+    @property
+    def writes_one_head(self) -> bool:
+        """Whether what the layer's heads write together is what its only head writes."""
+        return len(self.W_O) == 1 and self._b_O is None
 
     def rotated(
         self, x: Float[Tensor, "variant batch pos head d_head"]
@@ -115,6 +143,8 @@ class Network:
     """Logits of the last stream."""
     tail: Tail | None = None
     """One map from the stream after the last layer's heads to the logits; None if a norm stands in between."""
+    tables: tuple[Float[Tensor, "vocab d_model"], Float[Tensor, "n_ctx d_model"]] | None = None
+    """W_E and W_pos, where the first layer's heads read their sum and no norm stands in between."""
     _through: dict[str, Through | None] = field(default_factory=dict, repr=False)
 
     def __getitem__(self, layer: int) -> Layer:
@@ -158,6 +188,7 @@ class Network:
             positions=lambda tokens: W_pos[: tokens.shape[1]].expand(*tokens.shape, -1),
             unembed=_unembedding(norm, W_U, b_U),
             tail=Tail.of(layers[-1].feed_forward, W_U, b_U) if plain else None,
+            tables=None if config.layer_norm else (W_E, W_pos),
         )
 
     @classmethod
@@ -175,6 +206,7 @@ class Network:
             positions=model.pos_embed if graph.positions else None,
             unembed=_unembedding(norm, W_U, b_U),
             tail=None if normed or graph.parallel else Tail.of(layers[-1].feed_forward, W_U, b_U),
+            tables=(W_E, model.pos_embed.W_pos.detach()) if graph.positions and not normed else None,
         )
 
 

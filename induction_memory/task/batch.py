@@ -71,6 +71,19 @@ class Batch:
         """The chosen sequences: a slice, or a tensor of indices or of booleans."""
         return self._each(lambda values: values[rows])
 
+    def of_group(self, name: str | None = None) -> tuple[Int64[Tensor, "batch m"], "Batch"]:
+        """The positions of a group in every sequence, and the batch at these alone.
+
+        Sequences that have fewer than m such positions are filled up with others, which are not counted.
+        """
+        name = self.main if name is None else name
+        mask = self.group(name)
+        most = max(int(mask.sum(-1).max()), 1)
+        at = (~mask).int().argsort(dim=-1, stable=True)[:, :most]
+        inside = mask.gather(1, at)
+        targets = self.targets.gather(1, at[..., None].expand(-1, -1, self.targets.shape[-1]) if self.soft else at)
+        return at, Batch(self.tokens.gather(1, at), targets, inside, {name: inside}, name)
+
     def to(self: Kind, device: torch.device | str) -> Kind:
         """The same batch on a device; itself, if it is there."""
         return self if self.tokens.device == torch.device(device) else self._each(lambda values: values.to(device))

@@ -16,6 +16,7 @@ Fixed triggers are the case where only K tokens have positive pi_q.
 """
 
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import torch
@@ -154,9 +155,9 @@ def trigger_posterior(
 
 def inclusion(task: BigramTask) -> Float[Tensor, " vocab"]:
     """Probability that each token is a trigger, before any of the sequence is seen."""
-    tokens = torch.arange(task.vocab_size)[:, None]
-    nothing = torch.zeros(task.vocab_size, 1, task.vocab_size, dtype=torch.float64)
-    return trigger_posterior(tokens, _table(task.trigger_probabilities), task.k, nothing, nothing).squeeze(1)
+    tokens = torch.arange(task.vocab_size)[None]
+    nothing = torch.zeros(1, task.vocab_size, task.vocab_size, dtype=torch.float64)
+    return trigger_posterior(tokens, _table(task.trigger_probabilities), task.k, nothing, nothing).squeeze(0)
 
 
 def in_weights(task: BigramTask) -> Float[Tensor, "vocab vocab"]:
@@ -182,11 +183,11 @@ def predictors(task: BigramTask) -> dict[str, Predictor]:
     `unigram` knows how often each token is a target, if outputs were drawn anew at each occurrence. `in-weights` knows
     the current token alone, with the prior that it is a trigger. `bayes` reads the whole context.
     """
-    chain = in_weights(task)
-    unigram = marginal(_table(task.unigram), chain, task.length)
+    chain = cache(lambda: in_weights(task))
+    unigram = cache(lambda: marginal(_table(task.unigram), chain(), task.length))
     return {
-        "unigram": lambda tokens: unigram.expand(*tokens.shape, -1),
-        "in-weights": lambda tokens: chain[tokens],
+        "unigram": lambda tokens: unigram().expand(*tokens.shape, -1),
+        "in-weights": lambda tokens: chain()[tokens],
         "bayes": lambda tokens: predict(task, tokens).probabilities,
     }
 
