@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -164,12 +163,11 @@ class _Kept:
 
     def load(self, probe: Probe) -> Curves | None:
         kept = cache.load(self.run, probe.name, self.arguments[probe.of]) if _cacheable(probe) else None
-        return None if kept is None else Curves(kept.to_numpy(), list(kept.columns))
+        return None if kept is None else Curves(*kept)
 
     def save(self, probe: Probe, curves: Curves) -> None:
         if _cacheable(probe):
-            frame = pd.DataFrame(curves.values, columns=curves.heads)
-            cache.save(self.run, probe.name, self.arguments[probe.of], frame)
+            cache.save(self.run, probe.name, self.arguments[probe.of], curves.values, curves.heads)
 
 
 def _ships(task: Task | None) -> bool:

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from induction_memory.runner.attention import attend, take, weigh, without_attention
+from induction_memory.runner.attention import attend, stacked, take, weigh, without_attention
 from induction_memory.runner.group import Group
 from induction_memory.runner.network import Through
 
@@ -41,7 +41,7 @@ def some_heads(
             z[pair] = weigh(group.pick(group.recording.pattern(layer)[:, pair[1]]), read[-1])
     left = [pair for pair in pairs if pair not in z]
     if left:
-        q, k, v = (torch.stack(one).unsqueeze(-2) for one in zip(*(reads[pair] for pair in left), strict=True))
+        q, k, v = (stacked(one).unsqueeze(-2) for one in zip(*(reads[pair] for pair in left), strict=True))
         q, k = group.pick_heads(weights.rotated(q)), weights.rotated(k)
         attended = attend(q, k, v, weights.scale, group.queries if group.late else None).squeeze(-2)
         z.update(zip(left, attended, strict=True))
@@ -153,7 +153,7 @@ def _changed(group: Group, layer: int, letter: str) -> Float[Tensor, "variant ba
     """The queries, keys or values of the one head of a layer, in the case of `_all_changed`."""
     assert group.x is not None
     weights, changes = group.network[layer], group.changes(f"L{layer}H1.{letter}")
-    streams = group.x + torch.stack([changes[i] for i in range(len(group.variants))])
+    streams = group.x + stacked([changes[i] for i in range(len(group.variants))])
     return weights.project(weights.norm(streams), letter)[0]
 
 

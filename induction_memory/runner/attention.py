@@ -134,6 +134,11 @@ def without_attention(
     return None
 
 
+def stacked(variants: Sequence[Tensor]) -> Tensor:
+    """torch.stack(variants), without a copy where there is one."""
+    return torch.stack(tuple(variants)) if len(variants) > 1 else variants[0].unsqueeze(0)
+
+
 def take(x: Float[Tensor, "*lead pos d"] | Bool[Tensor, "*lead pos d"], positions: Int[Tensor, "..."]) -> Tensor:
     """Rows of x [(variant) batch pos d] at the positions [(variant) batch m]."""
     index = positions.expand(*x.shape[:-2], -1).unsqueeze(-1)

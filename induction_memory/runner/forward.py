@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from induction_memory.runner.attended import all_heads, some_heads
-from induction_memory.runner.attention import take
+from induction_memory.runner.attention import stacked, take
 from induction_memory.runner.group import Group
 from induction_memory.runner.network import Through
 
@@ -40,7 +40,7 @@ def logits(group: Group) -> Float[Tensor, "variant batch m vocab"]:
         return group.intact(group.recording.logits)
     stream = group.intact(group.recording.layer(graph.n_layers, "hook_resid_post")) if group.x is None else group.x
     if changes:
-        stream = torch.stack([stream[i] + changes.get(i, 0.0) for i in range(len(group.variants))])
+        stream = stacked([stream[i] + changes.get(i, 0.0) for i in range(len(group.variants))])
     return group.network.unembed(stream)
 
 
@@ -88,7 +88,7 @@ def _from_heads(group: Group, through: Through) -> Float[Tensor, "variant batch 
         z = recording.layer(last, "attn.hook_z")[..., h, :]
         own = recording.once(f"written {last} {h} {through.name}", lambda z=z, h=h: z @ through.M[h])
         result[i] = result[i] + (new - group.pick(own))
-    return torch.stack(result)
+    return stacked(result)
 
 
 def _embedding(group: Group, name: str) -> None:
@@ -132,9 +132,9 @@ def _attention(group: Group, layer: int) -> None:
         for i, own in written.items():
             x[i] = x[i] + (own - recorded)
         if head in group.sources:
-            group.written[head] = torch.stack([written.get(i, recorded) for i in range(len(x))])
+            group.written[head] = stacked([written.get(i, recorded) for i in range(len(x))])
     group.rows = None if reads else group.patched_rows(heads)
-    group.x = torch.stack(x) if len(x) > 1 else x[0].unsqueeze(0)
+    group.x = stacked(x)
 
 
 def _all_heads(group: Group, layer: int, heads: Sequence[str]) -> None:

@@ -75,6 +75,15 @@ def test_the_causal_trajectory_joins_necessity_and_recall(run, batch):
     assert table[table["component"] == "L1H1"]["recall"].isna().all()
 
 
+def test_the_causal_trajectory_has_the_accuracies_of_ablate(run, batch):
+    table = causal_trajectory(run, batch, kind="mean")
+    rows = ablate(run, batch, components=["heads", "W_K1", "W_K2", "W_O2", "paths"], step="all")
+    whole = rows[rows["component"] != "none"].reset_index(drop=True)
+    assert table[["step", "component"]].equals(whole[["step", "component"]])
+    np.testing.assert_allclose(table["without"], whole["in_context_accuracy"], atol=1e-6)
+    np.testing.assert_allclose(table["without_se"], whole["in_context_accuracy_se"], atol=1e-6)
+
+
 def test_mediation_sets_the_paths_of_a_head_against_its_whole_effect(run, batch):
     table = causal_trajectory(run, batch, kind="mean")
     paths = mediation(table)

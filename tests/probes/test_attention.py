@@ -62,6 +62,12 @@ def test_entropy_of_uniform_attention_is_the_greatest():
     assert attention.entropy(certain).item() == 0
 
 
+def test_entropies_are_those_of_every_row():
+    pattern = torch.rand(9, 2, 5, 5, generator=torch.Generator().manual_seed(0)).tril()
+    pattern = pattern / pattern.sum(-1, keepdim=True)
+    torch.testing.assert_close(attention.entropies(pattern), torch.special.entr(pattern).sum(-1))
+
+
 def test_repeated_sequences_score_the_stripe():
     tokens = repeated_tokens(9, 4, 2, torch.Generator().manual_seed(0))
     assert torch.equal(tokens[:, :4], tokens[:, 4:])

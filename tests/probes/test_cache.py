@@ -12,6 +12,7 @@ import pytest
 from induction_memory import probes
 from induction_memory.probes import cache, measuring
 from induction_memory.trajectory import kept_files, load
+from tests.test_imports import FILES, ROOMS, imported, room
 from tests.tiny_runs import tiny
 
 NAMES = ["W_K1", "W_O2", "norm_W_O2"]
@@ -88,6 +89,16 @@ def test_a_group_can_read_the_entries_and_no_parts_stay(run, monkeypatch, knocks
     os.utime(old, (time.time() - 7200, time.time() - 7200))
     pd.testing.assert_frame_equal(probes.table(run, NAMES), right)
     assert not [path for path in entries(run) if path.name.endswith(".part")]
+
+
+def test_a_kept_value_is_keyed_by_the_code_of_every_room_that_probes_import():
+    reached, left = set(), ["probes"]
+    while left:
+        reached.add(now := left.pop())
+        names = set().union(*(imported(path) for path in FILES if room(path) == now))
+        found = {name.split(".")[1] for name in names if name.startswith("induction_memory.")}
+        left += (found & set(ROOMS)) - reached
+    assert reached - {"training"} == set(cache.CODE)  # training makes runs, and reads no value from them
 
 
 def test_an_interruption_keeps_the_steps_that_are_done_and_caches_no_part(run, monkeypatch, capsys):

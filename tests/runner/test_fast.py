@@ -208,6 +208,10 @@ def test_attention_by_blocks_of_queries_and_a_few_sequences_at_a_time_is_causal_
     fast = attention.attend(*(one.transpose(1, 2)[None] for one in (q, k, v)), 2.0)[0].transpose(1, 2)
     scores = (q @ k.mT / 2).masked_fill(torch.ones(13, 13, dtype=torch.bool).triu(1), -torch.inf)
     torch.testing.assert_close(fast, scores.softmax(-1) @ v, atol=1e-5, rtol=1e-5)
+    pattern, output = attention.pattern_and_output(*(one.transpose(1, 2) for one in (q, k, v)), 2.0)
+    torch.testing.assert_close(pattern, scores.softmax(-1), atol=1e-6, rtol=1e-5)
+    assert torch.equal(pattern, pattern.tril())
+    torch.testing.assert_close(output, fast.transpose(1, 2), atol=1e-6, rtol=1e-5)
 
 
 def test_equal_keys_average_the_values_so_far():

@@ -213,3 +213,17 @@ def test_settings_load_no_torch():
     code = f"{load}; print('torch' in sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out.strip() == "False"
+
+
+def test_a_batch_at_a_group_has_its_positions_and_counts_no_others():
+    inside = torch.tensor([[False, True, False, True], [False, False, True, False]])
+    tokens = torch.arange(8).view(2, 4)
+    batch = Batch(tokens, tokens + 10, torch.ones_like(inside), {"late": inside}, "late")
+    positions, small = batch.of_group()
+    assert positions[0].tolist() == [1, 3]
+    assert positions[1, 0] == 2
+    assert small.targets[0].tolist() == [11, 13]
+    assert small.targets[1, 0] == 16
+    assert small.counted.tolist() == small.group("late").tolist() == [[True, True], [True, False]]
+    soft = Batch(tokens, torch.rand(2, 4, 3), torch.ones_like(inside), {"late": inside}, "late")
+    assert torch.equal(soft.of_group()[1].targets[0], soft.targets[0, [1, 3]])
