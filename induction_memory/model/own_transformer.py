@@ -265,5 +265,14 @@ class HookedTransformer(HookedRootModule):
         self.cfg.use_hook_mlp_in = value
 
 
-MODULES = frozenset({HookedTransformer, TransformerBlock, Attention, MLP, LayerNorm, Embed, PosEmbed, Unembed})
-"""The types of this model's modules, for the list of modules that the shortcut computes exactly."""
+MODULES: dict[str, set[type]] = {
+    "embed": {Embed},
+    "pos_embed": {PosEmbed},
+    "blocks": {nn.ModuleList},
+    "block": {TransformerBlock},
+    "block.attn": {Attention},
+    "block.mlp": {MLP},
+    "norm": {LayerNorm},
+    "unembed": {Unembed},
+}
+"""The types of this model's modules by their places, for the list of modules that the shortcut computes exactly."""

@@ -3,9 +3,10 @@
 Every field of TransformerLens's configuration stands in one of four lists: the shortcut reads it (or calls the module
 that does), it does not affect what a forward computes, it must have one of some values, or it must have its default. A
 field that is in none of them, because a later version of TransformerLens added it, must have its default too. Every
-module must be of a known type, without hooks and with no method replaced.
+module must be of a type that is known at its place, without hooks and with no method replaced.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import MISSING, fields
 from functools import cache
@@ -13,8 +14,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 
+from induction_memory.model.as_built import has_hooks, hooks_everywhere
 from induction_memory.runner.readable import NORM_WHAT_THEY_WRITE
 
 
@@ -62,6 +63,9 @@ VALUES: dict[str, Callable[[Any, Any], bool]] = {
 }
 """Fields that may have some values besides the default: (value, configuration) -> whether this value is allowed."""
 
+_ATTENDS = {"_attention_dir_override": None, "attn_type": "global", "IGNORE": -torch.inf}
+"""Attributes of attention modules that the shortcut does not read, with the values that it computes."""
+
 
 def objection(model: nn.Module) -> str | None:
     """Why the shortcut does not compute this model; None if it does."""
@@ -69,7 +73,7 @@ def objection(model: nn.Module) -> str | None:
 
     if type(model) is not HookedTransformer:
         return f"a {type(model).__name__}"
-    if _global_forward_hooks or _global_forward_pre_hooks:
+    if hooks_everywhere():
         return "a hook at every module of torch"
     return _of_configuration(model.cfg) or _of_modules(model)
 
@@ -89,18 +93,25 @@ def _of_configuration(cfg: Any) -> str | None:
 
 
 def _of_modules(model: Any) -> str | None:
-    known = _known_types()
+    if len(model.blocks) != model.cfg.n_layers:
+        return f"n_layers = {model.cfg.n_layers} and {len(model.blocks)} blocks"
     for name, module in model.named_modules():
-        if type(module) not in known:
+        if type(module) not in _known_at(name, model.cfg.normalization_type is not None):
             return f"{name}, a {type(module).__name__}"
         if shadowed := vars(module).keys() & _methods(type(module)):
             return f"{name or 'the model'} with a {min(shadowed)} of its own"
-        if any(vars(module)[kind] for kind in _HOOKS):
+        if has_hooks(module):
             return f"a hook at {name or 'the model'}"
         if getattr(module, "cfg", model.cfg) is not model.cfg:
             return f"{name} with a configuration of its own"
-        if getattr(module, "_attention_dir_override", None) is not None:
-            return f"{name} with a direction of its own"
+        for own, usual in _ATTENDS.items():
+            if getattr(module, own, usual) != usual:
+                return f"{name} with {own} = {getattr(module, own)}"
+        for own, parameter in module._parameters.items():
+            if parameter is None and type(module) is not nn.Linear:
+                return f"{name}.{own} = None"
+            if parameter is not None and parameter.dtype not in (torch.float32, torch.float64):
+                return f"{name}.{own} = {parameter.dtype}"
     return None
 
 
@@ -109,29 +120,38 @@ def _methods(kind: type) -> frozenset[str]:
     return frozenset(name for name in dir(kind) if callable(getattr(kind, name, None)))
 
 
-_HOOKS = (
-    "_forward_hooks",
-    "_forward_pre_hooks",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-)
+def _known_at(name: str, normed: bool) -> frozenset[type]:
+    """The types of a module at its place in a model. What is inside a feed-forward is the feed-forward's own affair."""
+    kinds, place = _known_types(), re.sub(r"^blocks\.\d+", "block", name)
+    if place.split(".")[-1].startswith("hook_"):
+        return kinds["hook"]
+    if place in ("block.ln1", "block.ln2", "ln_final"):
+        return kinds["norm"] if normed else kinds["no norm"]
+    if place.startswith("block.mlp."):
+        return frozenset().union(*kinds.values())
+    return kinds.get(place, frozenset())
 
 
 @cache
-def _known_types() -> frozenset[type]:
+def _known_types() -> dict[str, frozenset[type]]:
     from transformer_lens.hook_points import HookPoint
 
     from induction_memory.model.building import HookedTransformer, LinearFeedForward, NoFeedForward
 
-    every = {LinearFeedForward, NoFeedForward, nn.ModuleList, nn.Identity, nn.Linear, HookedTransformer, HookPoint}
     if HookedTransformer.__module__.startswith("induction_memory."):
         from induction_memory.model.own_transformer import MODULES
 
-        return MODULES | every
-    return _of_transformer_lens() | every
+        known = MODULES
+    else:
+        known = _of_transformer_lens()
+    known |= {"": {HookedTransformer}, "hook": {HookPoint}, "no norm": {nn.Identity}, "inside": {nn.Linear}}
+    known["norm"] |= {nn.Identity}
+    known["blocks"] |= {nn.ModuleList}
+    known["block.mlp"] |= {LinearFeedForward, NoFeedForward}
+    return {place: frozenset(types) for place, types in known.items()}
 
 
-def _of_transformer_lens() -> frozenset[type]:
+def _of_transformer_lens() -> dict[str, set[type]]:
     """The modules of a HookedTransformer of TransformerLens 3.9."""
     from transformer_lens.components.attention import Attention
     from transformer_lens.components.embed import Embed
@@ -148,7 +168,13 @@ def _of_transformer_lens() -> frozenset[type]:
     from transformer_lens.components.unembed import Unembed
     from transformer_lens.utilities.typed_module_list import TypedModuleList
 
-    norms = {LayerNorm, LayerNormPre, RMSNorm, RMSNormPre}
-    parts = {Embed, PosEmbed, Unembed, TransformerBlock}
-    attention = {Attention, GroupedQueryAttention}
-    return frozenset({TypedModuleList, *norms, *parts, *attention, MLP, GatedMLP, MoE, MoEGatedMLP})
+    return {
+        "embed": {Embed},
+        "pos_embed": {PosEmbed},
+        "blocks": {TypedModuleList},
+        "block": {TransformerBlock},
+        "block.attn": {Attention, GroupedQueryAttention},
+        "block.mlp": {MLP, GatedMLP, MoE, MoEGatedMLP},
+        "norm": {LayerNorm, LayerNormPre, RMSNorm, RMSNormPre},
+        "unembed": {Unembed},
+    }

@@ -49,7 +49,7 @@ class Graph:
     n_layers: int
     n_heads: int
     feed_forwards: tuple[int, ...]
-    """Layers, from 1, that have a feed-forward with weights."""
+    """Layers, from 1, that have a feed-forward."""
     positions: bool = True
     """Whether positional embeddings are added to the stream."""
     parallel: bool = False
@@ -62,15 +62,15 @@ class Graph:
     @classmethod
     def of(cls, model: Any) -> "Graph":
         """The graph of a TransformerLens model."""
-        cfg = model.cfg
-        feed_forwards = () if getattr(cfg, "attn_only", False) else tuple(_with_weights(model))
+        cfg, blocks = model.cfg, len(model.blocks)
+        require(blocks >= cfg.n_layers, "model", f"{cfg.n_layers} blocks, as its configuration says", blocks)
         graph = cls(
             n_layers=cfg.n_layers,
             n_heads=cfg.n_heads,
-            feed_forwards=feed_forwards,
+            feed_forwards=_with_feed_forward(model),
             positions=cfg.positional_embedding_type == "standard",
             parallel=bool(getattr(cfg, "parallel_attn_mlp", False)),
-            linear=any(hasattr(model.blocks[layer - 1].mlp, "W_F") for layer in feed_forwards),
+            linear=any(hasattr(getattr(block, "mlp", None), "W_F") for block in model.blocks),
         )
         normed = ("embed", "pos") if getattr(cfg, "post_embedding_ln", False) else ()
         if getattr(cfg, "use_normalization_before_and_after", False) or _is_post_norm(cfg):
@@ -246,12 +246,10 @@ class Graph:
 
     def _stream(self, layer: int) -> tuple[str, ...]:
         """The edges from everything before a layer to everything from it on."""
-        require(
-            not self.normed, "component", "a model without norms after its components", f"stream{layer} of one with"
-        )
+        wanted = "a model without norms after its components"
+        require(not self.normed, "component", wanted, f"stream{layer} of one with")
         inputs = self.inputs[self.inputs.index(f"L{layer}H1.q") :]
-        before = self.writers_before(inputs[0])
-        return tuple(f"{writer}{ARROW}{name}" for name in inputs for writer in before)
+        return tuple(f"{writer}{ARROW}{name}" for name in inputs for writer in self.writers_before(inputs[0]))
 
     def _edges(self, name: str) -> tuple[str, ...]:
         source, target = name.split(ARROW, 1)
@@ -265,7 +263,6 @@ def head_of(site: str) -> tuple[int, int]:
     """(layer, head), from 1, of `L2H1` or `L2H1.k`."""
     match = _HEAD.match(site.partition(".")[0])
     assert match is not None, site
-    assert match[2] is not None, site
     return int(match[1]), int(match[2])
 
 
@@ -295,6 +292,9 @@ def _is_post_norm(cfg: Any) -> bool:
     return getattr(cfg, "original_architecture", None) in POST_NORM_ARCHITECTURES
 
 
-def _with_weights(model: Any) -> list[int]:
-    """Layers whose feed-forward has parameters: a block without one keeps an empty module in its place."""
-    return [layer for layer, block in enumerate(model.blocks, start=1) if any(True for _ in block.mlp.parameters())]
+def _with_feed_forward(model: Any) -> tuple[int, ...]:
+    """Layers that have a feed-forward: a block without one may have a module that adds zeros in its place."""
+    from induction_memory.model.building import NoFeedForward
+
+    layers = () if getattr(model.cfg, "attn_only", False) else range(1, model.cfg.n_layers + 1)
+    return tuple(layer for layer in layers if not isinstance(model.blocks[layer - 1].mlp, NoFeedForward))

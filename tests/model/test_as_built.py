@@ -1,9 +1,11 @@
 """The fast training path takes only what `build` made; everything else goes the reference way, and says so."""
 
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
+from torch.nn.modules.module import register_module_forward_hook
 
 from induction_memory.model.as_built import departure
 from induction_memory.model.building import build
@@ -52,6 +54,14 @@ def _hook(model):
     model.add_perma_hook("blocks.0.hook_resid_post", lambda x, hook: 2 * x)
 
 
+def _direction(model):
+    model.blocks[0].attn._attention_dir_override = "bidirectional"
+
+
+def _own_settings(model):
+    model.blocks[0].cfg = replace(model.cfg, parallel_attn_mlp=True)
+
+
 def _norm(model):
     model.ln_final = torch.nn.LayerNorm(16)
 
@@ -62,6 +72,8 @@ CHANGES = {
     "blocks.0.attn has another attn_scale": _scale,
     "blocks.0.attn has another IGNORE": _mask,
     "blocks.0.hook_resid_post has hooks": _hook,
+    "blocks.0.attn has another _attention_dir_override": _direction,
+    "blocks.0 has a configuration of its own": _own_settings,
     "cfg.use_qk_norm is True, not False": lambda model: setattr(model.cfg, "use_qk_norm", True),
     "cfg.attn_scores_soft_cap is 2.0, not -1.0": lambda model: setattr(model.cfg, "attn_scores_soft_cap", 2.0),
 }
@@ -83,6 +95,17 @@ def test_a_model_changed_after_it_was_built_is_evaluated_by_its_own_forward(reas
     assert caplog.text.count(reason) == 1
     assert found.loss == plain_evaluate(model, batch, "all").loss
     assert found.loss != before.loss
+
+
+def test_a_hook_at_every_module_of_torch_counts():
+    model, batch = build(ModelConfig.full(**SIZES), seed=2), sample(BigramTask(length=16, k=3), 8, step_rng(0, 0))
+    before, double = evaluate(model, batch, "all"), type(model.blocks[0].attn)
+    hook = register_module_forward_hook(lambda module, _, out: 2 * out if type(module) is double else None)
+    try:
+        assert supported(model) == "a hook stands at every module of torch"
+        assert evaluate(model, batch, "all").loss == plain_evaluate(model, batch, "all").loss != before.loss
+    finally:
+        hook.remove()
 
 
 def test_a_replaced_module_is_named():

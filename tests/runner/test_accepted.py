@@ -5,6 +5,7 @@ from dataclasses import fields
 import pytest
 import torch
 from transformer_lens import HookedTransformer, HookedTransformerConfig
+from transformer_lens.components.layer_norm_pre import LayerNormPre
 
 from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
@@ -88,7 +89,15 @@ def test_the_papers_models_take_the_shortcut(config):
         (lambda m: m.blocks[0].attn.__setattr__("forward", lambda **_: 0), "blocks.0.attn with a forward"),
         (lambda m: m.blocks[0].attn.__setattr__("apply_causal_mask", lambda *_: 0), "a apply_causal_mask"),
         (lambda m: m.blocks[1].__setattr__("mlp", torch.nn.Conv1d(12, 12, 1)), "blocks.1.mlp, a Conv1d"),
-        (lambda m: m.blocks[1].attn.__setattr__("_attention_dir_override", "bidirectional"), "direction of its own"),
+        (lambda m: m.blocks[1].attn.__setattr__("_attention_dir_override", "bidirectional"), "_attention_dir_override"),
+        (lambda m: m.blocks[0].attn.__setattr__("attn_type", "local"), "blocks.0.attn with attn_type = local"),
+        (lambda m: m.blocks[0].attn.IGNORE.fill_(-1), "blocks.0.attn with IGNORE"),
+        (lambda m: m.cfg.__setattr__("n_layers", 1), "n_layers = 1 and 2 blocks"),
+        (lambda m: m.blocks.__delitem__(1), "n_layers = 2 and 1 blocks"),
+        (lambda m: m.blocks[0].__setattr__("mlp", torch.nn.Identity()), "blocks.0.mlp, a Identity"),
+        (lambda m: m.blocks[0].attn.__setattr__("hook_z", torch.nn.Linear(8, 8)), "blocks.0.attn.hook_z, a Linear"),
+        (lambda m: m.half(), "embed.W_E = torch.float16"),
+        (lambda m: m.unembed.__setattr__("b_U", None), "unembed.b_U = None"),
         (lambda m: torch.nn.utils.parametrizations.weight_norm(m.blocks[0].attn, "W_O"), "Parametrized"),
     ],
 )
@@ -97,6 +106,17 @@ def test_what_is_not_on_the_list_is_objected_to(change, reason):
     assert objection(model) is None
     change(model)
     assert reason in (objection(model) or "")
+
+
+@pytest.mark.parametrize("name", ["ln1", "ln2"])
+def test_a_norm_in_a_model_that_should_have_none_is_objected_to_and_counts(name):
+    model = model_of(normalization_type=None)
+    assert objection(model) is None
+    setattr(model.blocks[0], name, LayerNormPre(model.cfg))
+    model.setup()
+    assert objection(model) == f"blocks.0.{name}, a LayerNormPre"
+    tokens = torch.randint(11, (3, 12), generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(runner(model).record(tokens).logits, model(tokens))
 
 
 def test_a_class_of_ones_own_is_objected_to():

@@ -187,6 +187,25 @@ def test_a_replaced_forward_is_followed():
     torch.testing.assert_close(clean.logits, model(tokens), atol=1e-5, rtol=1e-5)
 
 
+def test_a_feed_forward_without_weights_counts_as_one():
+    model, tokens = model_of(), tokens_of(0)
+    model.blocks[1].mlp = torch.nn.Tanh()
+    model.setup()
+    clean, other = record(model, tokens), record(model, tokens_of(1))
+    assert clean.graph.feed_forwards == (1, 2)
+    torch.testing.assert_close(clean.logits, model(tokens), atol=1e-5, rtol=1e-5)
+    everything = [Patch(edge, other.at(edge.split("->")[0])) for edge in clean.graph.edges if "->FF2" in edge]
+    everything += [Patch(edge, other.at(edge.split("->")[0])) for edge in clean.graph.edges if edge.endswith("->out")]
+    torch.testing.assert_close(clean.patched_logits([everything])[0], other.logits, atol=1e-4, rtol=1e-4)
+
+
+def test_a_model_with_fewer_blocks_than_its_configuration_says_is_refused():
+    model = model_of()
+    del model.blocks[1]
+    with pytest.raises(InputError, match="model: expected 2 blocks, as its configuration says, got 1"):
+        runner(model)
+
+
 def test_norms_after_a_component_leave_no_single_edges_from_it():
     model = model_of(use_normalization_before_and_after=True, normalization_type="RMS")
     clean, other = (record(model, tokens_of(seed)) for seed in (0, 1))
