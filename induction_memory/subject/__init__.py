@@ -24,7 +24,6 @@ from induction_memory.errors import InputError, UnsupportedError, require
 from induction_memory.experiment.train_config import TrainConfig
 from induction_memory.field_docs import field_docs
 from induction_memory.model.architecture import Architecture
-from induction_memory.model.memories import has_step_axis
 from induction_memory.progress import track
 from induction_memory.runner.choice import runner
 from induction_memory.runner.readable import of_settings, unreadable
@@ -149,9 +148,8 @@ class Subject:
         if isinstance(self.source, Revisions):
             raise UnsupportedError("reads one checkpoint of a series at a time, and stacks no weights")
         weights = self.source
-        initial = {name: weight[0] if has_step_axis(name, weight) else weight for name, weight in weights.items()}
         chosen = weights if len(self.steps) == number_of_steps(weights) else at_steps(weights, self.steps)
-        return Stack(chosen, n_steps=len(self.steps), task=self.known_task, initial=initial)
+        return Stack(chosen, n_steps=len(self.steps), task=self.known_task)
 
     def runner(self, step: int | np.integer | None = None) -> Runner:
         """The runner of a step (the last one when not given)."""

@@ -49,7 +49,7 @@ class Stack(Memories):
 
     def require_initial(self) -> Mapping[str, Tensor]:
         if self.initial is None:
-            raise UnsupportedError("needs the weights at initialisation, a model alone does not keep them")
+            raise UnsupportedError("needs the weights at initialisation, which only a trajectory can know")
         return self.initial
 
     def at(self, steps: slice) -> "Stack":

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import torch
 
+import induction_memory as im
 from induction_memory import probes
 from induction_memory.model import memories
 from induction_memory.probes import weight_size as weights
@@ -11,15 +12,21 @@ MOVING = ("blocks.0.attn.W_K", "blocks.1.attn.W_K", "blocks.1.attn.W_O", "blocks
 
 
 def test_norms_and_distances_are_those_of_each_step():
-    model = untrained(d_model=24, length=16)
-    stack = stacked(model, 4, MOVING)
-    found = probes.wide(probes.table(stack, ["norm_W_K1", "distance_W_K1", "distance_W_F"], task=TINY))
-    for step in range(4):
-        W, W_0 = (stack["blocks.0.attn.W_K"][s] for s in (step, 0))
+    run = im.load("induction-small")
+    found = probes.wide(probes.table(run, ["norm_W_K1", "distance_W_K1", "distance_W_O2"]))
+    W_K1 = run.stack("W_K1")
+    for step, W in zip(run.steps, W_K1, strict=True):
         assert found.loc[step, "norm_W_K1"] == pytest.approx(W.norm().item())
-        assert found.loc[step, "distance_W_K1"] == pytest.approx((W - W_0).norm().item(), abs=1e-6)
-    later = probes.wide(probes.table(stack, ["distance_W_F"], steps=[2, 3], task=TINY))
-    assert later["distance_W_F"].tolist() == found["distance_W_F"].tolist()[2:]  # from the run's first step, not theirs
+        assert found.loc[step, "distance_W_K1"] == pytest.approx((W - W_K1[0]).norm().item(), abs=1e-6)
+    later = probes.wide(probes.table(run, ["distance_W_O2"], steps=[200, 600]))
+    assert later["distance_W_O2"].tolist() == found.loc[[200, 600], "distance_W_O2"].tolist()  # from step 0, not 200
+
+
+def test_the_first_of_stacked_weights_is_not_taken_for_the_initial_ones():
+    stack = stacked(untrained(d_model=24, length=16), 4, MOVING)
+    table = probes.table(stack, ["norm_W_K1", "distance_W_K1"], task=TINY)
+    assert set(table["probe"]) == {"norm_W_K1"}
+    assert "initialisation" in table.attrs["skipped"]["distance_W_K1"]
 
 
 def test_ranks_of_known_spectra():

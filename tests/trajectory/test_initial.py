@@ -78,6 +78,12 @@ def test_what_is_imported_or_was_grafted_and_thinned_is_unknown(run, tmp_path):
     assert table.empty
     assert "initialisation" in table.attrs["skipped"]["distance_W_K1"]
 
+    stacked = {name: run.stack(name, [8, 12]) for name in run.model_config.parameters.values()}
+    for weights in (stacked, run.state(12), run.model(12)):
+        table = im.probes.table(weights, ["distance_W_K1"])
+        assert table.empty
+        assert "initialisation" in table.attrs["skipped"]["distance_W_K1"]
+
     grafted = start(tiny(grafts=(f"W_O2={run.path}@12",), steps=4), tmp_path / "grafted", quiet=True)
     initial = grafted.initial()
     assert initial is not None
