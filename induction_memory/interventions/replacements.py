@@ -137,6 +137,9 @@ class Replacements:
         key = frozenset(behind.items())
         if key not in self._before_training:
             runner = self.recording.runner
+            for name, weight in runner.weights.items():
+                given = tuple(initial[name].shape) if name in initial else "none"
+                require(given == tuple(weight.shape), f"initial.{name}", f"shape {tuple(weight.shape)}", given)
             weights = mixed(runner.weights, initial, behind)
             own = {name: runner.weights[name] for name in weights}
             learnt = any(not torch.equal(weights[name].to(own[name]), own[name]) for name in weights)
@@ -149,7 +152,7 @@ class Replacements:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kinds that this run allows: `initial` needs the initial weights, `resample` another sequence."""
+        """The kinds that this run allows: `initial` needs the initial weights, `resample` a second sequence."""
         return tuple(name for name, kind in _KINDS.items() if kind.missing(self) is None)
 
     @cached_property
@@ -238,7 +241,8 @@ def name_of(kind: Kind) -> str:
 
 
 def _no_second_sequence(run: Replacements) -> str | None:
-    return None if len(run.batch) >= 2 else f"expected two or more sequences for 'resample', got {len(run.batch)}"
+    wanted = "two or more sequences for 'resample' and 'mean-position'"
+    return None if len(run.batch) >= 2 else f"expected {wanted}, got {len(run.batch)}"
 
 
 def _no_initial_weights(run: Replacements) -> str | None:
@@ -257,7 +261,7 @@ def mean(run: Ablated, site: str) -> Value:
     return run.at(site).mean((0, 1), keepdim=True)
 
 
-@ablation("mean-position", about="the mean of y over sequences, at each position")
+@ablation("mean-position", about="the mean of y over sequences, at each position", missing=_no_second_sequence)
 def mean_by_position(run: Ablated, site: str) -> Value:
     return run.at(site).mean(0, keepdim=True)
 

@@ -107,6 +107,20 @@ def test_initial_weights_are_what_a_forward_with_those_weights_gives(model, batc
     assert row["in_context_loss"] == pytest.approx(expected["in_context_loss"].item(), rel=1e-4)
 
 
+def test_initial_weights_of_another_model_are_refused(model, batch):
+    other = build(CONFIG.replace(d_model=32), seed=1)
+    with pytest.raises(InputError, match=r"initial\.embed\.W_E: expected shape \(\d+, \d+\), got \(\d+, 32\)"):
+        ablate(model, batch, heads="all", kind="initial", initial=other)
+
+
+@pytest.mark.parametrize("kind", ["resample", "mean-position"])
+def test_one_sequence_has_no_other_to_take_or_to_average_with(model, kind):
+    one = sample(TASK, 1, step_rng(0, 0))
+    with pytest.raises(InputError, match="kind: expected two or more sequences"):
+        ablate(model, one, heads="all", kind=kind)
+    assert kind not in set(ablate(model, one, heads="all", kind="all")["kind"])
+
+
 def test_weights_that_have_not_learnt_are_replaced_by_themselves(model, batch):
     initial = build(CONFIG, seed=0)
     with torch.no_grad():
