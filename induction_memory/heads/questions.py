@@ -18,6 +18,8 @@ from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from induction_memory.errors import require
+from induction_memory.interventions.outcome import is_right
+from induction_memory.task.averages import ratio
 from induction_memory.task.batch import Batch
 
 Metric = Literal["logit", "log-probability", "accuracy"]
@@ -49,7 +51,7 @@ class Questions:
         """The value of runs, summed over the questions of each sequence, as a tensor on the CPU."""
         targets = self.targets.expand(logits.shape[:-1]).unsqueeze(-1)
         if self.metric == "accuracy":
-            values = (logits.argmax(-1, keepdim=True) == targets).squeeze(-1)
+            values = is_right(logits, targets.squeeze(-1))
         else:
             level = logits.mean(-1) if self.metric == "logit" else logits.logsumexp(-1)
             values = logits.gather(-1, targets).squeeze(-1) - level
@@ -58,12 +60,8 @@ class Questions:
     def mean(
         self, sums: Float64[Tensor, "*variant batch"]
     ) -> tuple[Float64[Tensor, "*variant"], Float64[Tensor, "*variant"]]:
-        """Mean per question and its standard error over sequences (nan for a single sequence)."""
-        counts, n = self.counts, sums.shape[-1]
-        mean = sums.sum(-1) / counts.sum()
-        spread = (sums - mean.unsqueeze(-1) * counts).square().sum(-1)
-        factor = n / (n - 1) if n > 1 else torch.nan
-        return mean, (factor * spread).sqrt() / counts.sum()
+        """Mean per question and its standard error over sequences (nan if a single sequence has questions)."""
+        return ratio(sums, self.counts)
 
 
 def ask(batch: Batch, metric: Metric = "logit", *, at_most: int = PER_SEQUENCE, seed: int = 0) -> Questions:

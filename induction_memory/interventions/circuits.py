@@ -27,6 +27,7 @@ from torch import Tensor
 
 from induction_memory.errors import require
 from induction_memory.field_docs import field_docs
+from induction_memory.interventions.outcome import is_right
 from induction_memory.interventions.replacements import Kind, Replacements
 from induction_memory.progress import keeping, track
 from induction_memory.runner.components import Graph
@@ -92,10 +93,9 @@ class _Bench:
     ) -> tuple[Float[Tensor, " variant"], Float[Tensor, " variant"]]:
         """M and the accuracy of each variant."""
         targets = self.batch.targets if self.queries is None else self.batch.targets.gather(1, self.queries)
-        targets = targets.expand(logits.shape[:-1]).unsqueeze(-1)
-        M = logits.gather(-1, targets).squeeze(-1) - logits.mean(-1)
-        correct = (logits.argmax(-1, keepdim=True) == targets).squeeze(-1)
-        return M[..., self.counted].mean(-1), correct[..., self.counted].float().mean(-1)
+        targets = targets.expand(logits.shape[:-1])
+        M = logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1) - logits.mean(-1)
+        return M[..., self.counted].mean(-1), is_right(logits, targets)[..., self.counted].mean(-1)
 
     @torch.no_grad()
     def measure(self, variants: Sequence[Sequence[Patch]], done: list[int] | None = None) -> np.ndarray:

@@ -21,6 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from induction_memory.errors import require
+from induction_memory.interventions.outcome import is_right
 from induction_memory.runner.choice import record
 from induction_memory.runner.recording import Recording, Runner
 from induction_memory.runner.variants import Variant
@@ -97,7 +98,7 @@ def effects(contrast: Contrast, variants: Sequence[Variant]) -> pd.DataFrame:
         if answer is None:
             columns = {"kl": -M.mean(-1), "kl_se": _se(M)}
         else:
-            correct = (logits[..., 0, :].argmax(-1) == answer).float()
+            correct = is_right(logits[..., 0, :], answer.expand_as(M))
             columns = {"accuracy": correct.mean(-1), "accuracy_se": _se(correct)}
             columns |= {"logit": M.mean(-1), "logit_se": _se(M)}
         columns |= {"effect": effect, "effect_se": effect_se}

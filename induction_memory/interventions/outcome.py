@@ -44,7 +44,7 @@ class Scorer:
         else:
             targets = torch.where(batch.counted, batch.targets, 0).expand(logits.shape[:-1])
             loss = -log_p.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
-            scores = {"accuracy": is_argmax(logits, targets).to(logits.dtype), "loss": loss}
+            scores = {"accuracy": is_right(logits, targets), "loss": loss}
         rows = [
             (f"{group}_{name}", values, batch.group(group))
             for group in scored_groups(batch)
@@ -66,12 +66,16 @@ class Scorer:
         return log_p.exp(), log_p
 
 
-def is_argmax(logits: Float[Tensor, "*lead vocab"], targets: Int[Tensor, "*lead"]) -> Bool[Tensor, "*lead"]:
-    """logits.argmax(-1) == targets, several times faster: the argmax is taken only where maxima tie, or are nan."""
+def is_right(logits: Float[Tensor, "*lead vocab"], targets: Int[Tensor, "*lead"]) -> Float[Tensor, "*lead"]:
+    """1 where logits.argmax(-1) == targets, 0 elsewhere; nan where a logit is, which makes the argmax meaningless.
+
+    Several times faster than that: the argmax is taken only where maxima tie, or are nan.
+    """
     best = logits.amax(-1, keepdim=True)
     if int(torch.count_nonzero(logits == best)) != best.numel():
-        return logits.argmax(-1) == targets
-    return (logits.gather(-1, targets.unsqueeze(-1)) == best).squeeze(-1)
+        right = (logits.argmax(-1) == targets).to(logits.dtype)
+        return torch.where(best.squeeze(-1).isnan(), torch.nan, right)
+    return (logits.gather(-1, targets.unsqueeze(-1)) == best).squeeze(-1).to(logits.dtype)
 
 
 def score(

@@ -97,7 +97,7 @@ def _module_departure(module: nn.Module, built: nn.Module, whole: bool) -> str |
 
 
 def _attributes(module: nn.Module) -> dict[str, Any]:
-    """Attributes beside torch's own; none for a hook point, whose attributes are its hooks and are compared as hooks."""
+    """Attributes beside torch's own; none for a hook point, whose hooks are compared as hooks."""
     if type(module).__name__ == "HookPoint":
         return {}
     return {name: value for name, value in vars(module).items() if name not in vars(_EMPTY)}

@@ -17,16 +17,24 @@ from torch import Tensor
 def masked_mean(
     values: Float[Tensor, "*variant batch pos"], mask: Bool[Tensor, "*#variant batch pos"]
 ) -> tuple[Float[Tensor, "*variant"], Float[Tensor, "*variant"]]:
-    """Mean over the masked positions and its standard error.
+    """Mean over the masked positions and its standard error; nan as in `ratio`.
 
-    Without a position both are nan; with a single sequence the error is nan. To average several scores at once, stack
-    them and their masks along an axis before the batch.
+    To average several scores at once, stack them and their masks along an axis before the batch.
     """
-    sums, counts = torch.where(mask, values, 0.0).sum(-1), mask.sum(-1).to(values.dtype)
-    total = counts.sum(-1)
+    return ratio(torch.where(mask, values, 0.0).sum(-1), mask.sum(-1).to(values.dtype))
+
+
+def ratio(
+    sums: Float[Tensor, "*variant batch"], counts: Float[Tensor, "*#variant batch"]
+) -> tuple[Float[Tensor, "*variant"], Float[Tensor, "*variant"]]:
+    """r and its standard error, from s_b and n_b.
+
+    r is nan where no position is left. The standard error is nan where all positions left are in a single sequence.
+    """
+    total, batch = counts.sum(-1), sums.shape[-1]
     mean = sums.sum(-1) / total
-    batch = values.shape[-2]
     if batch < 2:
         return mean, torch.full_like(mean, torch.nan)
     spread = (sums - mean.unsqueeze(-1) * counts).square().sum(-1)
-    return mean, (batch / (batch - 1) * spread).sqrt() / total
+    several = (counts > 0).sum(-1) > 1
+    return mean, torch.where(several, (batch / (batch - 1) * spread).sqrt() / total, torch.nan)

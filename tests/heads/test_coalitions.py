@@ -199,6 +199,16 @@ def test_questions_are_worth_what_the_metrics_say():
     assert ask(batch, at_most=1).queries.shape == (2, 1)
 
 
+def test_a_mean_over_the_questions_of_one_sequence_has_no_known_error():
+    batch = batch_of_tokens(torch.tensor([[0, 1, 2, 0, 1, 2, 0], [3, 4, 5, 6, 7, 8, 9]]))
+    questions = ask(batch)
+    mean, error = questions.mean(torch.tensor([6.0, 0.0], dtype=torch.float64))
+    assert mean == 2
+    assert error.isnan()
+    broken = torch.full((2, questions.queries.shape[1], 10), torch.nan)
+    assert ask(batch, "accuracy").sums(broken).isnan().all()
+
+
 def test_the_recording_is_not_repeated_for_the_games(monkeypatch):
     v = value_function_of(ARCHITECTURES["full, two heads"])
     monkeypatch.setattr(type(v.recording.runner), "record", None)

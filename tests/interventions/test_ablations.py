@@ -5,7 +5,8 @@ import torch
 from induction_memory import probes
 from induction_memory.errors import InputError
 from induction_memory.interventions.ablations import ablate, component_names
-from induction_memory.interventions.outcome import is_argmax, score
+from induction_memory.interventions.activation_patching import patch
+from induction_memory.interventions.outcome import is_right, score
 from induction_memory.interventions.replacements import Replacements, kinds
 from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
@@ -39,12 +40,22 @@ def snapshot(model):
 PARTS = ["heads", "layers", "feed_forward", "embeddings", "W_Q1", "W_out2", "pos->L2.k", "L1->L2.k"]
 
 
-def test_a_target_is_the_argmax_also_where_logits_tie_or_are_nan():
+def test_a_target_is_the_argmax_also_where_logits_tie_and_unknown_where_they_are_nan():
     logits = torch.tensor([[1.0, 3.0, 2.0], [4.0, 1.0, 0.0]])
-    assert is_argmax(logits, torch.tensor([1, 1])).tolist() == [True, False]
+    assert is_right(logits, torch.tensor([1, 1])).tolist() == [1, 0]
     ties = torch.tensor([[2.0, 2.0, 1.0], [0.0, 1.0, 1.0], [torch.nan, 1.0, 0.0]])
     for targets in torch.tensor([[0, 1, 0], [1, 2, 1], [2, 0, 2]]):
-        assert torch.equal(is_argmax(ties, targets), ties.argmax(-1) == targets)
+        found = is_right(ties, targets)
+        assert torch.equal(found[:2].bool(), (ties.argmax(-1) == targets)[:2])
+        assert found[2].isnan()
+
+
+def test_a_model_whose_logits_are_nan_has_no_accuracy(model, batch):
+    with torch.no_grad():
+        model.unembed.b_U[3] = torch.nan
+    table = ablate(model, batch, heads="all", kind="mean")
+    assert table.filter(like="accuracy").isna().all(axis=None)
+    assert patch(model, batch, corruption="trigger")["accuracy"].isna().all()
 
 
 def test_every_kind_stands_in_one_table_with_its_scores(model, batch):

@@ -228,6 +228,9 @@ def test_scores_are_means_over_their_positions_with_errors_between_sequences():
     assert abs(error - 2 / 3) < 1e-12
     assert all(x.isnan() for x in masked_mean(values, torch.zeros_like(mask)))
     assert masked_mean(values[:1], mask[:1])[1].isnan()
+    first = torch.tensor([[True, True], [False, False]])
+    assert masked_mean(values, first)[0] == 1.5
+    assert masked_mean(values, first)[1].isnan()  # one sequence says nothing about others
 
 
 def test_errors_between_sequences_are_those_of_repeated_batches():
