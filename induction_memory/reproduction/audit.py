@@ -25,6 +25,7 @@ from induction_memory.reproduction.measurement import make_record
 from induction_memory.reproduction.plan import FIGURES, Job, jobs
 from induction_memory.reproduction.records import Record, Records, after
 from induction_memory.reproduction.shipping import TRAJECTORIES
+from induction_memory.trajectory.layout import MANIFEST
 from induction_memory.trajectory.search import SHIPPED, find, search_path
 from induction_memory.trajectory.trajectory import Trajectory, load
 
@@ -48,6 +49,8 @@ class Audit:
     """Records whose files differ from their checksums."""
     folder: Path
     """Where the records and trajectories were looked for."""
+    missing: list[str] = field(default_factory=list)
+    """Shipped trajectories that are not there."""
 
     @property
     def summary(self) -> str:
@@ -62,14 +65,15 @@ class Audit:
     @property
     def problems(self) -> list[str]:
         """Why the audit fails, one line each; none if it passes."""
-        missing = self.verdicts["verdict"].tolist().count("no run")
+        without = self.verdicts["verdict"].tolist().count("no run")
         apart = self.compared.loc[~(self.compared["largest difference"] <= AGREE)]
         return [
             *(
-                [f"{missing} of {len(self.verdicts)} measurements could not be checked: no run in {self.folder}"]
-                if missing
+                [f"{without} of {len(self.verdicts)} measurements could not be checked: no run in {self.folder}"]
+                if without
                 else []
             ),
+            *(f"{name}: not in {self.folder}, so nothing of it was measured anew" for name in self.missing),
             *(f"{name}: its record differs from its checksum" for name in self.broken),
             *(
                 f"{row['trajectory']}: differs from its record by {row['largest difference']:.3g} ({row['where']})"
@@ -118,7 +122,7 @@ def audit(folder: Path | None = None) -> Audit:
     shipped = with_shipped(Records([]), jobs(list(FIGURES), "paper"), folder)
     broken, reads, compared = record_files.broken_seals(folder / record_files.FOLDER), [], []
     records = {name: _audited(record, None, reads) for name, record in shipped.items()}
-    there = [name for name in TRAJECTORIES if (folder / name / "manifest.json").exists()]
+    there = [name for name in TRAJECTORIES if (folder / name / MANIFEST).exists()]
     for name in track(there, "measuring what ships"):
         of, run = f"{TRAJECTORIES[name].preset}-seed-0", load(folder / name)
         if of not in shipped:
@@ -133,7 +137,8 @@ def audit(folder: Path | None = None) -> Audit:
     columns = ["trajectory", "record", "steps", "largest difference", "where"]
     verdicts = _verdicts(Records(list(records.values())), reads, broken)
     named = sorted(broken) + head_tables.broken_seals(folder / head_tables.FOLDER)
-    return Audit(verdicts, pd.DataFrame(compared, columns=columns), named, folder)
+    missing = [name for name in TRAJECTORIES if name not in there]
+    return Audit(verdicts, pd.DataFrame(compared, columns=columns), named, folder, missing)
 
 
 def complete(names: Sequence[str] | None = None, out: Path = SHIPPED) -> list[str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from induction_memory.errors import InputError
+from induction_memory.errors import DamagedError
 from induction_memory.experiment.run_config import RunConfig
 from induction_memory.files import write_file
 from induction_memory.reproduction.records import Record, Records
@@ -48,15 +48,16 @@ def read(folder: Path) -> Record:
         about = json.loads((folder / "record.json").read_text(encoding="utf-8"))
         metrics = pd.read_csv(folder / "metrics.csv")
         tables = pd.read_csv(folder / "probes.csv", index_col="step")
-    except (OSError, ValueError) as error:
-        raise InputError(f"{folder}: expected the record of a run ({', '.join(FILES)}), got {error}") from error
-    last, errors = (
-        {name: float("nan") if value is None else value for name, value in about.get(part, {}).items()}
-        for part in ("last", "errors")
-    )
-    config, seconds = RunConfig.from_dict(about["config"]), about["seconds"]
-    spent = None if seconds is None else float(seconds)
-    return Record(about["name"], config, about["command"], spent, about["fingerprint"], metrics, tables, last, errors)
+        last, errors = (
+            {name: float("nan" if value is None else value) for name, value in about.get(part, {}).items()}
+            for part in ("last", "errors")
+        )
+        config, seconds = RunConfig.from_dict(about["config"]), about["seconds"]
+        spent = None if seconds is None else float(seconds)
+        name, command, fingerprint = (about[field] for field in ("name", "command", "fingerprint"))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise DamagedError(folder, f"no record of a run in {', '.join(FILES)}: {error!r}") from error
+    return Record(name, config, command, spent, fingerprint, metrics, tables, last, errors)
 
 
 def read_all(folder: Path) -> Records:

@@ -94,6 +94,11 @@ def test_a_trajectory_without_its_record_is_a_problem(quick, copy):
     assert any("four-heads" in problem and "no record" in problem for problem in audit(copy).problems)
 
 
+def test_a_trajectory_that_is_not_there_is_a_problem(quick, copy):
+    (copy / "four-heads").unlink()
+    assert audit(copy).problems == [f"four-heads: not in {copy}, so nothing of it was measured anew"]
+
+
 def test_a_sealed_record_that_was_changed_is_named_beside_its_rows(quick, copy):
     path = copy / "records" / "figure-4-bigram-seed-0" / "metrics.csv"
     path.write_text(path.read_text().replace("0.", "0.9", 1))
@@ -128,7 +133,7 @@ def test_recomputed_rows_do_not_depend_on_any_sealed_number(quick, intact, copy)
 def test_without_runs_the_audit_fails(tmp_path):
     found = audit(tmp_path)
     assert "no run" in set(found.verdicts["verdict"])
-    assert len(found.problems) == 1
+    assert len(found.problems) == 1 + len(TRAJECTORIES)
     assert "measurements could not be checked" in found.problems[0]
 
 

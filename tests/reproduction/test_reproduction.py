@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from induction_memory import probes
-from induction_memory.errors import InputError
+from induction_memory.errors import DamagedError, InputError
 from induction_memory.experiment.presets import PRESETS
 from induction_memory.reproduction import measurement, plan, reproduce, shipping, training
 from induction_memory.reproduction import record_files as store
@@ -160,9 +160,12 @@ def test_the_record_of_a_run_that_went_on_begins_with_the_one_before(trained):
 
 
 def test_a_broken_record_is_named(trained, tmp_path):
-    (tmp_path / "record.json").write_text("{")
-    with pytest.raises(InputError, match="expected the record of a run"):
-        store.read(tmp_path)
+    for name in ("metrics.csv", "probes.csv"):
+        (tmp_path / name).write_text("step\n1\n")
+    for written in ("{", "{}", "[]", '{"config": 3, "last": {"a": "b"}}'):
+        (tmp_path / "record.json").write_text(written)
+        with pytest.raises(DamagedError, match="expected what was written, got no record of a run"):
+            store.read(tmp_path)
 
 
 def test_what_is_there_is_not_trained_again(trained, small, monkeypatch):
