@@ -24,7 +24,8 @@ from induction_memory.heads.questions import Questions
 from induction_memory.heads.routes import ROUTES, edges
 from induction_memory.runner.attention import attend
 from induction_memory.runner.fast import FastRunner
-from induction_memory.runner.network import Layer, Network
+from induction_memory.runner.layer import Layer
+from induction_memory.runner.network import Network
 from induction_memory.runner.recording import Recording
 from induction_memory.runner.variants import Patch
 

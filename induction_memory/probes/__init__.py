@@ -8,7 +8,6 @@ if TYPE_CHECKING:
     from induction_memory.probes.atlas import births as births
     from induction_memory.probes.atlas import score_matrix as score_matrix
     from induction_memory.probes.atlas import trends as trends
-    from induction_memory.probes.attention import head_scores as head_scores
     from induction_memory.probes.between import recall_between as recall_between
     from induction_memory.probes.catalogue import PATTERNS as PATTERNS
     from induction_memory.probes.catalogue import names as names
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from induction_memory.probes.predictor_distance import predictor_phases as predictor_phases
     from induction_memory.probes.preferring import arbitration as arbitration
     from induction_memory.probes.series_langevin import series_coefficient as series_coefficient
+    from induction_memory.probes.standard_scores import head_scores as head_scores
     from induction_memory.probes.tidy import recall as recall
     from induction_memory.probes.tidy import table as table
     from induction_memory.probes.tidy import wide as wide
@@ -34,7 +34,7 @@ _WHERE = {
     "births": "atlas",
     "score_matrix": "atlas",
     "trends": "atlas",
-    "head_scores": "attention",
+    "head_scores": "standard_scores",
     "recall_between": "between",
     "birth_order": "emergence",
     "change_points": "emergence",

@@ -22,18 +22,15 @@ Names end with the layer, counted from 1; every head has its value.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
-import pandas as pd
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from induction_memory.errors import UnsupportedError, require
-from induction_memory.model.head_names import head_name
-from induction_memory.probes.activations import Activations, mean_attention, mean_where, run_repeated
+from induction_memory.errors import UnsupportedError
+from induction_memory.probes.activations import Activations, mean_attention, mean_where
 from induction_memory.probes.registry import Probe, split_layer
-from induction_memory.subject import subject
+from induction_memory.probes.standard_scores import previous_mass, repeated_induction
 from induction_memory.task.positions import induction_keys
 
 _PER_LAYER = {
@@ -66,7 +63,7 @@ def chance_corrected(observed: Tensor, chance: Tensor) -> Tensor:
 
 def previous_token(pattern: Float[Tensor, "batch head query key"]) -> Float[Tensor, " head"]:
     """Mean attention to the previous position, corrected for chance."""
-    return chance_corrected(_previous_mass(pattern), _chance_of_one_key(pattern.shape[-1]))
+    return chance_corrected(previous_mass(pattern), _chance_of_one_key(pattern.shape[-1]))
 
 
 def previous_token_argmax(attended: Int[Tensor, "batch head query"]) -> Float[Tensor, " head"]:
@@ -126,10 +123,6 @@ def _entropy(a: Activations, layer: int, share: bool) -> Float[Tensor, " head"]:
     return _mean_entropy(nats, share)
 
 
-def _previous_mass(pattern: Float[Tensor, "batch head query key"]) -> Float[Tensor, " head"]:
-    return pattern.diagonal(-1, dim1=-2, dim2=-1).double().mean((0, 2))
-
-
 def _chance_of_one_key(n: int) -> Float[Tensor, ""]:
     return (1 / torch.arange(2, n + 1, dtype=torch.float64)).mean()
 
@@ -137,36 +130,6 @@ def _chance_of_one_key(n: int) -> Float[Tensor, ""]:
 def _chance(sought: Bool[Tensor, "batch query key"], queries: Bool[Tensor, "batch query"]) -> Float[Tensor, ""]:
     seen = torch.arange(1, sought.shape[-1] + 1, dtype=torch.float64, device=sought.device)
     return (sought.sum(-1) / seen)[queries].mean()
-
-
-def head_scores(source: Any, *, step: int | None = None, length: int | None = None) -> pd.DataFrame:
-    """The standard scores of every head of any TransformerLens model: head (`L2H1`), previous_token, induction.
-
-    `source` is a model, or a trajectory at one step (the last if not given). `length` is that of the random sequence
-    that is repeated; half the context if not given.
-
-    >>> head_scores("induction-small", length=32)["previous_token"].round(2).tolist()
-    [0.8, 0.07]
-    """
-    model = subject(source, step=step).model()
-    cfg: Any = model.cfg
-    longest = cfg.n_ctx // 2
-    require(length is None or 2 <= length <= longest, "length", f"2 to {longest} (half the context)", length)
-    patterns = run_repeated(model, cfg.n_layers, length)
-    rows = []
-    for layer, pattern in enumerate(patterns, start=1):
-        previous, repeated = _previous_mass(pattern), repeated_induction(pattern)
-        for head in range(cfg.n_heads):
-            score = {"previous_token": float(previous[head]), "induction": float(repeated[head])}
-            rows.append({"head": head_name(layer, head + 1)} | score)
-    return pd.DataFrame(rows)
-
-
-def repeated_induction(pattern: Float[Tensor, "batch head query key"]) -> Float[Tensor, " head"]:
-    """On sequences repeated once: mean attention from the second half to the token after the same one in the first."""
-    n = pattern.shape[-1] // 2
-    stripe = pattern.diagonal(1 - n, dim1=-2, dim2=-1)  # entry i is the query n - 1 + i
-    return stripe[..., 1:].double().mean((0, 2))
 
 
 def _sought(a: Activations) -> Bool[Tensor, "batch query key"]:
@@ -272,7 +235,7 @@ _MEASURES: dict[str, Callable[[Activations, int], Tensor]] = {
     "predicted_is_attended": lambda a, layer: mean_where(
         _attended_token(a, layer) == a.predicted.unsqueeze(1), _triggers(a)
     ),
-    "repeated_previous": lambda a, layer: _previous_mass(a.repeated_pattern(layer)),
+    "repeated_previous": lambda a, layer: previous_mass(a.repeated_pattern(layer)),
     "repeated_induction": lambda a, layer: repeated_induction(a.repeated_pattern(layer)),
 }
 

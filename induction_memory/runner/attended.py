@@ -15,7 +15,7 @@ from torch import Tensor
 
 from induction_memory.runner.attention import attend, stacked, take, weigh, without_attention
 from induction_memory.runner.group import Group
-from induction_memory.runner.network import Through
+from induction_memory.runner.tail import Through
 
 
 def some_heads(

@@ -25,7 +25,8 @@ from induction_memory.model.config import ModelConfig
 from induction_memory.model.head_names import head_name
 from induction_memory.runner import attention
 from induction_memory.runner.components import ARROW, Graph, head_of, layer_of
-from induction_memory.runner.network import Layer, Network
+from induction_memory.runner.layer import Layer
+from induction_memory.runner.network import Network
 from induction_memory.runner.parameters import parameters
 from induction_memory.runner.part import parts
 from induction_memory.runner.recording import Recording, Via, require_length

@@ -18,7 +18,7 @@ from torch import Tensor
 from induction_memory.runner.attended import all_heads, some_heads
 from induction_memory.runner.attention import stacked, take
 from induction_memory.runner.group import Group
-from induction_memory.runner.network import Through
+from induction_memory.runner.tail import Through
 
 
 def logits(group: Group) -> Float[Tensor, "variant batch m vocab"]:

@@ -52,10 +52,9 @@ def train(
 ) -> Trajectory:
     """Train a model on a task into the folder `out`; `settings` are the other fields of `TrainConfig`.
 
-    `model` is a `ModelConfig`, whose sizes follow the task where they are left at their defaults, or any
-    HookedTransformerConfig, whose model TransformerLens initialises from `init_seed`. It may also be a
-    HookedTransformer: the run begins with its weights, and the model itself does not change. `frozen` names parameters,
-    or modules, that never learn.
+    `model` is a `ModelConfig`, whose sizes follow the task where they are left at their defaults, any
+    HookedTransformerConfig, whose model TransformerLens initialises from `init_seed`, or a HookedTransformer: the run
+    begins with a copy of its weights. `frozen` names parameters, or modules, that never learn.
 
     >>> import tempfile
     >>> import induction_memory as im

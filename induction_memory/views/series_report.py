@@ -20,7 +20,7 @@ from induction_memory.figures.series import series_figure
 from induction_memory.files import require_file, write_file
 from induction_memory.heads.examination import identify
 from induction_memory.interventions.ablations import ablate
-from induction_memory.probes.attention import head_scores
+from induction_memory.probes.standard_scores import head_scores
 from induction_memory.subject import Sequences
 from induction_memory.tables import number
 from induction_memory.trajectory.revisions import Revisions

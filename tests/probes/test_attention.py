@@ -3,6 +3,7 @@ import torch
 
 from induction_memory import probes
 from induction_memory.probes import attention
+from induction_memory.probes.standard_scores import repeated_induction
 from induction_memory.task.positions import after_same_context
 from induction_memory.task.repeated import repeated_tokens
 from induction_memory.task.sampler import make_batch, sample, step_rng
@@ -72,8 +73,8 @@ def test_repeated_sequences_score_the_stripe():
     tokens = repeated_tokens(9, 4, 2, torch.Generator().manual_seed(0))
     assert torch.equal(tokens[:, :4], tokens[:, 4:])
     stripe = one_hot_pattern([[0, 0, 0, 0, 1, 2, 3, 4]])
-    assert attention.repeated_induction(stripe) == 1
-    assert attention.repeated_induction(one_hot_pattern([[0, 0, 1, 2, 3, 4, 5, 6]])) == 0
+    assert repeated_induction(stripe) == 1
+    assert repeated_induction(one_hot_pattern([[0, 0, 1, 2, 3, 4, 5, 6]])) == 0
 
 
 def test_conditional_probes_equal_a_loop_over_positions():
