@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch.nn.functional as F
 from jaxtyping import Int
 from torch import Tensor, nn
 
@@ -105,8 +106,11 @@ def model_weights(model: nn.Module) -> dict[str, Tensor]:
 
     Only linear and ReLU feed-forwards are included.
     """
+    from induction_memory.model.building import MLP
+
     cfg: Any = model.cfg
-    readable = is_plain_relu(cfg.act_fn, getattr(cfg, "gated_mlp", False))
+    replaced = any(type(module) is MLP and module.act_fn is not F.relu for module in model.modules())
+    readable = is_plain_relu(cfg.act_fn, getattr(cfg, "gated_mlp", False)) and not replaced
     return {n: w for n, w in parameters(model).items() if readable or ".mlp." not in n or n.endswith("W_F")}
 
 

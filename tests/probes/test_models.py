@@ -103,6 +103,17 @@ def test_a_feed_forward_that_is_no_memory_is_skipped_but_attributed(model):
     assert found[parts].sum() == pytest.approx(whole, abs=1e-4)
 
 
+def test_a_feed_forward_whose_activation_was_replaced_is_no_memory():
+    model = HookedTransformer(HookedTransformerConfig(**SIZES, act_fn="relu", normalization_type=None))
+    assert "blocks.1.mlp.W_in" in model_weights(model)
+    assert not probes.table(model, ["W_F_kl"], task=TASK).empty
+    model.blocks[1].mlp.act_fn = torch.tanh
+    assert not any(".mlp." in name for name in model_weights(model))
+    table = probes.table(model, ["W_F_kl"], task=TASK)
+    assert table.empty
+    assert "W_F_kl" in table.attrs["skipped"]
+
+
 def test_attention_probes_run_on_the_user_s_own_sequences(model):
     tokens = torch.randint(11, (4, 21), generator=torch.Generator().manual_seed(0))
     none = torch.zeros(4, 0, dtype=torch.int64)
