@@ -41,22 +41,13 @@ def circuit(
         raise InputError(f"--step: expected one stored step or last, got {step!r}")
     require(sequences >= 1, "--sequences", "at least 1", sequences)
     opened = load(run, chosen)
-    import numpy as np
-
     from induction_memory import interventions
     from induction_memory.interventions.circuits import INDUCTION_HEAD
-    from induction_memory.task.corruptions import pairs_of
     from induction_memory.task.sampler import step_rng
 
     batch = opened.task.sample(sequences, step_rng(opened.config.train.eval_seed, 0))
     if table == "attribution":
-        at = int(opened.steps[-1]) if chosen == "last" else chosen
-        pairs = pairs_of(opened.task, batch, None, np.random.default_rng(0))
-        found = interventions.attribute(interventions.contrast(opened.model(at), pairs))
-        by = next(name for name in found.columns if found[name].dtype.kind == "f")
-        _write(found.assign(size=-found[by].abs()).sort_values("size").drop(columns="size"), output)
-        if "gradient" not in found and output.format == "table" and output.out is None:
-            print("\nno column gradient: targets are soft, and the derivative of a KL is zero at the intact run")
+        _attribution(opened, int(opened.steps[-1]) if chosen == "last" else chosen, batch, output)
         return
     quick = {"sizes": [0], "random_orders": 0} if table == "edges" else {}
     found = interventions.discover(opened, batch, kind=kind, share=share, step=chosen, **quick)
@@ -72,6 +63,21 @@ def circuit(
                 f"\nagainst the known induction head: precision {known['precision']:.2f}, recall {known['recall']:.2f}"
             )
         print(f"\n{len(found.circuit)} edges are the circuit{compared}", file=sys.stdout)
+
+
+def _attribution(opened: Any, step: int, batch: Any, output: Output) -> None:
+    """Attribution patching of all edges, the largest effects first."""
+    import numpy as np
+
+    from induction_memory import interventions
+    from induction_memory.task.corruptions import pairs_of
+
+    pairs = pairs_of(opened.task, batch, None, np.random.default_rng(0))
+    found = interventions.attribute(interventions.contrast(opened.model(step), pairs))
+    by = next(name for name in found.columns if found[name].dtype.kind == "f")
+    _write(found.assign(size=-found[by].abs()).sort_values("size").drop(columns="size"), output)
+    if "gradient" not in found and output.format == "table" and output.out is None:
+        print("\nno column gradient: targets are soft, and the derivative of a KL is zero at the intact run")
 
 
 def _write(table: "pd.DataFrame", output: Output) -> None:

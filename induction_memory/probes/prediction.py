@@ -36,7 +36,6 @@ from induction_memory.subject import Subject
 from induction_memory.task.batch import Batch
 
 VISIBLE = ("new", "one_successor", "many_successors")
-LATENT = ("global", "first_occurrence", "in_context")
 _KINDS = {
     "": "all positions",
     "_global": "positions whose token is not a trigger",

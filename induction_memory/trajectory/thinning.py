@@ -5,7 +5,7 @@ On request all chosen steps except the last are rounded (`rounded.py`), which ta
 Thinning to all steps also converts a folder of plain state dicts to this package's format.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,7 +23,7 @@ from induction_memory.trajectory.lock import locked
 from induction_memory.trajectory.manifest import Manifest
 from induction_memory.trajectory.ownership import may_begin
 from induction_memory.trajectory.rounded import write_rounded
-from induction_memory.trajectory.sealed import describe, write_stack, write_tensors
+from induction_memory.trajectory.sealed import Piece, describe, write_stack, write_tensors
 from induction_memory.trajectory.states import checksum, stored_names
 from induction_memory.trajectory.trajectory import Trajectory, load
 
@@ -70,12 +70,7 @@ def thin(
         if not keep_norms:
             rows = [{name: value for name, value in row.items() if "_norm_" not in name} for row in rows]
         if states:
-            names = {name: describe(name, value) for name, value in states[max(states)].items()}
-
-            def read(name: str, step: int) -> Tensor:
-                return states[step][name]
-
-            pieces[OPTIMIZER] = write_stack(folder / OPTIMIZER, list(states), names, read)
+            pieces[OPTIMIZER] = _write_states(folder, states)
         if rows:
             lines = (row_files.encode(row, source.key) for row in rows)
             pieces[METRICS] = write_durably(folder / METRICS, lines)
@@ -92,6 +87,12 @@ def thin(
         ).write(folder)
         remove_parts(folder)
     return load(folder)
+
+
+def _write_states(folder: Path, states: Mapping[int, Mapping[str, Tensor]]) -> Piece:
+    """The file of the optimiser's states."""
+    names = {name: describe(name, value) for name, value in states[max(states)].items()}
+    return write_stack(folder / OPTIMIZER, list(states), names, lambda name, step: states[step][name])
 
 
 def _write_weights(source: Any, folder: Path, steps: Sequence[int], rounded: bool) -> dict[str, Any]:
