@@ -16,10 +16,10 @@ from induction_memory.errors import DivergedError, InputError, require
 from induction_memory.experiment.run_config import RunConfig
 from induction_memory.experiment.train_config import TrainConfig
 from induction_memory.files import require_folder
-from induction_memory.model.architecture import AnyModel, Architecture, freeze
-from induction_memory.model.config import ModelConfig
+from induction_memory.model.architecture import freeze
 from induction_memory.task.protocol import Task
 from induction_memory.training import interruption, loop, preflight
+from induction_memory.training.given_model import model_and_weights
 from induction_memory.training.metrics import watched_values
 from induction_memory.training.optimizer import zero_state
 from induction_memory.training.progress import Progress
@@ -69,28 +69,6 @@ def train(
     config = RunConfig.of(task, freeze(asked, frozen) if frozen else asked, TrainConfig(steps=steps, **settings))
     how = {"resume": resume, "quiet": quiet, "log": log, "command": None}
     return run_from(lambda: _new(config, weights), 0, config, out, weights=weights, **how)
-
-
-def model_and_weights(model: Any) -> tuple[AnyModel, dict[str, Tensor] | None]:
-    """The configuration of the model to be trained and, if a model is given, the weights it begins with.
-
-    Parameters of a model with requires_grad False stay frozen.
-    """
-    if isinstance(model, ModelConfig | Architecture):
-        return model, None
-    if not isinstance(model, nn.Module):
-        return Architecture.of(model), None
-    config: Any = getattr(model, "model_config", None)
-    if isinstance(config, ModelConfig):
-        from induction_memory.model.as_built import departure
-
-        reason = departure(model)
-        require(reason is None, "model", "one as im.build made it", f"one where {reason}")
-    else:
-        config = Architecture.of(model)
-    held = [n for n, p in model.named_parameters() if not p.requires_grad and n in config.parameters.values()]
-    weights = {name: parameter.detach().cpu().clone() for name, parameter in model.named_parameters()}
-    return freeze(config, held) if held else config, weights
 
 
 def start(

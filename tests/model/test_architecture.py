@@ -1,6 +1,7 @@
 """Any HookedTransformer as a configuration: written down, made again and trained, or refused."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -78,6 +79,41 @@ def test_a_model_begins_with_its_own_weights_and_is_left_alone(tmp_path):
     other.embed.W_E.requires_grad_(False)
     with pytest.raises(InputError, match="model: expected the initial weights of the run"):
         im.train(TASK, other, out=tmp_path / "run", frozen=["blocks.0.attn", "unembed.b_U"], resume=True, **TRAIN)
+
+
+def tie_output(model):
+    model.unembed.W_U = torch.nn.Parameter(model.embed.W_E.data.T)
+
+
+def share_queries(model):
+    model.blocks[0].attn.W_K = model.blocks[0].attn.W_Q
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (tie_output, "model: expected no tied parameters, got embed.W_E and unembed.W_U"),
+        (share_queries, "model: expected no tied parameters, got blocks.0.attn.W_K and blocks.0.attn.W_Q"),
+        (lambda model: model.half(), "model.embed.W_E: expected float32, got float16"),
+        (lambda model: setattr(model.unembed, "b_U", None), "model: expected a parameter unembed.b_U, got none"),
+    ],
+)
+def test_what_training_would_not_keep_of_a_model_is_refused(change, says, tmp_path):
+    model = HookedTransformer(config(act_fn="gelu"))
+    change(model)
+    with pytest.raises(InputError, match=re.escape(says)):
+        im.train(TASK, model, out=tmp_path / "run", **TRAIN)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_tied_output_must_be_tied_if_the_configuration_says_so(tmp_path):
+    tied = im.ModelConfig.full(d_model=8, n_ctx=10, d_vocab=TASK.n_inputs, n_heads=1, tied_output=True)
+    run = im.train(TASK, im.build(tied), out=tmp_path / "run", **TRAIN)
+    assert torch.equal(run.state(3)["unembed.W_U"], run.state(3)["embed.W_E"].T)
+    untied = im.build(tied)
+    untied.unembed.W_U = torch.nn.Parameter(untied.unembed.W_U.data.clone())
+    with pytest.raises(InputError, match=r"model: expected only embed\.W_E and unembed\.W_U tied, got none"):
+        im.train(TASK, untied, out=tmp_path / "other", **TRAIN)
 
 
 def test_parts_of_the_paper_s_models_are_frozen_by_parameter_too(tmp_path):
