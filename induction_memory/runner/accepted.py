@@ -144,11 +144,16 @@ def _known_types() -> dict[str, frozenset[type]]:
         known = MODULES
     else:
         known = _of_transformer_lens()
-    known |= {"": {HookedTransformer}, "hook": {HookPoint}, "no norm": {nn.Identity}, "inside": {nn.Linear}}
-    known["norm"] |= {nn.Identity}
-    known["blocks"] |= {nn.ModuleList}
-    known["block.mlp"] |= {LinearFeedForward, NoFeedForward}
-    return {place: frozenset(types) for place, types in known.items()}
+    more: dict[str, set[type]] = {
+        "": {HookedTransformer},
+        "hook": {HookPoint},
+        "norm": {nn.Identity},
+        "no norm": {nn.Identity},
+        "blocks": {nn.ModuleList},
+        "block.mlp": {LinearFeedForward, NoFeedForward},
+        "inside": {nn.Linear},
+    }
+    return {place: frozenset(known.get(place, set()) | more.get(place, set())) for place in known.keys() | more.keys()}
 
 
 def _of_transformer_lens() -> dict[str, set[type]]:
