@@ -119,7 +119,11 @@ def mediation(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def births(table: pd.DataFrame) -> pd.DataFrame:
-    """One row per part and kind: the step at which it looks right, the step at which it is necessary, and the delay.
+    """One row per part and kind: the step at which it looks right, that at which it is necessary, and the delay.
+
+    Both are the steps at which the curve changes level. A part is necessary only if its necessity after the change is
+    larger than before, and more than twice the standard error of the accuracy without the part. Otherwise that step is
+    nan.
 
     >>> import induction_memory as im
     >>> batch = im.load("induction-small").task.sample(4, im.step_rng(0, 2))
@@ -131,7 +135,15 @@ def births(table: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for component, kind in dict.fromkeys(zip(table["component"], table["kind"], strict=True)):
         part = table[(table["component"] == component) & (table["kind"] == kind)]
-        steps, curves = np.asarray(part["step"]), [np.asarray(part[c], dtype=float) for c in ("recall", "necessity")]
-        looks_right, necessary = (change_point(steps, curve)[0] for curve in curves)
+        looks_right, _, _ = change_point(np.asarray(part["step"]), np.asarray(part["recall"], dtype=float))
+        necessary = _necessary_from(part)
         rows.append((component, kind, looks_right, necessary, necessary - looks_right))
     return pd.DataFrame(rows, columns=["component", "kind", "looks_right", "necessary", "delay"])
+
+
+def _necessary_from(part: pd.DataFrame) -> float:
+    """The step at which the necessity of a part rises above chance; nan if it does not."""
+    steps, necessity = np.asarray(part["step"]), np.asarray(part["necessity"], dtype=float)
+    step, before, after = change_point(steps, necessity)
+    error = np.asarray(part["without_se"], dtype=float)[steps > step]
+    return step if after > before and after > 2 * error.mean() else np.nan

@@ -50,6 +50,31 @@ EXPLAINED: tuple[Moved, ...] = (
         column="global_accuracy|global_accuracy_se",
     ),
     Moved(
+        "rounding: at one position of 1,484 the two best logits are 3e-7 apart; double precision has the new one",
+        r"ablate\.matrices",
+        run="layernorm-mlp",
+        key=r"component=W_V2\|kind=mean-position",
+        column="global_accuracy|global_accuracy_se",
+    ),
+    Moved(
+        "rounding: a sum of four differences, -0.018678 in double precision, frozen as -0.0186776, now -0.0186791",
+        r"identify\.totals",
+        run="four-heads",
+        key=r"game=q\|layer=1",
+        column="sum_of_single",
+    ),
+    Moved(
+        "the standard error is unknown where a single sequence has the positions; it was 0",
+        "surgery",
+        key=r"memory=W_(K1|O2)\|.*group=target",
+        column=".*_se",
+    ),
+    Moved(
+        "a part whose necessity is within twice its error never becomes necessary",
+        r"causal\.births",
+        column="necessary|delay",
+    ),
+    Moved(
         "rounding: a sum of 14 differences, which is -0.14145022 in double precision and was frozen as -0.1414531",
         r"identify\.mediation",
         run="four-heads",

@@ -108,11 +108,20 @@ def test_mediation_sets_the_paths_of_a_head_against_its_whole_effect(run, batch)
 
 def test_a_part_is_born_when_its_curve_changes_level():
     steps = np.arange(10)
-    table = pd.DataFrame(
-        {"step": steps, "component": "W_O2", "kind": "mean", "recall": steps >= 3, "necessity": steps >= 7}
-    )
+    parts = {"recall": steps >= 3, "necessity": 1.0 * (steps >= 7), "without_se": 0.1}
+    table = pd.DataFrame({"step": steps, "component": "W_O2", "kind": "mean"} | parts)
     (row,) = births(table).to_dict("records")
     assert (row["looks_right"], row["necessary"], row["delay"]) == (2.5, 6.5, 4)
+
+
+@pytest.mark.parametrize("level", [0.15, -1.0])
+def test_a_part_without_a_clear_effect_never_becomes_necessary(level):
+    steps = np.arange(10)
+    parts = {"recall": steps >= 3, "necessity": level * (steps >= 7), "without_se": 0.1}
+    (row,) = births(pd.DataFrame({"step": steps, "component": "W_O2", "kind": "mean"} | parts)).to_dict("records")
+    assert row["looks_right"] == 2.5
+    assert np.isnan(row["necessary"])
+    assert np.isnan(row["delay"])
 
 
 def test_at_several_steps_the_default_is_what_fits_a_minute(run):
