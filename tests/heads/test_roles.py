@@ -228,3 +228,12 @@ def test_an_untrained_model_has_no_roles_and_a_planted_one_has_all():
     untrained = build(planted.model.model_config, seed=5)
     key_query, value_output = weight_recalls(parameters(untrained), tokens, 16)
     assert torch.minimum(key_query, value_output).max() < 0.25
+
+
+def test_weights_that_have_diverged_cast_no_vote():
+    run = load("induction-small")
+    model = run.model(step=600)
+    model.blocks[1].attn.W_O.data[0, 0, 0] = torch.nan
+    roles = identify(model, batch=run.task.sample(4, step_rng(0, 0))).roles
+    assert (roles[["weights", "causes"]] == "unknown").all().all()
+    assert roles["attention"].tolist() == ["previous-token", "induction"]
