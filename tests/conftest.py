@@ -1,3 +1,4 @@
+import gc
 import signal
 from collections import Counter
 from importlib.metadata import version
@@ -33,6 +34,18 @@ def pytest_configure():
     NETWORK.close()
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Keep what the imports make out of garbage collection: it lives to the end, and each full pass would walk it."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)
