@@ -46,6 +46,14 @@ def hold(folder: str, seconds: float) -> None:
         time.sleep(seconds)
 
 
+def hold_until_run(folder: str, other: str) -> None:
+    """Hold the folder's lock until the job of another folder has begun."""
+    with locked(Path(folder)):
+        note(folder)
+        while not calls(Path(other)):
+            time.sleep(0.02)
+
+
 def hold_at_first(folder: str) -> None:
     """Take forever, but only the first time."""
     note(folder)

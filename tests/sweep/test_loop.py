@@ -57,7 +57,7 @@ def test_every_job_runs_once_whatever_becomes_of_the_others(tmp_path, capfd):
 
 
 def test_two_workers_work_at_the_same_time_with_one_thread_each(tmp_path):
-    jobs = [job(name, tmp_path, stubs.hold, seconds=1.0) for name in "ab"]
+    jobs = [job(name, tmp_path, stubs.hold, seconds=600.0) for name in "ab"]
     pool = Pool(2)
     for one in jobs:
         pool.submit(one)
@@ -70,7 +70,9 @@ def test_two_workers_work_at_the_same_time_with_one_thread_each(tmp_path):
 
 def test_a_folder_that_another_process_holds_is_waited_for(tmp_path, capfd):
     other = Child()
-    thread = threading.Thread(target=other.run, args=(job("held", tmp_path, stubs.hold, seconds=2.0),))
+    thread = threading.Thread(
+        target=other.run, args=(job("held", tmp_path, stubs.hold_until_run, other=str(tmp_path / "free")),)
+    )
     thread.start()
     wait_for(lambda: (tmp_path / "held" / ".lock").exists())
     ended = work_off([job("held", tmp_path, stubs.hold, seconds=0.0), job("free", tmp_path)], Pool(1))
