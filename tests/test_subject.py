@@ -105,15 +105,14 @@ def test_a_model_alone_has_neither_task_nor_sequences():
         _ = alone.task
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
+@pytest.mark.slow
+def test_a_shipped_run_is_ablated_patched_and_shown_without_transformer_lens():
+    calls = [
         "im.ablate('induction-alone', kind='mean', components=['heads'])",
         "im.patch('induction-alone', components=['heads'])",
         "im.attention('induction-alone').patterns",
-    ],
-)
-def test_a_shipped_run_is_ablated_patched_and_shown_without_transformer_lens(call):
-    code = f"import sys, induction_memory as im; {call}; print('transformer_lens' in sys.modules)"
+    ]
+    lines = [f"{call}; print('transformer_lens' in sys.modules)" for call in calls]
+    code = "\n".join(["import sys, induction_memory as im", *lines])
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
+    assert dict(zip(calls, done.stdout.split(), strict=True)) == dict.fromkeys(calls, "False")

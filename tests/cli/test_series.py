@@ -36,6 +36,7 @@ def call(capsys, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("sound", ["neox"], indirect=True)
 def test_a_planted_series_is_found_out_by_the_shell(sound, tmp_path):
     planted = shutil.copytree(sound, tmp_path / "planted", ignore=shutil.ignore_patterns(str(BESIDE)))
     shutil.rmtree(planted / "step200")
@@ -96,6 +97,7 @@ def test_every_command_reads_a_series(sound, call, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("sound", ["neox"], indirect=True)
 def test_the_page_of_a_series_holds_its_findings_curves_and_maps(sound, call, tmp_path):
     page = tmp_path / "series.html"
     code, out, err = call("report", sound, "--steps", "0,300,600", "--out", page, "--quiet")

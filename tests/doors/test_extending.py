@@ -1,5 +1,6 @@
 """docs/extending.md, run with the package as it is installed: a copy of it alone, away from the source tree."""
 
+import json
 import os
 import re
 import shutil
@@ -12,6 +13,13 @@ import pytest
 ROOT = Path(__file__).parents[2]
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "extending.md").read_text(), re.DOTALL)
 PRINTED = "".join(re.findall(r"```text\n(.*?)```", (ROOT / "docs" / "extending.md").read_text(), re.DOTALL))
+ONE_AFTER_THE_OTHER = """
+import json, sys
+from induction_memory.cli import main
+for words in json.loads(sys.argv[1]):
+    sys.argv = ["induction-memory", *words]
+    main()
+"""
 
 
 def test_each_walk_is_at_most_25_lines():
@@ -39,8 +47,11 @@ def test_the_page_runs_with_the_package_as_installed_and_shows_up_on_the_command
     named.write_text("\n".join(BLOCKS[:2]))
     probes = run("-m", "induction_memory", "probe", "--list", INDUCTION_MEMORY_IMPORT="named.py")
     assert "norm_of_W_O              Frobenius norm of layer 2's output matrix" in probes
-    kinds = run("-m", "induction_memory", "ablate", "--list", INDUCTION_MEMORY_IMPORT="named.py")
+    lines = [
+        ["ablate", "--list"],
+        ["ablate", "induction-small", "--kind", "median", "--components", "L1H1", "--format", "csv"],
+    ]
+    kinds = run("-c", ONE_AFTER_THE_OTHER, json.dumps(lines), INDUCTION_MEMORY_IMPORT="named")
     assert "median                   the median of y over positions" in kinds
     assert "zero                     0" in kinds
-    asked = ["ablate", "induction-small", "--kind", "median", "--components", "L1H1", "--format", "csv"]
-    assert ",median," in run("-m", "induction_memory", *asked, INDUCTION_MEMORY_IMPORT="named.py")
+    assert ",median," in kinds

@@ -13,7 +13,7 @@ from induction_memory.training.run import start
 from induction_memory.trajectory import load
 from tests.tiny_runs import tiny
 
-SAMPLING = llc.Sampling(step_size=2e-3, n_beta=50, localisation=20, burn_in=300, draws=4000, chains=4, minibatches=3)
+SAMPLING = llc.Sampling(step_size=2e-3, n_beta=50, localisation=20, burn_in=300, draws=1500, chains=4, minibatches=3)
 
 
 def quadratic(curvatures):

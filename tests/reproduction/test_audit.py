@@ -1,6 +1,5 @@
 """The audit of what ships: what is measured anew cannot be changed by hand, and what is sealed cannot unnoticed."""
 
-import functools
 import json
 import re
 import shutil
@@ -22,8 +21,6 @@ from induction_memory.trajectory.search import SHIPPED
 
 pytestmark = pytest.mark.slow
 
-ONE_STEP = functools.cache(memories.repeated)
-
 
 @pytest.fixture(scope="module")
 def measured():
@@ -31,22 +28,22 @@ def measured():
     return {what.preset: make_record(load(name), f"{what.preset}-seed-0") for name, what in TRAJECTORIES.items()}
 
 
-def measure_once(measured, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(memories, "repeated", ONE_STEP)
+def measure_once(measured, one_step, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(memories, "repeated", one_step)
     patch.setattr(module, "make_record", lambda _, name: measured[name.removesuffix("-seed-0")])
 
 
 @pytest.fixture
-def quick(measured, monkeypatch):
+def quick(measured, one_step, monkeypatch):
     """Nothing is measured twice."""
-    measure_once(measured, monkeypatch)
+    measure_once(measured, one_step, monkeypatch)
 
 
 @pytest.fixture(scope="module")
-def intact(measured):
+def intact(measured, one_step):
     """The audit of what ships."""
     with pytest.MonkeyPatch.context() as patch:
-        measure_once(measured, patch)
+        measure_once(measured, one_step, patch)
         return audit()
 
 
@@ -130,7 +127,7 @@ def test_recomputed_rows_do_not_depend_on_any_sealed_number(quick, intact, copy)
     assert set(after.loc[~recomputed, "source"]) == {"seal broken"}
 
 
-def test_without_runs_the_audit_fails(tmp_path):
+def test_without_runs_the_audit_fails(one_step_once, tmp_path):
     found = audit(tmp_path)
     assert "no run" in set(found.verdicts["verdict"])
     assert len(found.problems) == 1 + len(TRAJECTORIES)
@@ -157,7 +154,7 @@ def test_the_distance_names_the_column_that_differs(measured):
     assert distance(shorter, record)[0] == np.inf
 
 
-def test_records_get_the_measures_that_are_younger_than_they_are(tmp_path):
+def test_records_get_the_measures_that_are_younger_than_they_are(quick, tmp_path):
     shutil.copytree(SHIPPED / "vanilla-fixed", tmp_path / "vanilla-fixed", ignore=shutil.ignore_patterns(".cache"))
     place = tmp_path / "records" / "figure-2-fixed-seed-0"
     shutil.copytree(SHIPPED / "records" / place.name, place)

@@ -155,14 +155,15 @@ BREAKS = {
 
 
 @pytest.mark.slow
-def test_every_claim_holds_where_it_should():
+def test_every_claim_holds_where_it_should(one_step_once):
     table = check(Records(list(fitting().values())))
     assert set(table["claim"]) == set(CLAIMS)
     others = table.loc[(table["verdict"] != "holds") & ~table["claim"].isin(WITHOUT_RUNS)]
     assert others.empty
 
 
-def test_claims_that_need_no_run_are_measured():
+@pytest.mark.slow
+def test_claims_that_need_no_run_are_measured(one_step_once):
     table = check(Records([]), [*WITHOUT_RUNS])
     for name, verdicts in WITHOUT_RUNS.items():
         assert table.loc[table["claim"] == name, "verdict"].tolist() == verdicts
@@ -247,7 +248,8 @@ def test_pages_where_other_sentences_are_checked_have_their_headings():
     assert all(sentence.about for sentence in NOT_MEASURED)
 
 
-def test_every_measure_that_does_not_hold_in_what_ships_is_explained_by_numbers():
+@pytest.mark.slow
+def test_every_measure_that_does_not_hold_in_what_ships_is_explained_by_numbers(one_step_once):
     records = record_files.read_all(SHIPPED / record_files.FOLDER)
     table = check(records)
     for name in set(table.loc[table["verdict"] == "does not hold", "claim"]):

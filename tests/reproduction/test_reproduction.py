@@ -184,24 +184,19 @@ def test_a_run_with_other_settings_is_refused(trained, small, monkeypatch):
             training.gather(plan.jobs([6], "quick"), trained)
 
 
-def test_a_run_of_fewer_steps_counts_as_unfinished_and_is_trained_on(small, tmp_path, monkeypatch):
-    job = plan.jobs([7], "quick")[:1]
-    training.gather(job, tmp_path, workers=1, quiet=True)
-    longer = [replace(job[0], config=job[0].config.with_settings(["train.steps=6"]))]
-    assert len(training.gather(longer, tmp_path, train=False)) == 0
+def test_what_is_missing_is_trained_in_processes_once_and_on_when_more_steps_are_asked_for(small, tmp_path):
+    (job,) = plan.jobs([7], "quick")[:1]
+    found = training.gather([job], tmp_path, workers=1, quiet=True)
+    assert list(found) == ["figure-4-uniform-seed-0"]
+    assert load(tmp_path / "figure-4-uniform-seed-0").finished
+    before = (tmp_path / "records" / job.name / "record.json").stat().st_mtime_ns
+    training.gather([job], tmp_path, workers=1, quiet=True)
+    assert (tmp_path / "records" / job.name / "record.json").stat().st_mtime_ns == before
+    longer = [replace(job, config=job.config.with_settings(["train.steps=6"]))]
+    assert len(training.gather(longer, tmp_path, train=False)) == 0  # a run of fewer steps counts as unfinished
     found = training.gather(longer, tmp_path, workers=1, quiet=True)
     assert found.one("figure-4-uniform").steps == 6
     assert len(found.one("figure-4-uniform").metrics) == 7
-
-
-def test_what_is_missing_is_trained_in_processes(small, tmp_path):
-    job = plan.jobs([7], "quick")[:1]
-    found = training.gather(job, tmp_path, workers=1, quiet=True)
-    assert list(found) == ["figure-4-uniform-seed-0"]
-    assert load(tmp_path / "figure-4-uniform-seed-0").finished
-    before = (tmp_path / "records" / job[0].name / "record.json").stat().st_mtime_ns
-    training.gather(job, tmp_path, workers=1, quiet=True)
-    assert (tmp_path / "records" / job[0].name / "record.json").stat().st_mtime_ns == before
 
 
 def test_without_training_only_what_is_there_is_read(small, tmp_path):
