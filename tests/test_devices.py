@@ -20,6 +20,7 @@ from induction_memory.training.forward import evaluate, plain_evaluate
 from induction_memory.training.loop import train
 from tests.elsewhere import Elsewhere, MadeThere, elsewhere
 
+pytestmark = pytest.mark.slow
 TASK = im.BigramTask(length=12, k=2)
 SIZES = {"d_model": 16, "n_ctx": 12, "d_vocab": TASK.n_inputs}
 MODELS = {

@@ -115,6 +115,7 @@ def with_and_without_tokenizer(tmp_path_factory):
     return [boot(folder) for folder in folders]
 
 
+@pytest.mark.slow
 def test_a_tokenizer_changes_no_number(with_and_without_tokenizer):
     """Maps, head scores, ablation, patching and roles, on tokens."""
     assert [model.tokenizer is None for model in with_and_without_tokenizer] == [False, True]

@@ -31,6 +31,7 @@ def test_every_probe_is_measured_on_some_control_or_needs_more_than_a_model(foun
     assert set(missing) == need_a_run | need_layer_norm
 
 
+@pytest.mark.slow
 def test_a_value_outside_its_range_is_named(found):
     broken = found.copy()
     broken.loc["W_O2", "constructed"] = 0.5

@@ -30,6 +30,7 @@ class Says(torch.nn.Module):
         return self.predictor(tokens).clamp(min=1e-30).log()
 
 
+@pytest.mark.slow
 def test_a_model_that_is_a_predictor_is_at_no_distance_from_it_alone():
     for name, predictor in TASK.predictors().items():
         table = predictor_distances(Says(predictor), task=TASK, sequences=16)

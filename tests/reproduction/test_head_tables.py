@@ -12,6 +12,7 @@ from induction_memory.trajectory.search import SHIPPED
 TABLES = SHIPPED / head_tables.FOLDER
 
 
+@pytest.mark.slow
 def test_the_page_of_heads_is_the_one_that_the_shipped_tables_give():
     page = Path(__file__).parents[2] / "docs" / "heads.md"
     assert head_tables.read(TABLES).page(SHIPPED / record_files.FOLDER) == page.read_text(encoding="utf-8")

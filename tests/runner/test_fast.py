@@ -133,6 +133,7 @@ def test_many_edges_with_one_vector_each_equal_one_hooked_forward(model, monkeyp
             torch.testing.assert_close(fast, slow, atol=2e-5, rtol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at_once", [24, 100_000], ids=["two sequences after the other", "all"])
 def test_patches_of_one_position_and_logits_at_some_queries_equal_the_hooked_forward(model, monkeypatch, at_once):
     monkeypatch.setattr(fast_runner, "TOKENS_AT_ONCE", at_once)

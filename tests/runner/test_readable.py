@@ -16,6 +16,7 @@ from induction_memory.subject import subject
 from induction_memory.subject.stack import model_weights
 from tests.trajectory.series import tiny
 
+pytestmark = pytest.mark.slow
 READABLE = ["gpt2", "neox", "llama", "llama-shared", "olmo", "qwen2"]
 REFUSED = {
     "olmo2": "attention scores are not those of W_Q and W_K",

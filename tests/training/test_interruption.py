@@ -181,6 +181,7 @@ def test_a_read_only_folder_and_one_that_vanishes_are_clear_errors(tmp_path, mon
     knocks["read-only or vanished folders"] += 3
 
 
+@pytest.mark.slow
 def test_killed_or_out_of_space_at_any_operation_thinning_can_be_done_again(whole, tmp_path, monkeypatch, knocks):
     expected = content(thin(whole, tmp_path / "whole", [0, 12]).path)
     at, done = 0, False
@@ -206,6 +207,7 @@ def test_killed_or_out_of_space_at_any_operation_thinning_can_be_done_again(whol
     assert at > 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.hard)])
 def test_killed_at_any_operation_a_branch_can_be_made_again(every, whole, tmp_path, monkeypatch, knocks):
     expected = content(branch(whole, 8, tmp_path / "whole", freeze=["W_K1"], quiet=True).path)
