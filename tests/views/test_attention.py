@@ -250,6 +250,7 @@ def test_colours_go_from_light_to_dark_and_are_grey_beyond_the_diagonal():
     assert pixels[1, 1].tolist() == [0x21, 0x71, 0xB5]
 
 
+@pytest.mark.slow
 def test_a_page_in_a_notebook_loads_no_drawing_library():
     code = """import sys, numpy as np
 from induction_memory.views.attention import AttentionView

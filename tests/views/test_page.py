@@ -434,6 +434,7 @@ def test_print_shows_five_steps(tab, paths):
     assert len(tab.pdf()) > 20000
 
 
+@pytest.mark.slow
 def test_the_page_asks_for_no_eval_and_no_inline_handlers(paths):
     source = paths["one"].read_text(encoding="utf-8")
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', source)[1]
