@@ -47,6 +47,7 @@ def test_a_model_comes_back_from_plain_json_and_computes_the_same(changes):
     assert architecture.shapes == {name: tuple(p.shape) for name, p in model.named_parameters()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS)
 def test_it_trains_and_a_resumed_run_ends_with_the_same_bits(changes, tmp_path):
     whole = im.train(TASK, config(**changes), out=tmp_path / "whole", **TRAIN)

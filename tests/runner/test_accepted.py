@@ -44,6 +44,7 @@ def model_of(**changes):
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_both_runners_give_the_same_on_every_architecture_that_the_shortcut_accepts(name):
     model = model_of(**ACCEPTED[name])

@@ -111,6 +111,7 @@ def test_random_sets_of_patches_at_some_positions_equal_one_hooked_forward(model
         torch.testing.assert_close(fast, slow, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at_once", [24, 100_000])
 def test_many_edges_with_one_vector_each_equal_one_hooked_forward(model, monkeypatch, at_once):
     """Heads that nobody reads and inputs that are the same at every position take the short ways."""

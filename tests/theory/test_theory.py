@@ -108,6 +108,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_closed_form_turns_the_verdict(name):
     check, broken = BROKEN[name]
@@ -168,6 +169,7 @@ def test_the_page_holds_every_row_and_marks_slips_and_failures(quick_results, tm
     assert "and 1 are not as expected" in " ".join(theory_page.summary([(entry, bad.checks[0])]).split())
 
 
+@pytest.mark.slow
 def test_one_step_recall_grows_with_dimension_and_data():
     result = first_step_recall.one_step(repeats=1)
     assert all(row.expected for row in result.checks)

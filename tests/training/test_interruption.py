@@ -232,6 +232,7 @@ def test_killed_at_any_operation_a_branch_can_be_made_again(every, whole, tmp_pa
     assert at > 30
 
 
+@pytest.mark.slow
 def test_a_run_can_be_read_while_it_trains(tmp_path, knocks):
     """Readers in threads, for as long as a trainer writes: right values or nothing yet, never damage."""
     config = tiny(steps=60, checkpoints="every 2", resume_every=3)
