@@ -16,6 +16,7 @@ from induction_memory.experiment.presets import PRESETS
 from induction_memory.experiment.train_config import TrainConfig
 from induction_memory.model.config import ModelConfig
 from induction_memory.reproduction.claims import CLAIMS
+from induction_memory.reproduction.shipping import TRAJECTORIES
 from induction_memory.task.bigrams import BigramTask
 
 TINY = [
@@ -324,9 +325,10 @@ def test_a_check_without_runs_fails(run, tmp_path, monkeypatch):
     fewer = {name: claim for name, claim in CLAIMS.items() if name not in without_runs}
     monkeypatch.setattr("induction_memory.reproduction.audit.CLAIMS", fewer)
     code, out, err = run("reproduce", "--check")
-    assert (code, err.count("\n")) == (1, 1)
+    problems = 1 + len(TRAJECTORIES)  # what could not be checked, and each trajectory that is not there
+    assert (code, err.count("\n")) == (1, problems)
     assert "measurements could not be checked: no run" in err
-    assert "0 of 20 hold, 20 without a run; 1 problems" in out.splitlines()[-1]
+    assert f"0 of 20 hold, 20 without a run; {problems} problems" in out.splitlines()[-1]
     of_one = [claim for claim in fewer.values() if claim.figure == 3]
     code, out, err = run("reproduce", "3", "--check")
     assert (code, 0 < len(of_one) < len(fewer)) == (1, True)
