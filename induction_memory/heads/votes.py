@@ -73,7 +73,7 @@ def votes(v: ValueFunction, shares: pd.DataFrame, known: bool = True) -> pd.Data
 def _recalls(
     v: ValueFunction, tokens: Int[Tensor, " n"], length: int, before: Bool[Tensor, "query key"] | None
 ) -> tuple[Float[Tensor, "layer head role"], Float[Tensor, "layer head role"]]:
-    """`weight_recalls` of a model, unknown (nan) if memories cannot be read from its weights, or these have diverged."""
+    """`weight_recalls` of a model, nan (unknown) if its weights hold no readable memories or have diverged."""
     runner = v.recording.runner
     if runner.refusal is None and all(bool(weight.isfinite().all()) for weight in runner.weights.values()):
         return weight_recalls(runner.weights, tokens, length, before)
