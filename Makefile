@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+unexport PYTHONDONTWRITEBYTECODE    # tests start many processes, each of which would compile the package again
 
 TL4_VENV := .venv-tl4
 TL4_BIN := $(TL4_VENV)/bin
