@@ -102,8 +102,7 @@ class Activations:
             return run_repeated(self.model, self.stack.n_layers)
         length = self.runner.n_ctx // 2
         tokens = self.of_batch("repeated tokens", lambda: standard_tokens(self.stack.vocab_size, length))
-        recording = self.runner.record(tokens, patterns=True)
-        return [recording.pattern(layer) for layer in range(1, self.n_layers + 1)]
+        return self.runner.patterns(tokens)
 
     def mass(self, layer: int, name: str, sought: Bool[Tensor, "batch query key"]) -> Float[Tensor, "batch head query"]:
         """The attention that each query of a layer gives to the sought keys, kept under a name."""

@@ -95,26 +95,36 @@ class FastRunner:
         runner = self
         if weights:
             runner = FastRunner(self.graph, self.n_ctx, self._networks, self._weights, {**self._swapped, **weights})
-        require_length(tokens, self.n_ctx)
-        tokens = tokens.to(self.weights["embed.W_E"].device)
+        tokens = self._checked(tokens)
         with torch.no_grad(), self._networks(runner._swapped) as network:
-            kept = {"hook_embed": network.embed(tokens)}
-            x = kept["hook_embed"]
-            if network.positions is not None:
-                kept["hook_pos_embed"] = network.positions(tokens).expand_as(x)
-                x = x + kept["hook_pos_embed"]
+            kept, x = _embedded(network, tokens)
             known: dict[str, Tensor] = {}
             for number, layer in enumerate(network.layers, start=1):
-                if number == 1 and network.tables is not None:
-                    reads = layer.project_embedded(x, tokens, network.tables)
-                else:
-                    reads = layer.project(layer.norm(x), "qkv")
+                reads = network.reads(number, x, tokens, "qkv")
                 computed, facts = _layer(layer, number, x, reads, network.graph.parallel, patterns)
                 kept |= {f"blocks.{number - 1}.{hook}": value for hook, value in computed.items()}
                 known |= facts
                 x = computed["hook_resid_post"]
             W_O = [layer.W_O for layer in network.layers]
             return Recording(runner, tokens, kept, network.unembed(x), W_O, network, known)
+
+    def patterns(self, tokens: Int[Tensor, "batch pos"]) -> list[Float[Tensor, "batch head query key"]]:
+        """What follows the last layer's keys is not computed."""
+        tokens, found = self._checked(tokens), []
+        with torch.no_grad(), self._networks(self._swapped) as network:
+            _, x = _embedded(network, tokens)
+            for number, layer in enumerate(network.layers[:-1], start=1):
+                reads = network.reads(number, x, tokens, "qkv")
+                computed, facts = _layer(layer, number, x, reads, network.graph.parallel, True)
+                found.append(facts[f"pattern {number}"])
+                x = computed["hook_resid_post"]
+            last = network.layers[-1]
+            q, k = (last.rotated(one[None])[0] for one in network.reads(len(network.layers), x, tokens, "qk"))
+            return [*found, attention.pattern(q, k, last.scale)]
+
+    def _checked(self, tokens: Int[Tensor, "batch pos"]) -> Int[Tensor, "batch pos"]:
+        require_length(tokens, self.n_ctx)
+        return tokens.to(self.weights["embed.W_E"].device)
 
     def run(
         self, recording: Recording, variants: Sequence[Variant], queries: Int[Tensor, "batch m"] | None
@@ -155,6 +165,17 @@ class FastRunner:
         with torch.no_grad(), self.network(recording) as network:
             q, k = (network[layer].rotated(recording.layer(layer, f"attn.hook_{one}")[None])[0] for one in "qk")
             return attention.pattern(q, k, network[layer].scale)
+
+
+def _embedded(
+    network: Network, tokens: Int[Tensor, "batch pos"]
+) -> tuple[dict[str, Tensor], Float[Tensor, "batch pos d"]]:
+    """The embeddings by hook, and their sum."""
+    x = network.embed(tokens)
+    if network.positions is None:
+        return {"hook_embed": x}, x
+    positions = network.positions(tokens).expand_as(x)
+    return {"hook_embed": x, "hook_pos_embed": positions}, x + positions
 
 
 def _value_layers(graph: Graph, variants: Sequence[Variant]) -> list[int]:

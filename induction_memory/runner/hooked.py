@@ -102,10 +102,21 @@ class HookedRunner:
             yield [index], (logits if queries is None else take(logits, queries)).unsqueeze(0)
 
     def pattern(self, recording: Recording, layer: int) -> Float[Tensor, "batch head query key"]:
-        kept, name = dict[str, Tensor](), f"blocks.{layer - 1}.attn.hook_pattern"
+        return self._patterns(recording.tokens, [layer])[0]
+
+    def patterns(self, tokens: Int[Tensor, "batch pos"]) -> list[Float[Tensor, "batch head query key"]]:
+        require_length(tokens, self.n_ctx)
+        tokens = tokens.to(next(self.model.parameters()).device)
+        return self._patterns(tokens, range(1, self.graph.n_layers + 1))
+
+    def _patterns(
+        self, tokens: Int[Tensor, "batch pos"], layers: Sequence[int]
+    ) -> list[Float[Tensor, "batch head query key"]]:
+        """The attention of some layers, by one forward."""
+        kept, names = dict[str, Tensor](), [f"blocks.{layer - 1}.attn.hook_pattern" for layer in layers]
         with torch.no_grad():
-            self._forward(recording.tokens, [(name, keep(kept, name))], [])
-        return kept[name]
+            self._forward(tokens, [(name, keep(kept, name)) for name in names], [])
+        return [kept[name] for name in names]
 
     def _forward(self, tokens: Tensor, hooks: Sequence[Hook], flags: Sequence[str]) -> Tensor:
         with replaced(self.model, self._swapped), separated(self.model, flags):

@@ -55,13 +55,14 @@ class Layer:
         x: Float[Tensor, "batch pos d_model"],
         tokens: Int[Tensor, "batch pos"],
         tables: tuple[Float[Tensor, "vocab d_model"], Float[Tensor, "n_ctx d_model"]],
+        letters: str,
     ) -> tuple[Float[Tensor, "batch pos head d_head"], ...]:
-        """Queries, keys and values of x = W_E[token] + W_pos[position]: each table is multiplied, not each place."""
-        (W_E, W_pos), (free, W, b) = tables, self._matrices("qkv")
-        if len(free) == len("qkv"):
-            return self._split(x, "qkv", None)
+        """The same for x = W_E[token] + W_pos[position]: the two tables are multiplied, not every position."""
+        (W_E, W_pos), (free, W, b) = tables, self._matrices(letters)
+        if len(free) == len(letters):
+            return self._split(x, letters, None)
         read = F.embedding(tokens, F.linear(W_E, W)).add_(F.linear(W_pos[: tokens.shape[1]], W, b))
-        return self._split(x, "qkv", read)
+        return self._split(x, letters, read)
 
     def _split(
         self, x: Float[Tensor, "*lead d_model"], letters: str, multiplied: Float[Tensor, "*lead d"] | None

@@ -48,6 +48,14 @@ class Network:
         """A layer counted from 1."""
         return self.layers[layer - 1]
 
+    def reads(
+        self, layer: int, x: Float[Tensor, "batch pos d_model"], tokens: Int[Tensor, "batch pos"], letters: str
+    ) -> tuple[Float[Tensor, "batch pos head d_head"], ...]:
+        """Queries, keys or values of a layer in an intact run, as the letters say."""
+        if layer == 1 and self.tables is not None:
+            return self[1].project_embedded(x, tokens, self.tables, letters)
+        return self[layer].project(self[layer].norm(x), letters)
+
     def to_stream(self, layer: int) -> Through | None:
         """W_O of a layer's heads; None if it makes their values wider."""
         return self._once(f"stream {layer}", layer, lambda: self[layer].W_O)

@@ -65,6 +65,10 @@ class Runner(Protocol):
         """Logits of every variant, in groups: (which variants, their logits). At all positions, or at `queries`."""
         ...
 
+    def patterns(self, tokens: Int[Tensor, "batch pos"]) -> list[Float[Tensor, "batch head query key"]]:
+        """The attention of every layer, without a recording."""
+        ...
+
     def pattern(self, recording: "Recording", layer: int) -> Float[Tensor, "batch head query key"]:
         """The attention of a layer, counted from 1."""
         ...

@@ -233,8 +233,8 @@ def _triggers(tokens: Int[Tensor, " pos"], task: Task | None, given: Mapping[str
 
 def _patterns(runner: Runner, tokens: Int[Tensor, " pos"], names: Sequence[str]) -> Float[np.ndarray, "head q k"]:
     require_length(tokens[None], runner.n_ctx, "text")
-    recording = runner.record(tokens[None])
-    return np.stack([recording.pattern(layer)[0, head - 1].cpu().numpy() for layer, head in map(head_of, names)])
+    patterns = runner.patterns(tokens[None])
+    return np.stack([patterns[layer - 1][0, head - 1].cpu().numpy() for layer, head in map(head_of, names)])
 
 
 def _title(columns: Sequence[tuple[str, int | None]]) -> str:

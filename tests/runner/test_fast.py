@@ -10,6 +10,7 @@ from induction_memory.runner import fast as fast_runner
 from induction_memory.runner.attention import running_mean
 from induction_memory.runner.choice import record
 from induction_memory.runner.components import Graph
+from induction_memory.runner.hooked import HookedRunner
 from induction_memory.runner.variants import Patch
 from tests.hooked_twin import hooked_logits
 
@@ -78,6 +79,11 @@ def test_a_recording_that_keeps_its_attention_is_the_same(model, monkeypatch):
         assert not plain.knows_pattern(layer)
         hook = f"blocks.{layer - 1}.attn.hook_pattern"
         torch.testing.assert_close(kept.pattern(layer), cache[hook], atol=1e-5, rtol=1e-5)
+    for runner in (plain.runner, HookedRunner(model)):
+        alone = runner.patterns(tokens_of(0))
+        for layer, pattern in enumerate(alone):
+            torch.testing.assert_close(pattern, cache[f"blocks.{layer}.attn.hook_pattern"], atol=1e-5, rtol=1e-5)
+        assert len(alone) == model.cfg.n_layers
 
 
 def test_every_single_patch_equals_one_hooked_forward(model):
