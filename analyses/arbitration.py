@@ -4,7 +4,7 @@
     python analyses/arbitration.py four-heads layernorm-mlp
 
 Prints, per run and step, how often the retrieved token is predicted by its rank in pi_b (`im.probes.arbitration`), at
-triggers and at repeated tokens that are no triggers, and draws both over training.
+triggers and at other repeated tokens, and draws both over training.
 """
 
 from pathlib import Path

@@ -1,11 +1,11 @@
-"""Check what ships: which numbers of the claims are measured anew, and which come from sealed records.
+"""Check what ships: which numbers of the claims are measured again, and which come from sealed records.
 
-Weights ship for a few runs, thinned to some steps, and the records of all runs ship beside them. Of a run with weights
-everything is measured anew that they allow: the metrics are read from the trajectory, the last step is measured, and so
-are the recalls at the steps that ship exactly, not rounded. Everything else comes from the records, whose files have
-checksums.
+Weights ship for a few runs, thinned to some steps, and the records of all runs ship beside them. For a run with
+weights, everything that they allow is measured again: the metrics are read from the trajectory, the last step is
+measured, and so are the recalls at all exact (not rounded) steps. Everything else comes from the records, whose files
+have checksums.
 
-`audit` notes what each row of the table of claims reads. A row is "recomputed" if all its numbers were measured anew,
+`audit` notes what each row of the table of claims reads. A row is "recomputed" if all its numbers were measured again,
 "sealed" if one of them comes from an intact record, and "seal broken" if one comes from a record that was changed.
 """
 
@@ -84,10 +84,10 @@ class Audit:
 
 @dataclass(frozen=True, eq=False)
 class AuditedRecord(Record):
-    """A record that notes in `sealed_reads` when a number is read that was not measured anew."""
+    """A record that notes in `sealed_reads` each read of a number that was not measured again."""
 
     anew: frozenset[str] = frozenset()
-    """What was measured anew: "metrics", "last", "row 0" ..."""
+    """What was measured again: "metrics", "last", "row 0" ..."""
     sealed_reads: list[str] = field(default_factory=list)
     """The record's name, once per read; one list for all records of an audit."""
 
@@ -142,10 +142,9 @@ def audit(folder: Path | None = None) -> Audit:
 
 
 def complete(names: Sequence[str] | None = None, out: Path = SHIPPED) -> list[str]:
-    """Measure shipped trajectories anew (all, or those named), and add to each record the measures of its last step
-    that are younger than it is.
+    """Measure shipped trajectories again (all, or those named), and add new measures of the last step to their records.
 
-    A record that differs from its trajectory in what both have is refused. Names the records that grew.
+    A record whose numbers differ from its trajectory is refused. Returns the names of the records that grew.
     """
     folder, grown = out / record_files.FOLDER, []
     for name in TRAJECTORIES if names is None else names:
@@ -183,9 +182,9 @@ def with_shipped(records: Records, planned: Sequence[Job], folder: Path = SHIPPE
 
 
 def distance(kept: Record, anew: Record) -> tuple[float, str]:
-    """Largest difference between a record and what was measured anew, and its column; relative for values above 1.
+    """Largest difference between a record and a new measurement, and its column; relative for values above 1.
 
-    A measure of the last step that is younger than the record is not compared.
+    Measures of the last step that the record does not have yet are not compared.
     """
     before, now = (record.metrics.set_index("step") for record in (kept, anew))
     tables = [
@@ -206,12 +205,12 @@ def distance(kept: Record, anew: Record) -> tuple[float, str]:
 
 
 def _of_exact_steps(run: Trajectory, record: Record) -> Record:
-    """The record without the recalls at rounded steps, which may differ from those of the run in some association."""
+    """The record without the recalls at rounded steps, where rounding may change whether an association is recalled."""
     return replace(record, probes=record.probes.drop(index=run.rounded.tolist()))
 
 
 def _audited(kept: Record, anew: Record | None, reads: list[str]) -> AuditedRecord:
-    """The record with its numbers measured anew where there are some."""
+    """The record, with its numbers replaced by those that were measured again."""
     known = {entry.name: getattr(kept, entry.name) for entry in fields(Record)}
     if anew is None:
         return AuditedRecord(**known, sealed_reads=reads)

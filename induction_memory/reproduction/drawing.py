@@ -1,6 +1,6 @@
 """The paper's figures, each from the records and the trajectories of its runs.
 
-A figure is drawn from the runs that are there; one that lacks a run it cannot do without says which.
+A figure is drawn from the runs that exist. If one that it needs is missing, the error names it.
 """
 
 from collections.abc import Callable, Mapping
@@ -72,7 +72,7 @@ def figure_5(given: Material) -> Figure:
 
 
 def figure_6(given: Material) -> Figure:
-    """Recall with uniform and with bigram outputs; the latter for as long as it was trained."""
+    """Recall with uniform and with bigram outputs, each for as many steps as it was trained."""
     runs = {f"train {kind}": given.records.one(name) for kind, name in plan.OUTPUTS.items() if _has(given, name)}
     _require_one(runs, plan.OUTPUTS["uniform"])
     return recalls_by_setting(runs, note=given.note)
@@ -133,7 +133,7 @@ IN_THE_TEXT: dict[int, Callable[[Material], Figure]] = {
 
 
 def draw(figure: int, given: Material, folder: Path) -> list[Path]:
-    """Draw a figure of the paper into the folder, and if its runs are there, in the text's parametrisation too."""
+    """Draw a figure of the paper into the folder and, if those runs exist, in the text's parametrisation too."""
     path, again = (folder / f"figure-{figure:02}{end}.png" for end in ("", "-text"))
     _write(FIGURES[figure](given), path)
     if figure not in IN_THE_TEXT:
@@ -181,13 +181,13 @@ def _on_triggers(record: Record) -> Record:
 
 
 def _scores(run: Trajectory, memory: str, step: int) -> Any:
-    """v_j^T W u_i with j down and i across."""
+    """v_j^T W u_i, one row per j and one column per i."""
     table: pd.DataFrame = probes.score_matrix(run, memory, step=step)
     return table.to_numpy().T if memory == "W_O2" else table.to_numpy()
 
 
 def _maps(run: Trajectory, titles: Mapping[str, str]) -> list[Panel]:
-    """The maps of some heads at the last step, over the sampled sequence in which most triggers come again."""
+    """The maps of some heads at the last step, over the sampled sequence in which the most triggers recur."""
     from induction_memory.views.attention import attention
 
     view = attention(run, length=plan.LETTERS, heads=list(titles))

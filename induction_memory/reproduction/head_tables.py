@@ -22,7 +22,7 @@ STUDY = "study.json"
 
 @dataclass(frozen=True, eq=False)
 class HeadStudy:
-    """The tables of the study, and what its page says beside them."""
+    """The tables of the study, and the other facts on its page."""
 
     found: Identification
     config: RunConfig
@@ -46,7 +46,7 @@ def write(study: HeadStudy, folder: Path) -> None:
 
 
 def read(folder: Path) -> HeadStudy:
-    """What `write` wrote."""
+    """The study that `write` wrote."""
     try:
         about = json.loads((folder / STUDY).read_text(encoding="utf-8"))
         found = Identification.read(folder)

@@ -25,12 +25,12 @@ AT_THE_END = [
     *("W_K1_sir", "W_K1_first64_sir", "W_K2_sir", "W_O2_sir"),
 ]
 SEQUENCES = 128
-"""Sequences that the accuracy of the last step is measured on."""
+"""Sequences on which the accuracy of the last step is measured."""
 
 BATCHES, RESAMPLES = 8, 300
 """Batches for a standard error over sequences; draws of a bootstrap over associations."""
 UNCERTAIN = ["previous_token_argmax1", "induction_mass2", "induction_other_mass2"]
-"""Attention probes of the last step that claims rest on."""
+"""Attention probes of the last step that claims use."""
 
 IGNORED = "^checkpoint$|^crc32$|_norm_"
 """Columns of the metrics that a record leaves out, the norms of weights and gradients among them."""
@@ -67,7 +67,7 @@ def diagonals(run: Trajectory, step: int) -> dict[str, float]:
 
 
 def attention_errors(run: Trajectory, step: int) -> dict[str, float]:
-    """Standard errors of attention probes: their spread over small batches that are as many sequences together."""
+    """Standard errors of attention probes, from their spread over small batches of the same total size."""
     if run.config.model.n_heads > 1 or run.config.model.n_layers < 2:
         return {}
     short = replace(run.task, length=min(plan.LETTERS, run.task.length))
@@ -85,8 +85,8 @@ def attention_errors(run: Trajectory, step: int) -> dict[str, float]:
 
 
 def _drawn(run: Trajectory, step: int) -> tuple[dict[str, float], dict[str, float]]:
-    """At the positions that an attention map shows: how often layer 1 attends most to the previous token, and the
-    accuracy at triggers first seen there, and later; with standard errors of the accuracies.
+    """How often layer 1 attends most to the previous token, at the positions that an attention map shows; and the
+    accuracy at triggers first seen at these positions, and at later ones, with standard errors.
     """
     if run.config.model.n_heads > 1:
         return {}, {}
@@ -109,7 +109,7 @@ def _drawn(run: Trajectory, step: int) -> tuple[dict[str, float], dict[str, floa
 
 
 def preferences(run: Trajectory, name: str) -> tuple[dict[str, float], dict[str, float]]:
-    """Of the vanilla transformers of Figure 2: how often the retrieved token is predicted, by its rank in pi_b."""
+    """How often the vanilla transformers of Figure 2 predict the retrieved token, by its rank in pi_b."""
     if name.rpartition("-seed-")[0] not in plan.TWO_LAYERS.values():
         return {}, {}
     values, errors = {}, {}
@@ -120,7 +120,7 @@ def preferences(run: Trajectory, name: str) -> tuple[dict[str, float], dict[str,
 
 
 def _pair_errors(run: Trajectory, step: int) -> dict[str, float]:
-    """Standard errors of what the diagonals give: bootstrap over the associations of each memory."""
+    """Standard errors of the measures of the diagonals: bootstrap over the associations of each memory."""
     if run.config.model.n_heads > 1 or run.config.model.n_layers < 2:
         return {}
     rng, found = np.random.default_rng(0), {}

@@ -1,4 +1,4 @@
-"""docs/reproduction.md: figure by figure, what the paper says beside what came out. No number is typed by hand."""
+"""docs/reproduction.md: for each figure, what the paper says and what was measured. No number is typed by hand."""
 
 import re
 import textwrap
@@ -34,7 +34,7 @@ def page(
 ) -> str:
     """The page; `pictures` are the figures that were drawn, `reasons` why the others were not.
 
-    `linked`: the other pages of the documentation stand beside it.
+    `linked` says that the other pages of the documentation are in the same folder.
     """
     parts = [_opening(scale, _summary(verdicts))]
     for figure in chosen:
@@ -54,7 +54,7 @@ def page(
 
 
 def _opening(scale: Scale, summary: str) -> str:
-    """The reader's question, the answer in numbers, and how to read a verdict."""
+    """The question of the page, the answer in numbers, and how to read a verdict."""
     where = "at its own scale" if scale == "paper" else "at a reduced scale"
     parts = [
         f"# The paper's figures and claims, {where}",
@@ -86,7 +86,7 @@ def _provenance(scale: Scale) -> list[str]:
     """Settings, how accuracies and recalls are taken, and the command."""
     about = (
         "Accuracy is the mean over the last 20 batches, and its spread over seeds is that of a share, sqrt(p (1 - p)). "
-        "Recalls are those of the last stored step; that of W_K2 is among the triggers Q alone where they are fixed. "
+        "Recalls are those of the last stored step. With fixed triggers, that of W_K2 is among the triggers Q alone. "
         "Minutes are wall time on a shared two-core machine with two runs at a time."
     )
     command = f"This page is written by `induction-memory reproduce all --scale {scale}`."

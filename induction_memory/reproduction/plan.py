@@ -1,7 +1,7 @@
 """Which runs each figure of the paper is drawn from, at the paper's own scale or at a reduced one.
 
-A run is a preset and a seed; at either scale it is trained with one thread, so that two can share two cores and the
-same bits come out wherever it is trained.
+A run is a preset and a seed. At both scales it is trained with one thread, so that two runs can share two cores and the
+bits do not depend on the machine's number of threads.
 """
 
 from collections.abc import Iterable, Sequence
@@ -55,7 +55,7 @@ FIGURES: dict[int, tuple[str, ...]] = {
 """Figure -> the presets it is drawn from. Figure 9 takes no training."""
 
 SEEDS = dict.fromkeys([*FREEZING.values(), *(f"figure-8-d128-eta{eta}" for eta in (3.2, 6.4, 12.8, 25.6, 51.2))], 3)
-"""Independent repetitions of a preset's run at the paper's scale; one where nothing is said."""
+"""Independent repetitions of a preset's run at the paper's scale; one if not listed."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def figures(names: Iterable[str]) -> list[int]:
 
 
 def jobs(chosen: Sequence[int], scale: Scale) -> list[Job]:
-    """The runs of these figures, none twice."""
+    """The runs of these figures, each once."""
     found: dict[str, Job] = {}
     for figure in chosen:
         for seed in range(max(SEEDS.values())):

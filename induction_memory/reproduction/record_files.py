@@ -4,7 +4,7 @@
     metrics.csv   one row per training step, without the norms of weights and gradients
     probes.csv    one row per stored step
 
-A folder of records that ships is sealed: its file SHA256SUMS holds the checksum of every file in it, in the form that
+The folder of records that ships is sealed: its file SHA256SUMS holds the checksum of every file in it, in the form that
 `sha256sum -c` reads.
 """
 

@@ -38,7 +38,7 @@ class Record:
     probes: pd.DataFrame
     """One row per stored step, one column per recall."""
     last: Mapping[str, float]
-    """What was measured at the last step alone."""
+    """What was measured only at the last step."""
     errors: Mapping[str, float] = field(default_factory=dict)
     """Standard errors of some of these, as "NAME over WHAT"."""
 
@@ -83,7 +83,7 @@ class Record:
         return float(np.mean(values[(steps >= start) & (steps <= end)]))
 
     def mean_recall(self, name: str, until: int | None = None) -> float:
-        """The mean of a recall over training, or until a step, however the stored steps are spaced."""
+        """The mean of a recall over training, or until a step, each stored step weighted by the time it stands for."""
         recalls = self.recalls(name).loc[:until]
         steps = recalls.index.to_numpy()
         return float(np.trapezoid(recalls.to_numpy(), steps) / (steps[-1] - steps[0]))
@@ -128,13 +128,13 @@ class Records(Mapping[str, Record]):
 
 
 def after(earlier: pd.DataFrame, later: pd.DataFrame) -> pd.DataFrame:
-    """The metrics of a run that went on from a stored step, with those from before that step."""
+    """The metrics of a run that continued from a stored step, together with those before that step."""
     before = earlier.loc[(earlier["step"] < later["step"].min()).to_numpy()]
     return pd.concat([before, later], ignore_index=True) if len(before) else later
 
 
 def continued(earlier: Record, later: Record) -> Record:
-    """The record of a run that went on from a stored step of another, with what was recorded before that step."""
+    """The record of a run that continued from a stored step of another, together with the record before that step."""
     before = earlier.probes.loc[earlier.probes.index < later.probes.index.min()]
     spent = None if earlier.seconds is None or later.seconds is None else earlier.seconds + later.seconds
     metrics, probes = after(earlier.metrics, later.metrics), pd.concat([before, later.probes])
@@ -142,7 +142,7 @@ def continued(earlier: Record, later: Record) -> Record:
 
 
 def tuned_runs(records: Records, d: int) -> list[Record]:
-    """Figure 8's runs in dimension d with the step size of the highest mean recall: every repetition that is there."""
+    """All repetitions of Figure 8's run in dimension d with the step size that has the highest mean recall."""
     there = [name for name in plan.step_sizes(d).values() if f"{name}-seed-0" in records]
     if not there:
         raise MissingRunError(f"figure-8-d{d}-seed-0")

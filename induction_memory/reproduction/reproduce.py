@@ -46,7 +46,7 @@ def reproduce(
 ) -> Reproduction:
     """Figures and claims at a scale, from runs in `runs/SCALE`, into `out`: a page and a folder of pictures.
 
-    Where nothing is to be trained, what ships stands in for the runs of the paper's scale that are not there.
+    Without training, shipped records and trajectories replace missing runs of the paper's scale.
     """
     require_workers(workers)
     out = require_folder(out, "--out")

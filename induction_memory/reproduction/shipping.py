@@ -2,11 +2,11 @@
 
 The steps divide the path of the curves (in-context accuracy and the recalls) evenly. The length of the path is the sum
 over stored steps of the largest change in any curve, plus a small term for elapsed steps, so that flat stretches keep
-some steps too. The optimiser's state of the last step ships as well where the run has kept it: a copy of what ships can
-then be given more steps (`induction-memory train PRESET --out COPY --set train.steps=N --resume`). A run may be the
-branch of one that shipped before; its record then begins with the record of that one. Of the larger models
-all shipped steps but the last are rounded (`trajectory/rounded.py`), and their metrics lack the norms, as the records
-of all runs do: no figure and no claim reads them.
+some steps too. If the run has kept the optimiser's state of the last step, it ships as well: a copy of what ships can
+then be given more steps (`induction-memory train PRESET --out COPY --set train.steps=N --resume`). A run may be a
+branch of one that shipped before; its record then begins with the record of that run. For the larger models all shipped
+steps except the last are rounded (`trajectory/rounded.py`), and their metrics lack the norms, as the records of all
+runs do: no figure and no claim reads them.
 """
 
 import shutil
@@ -32,7 +32,7 @@ from induction_memory.trajectory.thinning import thin
 from induction_memory.trajectory.trajectory import Trajectory, load
 
 PATIENCE = 0.5
-"""Weight of all steps of training together, against a recall that goes from 0 to 1."""
+"""Weight of all steps of training together, relative to a recall that goes from 0 to 1."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ TRAJECTORIES = {
 def telling_steps(
     steps: Int[np.ndarray, " step"], curves: Float[np.ndarray, "step curve"], count: int
 ) -> Int[np.ndarray, " kept"]:
-    """At most `count` of the steps, the last, then the first among them, that divide the path of the curves evenly."""
+    """At most `count` of the steps that divide the path of the curves evenly, with the last and then the first."""
     changes = np.abs(np.diff(curves, axis=0)).max(1) + PATIENCE * np.diff(steps) / max(steps[-1] - steps[0], 1)
     path = np.concatenate([[0.0], np.cumsum(changes)])
     marks = np.linspace(path[-1], 0, count)
@@ -68,7 +68,7 @@ def telling_steps(
 
 
 def ship(runs: Path, out: Path = SHIPPED) -> list[str]:
-    """Write what has been trained at the paper's scale in `runs/paper` to the folder `out`; names what it wrote."""
+    """Write what has been trained at the paper's scale in `runs/paper` to `out`; returns the names of what it wrote."""
     found = gather(jobs(list(FIGURES), "paper"), runs / "paper", train=False)
     for name, record in found.items():
         place = out / record_files.FOLDER / name

@@ -1,8 +1,8 @@
 """The small runs on the other tasks: train, measure the distance to each predictor, and ship a few steps of each.
 
-The steps that are kept divide the path of the distance curves evenly (`shipping.telling_steps`), as many as stay within
-`MEGABYTES`, unless `CHOSEN` names them. The distances at all stored steps are kept as a table, because they need more
-steps than ship.
+The steps that are kept divide the path of the distance curves evenly (`shipping.telling_steps`), as many as fit into
+`MEGABYTES`, unless `CHOSEN` names them. The distances at all stored steps are kept as a table, because the curves need
+more steps than ship.
 """
 
 import shutil
@@ -22,14 +22,14 @@ from induction_memory.trajectory.thinning import thin
 from induction_memory.trajectory.trajectory import Trajectory
 
 MEGABYTES = {"factual-recall": 3.4}
-"""Of the weights that ship of one run, 1.3 if not listed; its metrics come on top, without norms."""
+"""Largest size of a run's shipped weights, 1.3 if not listed. The metrics, without norms, come in addition."""
 ROUNDED = ("factual-recall", "markov-2")
 """Runs with many steps, of which all but the last are rounded (`trajectory/rounded.py`)."""
 CHOSEN = {"noisy-triggers-beside": (0, 160, 500, 2000)}
-"""Steps that ship because of what an ablation shows at them."""
+"""Steps that ship because the documentation shows an ablation at them."""
 MOST_STEPS = 16
 LARGEST = 2.0
-"""Nats: distances above this count as this where steps are chosen."""
+"""When steps are chosen, distances above this many nats count as this many."""
 
 TWINS = {
     "noisy-triggers": "clean",
@@ -37,7 +37,7 @@ TWINS = {
     "copying-middle": "elsewhere",
     "copying-any": "elsewhere",
 }
-"""Of which preset the distances on a variant are shown beside those on the task."""
+"""Preset -> the variant on which distances are shown beside those on the task."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +54,7 @@ class TaskRun:
 
 
 def train_task(preset: str, runs: Path) -> TaskRun:
-    """The run of a preset in `runs`, trained if it is not there, with its distances."""
+    """The run of a preset in `runs`, trained if it is missing, with its distances."""
     config = OTHER_TASKS[preset][1].with_settings(["train.threads=1"])
     command = f"induction-memory train {preset} --out runs/{preset} --set train.threads=1"
     run = start(config, runs / preset, resume=(runs / preset).exists(), quiet=True, command=command)
@@ -65,7 +65,7 @@ def train_task(preset: str, runs: Path) -> TaskRun:
 
 
 def ship_task(preset: str, found: TaskRun, out: Path = SHIPPED) -> Trajectory:
-    """Write the steps that ship to `out/preset`, in place of what was there."""
+    """Write the steps that ship to `out/preset`, and replace what was there."""
     run, curves = found.run, np.minimum(found.distances["task"].to_numpy(), LARGEST)
     each = 4 * sum(run.source.read_step(name, int(run.steps[0])).numel() for name in run.source.moving)
     count = int(min(MOST_STEPS, max(2, MEGABYTES.get(preset, 1.3) * 1e6 // each)))

@@ -1,7 +1,7 @@
-"""Train what is missing, a few runs at a time with one thread each, and measure what is there.
+"""Train missing runs, a few at a time with one thread each, and measure all runs.
 
-Runs lie in `folder/NAME`, their records in `folder/records/NAME`. An interrupted run goes on where it stopped, and so
-does one of fewer steps; a finished one is read; a record is made anew when its trajectory has changed.
+Runs are in `folder/NAME`, their records in `folder/records/NAME`. An interrupted run continues where it stopped, and so
+does one with fewer steps. A finished run is only read. A record is made again when its trajectory has changed.
 """
 
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ def trajectory(job: Job, folder: Path):
 
 
 def _work(jobs: Sequence[Job], folder: Path, workers: int, quiet: bool) -> dict[str, Record]:
-    """Train and measure as a sweep: runs that fail are told when the others are done."""
+    """Train and measure as a sweep: failed runs are reported when the others are done."""
     ended = work_off([_sweep_job(job, folder) for job in jobs], engine(workers), quiet=quiet)
     failed = [f"{folder / name}: {outcome.error}" for name, outcome in ended.items() if outcome.state != "done"]
     if failed:
@@ -57,7 +57,7 @@ def _sweep_job(job: Job, folder: Path) -> SweepJob:
 
 
 def train_and_record(name: str, config: dict[str, Any], folder: str, command: str) -> None:
-    """Train a run, or go on with it, and write its record. A finished one is only measured; it may be a branch."""
+    """Train or resume a run and write its record. A finished run, which may be a branch, is only measured."""
     from induction_memory.reproduction.measurement import make_record
     from induction_memory.training.run import start
     from induction_memory.trajectory import load
@@ -70,7 +70,7 @@ def train_and_record(name: str, config: dict[str, Any], folder: str, command: st
 
 
 def _stored(job: Job, folder: Path) -> Record | None:
-    """The record of a run, if it is there and the run is as it was when it was made."""
+    """The record of a run, if there is one and the run has not changed since."""
     place = folder / FOLDER / job.name
     if not (place / FILES[0]).exists() or not _is_finished(job, folder):
         return None

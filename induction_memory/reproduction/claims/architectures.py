@@ -21,7 +21,7 @@ from induction_memory.theory.learning_conditions import frequency_ratios
 
 MEMORIES = ("W_O2", "W_K2", "W_K1_first64")
 STEP_SIZES = (1.0, 4.0, 16.0)
-"""Of the descent that weighs tokens: by factors of four."""
+"""Step sizes of the descent that weighs tokens, in factors of four."""
 
 
 def _compared(records: Records) -> str:
@@ -74,10 +74,10 @@ def _norms_grow(records: Records) -> str:
 @claim(
     10,
     "gradient descent on a map of 24 tokens of frequency 1/k, with and without normalisation of W w_E(k), from the "
-    "same start to the same loss of 0.1; how much more the most frequent quarter weighs than the rarest, with over "
-    "without, is at most 1. 'In the final memory' is read as the scores in W; that of the scores that reach the logits "
-    "is ours. The step sizes were fixed before a look; other settings had been seen (docs/theory.md). The rows about "
-    "what the logits read were added after the ratios in W were known",
+    "same start to the same loss of 0.1. The weight of the most frequent quarter over that of the rarest is compared: "
+    "the ratio with LayerNorm, divided by the ratio without, is at most 1. 'In the final memory' is read as the scores "
+    "in W; the rows about the scores that reach the logits are ours, and were added after the ratios in W were known. "
+    "The step sizes were fixed before a look at the results; other settings had been seen (docs/theory.md)",
     _norms_grow,
 )
 def weighs_alike(records: Records) -> Iterator[Measurement]:

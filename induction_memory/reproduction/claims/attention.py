@@ -55,9 +55,9 @@ def _early_positions(records: Records) -> str:
 
 @claim(
     2,
-    "the sentence is the caption of a picture of some 40 positions, so that those are measured; 'always' is read as "
-    "nine tenths of the positions, corrected for chance, as 'near-perfect' is of the accuracy; that the same is true "
-    "of all 256 positions is a stricter reading of ours",
+    "the sentence is the caption of a picture of some 40 positions, so these are measured; 'always' is read as nine "
+    "tenths of the positions, corrected for chance, like 'near-perfect' for the accuracy; to ask it of all 256 "
+    "positions is a stricter reading of ours",
     _early_positions,
 )
 def looks_back(records: Records) -> Iterator[Measurement]:
@@ -102,7 +102,7 @@ def _what_is_copied(records: Records) -> str:
     2,
     "random triggers; the retrieved token is the trigger's output, and 'likely' is read as the three most likely "
     "tokens of pi_b. 'Often' and 'tends to' are read as half of the cases. A retrieved token of rank 0 is predicted by "
-    "both sources and says nothing. The same at repeated tokens that are no triggers is ours",
+    "both sources and says nothing. The rows about other repeated tokens are ours",
     _what_is_copied,
 )
 def prefers_the_unlikely(records: Records) -> Iterator[Measurement]:
@@ -117,6 +117,6 @@ def prefers_the_unlikely(records: Records) -> Iterator[Measurement]:
     )
     yield later(at_least(often, HALF, final(run, "in-context accuracy, rank 3 or more")))
     yield later(at_most(seldom, HALF, final(run, "in-context accuracy, rank 1 to 2")))
-    elsewhere = ", at repeated tokens that are no triggers"
+    elsewhere = ", at other repeated tokens"
     yield ours(later(at_least(often + elsewhere, HALF, final(run, "copying, rank 3 or more"))))
     yield ours(later(at_most(seldom + elsewhere, HALF, final(run, "copying, rank 1 to 2"))))

@@ -67,7 +67,7 @@ def near(statement: str, centre: float, found: Estimate, width: float) -> Measur
 
 
 def later(row: Measurement) -> Measurement:
-    """A measure that was added after a first look at the runs, marked so."""
+    """A measure that was added after a first look at the runs, with the mark for it."""
     return replace(row, statement=f"{row.statement} {DAGGER}")
 
 
@@ -84,7 +84,7 @@ Row = tuple[str, int, str, str, float, float, str, str, Verdict]
 @field_docs
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of the paper, why the thresholds are where they are, the measurement, and why it may fail."""
+    """A sentence of the paper, the reason for its thresholds, the measurement, and an explanation if it fails."""
 
     name: str
     figure: int
@@ -92,7 +92,7 @@ class Claim:
     reason: str
     measure: Measure
     explain: Explain | None
-    """The cause of a measure beyond its threshold in the runs that ship, with measured numbers."""
+    """Why a measure misses its threshold in the runs that ship, with measured numbers."""
 
 
 CLAIMS: dict[str, Claim] = {}

@@ -1,4 +1,4 @@
-"""When a loss is learned, and how far a probe has moved: numbers of a curve, with the uncertainty of its noise."""
+"""When a loss is learned, and how far a probe has moved: numbers read from a curve, with the error from its noise."""
 
 import numpy as np
 from jaxtyping import Float
@@ -24,7 +24,7 @@ def fallen(steps: np.ndarray, values: np.ndarray) -> float:
 
 
 def slower_to_learn(run: Record, slow: str, fast: str) -> Estimate:
-    """Steps to learn one loss over steps to learn another; the noise around the smooth curves is drawn anew."""
+    """Steps to learn one loss divided by steps to learn another; the error resamples the noise around smooth curves."""
     rng, drawn = np.random.default_rng(0), []
     curves = [run.curve(column) for column in (slow, fast)]
     for _ in range(RESAMPLES):

@@ -84,9 +84,9 @@ def _late_keys(records: Records) -> str:
 @claim(
     4,
     "means over training, so that no crossing point has to be chosen; 'slow' is read as a fall by 0.02, four times the "
-    "spread of accuracy between seeds. That (i) is due to W_O2 is tested by giving the runs with one and with five "
-    "triggers the same learned W_O2 from the start: it is if at most half of the fall of the keys' recalls is left (a "
-    "rule set before these runs; T = 64, batches of 128)",
+    "spread of accuracy between seeds. To test that (i) is due to W_O2, the runs with one and with five triggers get "
+    "the same learned W_O2 from the start. The hypothesis holds if at most half of the fall of the keys' recalls is "
+    "left (a rule set before these runs; T = 64, batches of 128)",
     _late_keys,
 )
 def slower(records: Records) -> Iterator[Measurement]:
@@ -139,7 +139,8 @@ def generalises(records: Records) -> Iterator[Measurement]:
 
 @claim(
     4,
-    "'slight' but there: two hundredths of recall (more than one association of 65), a twentieth of the divergence",
+    "'slight degradations' are read as at least two hundredths of recall (more than one association of 65) and a "
+    "twentieth of the divergence",
 )
 def compete(records: Records) -> Iterator[Measurement]:
     """a tension between W_O^2 and W_F later in training, leading to slight degradations of our probe metrics."""
@@ -175,14 +176,14 @@ def outputs_fit(records: Records) -> Iterator[Measurement]:
 def _fall(fast: Record, slow: Record, memory: str) -> Estimate:
     """How much higher a recall is, in the mean over training.
 
-    W_K2 is asked about the triggers alone where they are fixed, as in the paper's figure.
+    For fixed triggers, recall of W_K2 is among the triggers alone, as in the paper's figure.
     """
     asked = ["W_K2_triggers" if memory == "W_K2" and "W_K2_triggers" in run.probes else memory for run in (fast, slow)]
     return mean_recall([fast], asked[0]) - mean_recall([slow], asked[1])
 
 
 def _left(records: Records, memory: str) -> Estimate:
-    """The fall of a recall from five triggers to one with the same learned W_O2 in both, over that without."""
+    """The fall of a recall from five triggers to one with the same learned W_O2 in both, divided by that without it."""
     plain, grafted = (
         _fall(records.one(names[5]), records.one(names[1]), memory) for names in (plan.LATE_KEYS, plan.GRAFTED)
     )

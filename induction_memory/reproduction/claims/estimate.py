@@ -7,9 +7,9 @@ The error of an estimate is half of its 95 % interval. Where it comes from:
                 A measure of a single run has n = 1. The spread of an accuracy p goes with sqrt(p (1 - p)), as that of
                 any share of independent answers does.
     draws       t * s / sqrt(n) for n repetitions of the measurement itself, with their own spread
-    sequences   of the last step: the spread over batches of fresh sequences
-    pairs       of the last step: bootstrap over the associations of a memory
-    steps       bootstrap over the steps of a training curve (its noise is drawn anew)
+    sequences   at the last step: the spread over batches of fresh sequences
+    pairs       at the last step: bootstrap over the associations of a memory
+    steps       bootstrap over the steps of a training curve (its noise is resampled)
 """
 
 import math
@@ -24,8 +24,8 @@ from induction_memory.reproduction.records import Record
 
 LEVEL = 0.95
 SEED_SPREAD = {"accuracy": 0.0175, "mean accuracy": 0.0081, "recall": 0.0264, "mean recall": 0.0175}
-"""Standard deviation between seeds in Figure 3 (`measured_spread`): of the accuracy at a step, of its mean over
-training, and the same of a recall. That of the accuracy is in units of sqrt(p (1 - p))."""
+"""Standard deviation between seeds in Figure 3 (`measured_spread`) of an accuracy and of a recall, each at a step and
+as a mean over training. That of the accuracy is in units of sqrt(p (1 - p))."""
 SPREAD_FREEDOM = 10
 
 
@@ -104,7 +104,7 @@ def known(value: float) -> Estimate:
 
 
 def measured_spread(groups: Sequence[Sequence[Record]]) -> dict[str, float]:
-    """The spread between seeds, pooled over settings; of recalls also over three memories and three times."""
+    """The spread between seeds, pooled over settings; for recalls also over three memories and three times."""
     memories, steps = ("W_O2", "W_K2", "W_K1_first64"), (200, 300, None)
     measures = {
         "accuracy": [lambda run: math.asin(math.sqrt(run.accuracy())) * 2],  # of unit spread sqrt(p (1 - p))

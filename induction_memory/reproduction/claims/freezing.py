@@ -13,7 +13,7 @@ THAWED = 300
 """The step until which Figure 3 freezes."""
 ORDER = ("W_O2", "W_K2", "W_K1_first64")
 MODELS = {"": "", "-text": ", the text's parametrisation"}
-"""How presets end -> how a measure ends. The text's parametrisation came later, with the same thresholds."""
+"""Suffix of a preset -> suffix of a measure. The text's parametrisation was added later, with the same thresholds."""
 
 
 @claim(3, "recall by chance is 1/64 and 1/65; 'not any learning' is read as at most 0.1, six associations of 65")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Removed:
-    """A measure that is no longer in the table."""
+    """A measure that was taken out of the table."""
 
     claim: str
     measure: str
@@ -65,4 +65,4 @@ REMOVED = (
         "the paper does not restrict positions; the measure is kept as ours",
     ),
 )
-"""In the order in which they went. Up to the third they went before this list was kept."""
+"""In the order in which they were removed. The first three were removed before this list was kept."""

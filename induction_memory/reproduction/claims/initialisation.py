@@ -28,7 +28,7 @@ def _norms(records: Records) -> str:
     3,
     "attention over t keys has 1 / sum a^2 effective tokens; 'near-uniform' is read as nine tenths of t, and as a "
     "largest weight of at most twice the uniform one; mean over the queries of Figure 3's task, in the layer that is "
-    "further away",
+    "further from uniform",
     _norms,
 )
 def starts_uniform(records: Records) -> Iterator[Measurement]:

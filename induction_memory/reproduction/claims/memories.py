@@ -61,9 +61,9 @@ def _steps_to_nine_tenths(records: Records) -> str:
 
 @claim(
     8,
-    "'faster' is a mean recall over 100 steps that does not fall from one d to the next, tuned by at most 0.01 for the "
-    "coarse grid of step sizes; 'a few' is read as ten steps, 'sufficient' as nine tenths recalled; 'further' as a "
-    "tenth more",
+    "'faster' is a mean recall over 100 steps that does not fall from one d to the next (with tuned step sizes, by at "
+    "most 0.01, because their grid is coarse); 'a few' is read as ten steps, 'sufficient' as nine tenths recalled; "
+    "'further' as a tenth more",
     _steps_to_nine_tenths,
 )
 def higher_dimension(records: Records) -> Iterator[Measurement]:
