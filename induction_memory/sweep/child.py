@@ -1,8 +1,8 @@
-"""A process that works off jobs one after another, and its owner's end of it.
+"""A child process that does one job after another, and the class by which its owner controls it.
 
-The two ends are joined by a pair of sockets. A job goes to the child as JSON and its outcome comes back. When the
-owner's end closes, also because the owner was killed, the child ends at once, whatever it was doing: nobody is left
-who holds a folder's lock. Runs may be killed at any moment, so the owner stops a child by killing it.
+A pair of sockets joins the two processes. A job goes to the child as JSON and its outcome comes back. When the owner's
+socket closes, for example because the owner was killed, the child ends at once, so that no process is left that holds a
+folder's lock. Runs may be killed at any moment, so the owner stops a child by killing it.
 
     python -m induction_memory.sweep.child DESCRIPTOR
 """
@@ -29,7 +29,7 @@ _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM
 
 
 class Child:
-    """The owner's end. It starts the process, which imports nothing heavy before its first job."""
+    """The owner's side. It starts the process, which imports nothing heavy before its first job."""
 
     def __init__(self) -> None:
         mine, its = socket.socketpair()
@@ -49,7 +49,7 @@ class Child:
         return self._process.pid
 
     def run(self, job: Job, stop: Callable[[], bool] = lambda: False) -> Outcome:
-        """Have a job done; the child is killed when `stop` says so."""
+        """Run a job in the child, which is killed when `stop` returns True."""
         try:
             self._connection.send_bytes(json.dumps({"work": job.work, "arguments": dict(job.arguments)}).encode())
             while not self._connection.poll(SECONDS_BETWEEN_QUESTIONS):
@@ -68,7 +68,7 @@ class Child:
 
 
 def _ending(code: int) -> str:
-    """What a process's exit code says."""
+    """A process's exit code in words."""
     if code >= 0:
         return f"its process ended with code {code}"
     known = {number.value for number in signal.Signals}
@@ -78,7 +78,7 @@ def _ending(code: int) -> str:
 
 
 def _serve(connection: Connection) -> None:
-    """The child's own side: jobs come by a thread that also sees the owner's end close."""
+    """The child's side: a thread receives jobs, and notices when the owner's socket closes."""
     jobs: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(connection, jobs), daemon=True).start()
     while True:
@@ -94,7 +94,7 @@ def _listen(connection: Connection, jobs: "queue.SimpleQueue[bytes]") -> None:
         try:
             jobs.put(connection.recv_bytes())
         except (EOFError, OSError):
-            os._exit(1)  # the owner is gone: end in the middle of whatever this process is doing
+            os._exit(1)  # the owner is gone: end at once, even in the middle of a job
 
 
 def _attempt(work: str, arguments: dict) -> Outcome:
@@ -116,5 +116,5 @@ def _attempt(work: str, arguments: dict) -> Outcome:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the owner decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of the group; the owner handles it
     _serve(Connection(int(sys.argv[1])))

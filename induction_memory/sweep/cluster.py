@@ -1,11 +1,11 @@
-"""An engine on any cluster that `dask.distributed` reaches, on a file system that all of its machines share.
+"""An engine on any cluster that `dask.distributed` reaches, with a file system that all of its machines share.
 
-A Dask task does not train in the worker's own thread: it hands the job to a child process, as the pool does. So a run
-has the main thread and the one thread of a numerical library that it has in a serial run, however many threads the
-worker has, and it can be stopped: when the client is gone, when the scheduler is gone, or when the worker closes, the
-task sees it within a second, kills the child, and the folder's lock is free. A worker that closes, as at the end of its
-lifetime, gives its job back to the scheduler. One that is killed takes its child along; Dask then gives the job to
-another worker (three times, by its own setting `allowed-failures`).
+A Dask task does not train in the worker's own thread: it gives the job to a child process, as the pool does. So a run
+has the main thread and one numerical thread, as in a serial run, for any number of threads of the worker. It can also
+be stopped: when the client or the scheduler is gone, or when the worker closes, the task notices within a second and
+kills the child, which frees the folder's lock. A worker that closes, as at the end of its lifetime, gives its job back
+to the scheduler. If a worker is killed, its child ends too, and Dask gives the job to another worker (up to three
+times, by its own setting `allowed-failures`).
 """
 
 import contextlib
@@ -46,7 +46,7 @@ class Cluster:
         self._closing = threading.Event()
         self._attempts = itertools.count()
         self._quiet = contextlib.ExitStack()
-        self._quiet.enter_context(_silent_logs())  # what goes wrong is told in one line, here
+        self._quiet.enter_context(_silent_logs())  # errors are reported here, in one line
         try:
             self._client = Client(address, timeout=SECONDS_TO_CONNECT, set_as_default=False)
         except (OSError, ValueError) as error:
@@ -75,7 +75,7 @@ class Cluster:
         try:
             processing: Any = self._client.processing()
             keys = [key for keys in processing.values() for key in keys]
-        except (OSError, RuntimeError):  # the connection is lost: the futures tell
+        except (OSError, RuntimeError):  # the connection is lost, which the futures report
             return set()
         return {self._names[key] for key in keys if key in self._names}
 
@@ -88,12 +88,12 @@ class Cluster:
         self._quiet.close()
 
     def _note(self, name: str, future: Any) -> None:
-        """Called by Dask when a future ends. Its result may be lost again, with its worker: then Dask has it redone."""
+        """Called by Dask when a future ends. If its result is lost with its worker, Dask runs it again."""
         if self._closing.is_set():
             return
         try:
             outcome = self._outcome(future)
-        except Exception as error:  # whatever happens, the job has to end
+        except Exception as error:  # after any error, the job must end
             outcome = _told(error)
         if outcome is None:
             future.add_done_callback(lambda future: self._note(name, future))
@@ -120,7 +120,7 @@ def _told(error: BaseException) -> Outcome:
 
 
 def run_in_child(message: dict[str, Any], key: str) -> dict[str, Any]:
-    """The Dask task: have a job done by a child of this worker; a worker that closes gives it to another."""
+    """The Dask task: run a job in a child of this worker. If the worker closes, another one gets the job."""
     from distributed import Reschedule, get_worker
 
     worker: Any = get_worker()

@@ -1,8 +1,9 @@
 """How long a sweep takes and how much disk it needs, before it starts.
 
-Time: three steps of each kind of run (task, model, batch, loss) are really trained, and the quickest of the last two
-counts; after MOST_MEASURED kinds the others follow from their number of multiplications. Disk: the bytes of the stored
-parameters. A run holds them once when it is finished, and twice while it is compacted. Adaptive checkpoints keep more.
+Time: three steps of each kind of run (task, model, batch, loss) are really trained, and the faster of the last two
+counts. After MOST_MEASURED kinds, the time of the others is estimated from their number of multiplications. Disk: the
+bytes of the stored parameters. A finished run holds them once, and twice while it is compacted. Adaptive checkpoints
+keep more.
 """
 
 import heapq
@@ -23,19 +24,19 @@ BYTES_OF_MANIFEST = 4000
 
 @dataclass(frozen=True)
 class Estimate:
-    """Of one run."""
+    """Time and disk of one run."""
 
     name: str
     state: str
     steps: int
     seconds: float
-    """What is still to be trained, on one thread."""
+    """Seconds that are still to be trained, on one thread."""
     disk: int
     """Bytes when it is finished."""
 
 
 def estimate(runs: Sequence[PlannedRun], states: dict[str, str], begun: dict[str, float]) -> list[Estimate]:
-    """One estimate per run; `begun` is the share that is done of those in the middle."""
+    """One estimate per run; `begun` has the completed share of each unfinished run."""
     measured: dict[str, tuple[float, float]] = {}
     sizes: dict[str, tuple[int, int]] = {}
     found = []
@@ -55,10 +56,10 @@ def estimate(runs: Sequence[PlannedRun], states: dict[str, str], begun: dict[str
 
 
 def total(estimates: Sequence[Estimate], workers: int) -> tuple[float, int]:
-    """Seconds until all runs are done on so many workers, and bytes of disk that what is missing adds.
+    """Seconds until all runs are done on this number of workers, and bytes of disk that the missing runs add.
 
-    The runs go to the workers in their order, each to the first that is free. While runs are compacted, the disk holds
-    each of them twice: the largest `workers` of them are counted twice.
+    The runs go to the workers in order, each to the first free one. While a run is compacted, the disk holds it twice,
+    so the `workers` largest runs are counted twice.
     """
     free = [0.0] * workers
     for one in estimates:
@@ -68,7 +69,7 @@ def total(estimates: Sequence[Estimate], workers: int) -> tuple[float, int]:
 
 
 def cost(config: RunConfig) -> float:
-    """Multiplications of a run, roughly: enough to tell the time that is left."""
+    """The rough number of multiplications of a run, for the time that is left."""
     model, train = config.model, config.train
     maps = 24 if not model.identity_queries else 4  # d x d products per token and layer, forward and backward
     tokens = train.steps * train.batch_size * config.task.length
@@ -76,7 +77,7 @@ def cost(config: RunConfig) -> float:
 
 
 def _kind(config: RunConfig) -> RunConfig:
-    """The first steps of a run, with everything put away on which their time does not depend."""
+    """The first steps of a run, without the settings that do not affect their time."""
     train = replace(config.train, steps=2, warmup=0, schedule="constant", learning_rate=1e-3, checkpoints="every 10")
     train = replace(train, freeze=(), grafts=(), clamps=(), init_seed=0, data_seed=1, eval_seed=2)
     return replace(config, train=train)
@@ -110,7 +111,7 @@ def _bytes(config: RunConfig, still: int, moving: int) -> int:
 
 
 def _numbers(config: RunConfig) -> tuple[int, int]:
-    """Numbers in the parameters that stay and in those that move."""
+    """How many numbers the frozen and the trained parameters have."""
     from induction_memory.model.building import build
 
     moving = set(config.moving_parameters)

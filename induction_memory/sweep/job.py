@@ -1,7 +1,7 @@
-"""What an engine is given and what it gives back: a job is a function's name and plain values.
+"""What an engine receives and returns: a job is a function's name with plain values.
 
-The function runs in a process of its own (`child.py`), here or on another machine, so that a job is the same bytes
-everywhere and nothing but JSON travels.
+The function runs in a separate process (`child.py`), here or on another machine. Only JSON is sent, so a job is the
+same bytes everywhere.
 """
 
 import sys
@@ -24,9 +24,9 @@ class Job:
     arguments: Mapping[str, Any]
     """Plain values, as JSON has them."""
     folder: Path
-    """Where its metrics grow."""
+    """The folder with its metrics."""
     steps: int = 1
-    """Lines of metrics when it is done, less one."""
+    """Number of lines of metrics when it is done, minus one."""
     cost: float = 1.0
     """Its share of the time, in any unit."""
 
@@ -35,8 +35,8 @@ class Job:
 class Outcome:
     """How one attempt at a job ended.
 
-    done: it is. mistake: an error that the user can put right. failed: any other error. busy: another process holds
-    the folder. died: its process was killed. stopped: the engine was told to stop.
+    done: it succeeded. mistake: an error that the user can correct. failed: any other error. busy: another process
+    holds the folder. died: its process was killed. stopped: the engine was told to stop.
     """
 
     state: State
@@ -56,7 +56,7 @@ class Engine(Protocol):
         ...
 
     def next(self, timeout: float) -> tuple[str, Outcome] | None:
-        """The name of a job whose attempt has ended, and how; None when none has after `timeout` seconds."""
+        """The name of a job whose attempt has ended, and its outcome; None if none ends within `timeout` seconds."""
         ...
 
     def running(self) -> set[str]:
@@ -64,7 +64,7 @@ class Engine(Protocol):
         ...
 
     def close(self) -> None:
-        """Stop whatever still runs."""
+        """Stop the jobs that still run."""
         ...
 
 
@@ -85,7 +85,7 @@ def function_at(path: str) -> Callable[..., object]:
 
 
 def train(config: dict[str, Any], out: str, command: str) -> None:
-    """Train one run into its folder, or go on with it."""
+    """Train one run into its folder, or resume it."""
     from induction_memory.experiment.run_config import RunConfig
     from induction_memory.training.run import start
 

@@ -1,4 +1,4 @@
-"""Start a sweep, or go on with it: the runs that are done are skipped, the others trained, the failed ones told."""
+"""Start or resume a sweep: completed runs are skipped, the others are trained, and failed ones are reported."""
 
 import json
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ class Finished:
     """How a sweep ended."""
 
     skipped: tuple[str, ...]
-    """Runs that were done before."""
+    """Runs that were done before this call."""
     done: tuple[str, ...]
     failed: Mapping[str, str]
     """Name of a run -> its error."""
@@ -38,8 +38,8 @@ def start(
 ) -> Finished:
     """Train every run of a sweep's file in its own folder of `out`, on this machine or on a Dask cluster.
 
-    The same call goes on with a sweep that was stopped. A run that fails does not stop the others. The file is copied
-    to `out`, and the errors of failed runs are kept beside it.
+    The same call resumes a sweep that was stopped. A run that fails does not stop the others. The file is copied to
+    `out`, and the errors of failed runs are kept beside it.
     """
     from induction_memory.trajectory.durable import make_folder, write_durably
 
@@ -91,7 +91,7 @@ def _state(run: PlannedRun, folder: Path) -> str:
     try:
         manifest = Manifest.read(folder)
     except DamagedError:
-        return "begun"  # its own job will say what is wrong with it
+        return "begun"  # the job of this run will report the damage
     config = run.config
     same = config.to_dict() == manifest.config
     differences = {} if same else config.differences(RunConfig.from_dict(manifest.config))

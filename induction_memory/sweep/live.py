@@ -1,4 +1,4 @@
-"""What a person sees of a sweep: a live table on a terminal, nothing elsewhere.
+"""Progress of a sweep on the screen: a live table on a terminal, nothing elsewhere.
 
 12 of 40 runs done, 2 running, 1 failed; 3:20 left
 task.k-3_seed-1      step 140 of 300

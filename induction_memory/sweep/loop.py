@@ -1,10 +1,10 @@
-"""Work off a list of jobs on an engine: what is run again, what is not, and how it all stops.
+"""Do a list of jobs on an engine: which attempts are repeated, and how everything stops.
 
-An attempt that died (its process was killed) is run again, up to ATTEMPTS times in all; the run goes on from its last
-saved state. One that found the folder held by another process goes to the end of the queue until the folder is free:
-whoever holds it trains the same run. An error is never retried: it would come again. The other jobs go on either way.
+A job whose process was killed is run again, up to ATTEMPTS times in all, and the run continues from its last saved
+state. A job whose folder is held by another process, which trains the same run, waits at the end of the queue until the
+folder is free. An error is never retried, because it would occur again. In all cases the other jobs go on.
 
-SIGINT and SIGTERM stop everything: no new job starts, the processes end, and `Stopped` says how far it went.
+SIGINT and SIGTERM stop everything: no new job starts, the processes end, and `Stopped` says how many runs are done.
 """
 
 import signal
@@ -50,7 +50,7 @@ def engine(workers: int = 2, scheduler: str | None = None) -> Engine:
 
 
 def work_off(jobs: Sequence[Job], on: Engine, *, quiet: bool = False) -> dict[str, Outcome]:
-    """Run every job to its end, done or failed; the engine is closed afterwards. Raises Stopped on a signal."""
+    """Run every job until it is done or failed, then close the engine. Raises Stopped on a signal."""
     by_name = {job.name: job for job in jobs}
     work = _Work(by_name, on)
     try:
@@ -82,14 +82,14 @@ class _Work:
         self._told: set[str] = set()
 
     def ask_again(self) -> None:
-        """Submit the jobs whose folder was held a while ago."""
+        """Submit again the jobs whose folder was held."""
         now = time.monotonic()
         for name in [name for name, since in self._busy.items() if now - since > SECONDS_UNTIL_BUSY_AGAIN]:
             del self._busy[name]
             self._on.submit(self._jobs[name])
 
     def note(self, name: str, outcome: Outcome) -> str | None:
-        """Do what follows from the end of an attempt; the line to be told, if there is one."""
+        """Handle the end of an attempt; returns the line to print, if there is one."""
         match outcome.state:
             case "died" if self._deaths[name] + 1 < ATTEMPTS:
                 self._deaths[name] += 1
@@ -117,10 +117,10 @@ def _tell(board: Board, quiet: bool, line: str) -> None:
 
 @contextmanager
 def _signals() -> Iterator[Callable[[], None]]:
-    """Turn the first SIGINT or SIGTERM into Stopped; the later ones are ignored, so that the processes are ended.
+    """Turn the first SIGINT or SIGTERM into Stopped; later ones are ignored, so that ending the processes can finish.
 
-    Python drops an exception that a signal raises inside of a destructor or a callback of the garbage collector.
-    Therefore the signal is remembered as well, and the function that this gives raises Stopped for it.
+    Python drops an exception that a signal raises inside a destructor or a callback of the garbage collector. Therefore
+    the signal is remembered as well, and the function that this yields raises Stopped for it.
     """
     came: list[int] = []
 

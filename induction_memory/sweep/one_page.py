@@ -1,6 +1,6 @@
 """A sweep on one page: a row per run with its settings, results and small curves, and each run in full below.
 
-One HTML file without any script. Its policy admits its own style and nothing else.
+It is one HTML file without scripts. Its content security policy allows only its own style.
 """
 
 import html
@@ -24,7 +24,7 @@ from induction_memory.views.attention_page import framed
 from induction_memory.views.page.document import digest, source
 
 POINTS = 80
-"""Of a curve, at most."""
+"""The largest number of points of a curve."""
 WIDTH, HEIGHT = 240.0, 64.0
 FIRST = ("run", "state", "error")
 TRAINED = ("steps", "seconds")
@@ -164,7 +164,7 @@ def _drawing(curves: dict[str, np.ndarray], loss: float) -> str:
 
 
 def _line(values: Sequence[float] | np.ndarray, most: float, name: str) -> str:
-    """A curve from 0 at the bottom to `most` at the top; what is not measured is left out."""
+    """A curve from 0 at the bottom to `most` at the top, without steps that were not measured."""
     across = WIDTH / max(len(values) - 1, 1)
     finite = [
         (i * across, HEIGHT * (1 - min(value / most, 1))) for i, value in enumerate(values) if math.isfinite(value)

@@ -1,4 +1,4 @@
-"""A sweep's file and the runs it stands for.
+"""A sweep's file and the runs that it describes.
 
     preset = "demo"                       the experiment that all runs start from
     seeds = [0, 1, 2]                     each run once per seed; [0] if not given
@@ -14,9 +14,9 @@
     name = "output-frozen"
     train.freeze = ["W_O2: ..100"]
 
-A list and a grid together give every combination of both. A value means what it means after `--set`. Each run trains in
-a folder of its own, whose name follows from its settings alone: more values or more seeds leave the other runs where
-they are. Runs train with one thread unless the file says otherwise.
+A list and a grid together give every combination of both. A value is read as after `--set`. Each run trains in its own
+folder, whose name depends only on the run's settings, so adding values or seeds does not move other runs. Runs train
+with one thread unless the file says otherwise.
 """
 
 import hashlib
@@ -57,7 +57,7 @@ class PlannedRun:
 
     @property
     def config(self) -> RunConfig:
-        """Made anew each time: it holds the task's tables, which thousands of runs should not keep."""
+        """Made again at each call, because it holds the task's tables, which thousands of runs should not keep."""
         return with_seed(find_preset(self.preset).config, self.seed).with_settings(self.settings)
 
     @property
@@ -113,7 +113,7 @@ class Sweep:
 
 
 def read(path: str | Path) -> Sweep:
-    """The sweep of a TOML file; whatever the file says that is not understood is an error.
+    """The sweep of a TOML file; an unknown key or value is an error.
 
     >>> import pathlib
     >>> import tempfile
@@ -201,7 +201,7 @@ def _text(path: str, value: Any) -> str:
 
 
 def _run_name(name: str | None, settings: Mapping[str, str], seed: int) -> str:
-    """A folder's name for the settings; with a hash of them where they cannot be told from the name alone."""
+    """A folder's name for the settings, with a hash of them if the name alone does not determine them."""
     exact = [*([name] if name else []), *(f"{path}-{text}" for path, text in settings.items()), f"seed-{seed}"]
     plain = [re.sub(r"[^A-Za-z0-9._+-]+", "-", part).strip("-") for part in exact]
     readable = "_".join(plain)

@@ -1,4 +1,4 @@
-"""An engine on this machine: a few processes with one thread each, every one driven by a thread of this process."""
+"""An engine on this machine: a few processes with one thread each, each controlled by a thread of this process."""
 
 import queue
 import threading

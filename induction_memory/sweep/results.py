@@ -1,4 +1,4 @@
-"""One tidy table of a sweep: a row per run, with the settings that differ between runs and what came out."""
+"""One tidy table of a sweep: one row per run, with the settings that differ between runs and the results."""
 
 import json
 from pathlib import Path
@@ -23,9 +23,9 @@ def table(folder: str | Path) -> pd.DataFrame:
     """Name, state, settings and results of every run in a sweep's folder.
 
     `state` is finished, training (begun, perhaps interrupted), missing or failed; `error` says why it failed. Columns
-    with a dot, such as `task.k`, are the settings in which the runs differ. `seed` stands for the three seeds where
-    they are those of `--seed`. `steps` and `seconds` are those trained. The other columns hold the last measured value
-    of each metric. A folder of runs without a sweep's file will do.
+    with a dot, such as `task.k`, are the settings in which the runs differ. `seed` stands for the three seeds if they
+    are those of `--seed`. `steps` and `seconds` count what has been trained. The other columns hold the last measured
+    value of each metric. It also reads a folder of runs without a sweep's file.
 
     >>> import induction_memory as im
     >>> found = im.sweep.table("checkpoints")
@@ -74,7 +74,7 @@ def _row(place: Path, there: bool, error: str | None) -> tuple[dict[str, Any], R
 
 
 def _last_values(lines: list[dict[str, Any]]) -> dict[str, float]:
-    """Each metric where it was measured last."""
+    """The last measured value of each metric."""
     found: dict[str, float] = {}
     for line in lines:
         found |= {name: value for name, value in line.items() if value is not None}
