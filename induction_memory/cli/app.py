@@ -1,4 +1,4 @@
-"""All commands under one name, and what happens when one of them stops early."""
+"""All commands under one name, and what happens when one of them is stopped or fails."""
 
 import functools
 import os
@@ -96,7 +96,7 @@ def _ready(command: Callable[..., None]) -> Callable[..., Callable[[], None]]:
 
 
 def _open_streams() -> None:
-    """Streams that were closed before we began: writing to standard output is an error, messages are lost."""
+    """Replace streams that were closed at the start: writing to standard output is an error, messages are lost."""
     if sys.stdout is None:
         sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")
     if sys.stderr is None:
@@ -104,7 +104,7 @@ def _open_streams() -> None:
 
 
 def _abandon_output() -> None:
-    """Let what waits to be written go nowhere, so that the interpreter does not try once more at its end."""
+    """Discard the output that waits to be written, so that the interpreter does not try again when it ends."""
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError:  # a stream of Python's own, without a descriptor

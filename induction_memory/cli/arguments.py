@@ -1,4 +1,4 @@
-"""Arguments that several commands share, and how the library takes them."""
+"""Arguments that several commands share, and their form for the library."""
 
 import re
 import shlex
@@ -21,7 +21,7 @@ Run = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
 
 
 def optional(metavar: str) -> Any:
-    """How help shows an option that may be left out: what it takes, without `{None}|` and `(default: None)`."""
+    """How help shows an option that may be left out: `metavar`, without `{None}|` and `(default: None)`."""
     return tyro.conf.arg(metavar=metavar, help_behavior_hint="(optional)")
 
 
@@ -50,7 +50,7 @@ def load(run: str, step: Any = None) -> "Trajectory":
 def load_any(run: str, step: Any = None) -> "Trajectory | Revisions":
     """A trajectory, or a series of checkpoints that others trained; results of a series are kept beside it.
 
-    `step` is what the library will be asked for. Of a trajectory, a step that is not stored is refused at once.
+    `step` is the step that the library will be asked for. For a trajectory, a step that is not stored is refused.
     """
     from induction_memory.trajectory.layout import MANIFEST
     from induction_memory.trajectory.search import find
@@ -140,7 +140,7 @@ def require_pairs(run: str, memory: str, pairs: tuple[str, ...], option: str) ->
 
 
 def listed(items: tuple[str, ...], option: str) -> tuple[str, ...]:
-    """Items given apart or joined by commas; an empty one is refused, as by an empty variable of a shell."""
+    """Items given separately or joined by commas; an empty item, as from an empty shell variable, is refused."""
     parts = tuple(part.strip() for item in items for part in item.split(","))
     require(all(parts), option, "names", repr(",".join(items)))
     return parts

@@ -1,4 +1,4 @@
-"""`branch`: train on from a stored step under another rule."""
+"""`branch`: continue training from a stored step under another rule."""
 
 import re
 from pathlib import Path

@@ -81,12 +81,12 @@ def _attribution(opened: Any, step: int, batch: Any, output: Output) -> None:
 
 
 def _write(table: "pd.DataFrame", output: Output) -> None:
-    """Shares of an effect, to three places in the terminal."""
+    """Write shares of an effect, with three decimal places in the terminal."""
     output.write(table.round(3) if output.format == "table" and output.out is None else table)
 
 
 def _asks_for_induction(task: Any, batch: Any) -> bool:
-    """Whether an induction head is what the task calls for: it names such a source."""
+    """Whether the task needs an induction head: it names such a source."""
     from induction_memory.task.protocol import ask
 
     try:

@@ -1,7 +1,7 @@
 """`demo`: train until the induction head is born, probe, ablate, draw and show.
 
-The preset `demo` is trained from nothing and its trajectory stored. The command prints how loss, accuracy and the three
-memories moved, when each memory was born and what is lost without it, draws the curves and writes the page.
+The preset `demo` is trained from the start and its trajectory stored. The command prints how loss, accuracy and the
+three memories changed, when each memory was born and what is lost without it, draws the curves and writes the page.
 """
 
 import textwrap
@@ -40,7 +40,7 @@ def demo(out: Path = Path("demo"), quiet: bool = False) -> None:
     others = sorted(path.name for path in out.iterdir() if path not in ours) if out.exists() else []
     others += [path.name for path in strangers(trajectory)] if trajectory.is_dir() else []
     require(not others, "--out", allowed, f"{str(out)!r}, which holds {', '.join(others[:1])}")
-    with locked(out):  # to the end, so that a second demo in the same folder is refused
+    with locked(out):  # held to the end, so that a second demo in the same folder is refused
         _run(trajectory, *files, quiet)
 
 
@@ -75,7 +75,7 @@ def _run(trajectory_folder: Path, picture: Path, page: Path, quiet: bool) -> Non
 
 
 def summary(metrics: "pd.DataFrame", recalls: "pd.DataFrame", rows: int = 9) -> "pd.DataFrame":
-    """Some steps evenly over the run, each with the step's loss, accuracy and recalls."""
+    """Evenly spaced steps of the run, each with the step's loss, accuracy and recalls."""
     stored = recalls.index.intersection(metrics["step"].to_numpy())
     steps = stored[[round(i * (len(stored) - 1) / (rows - 1)) for i in range(rows)]]
     chosen = metrics.set_index("step").loc[steps, ["loss_in_context", "accuracy_in_context"]]
@@ -83,7 +83,7 @@ def summary(metrics: "pd.DataFrame", recalls: "pd.DataFrame", rows: int = 9) -> 
 
 
 def losses(trajectory: "Trajectory") -> "pd.DataFrame":
-    """In-context accuracy and loss with a head silenced, or with a trained matrix as it was before training."""
+    """In-context accuracy and loss without a head, or with a trained matrix set back to its initial value."""
     import pandas as pd
 
     from induction_memory.interventions.ablations import ablate

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 CONTEXT = ("run", "step", "memory", "edit", "input", "output", "head", "through")
-"""Columns that are said once above the table if all rows have the same value."""
+"""Columns whose value is printed once above the table if all rows share it."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,7 @@ class Output:
     ) -> None:
         """Print the table, or save it and print the path. The terminal shows `columns`; `empty` says why it is empty.
 
-        A `note` on units stands below a table for people. Rows appear in the order given: a command sorts them for
-        its readers.
+        A `note` on units is printed below the table in the terminal. Rows appear in the order given.
         """
         from induction_memory.tables import save, show
 

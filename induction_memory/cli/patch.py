@@ -7,7 +7,7 @@ from induction_memory.cli.output import TERMINAL, TableOutput
 
 COLUMNS = ("step", "component", "position", "source", "target", "effect", "accuracy", "logit", "kl")
 SEEN = 0.001
-"""Smaller effects are counted in the terminal, not listed."""
+"""Smaller effects are only counted in the terminal, not listed."""
 
 
 def patch(

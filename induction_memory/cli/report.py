@@ -67,7 +67,7 @@ def report(
 
 
 def _holds_runs(folder: Path) -> bool:
-    """Whether a path is the folder of a sweep, or of runs, and no run itself."""
+    """Whether a path is the folder of a sweep, or of runs, but not a run itself."""
     from induction_memory.trajectory.layout import MANIFEST
 
     try:

@@ -65,7 +65,7 @@ def reproduce(
 
 
 def _check(chosen: Sequence[int], format: Format, columns: Columns) -> None:
-    """Judge the claims about some figures from what ships; exit 1 if anything of it is missing or was changed."""
+    """Judge the claims about some figures from what ships; exit 1 if any of these files is missing or was changed."""
     from induction_memory.reproduction.audit import audit
 
     found = audit()
@@ -80,7 +80,7 @@ def _check(chosen: Sequence[int], format: Format, columns: Columns) -> None:
 
 
 def _show(verdicts: "pd.DataFrame", format: Format, columns: Columns) -> None:
-    """The table of claims; for people, the verdict, the claim and the source are headings above the measures."""
+    """The table of claims; in the terminal, the verdict, the claim and the source are headings above the measures."""
     if format != "table":
         show(verdicts, format)
     elif columns == "all":
@@ -92,7 +92,7 @@ def _show(verdicts: "pd.DataFrame", format: Format, columns: Columns) -> None:
 
 
 def _worst_first(verdicts: "pd.DataFrame") -> "pd.DataFrame":
-    """What has no run or does not hold comes first, then what is undecided; a value and its error share a cell."""
+    """Rows without a run or that do not hold come first, then undecided ones; a value and its error share a cell."""
     from induction_memory.reproduction.claims import VERDICTS
 
     rows = verdicts.to_dict("records")

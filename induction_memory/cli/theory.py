@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 COLUMNS = ("result", "check", "statement", "predicted", "measured", "tolerance")
 GROUPS = ("result", "check")
 RESULTS = {(False, False): "does not hold", (True, False): "no slip", (False, True): "slip", (True, True): "holds"}
-"""What a row's verdict and `expected` come to, worst first."""
+"""The verdict of a row by its columns `verdict` and `expected`, worst first."""
 MANY = {"holds": "hold", "slip": "slips", "does not hold": "do not hold", "no slip": "no slips"}
 
 
@@ -51,7 +51,7 @@ def theory(
 
 
 def _show(table: "pd.DataFrame", columns: Columns, slip: str) -> None:
-    """The table, what does not hold first, and a line of counts."""
+    """The table, with rows that do not hold first, and a line of counts."""
     pairs = zip(table["verdict"].astype(bool), table["expected"].astype(bool), strict=True)
     found, order = [RESULTS[pair] for pair in pairs], [*RESULTS.values()]
     rows = table.assign(

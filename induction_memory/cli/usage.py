@@ -1,8 +1,8 @@
 """Usage errors as one line: what tyro found, as an `InputError`.
 
-tyro reports each failure to a hook as a typed event before it draws its box. The hook is not part of tyro's stable
-interface, therefore pyproject.toml bounds tyro's version and the tests go through every kind of event. A kind that is
-not known here falls through to tyro's own message and exit code, which is 2 as well.
+tyro reports each failure to a hook as a typed event before it prints its message. The hook is not part of tyro's stable
+interface, so pyproject.toml bounds tyro's version and the tests go through every kind of event. For a kind that is not
+known here, tyro prints its own message and exits with its own code, which is 2 as well.
 """
 
 import difflib
