@@ -32,7 +32,7 @@ def branch(
     resume: bool = False,
     quiet: bool = False,
 ) -> None:
-    """Go on from a stored step with the same data to come, under another rule.
+    """Continue training from a stored step with the same data, under another rule.
 
     Args:
         run: trajectory to branch from.
@@ -43,9 +43,9 @@ def branch(
         clamp: attention patterns to impose: previous-token, induction.
         graft: matrices to take from elsewhere: W_O2=RUN@STEP, W_O2=RUN (its last step; also a plain folder of state
             dicts), W_O2=FILE.npy (a matrix), or W_O2=constructed (the paper's memory for this run's embeddings). Their
-            momentum begins at zero and they train on; add --freeze W_O2 to hold them.
+            momentum begins at zero and they go on training; add --freeze W_O2 to hold them.
         edit: associations to change before the first step, as in 'W_K2: erase e' or 'W_O2: insert a->b'.
-        resume: go on with the branch in that folder, to more steps if they are set.
+        resume: continue the branch in that folder, to more steps if they are set.
         quiet: no progress.
     """
     changed, grafts = None if edit is None else _edit(run, edit), listed(graft, "--graft")

@@ -36,7 +36,7 @@ def reproduce(
 
     Args:
         figures: numbers of figures, 2 to 11; all by default.
-        scale: quick takes minutes at a reduced size, paper hours at the paper's own; both go on where they stopped.
+        scale: quick takes minutes at a reduced size, paper hours at the paper's own; both resume where they stopped.
         check: judge the claims about these figures from the records and trajectories that ship, and train nothing.
         runs: folder of the runs, in one folder per scale.
         out: folder of the page and its pictures.

@@ -19,7 +19,7 @@ def sweep(
     dry_run: bool = False,
     quiet: bool = False,
 ) -> None:
-    """Train every run of a sweep's file, and go on with one that was stopped.
+    """Train every run of a sweep's file, or resume a sweep that was stopped.
 
     Args:
         file: TOML file with a preset, a grid or a list of settings, and seeds.

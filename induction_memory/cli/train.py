@@ -33,7 +33,7 @@ def train(
         steps: number of updates, instead of the preset's.
         seed: one number for initial weights, data and evaluation alike.
         set: change settings, as in task.k=3 train.learning_rate=0.5.
-        resume: go on with the run in that folder, which knows its experiment; to more steps if they are set.
+        resume: continue the run in that folder, which knows its experiment; to more steps if they are set.
         quiet: no progress.
         log: also write to TensorBoard or Weights & Biases.
     """

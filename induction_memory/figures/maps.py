@@ -1,4 +1,4 @@
-"""Attention maps in the manner of the paper's Figures 2 and 11, each over a sequence of its own.
+"""Attention maps in the style of the paper's Figures 2 and 11, each over its own sequence.
 
 Each row is a query, each column a key; darker is more attention, nothing beyond the diagonal. A key is boxed in the row
 of a query z_t when it follows an earlier occurrence of it, z_{s-1} = z_t for s <= t: red where it is the right output

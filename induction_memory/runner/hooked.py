@@ -38,7 +38,7 @@ POINTS = {
 
 
 class HookedRunner:
-    """Runs a TransformerLens model as it was handed over."""
+    """Runs a TransformerLens model with the hooks that it has."""
 
     via: Via = "hooks"
 

@@ -49,7 +49,7 @@ class Board:
             self._console.print(Text(line))
 
     def show(self, done: Collection[str], failed: Collection[str], running: Callable[[], set[str]]) -> None:
-        """Draw the table anew, unless it has just been drawn."""
+        """Draw the table again, unless it has just been drawn."""
         if not self.is_live or time.monotonic() - self._drawn < SECONDS_BETWEEN_PICTURES:
             return
         self._drawn = time.monotonic()

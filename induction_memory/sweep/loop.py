@@ -35,7 +35,7 @@ class Stopped(KeyboardInterrupt):
 
     def __str__(self) -> str:
         name = signal.Signals(self.number).name
-        return f"stopped by {name} after {self.done} of {self.jobs} runs; the same command goes on"
+        return f"stopped by {name} after {self.done} of {self.jobs} runs; the same command continues"
 
 
 def engine(workers: int = 2, scheduler: str | None = None) -> Engine:
@@ -101,7 +101,7 @@ class _Work:
                     self._told.add(outcome.error)
                     return f"waiting: {outcome.error}"
             case "stopped":
-                raise Error(f"{outcome.error}; what was trained is kept, and the same command goes on")
+                raise Error(f"{outcome.error}; what was trained is kept, and the same command continues")
             case _:
                 self.ended[name] = outcome
                 (self.done if outcome.state == "done" else self.failed).append(name)

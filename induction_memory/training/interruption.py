@@ -19,7 +19,9 @@ class Stopped(KeyboardInterrupt):
 
     def __init__(self, folder: Path, step: int, number: int) -> None:
         name = signal.Signals(number).name
-        super().__init__(printable(f"{folder}: stopped by {name} at step {step}; --resume or resume=True goes on"))
+        super().__init__(
+            printable(f"{folder}: stopped by {name} at step {step}; continue with --resume or resume=True")
+        )
         self.number = number
 
 

@@ -42,8 +42,8 @@ else:
 def load(path: str | Path, *, model: AnyModel | None = None, task: Task | None = None) -> "Trajectory":
     """The trajectory in a folder, or the shipped one of that name; its numbers stay on the disk until asked for.
 
-    A folder of plain state dicts (safetensors, or .pt read with weights only) needs the configuration of their model,
-    and may be told their task.
+    A folder of plain state dicts (safetensors, or .pt read with `weights_only`) needs the configuration of their model,
+    and may be given their task.
 
     >>> load("induction-small")
     Trajectory('induction-small': 5 steps from 0 to 600)

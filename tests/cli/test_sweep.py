@@ -84,6 +84,6 @@ def test_a_terminated_sweep_says_so_in_one_line_and_frees_its_folders(tmp_path):
     printed, told = process.communicate()
     assert (process.returncode, printed) == (128 + signal.SIGTERM, "")
     assert told.startswith("induction-memory: stopped by SIGTERM after ")
-    assert told.endswith(" of 4 runs; the same command goes on\n")
+    assert told.endswith(" of 4 runs; the same command continues\n")
     assert told.count("\n") == 1
     assert is_free(first)

@@ -56,7 +56,7 @@ def test_a_killed_worker_is_replaced_and_ctrl_c_ends_all_in_one_line(command, tm
     assert "its process was killed by SIGKILL" in killed
     assert killed.endswith("; it is run again")
     assert "stopped by SIGINT after 0 of " in stopped
-    assert stopped.endswith(" runs; the same command goes on")
+    assert stopped.endswith(" runs; the same command continues")
     assert owner.returncode == 128 + signal.SIGINT
     assert all(is_free(run) for run in begun(tmp_path))
 

@@ -47,7 +47,9 @@ def test_a_signal_ends_a_run_with_one_line_and_it_resumes(number, whole, tmp_pat
             start(tiny(), tmp_path / "run", quiet=True)
     knocks["signals"] += 1
     name = signal.Signals(number).name
-    assert str(stopped.value) == f"{tmp_path / 'run'}: stopped by {name} at step 6; --resume or resume=True goes on"
+    assert (
+        str(stopped.value) == f"{tmp_path / 'run'}: stopped by {name} at step 6; continue with --resume or resume=True"
+    )
     assert stopped.value.number == number
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     assert not (tmp_path / "run" / ".lock").exists()

@@ -99,7 +99,7 @@ def final(run: Record, name: str) -> Estimate:
 
 
 def known(value: float) -> Estimate:
-    """A number that is exact for the runs at hand: a count."""
+    """A number without an error, such as a count."""
     return Estimate(value, 0.0, "")
 
 
