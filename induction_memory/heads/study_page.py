@@ -50,9 +50,9 @@ family, only large effects can be seen.
 """
 LIMITS = """
 What this does not show: all runs with the same initial weights start from one set of weights, that of seed 0, so that
-the interval covers other data and not other sets of weights. The parts of the variance have intervals from below zero
-to nearly one, or rest on the same one family: how unequally the work is shared stays undecided. A lower limit far below
-zero means that some draws of independent runs hardly differ.
+the interval covers other data but not other sets of weights. The parts of the variance have intervals from below zero
+to nearly one, or depend on that one family, so the question how unequally the work is shared stays undecided. A lower
+limit far below zero means that some draws of independent runs hardly differ.
 """
 PREDICTORS = """
 How well does one run predict the roles of another? A score of 0 is chance, 1 is certainty. The predictor `index` takes
@@ -105,10 +105,10 @@ def _provenance(config: RunConfig, accuracies: Sequence[float], command: str) ->
         f"""The runs have d = {model.d_model}, T = {task.length}, K = {task.k} {task.triggers} triggers, and
         {train.steps} steps in batches of {train.batch_size} with step size {train.learning_rate:g} after a warm-up of
         {train.warmup}. The paper's batches have 512 sequences. In-context accuracy ends at {min(accuracies):.2f} to
-        {max(accuracies):.2f}. How a role is named (first 64 positions, votes that lean) was decided after a first look
-        at these runs, in which position heads came out as "other". Effects and shares do not depend on it. Names,
-        formulas and thresholds are in the docstrings of `induction_memory/heads/`. This page is written by
-        `{command}`."""
+        {max(accuracies):.2f}. Two rules of naming roles (only the first 64 positions count, and votes below
+        their thresholds count too) were chosen after a first look at these runs, in which position heads came out as
+        "other". Effects and shares do not depend on them. Names, formulas and thresholds are in the docstrings of
+        `induction_memory/heads/`. This page is written by `{command}`."""
     )
 
 

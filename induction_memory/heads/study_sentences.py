@@ -73,9 +73,9 @@ def largest_paths(mediation: pd.DataFrame) -> str:
     through = {name: sum(row["effect"] for row in own if row["input"] == name) for name in "qkv"}
     return (
         f"Of the heads that later heads read, {total['source']} has the largest effect, "
-        f"{total['effect']:.1f} logits. Cut at one input of one later head at a time, it costs {through['k']:.1f} "
-        f"through keys, {through['q']:.1f} through queries and {through['v']:.1f} through values, added over heads, "
-        f"and {direct:.1f} directly."
+        f"{total['effect']:.1f} logits. If it is cut at one input of one later head at a time, the losses add up to "
+        f"{through['k']:.1f} through keys, {through['q']:.1f} through queries and {through['v']:.1f} through values. "
+        f"The direct effect is {direct:.1f}."
     ).replace("-0.0", "0.0")
 
 

@@ -39,7 +39,7 @@ def test_the_strongest_early_head_of_the_first_run_is_described_by_its_paths():
     text = largest_paths(pd.DataFrame(rows, columns=["run", "source", "path", "input", "effect"]))
     assert "L1H2 has the largest effect, 3.0 logits" in text
     assert "2.7 through keys, 0.0 through queries and 0.3 through values" in text
-    assert text.endswith("and 0.0 directly.")
+    assert text.endswith("The direct effect is 0.0.")
 
 
 def test_births_are_told_of_independent_runs():
