@@ -83,10 +83,10 @@ def page(rows: list[list], sequences: int, seeds: int) -> str:
     question = (
         "**How large must the dimension be for the hand-built induction head to work?** With fixed triggers it is "
         f"right in {100 * ENOUGH:.0f} % of the cases in context {least(rows, 'fixed', 'none')} without a feed-forward, "
-        f"and {least(rows, 'fixed', 'default')} with the global bigrams in W_F. With random triggers that is reached "
-        f"{least(rows, 'random', 'none')} and {least(rows, 'random', 'default')}. With W_F as near "
-        f"to the paper's as a finite one can be, it is reached {least(rows, 'fixed', 'equation 8')} with fixed and "
-        f"{least(rows, 'random', 'equation 8')} with random triggers."
+        f"and {least(rows, 'fixed', 'default')} with the global bigrams in W_F. With random triggers it reaches this "
+        f"accuracy {least(rows, 'random', 'none')} without a feed-forward, and {least(rows, 'random', 'default')} with "
+        f"W_F. With the finite W_F that is nearest to the paper's, it does so {least(rows, 'fixed', 'equation 8')} "
+        f"with fixed and {least(rows, 'random', 'equation 8')} with random triggers."
     )
     about = (
         "The memories are the paper's hand-built ones (equations 7 and 8; `im.construct`) on K = 5 triggers, T = 256. "
