@@ -53,7 +53,7 @@ _PER_LAYER = {
 }
 _PAIR = "previous_where_attended"
 SMALLEST = 1e-37  # in place of zeros, whose logarithm is not finite; smaller numbers would be slow
-SEQUENCES_AT_ONCE = 8  # of a logarithm, which then stays in the cache
+SEQUENCES_AT_ONCE = 8  # sequences whose logarithms are computed together, so that they stay in the CPU cache
 
 
 def chance_corrected(observed: Tensor, chance: Tensor) -> Tensor:

@@ -50,7 +50,7 @@ class Audit:
     folder: Path
     """Where the records and trajectories were looked for."""
     missing: list[str] = field(default_factory=list)
-    """Shipped trajectories that are not there."""
+    """Shipped trajectories that are missing."""
 
     @property
     def summary(self) -> str:

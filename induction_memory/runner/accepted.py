@@ -121,7 +121,7 @@ def _methods(kind: type) -> frozenset[str]:
 
 
 def _known_at(name: str, normed: bool) -> frozenset[type]:
-    """The types of a module at its place in a model. What is inside a feed-forward is the feed-forward's own affair."""
+    """The types allowed for a module at its place in a model. Inside a feed-forward, any known type is allowed."""
     kinds, place = _known_types(), re.sub(r"^blocks\.\d+", "block", name)
     if place.split(".")[-1].startswith("hook_"):
         return kinds["hook"]

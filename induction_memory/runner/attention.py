@@ -53,7 +53,7 @@ def _blocks(
 ) -> Iterator[tuple[slice, int, int, Float[Tensor, "some query key"]]]:
     """The attention of queries start to end to the keys before end, for a few heads and sequences at a time.
 
-    Later keys cost nothing, and the scores stay in the cache.
+    Later keys are not computed, and the scores stay in the CPU cache.
     """
     pos = q.shape[1]
     later = torch.full((BLOCK, BLOCK), -torch.inf, dtype=q.dtype, device=q.device).triu(1)
@@ -81,7 +81,7 @@ def pattern_and_output(
     v: Float[Tensor, "batch pos head d_out"],
     scale: float,
 ) -> tuple[Float[Tensor, "batch head pos pos"], Float[Tensor, "batch pos head d_out"]]:
-    """The attention, and its sums of the values."""
+    """The attention, and the values averaged with it."""
     heads, pos = q.shape[2], q.shape[1]
     q, k, v = (rearrange(one, "batch pos head d -> (batch head) pos d") for one in (q, k, v))
     weights, z = q.new_empty(len(q), pos, pos), torch.empty_like(v)
@@ -135,7 +135,7 @@ def without_attention(
 
 
 def stacked(variants: Sequence[Tensor]) -> Tensor:
-    """torch.stack(variants), without a copy where there is one."""
+    """torch.stack(variants), without a copy if there is only one."""
     return torch.stack(tuple(variants)) if len(variants) > 1 else variants[0].unsqueeze(0)
 
 

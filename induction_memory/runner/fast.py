@@ -221,7 +221,7 @@ def _layer(
     parallel: bool,
     patterns: bool,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """One layer of the intact run: its activations by hook, and what else a recording then knows."""
+    """One layer of the intact run: its activations by hook, and other values that the recording need not compute."""
     q, k, v = reads
     kept = {"hook_resid_pre": x, "attn.hook_q": q, "attn.hook_k": k, "attn.hook_v": v}
     known: dict[str, Tensor] = {}

@@ -57,7 +57,7 @@ class Layer:
         tables: tuple[Float[Tensor, "vocab d_model"], Float[Tensor, "n_ctx d_model"]],
         letters: str,
     ) -> tuple[Float[Tensor, "batch pos head d_head"], ...]:
-        """The same for x = W_E[token] + W_pos[position]: the two tables are multiplied, not every position."""
+        """The same for x = W_E[token] + W_pos[position], by multiplying the tables instead of x."""
         (W_E, W_pos), (free, W, b) = tables, self._matrices(letters)
         if len(free) == len(letters):
             return self._split(x, letters, None)
@@ -67,7 +67,7 @@ class Layer:
     def _split(
         self, x: Float[Tensor, "*lead d_model"], letters: str, multiplied: Float[Tensor, "*lead d"] | None
     ) -> tuple[Float[Tensor, "*lead head d_head"], ...]:
-        """One tensor per letter: x itself where the matrix is the identity, the others out of one multiplication."""
+        """One tensor per letter: x itself if the matrix is the identity, otherwise a part of one multiplication."""
         free, shape = self._matrices(letters)[0], self.attention["b_Q"].shape
         parts = iter(() if multiplied is None else multiplied.chunk(len(letters) - len(free), dim=-1))
         return tuple(x.unsqueeze(-2) if letter in free else next(parts).unflatten(-1, shape) for letter in letters)
@@ -89,7 +89,7 @@ class Layer:
 
     @property
     def writes_one_head(self) -> bool:
-        """Whether what the layer's heads write together is what its only head writes."""
+        """Whether the layer's output is that of a single head: it has one head and no bias."""
         return len(self.W_O) == 1 and self._b_O is None
 
     def rotated(

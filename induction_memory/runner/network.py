@@ -41,7 +41,7 @@ class Network:
     tail: Tail | None = None
     """One map from the stream after the last layer's heads to the logits; None if a norm stands in between."""
     tables: tuple[Float[Tensor, "vocab d_model"], Float[Tensor, "n_ctx d_model"]] | None = None
-    """W_E and W_pos, where the first layer's heads read their sum and no norm stands in between."""
+    """W_E and W_pos, if the first layer's heads read their sum without a norm in between."""
     _through: dict[str, Through | None] = field(default_factory=dict, repr=False)
 
     def __getitem__(self, layer: int) -> Layer:

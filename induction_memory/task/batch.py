@@ -74,7 +74,7 @@ class Batch:
     def of_group(self, name: str | None = None) -> tuple[Int64[Tensor, "batch m"], "Batch"]:
         """The positions of a group in every sequence, and the batch at these alone.
 
-        Sequences that have fewer than m such positions are filled up with others, which are not counted.
+        Sequences with fewer than m such positions are padded with other positions, which are not counted.
         """
         name = self.main if name is None else name
         mask = self.group(name)
