@@ -46,7 +46,7 @@ def theorem_data() -> Result:
         ),
         within("P(q = k | y = k), as printed 1/N", 1 / n, same, 1e-6, slip=True),
         within("P(q = k | y = k) = 1/(T-1)", 1 / (t - 1), same, 1e-9),
-        at_most("other tokens are uniform without q, whatever y: largest deviation", 1e-12, free),
+        at_most("other tokens are uniform without q, for any y: largest deviation", 1e-12, free),
     )
     table = pd.DataFrame({"t_q": range(1, t), "probability": law.tolist()})
     return Result(rows, {"positions": table})
