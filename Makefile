@@ -23,8 +23,9 @@ DOCS := $(VENV)/.docs
 demo: $(CORE)
 	$(BIN)/induction-memory demo
 
+# JupyterLab refuses root unless told; in a container there is often no other user. LAB holds further options of it.
 notebook: $(NOTEBOOK)
-	$(BIN)/jupyter lab docs/notebooks
+	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) $(LAB) docs/notebooks
 
 pages: $(CORE)
 	$(BIN)/python analyses/pages.py
