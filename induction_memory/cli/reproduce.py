@@ -2,13 +2,13 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
 from induction_memory.cli.arguments import optional
+from induction_memory.files import require_folder
 from induction_memory.tables import Columns, Format, show
 
 if TYPE_CHECKING:
@@ -51,6 +51,9 @@ def reproduce(
 
     chosen = plan.figures(figures)
     require_workers(workers)
+    if not check:
+        require_folder(out, "--out")
+        require_folder(runs / scale, "--runs")
     if check:
         _check(chosen, format, columns)
         return
@@ -68,8 +71,7 @@ def _check(chosen: Sequence[int], format: Format, columns: Columns) -> None:
     """Judge the claims about some figures from what ships; exit 1 if any of these files is missing or was changed."""
     from induction_memory.reproduction.audit import audit
 
-    found = audit()
-    found = replace(found, verdicts=found.verdicts.loc[found.verdicts["figure"].isin(chosen).to_numpy()])
+    found = audit(figures=chosen)
     _show(found.verdicts, format, columns)
     if format == "table":
         print(found.summary)

@@ -20,7 +20,7 @@ from induction_memory.errors import require
 from induction_memory.field_docs import field_docs
 from induction_memory.progress import track
 from induction_memory.reproduction import head_tables, record_files
-from induction_memory.reproduction.claims import CLAIMS, COLUMNS, measured
+from induction_memory.reproduction.claims import CLAIMS, COLUMNS, Claim, measured
 from induction_memory.reproduction.measurement import make_record
 from induction_memory.reproduction.plan import FIGURES, Job, jobs
 from induction_memory.reproduction.records import Record, Records, after
@@ -116,13 +116,18 @@ class AuditedRecord(Record):
             self.sealed_reads.append(self.name)
 
 
-def audit(folder: Path | None = None) -> Audit:
-    """All claims from the trajectories and sealed records in a folder, by default the one that ships."""
+def audit(folder: Path | None = None, figures: Sequence[int] = tuple(FIGURES)) -> Audit:
+    """The claims about some figures, from the trajectories and sealed records in a folder: by default what ships.
+
+    Only the trajectories of runs that these figures show are measured. The checksums of all records are checked.
+    """
     folder = sealed_folder() if folder is None else find(folder)
-    shipped = with_shipped(Records([]), jobs(list(FIGURES), "paper"), folder)
+    planned = jobs(list(figures), "paper")
+    shipped, shown = with_shipped(Records([]), planned, folder), {job.preset for job in planned}
     broken, reads, compared = record_files.broken_seals(folder / record_files.FOLDER), [], []
     records = {name: _audited(record, None, reads) for name, record in shipped.items()}
-    there = [name for name in TRAJECTORIES if (folder / name / MANIFEST).exists()]
+    wanted = [name for name, what in TRAJECTORIES.items() if what.preset in shown]
+    there = [name for name in wanted if (folder / name / MANIFEST).exists()]
     for name in track(there, "measuring what ships"):
         of, run = f"{TRAJECTORIES[name].preset}-seed-0", load(folder / name)
         if of not in shipped:
@@ -135,9 +140,10 @@ def audit(folder: Path | None = None) -> Audit:
             records[kept.name] = _audited(kept, anew, reads)
         compared.append((name, kept.name, len(run.steps), away, where))
     columns = ["trajectory", "record", "steps", "largest difference", "where"]
-    verdicts = _verdicts(Records(list(records.values())), reads, broken)
+    chosen = [claim for claim in CLAIMS.values() if claim.figure in figures]
+    verdicts = _verdicts(chosen, Records(list(records.values())), reads, broken)
     named = sorted(broken) + head_tables.broken_seals(folder / head_tables.FOLDER)
-    missing = [name for name in TRAJECTORIES if name not in there]
+    missing = [name for name in wanted if name not in there]
     return Audit(verdicts, pd.DataFrame(compared, columns=columns), named, folder, missing)
 
 
@@ -223,10 +229,10 @@ def _audited(kept: Record, anew: Record | None, reads: list[str]) -> AuditedReco
     return AuditedRecord(**fresh, anew=frozenset({*curves, "last", *rows}), sealed_reads=reads)
 
 
-def _verdicts(records: Records, reads: list[str], broken: set[str]) -> pd.DataFrame:
+def _verdicts(claims: Sequence[Claim], records: Records, reads: list[str], broken: set[str]) -> pd.DataFrame:
     """The table of claims with the source of each row."""
     rows = []
-    for claim in CLAIMS.values():
+    for claim in claims:
         reads.clear()
         for row in measured(claim, records):
             source = "seal broken" if broken.intersection(reads) else "sealed" if reads else "recomputed"

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from induction_memory.errors import InputError
@@ -15,6 +16,7 @@ from induction_memory.reproduction import record_files
 from induction_memory.reproduction.audit import AGREE, audit, distance
 from induction_memory.reproduction.claims import memories
 from induction_memory.reproduction.measurement import make_record
+from induction_memory.reproduction.plan import FIGURES, jobs
 from induction_memory.reproduction.shipping import TRAJECTORIES
 from induction_memory.trajectory import load
 from induction_memory.trajectory.search import SHIPPED
@@ -72,6 +74,15 @@ def test_what_ships_is_sealed_and_agrees_with_its_weights(intact):
     assert set(found.verdicts["source"]) == {"recomputed", "sealed"}
     assert "no run" not in set(found.verdicts["verdict"])
     assert "0 problems" in found.summary
+
+
+@pytest.mark.parametrize("figure", FIGURES)
+def test_one_figure_is_judged_as_among_all_of_them_and_measures_its_own_runs_alone(quick, intact, figure):
+    found = audit(figures=[figure])
+    among_all = intact.verdicts.loc[(intact.verdicts["figure"] == figure).to_numpy()].reset_index(drop=True)
+    pd.testing.assert_frame_equal(found.verdicts, among_all)
+    shown = {job.name for job in jobs([figure], "paper")}
+    assert set(found.compared["record"]) == shown & set(intact.compared["record"])
 
 
 def test_a_number_changed_by_hand_flips_no_verdict_and_is_named(quick, intact, copy):
