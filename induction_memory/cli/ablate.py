@@ -10,12 +10,12 @@ from induction_memory.cli.arguments import (
     listed,
     load_any,
     optional,
-    require_heads,
     sequences_of,
     step_of,
 )
 from induction_memory.cli.output import TERMINAL, TableOutput
 from induction_memory.cli.own_code import IMPORT, own_modules
+from induction_memory.cli.refusals import require_components, require_text_of_series
 from induction_memory.errors import InputError, require
 
 if TYPE_CHECKING:
@@ -62,7 +62,9 @@ def ablate(
     known = kind in KINDS or bool(own_modules())
     require(known, "--kind", f"one of {', '.join(KINDS)}, or one of your own ({IMPORT} names its module)", repr(kind))
     chosen, names = step_of(step), listed(components, "--components")
-    require_heads(run, names)
+    require(sequences >= 1, "--sequences", "at least 1", sequences)
+    require_components(run, names)
+    require_text_of_series(run, text)
     opened = load_any(run, chosen)
     from induction_memory.interventions.ablations import ablate as measure
 

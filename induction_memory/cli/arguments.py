@@ -1,14 +1,13 @@
 """Arguments that several commands share, and their form for the library."""
 
-import re
 import shlex
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from induction_memory.cli.refusals import require_steps
 from induction_memory.errors import InputError, require
 
 if TYPE_CHECKING:
@@ -53,15 +52,15 @@ def load_any(run: str, step: Any = None) -> "Trajectory | Revisions":
     `step` is the step that the library will be asked for. For a trajectory, a step that is not stored is refused.
     """
     from induction_memory.trajectory.layout import MANIFEST
-    from induction_memory.trajectory.search import find
+    from induction_memory.trajectory.search import find, is_series, require_run
 
     folder = find(run)
+    require_run(folder)
     require_steps(run, [step] if isinstance(step, int) else [] if step is None or isinstance(step, str) else step)
-    if not (folder / MANIFEST).exists():
-        from induction_memory.trajectory.revisions import BESIDE, is_series, revisions
+    if not (folder / MANIFEST).exists() and is_series(folder):
+        from induction_memory.trajectory.revisions import BESIDE, revisions
 
-        if is_series(folder):
-            return revisions(folder, keep=folder / BESIDE)
+        return revisions(folder, keep=folder / BESIDE)
     from induction_memory.trajectory import load
 
     return load(folder)
@@ -84,59 +83,9 @@ def sequences_of(opened: "Trajectory | Revisions", text: str | None, most: int) 
     from induction_memory.subject import batch_of_tokens
     from induction_memory.trajectory.revisions import Revisions
 
-    if not isinstance(opened, Revisions):
-        raise InputError("--text: expected none: a trajectory runs on sequences of its own task")
+    assert isinstance(opened, Revisions)
     length = min(SEQUENCE, opened.config().max_position_embeddings)
     return batch_of_tokens(opened.encode(text_of(text) or "", length)[:most])
-
-
-def parts_of(run: str) -> "tuple[Any, Any, Any] | None":
-    """Task, model and training of a trajectory as its manifest has them; None for checkpoints that others trained."""
-    from induction_memory.trajectory.layout import MANIFEST
-    from induction_memory.trajectory.manifest import Manifest
-    from induction_memory.trajectory.search import find
-
-    folder = find(run)
-    return Manifest.read(folder).parts(folder) if (folder / MANIFEST).exists() else None
-
-
-def require_steps(run: str, steps: Sequence[int]) -> None:
-    """Refuse steps that a trajectory does not have, before heavy imports."""
-    from induction_memory.trajectory.layout import listed_steps, require_stored
-    from induction_memory.trajectory.search import find
-
-    stored = listed_steps(find(run)) if steps else []
-    for step in steps if stored else []:
-        require_stored(step, stored)
-
-
-def require_heads(run: str, names: tuple[str, ...]) -> None:
-    """Refuse heads such as L3H1 that the run's model does not have, before heavy imports."""
-    from induction_memory.model.config import ModelConfig
-    from induction_memory.runner.components import Graph
-
-    asked, parts = [name for name in names if re.fullmatch(r"L\d+H\d+", name)], parts_of(run)
-    if asked and parts is not None:
-        model = parts[1]
-        graph = Graph.of_config(model) if isinstance(model, ModelConfig) else Graph(model.n_layers, model.n_heads, ())
-        for name in asked:
-            graph.resolve(name)
-
-
-def require_pairs(run: str, memory: str, pairs: tuple[str, ...], option: str) -> None:
-    """Refuse pairs 'a->b' of tokens or positions that the run's task does not have, before heavy imports."""
-    from induction_memory.pair_names import named_pair
-
-    parts = parts_of(run) if pairs else None
-    task = None if parts is None else parts[0]
-    labels = getattr(task, "labels", None)
-    if task is None or labels is None:
-        return
-    positions, (tokens, answers) = range(1, task.length + 1), labels()
-    names = {"W_K1": (positions[:-1], positions[1:]), "W_K2": (tokens, tokens)}
-    inputs, outputs = names.get(memory, (tokens, answers))
-    for pair in pairs:
-        named_pair(pair, inputs, outputs, option)
 
 
 def listed(items: tuple[str, ...], option: str) -> tuple[str, ...]:

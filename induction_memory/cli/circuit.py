@@ -1,6 +1,5 @@
 """`circuit`: the few edges between components that do the work."""
 
-import sys
 from typing import TYPE_CHECKING, Any, Literal
 
 from induction_memory.cli.arguments import Run, load, step_of
@@ -9,6 +8,9 @@ from induction_memory.errors import InputError, UnsupportedError, require
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from induction_memory.interventions.circuits import Discovery
+    from induction_memory.trajectory.trajectory import Trajectory
 
 
 def circuit(
@@ -41,43 +43,48 @@ def circuit(
         raise InputError(f"--step: expected one stored step or last, got {step!r}")
     require(sequences >= 1, "--sequences", "at least 1", sequences)
     opened = load(run, chosen)
-    from induction_memory import interventions
-    from induction_memory.interventions.circuits import INDUCTION_HEAD
     from induction_memory.task.sampler import step_rng
 
     batch = opened.task.sample(sequences, step_rng(opened.config.train.eval_seed, 0))
     if table == "attribution":
-        _attribution(opened, int(opened.steps[-1]) if chosen == "last" else chosen, batch, output)
+        _attribution(opened, batch, chosen, output)
         return
+    from induction_memory.interventions import discover
+
     quick = {"sizes": [0], "random_orders": 0} if table == "edges" else {}
-    found = interventions.discover(opened, batch, kind=kind, share=share, step=chosen, **quick)
+    found = discover(opened, batch, kind=kind, share=share, step=chosen, **quick)
     if table == "curve":
         output.write(found.curve)
-        return
-    _write(found.edges.assign(circuit=found.edges["edge"].isin(found.circuit)), output)
-    if output.format == "table" and output.out is None:
-        compared = ""
-        if _asks_for_induction(opened.task, batch) and set(INDUCTION_HEAD) <= set(found.edges["edge"]):
-            known = found.against()
-            compared = (
-                f"\nagainst the known induction head: precision {known['precision']:.2f}, recall {known['recall']:.2f}"
-            )
-        print(f"\n{len(found.circuit)} edges are the circuit{compared}", file=sys.stdout)
+    else:
+        _edges(found, opened.task, batch, output)
 
 
-def _attribution(opened: Any, step: int, batch: Any, output: Output) -> None:
-    """Attribution patching of all edges, the largest effects first."""
+def _attribution(run: "Trajectory", batch: Any, step: Any, output: Output) -> None:
+    """Attribution patching of all edges, the strongest first."""
     import numpy as np
 
-    from induction_memory import interventions
+    from induction_memory.interventions import attribute, contrast
     from induction_memory.task.corruptions import pairs_of
 
-    pairs = pairs_of(opened.task, batch, None, np.random.default_rng(0))
-    found = interventions.attribute(interventions.contrast(opened.model(step), pairs))
+    pairs = pairs_of(run.task, batch, None, np.random.default_rng(0))
+    found = attribute(contrast(run.model(step), pairs))
     by = next(name for name in found.columns if found[name].dtype.kind == "f")
-    _write(found.assign(size=-found[by].abs()).sort_values("size").drop(columns="size"), output)
+    _write(found.sort_values(by, key=lambda effect: -effect.abs()), output)
     if "gradient" not in found and output.format == "table" and output.out is None:
         print("\nno column gradient: targets are soft, and the derivative of a KL is zero at the intact run")
+
+
+def _edges(found: "Discovery", task: Any, batch: Any, output: Output) -> None:
+    """What is lost without each edge; for people, also how many are the circuit and whether it is the known one."""
+    from induction_memory.interventions.circuits import INDUCTION_HEAD
+
+    _write(found.edges.assign(circuit=found.edges["edge"].isin(found.circuit)), output)
+    if output.format != "table" or output.out is not None:
+        return
+    print(f"\n{len(found.circuit)} edges are the circuit")
+    if _asks_for_induction(task, batch) and set(INDUCTION_HEAD) <= set(found.edges["edge"]):
+        known = found.against()
+        print(f"against the known induction head: precision {known['precision']:.2f}, recall {known['recall']:.2f}")
 
 
 def _write(table: "pd.DataFrame", output: Output) -> None:

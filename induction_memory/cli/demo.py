@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from induction_memory.errors import require
-from induction_memory.files import write_figure
+from induction_memory.files import require_folder, write_figure
 from induction_memory.tables import WIDTH, show
 
 if TYPE_CHECKING:
@@ -29,17 +29,19 @@ def demo(out: Path = Path("demo"), quiet: bool = False) -> None:
         out: folder for the trajectory, the figure and the page; an earlier demo in it is replaced.
         quiet: no progress line.
     """
-    from induction_memory.trajectory.lock import locked
-    from induction_memory.trajectory.ownership import strangers
-
     trajectory, files = out / "trajectory", (out / "curves.png", out / "page.html")
     ours = {trajectory} if trajectory.is_dir() else set()
     ours |= {path for path in (*files, out / ".lock") if path.is_file()}
     allowed = "a new folder, or an earlier demo's"
     require(not out.exists() or out.is_dir(), "--out", allowed, f"the file {str(out)!r}")
+    require_folder(out, "--out")
     others = sorted(path.name for path in out.iterdir() if path not in ours) if out.exists() else []
-    others += [path.name for path in strangers(trajectory)] if trajectory.is_dir() else []
     require(not others, "--out", allowed, f"{str(out)!r}, which holds {', '.join(others[:1])}")
+    from induction_memory.trajectory.lock import locked
+    from induction_memory.trajectory.ownership import strangers
+
+    others = [path.name for path in strangers(trajectory)] if trajectory.is_dir() else []
+    require(not others, "--out", allowed, f"{str(trajectory)!r}, which holds {', '.join(others[:1])}")
     with locked(out):  # held to the end, so that a second demo in the same folder is refused
         _run(trajectory, *files, quiet)
 

@@ -7,10 +7,12 @@ from typing import Annotated
 import tyro
 
 from induction_memory.cli.arguments import load_any, steps_of
+from induction_memory.cli.refusals import require_steps
 from induction_memory.errors import InputError, printable, require
 from induction_memory.files import require_file
 
-MOST_MEGABYTES = 1000
+MEGABYTES = (0.5, 1000)
+MOST_SEQUENCES, MOST_TOKENS = 16, 4096
 
 
 def report(
@@ -42,7 +44,7 @@ def report(
     if not runs:
         raise InputError("RUN: expected at least one trajectory's folder or name, got none")
     chosen = steps_of(steps)
-    require(0 < budget <= MOST_MEGABYTES, "--budget", f"megabytes from 0.5 to {MOST_MEGABYTES}", budget)
+    _require_sizes(sequences, length, budget)
     require_file(out, [".html"], "--out")
     if len(runs) == 1 and _holds_runs(Path(runs[0])):
         from induction_memory.sweep.one_page import page as sweep_page
@@ -51,6 +53,8 @@ def report(
         sweep_page(runs[0]).save(out)
         print(printable(str(out)))
         return
+    for run in runs:
+        require_steps(run, [] if chosen == "all" else chosen)
     opened = [load_any(run, chosen) for run in runs]
     from induction_memory.views.report import report as make
 
@@ -64,6 +68,15 @@ def report(
     )
     page.save(out)
     print(printable(str(out)))
+
+
+def _require_sizes(sequences: int, length: int, budget: float) -> None:
+    from induction_memory.task.fields import require_integer
+
+    require_integer(sequences, "--sequences", 1, MOST_SEQUENCES)
+    require_integer(length, "--length", 1, MOST_TOKENS)
+    least, most = MEGABYTES
+    require(least <= budget <= most, "--budget", f"megabytes from {least} to {most}", budget)
 
 
 def _holds_runs(folder: Path) -> bool:

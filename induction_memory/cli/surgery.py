@@ -7,13 +7,12 @@ from induction_memory.cli.arguments import (
     OptionalStr,
     Run,
     load,
-    require_heads,
-    require_pairs,
     run_at,
     step_of,
 )
 from induction_memory.cli.output import TERMINAL, TableOutput
-from induction_memory.errors import InputError, require
+from induction_memory.cli.refusals import require_edit, require_steps
+from induction_memory.errors import InputError
 
 COLUMNS = (
     "step",
@@ -28,7 +27,6 @@ COLUMNS = (
     "in_context_loss",
     "kl",
 )
-MEMORIES = ("W_K1", "W_K2", "W_O2", "W_F")
 NOTE = "damage: accuracy lost, as a share of the group's positions (1 is all of them)"
 
 
@@ -72,30 +70,15 @@ def surgery(
     """
     if project and complement:
         raise InputError("--complement: expected it or --project, got both")
-    require(memory in MEMORIES, "--memory", f"one of {', '.join(MEMORIES)}", repr(memory))
-    edits = {"erase": erase, "insert": insert, "swap": swap, "project": project, "complement": complement}
-    edits |= {"truncate": truncate is not None, "transplant": transplant}
-    require(any(edits.values()), "edit", f"one of {', '.join(f'--{name}' for name in edits)}", "none")
-    for option, pairs in (("--erase", erase), ("--insert", insert)):
-        require_pairs(run, memory, pairs, option)
-    donor_at = None if transplant is None else run_at(transplant, "--transplant")
-    require_heads(run, tuple(name for name in (head, through) if name is not None))
+    edit = {"erase": erase or None, "insert": insert or None, "swap": swap, "truncate": truncate}
+    edit |= {"project": "complement" if complement else project, "transplant": transplant}
+    how = {"strength": strength, "head": head, "through": through}
+    donor = None if transplant is None else run_at(transplant, "--transplant")
+    require_edit(run, memory, edit, **how)
+    if donor is not None:
+        require_steps(donor[0], [donor[1]])
     opened = load(run, chosen := step_of(step))
-    donor = None if donor_at is None else load(*donor_at).model(donor_at[1])
+    edit["transplant"] = None if donor is None else (load(donor[0]), donor[1])
     from induction_memory.interventions.surgery import surgery as measure
 
-    table = measure(
-        opened,
-        memory=memory,
-        erase=erase or None,
-        insert=insert or None,
-        swap=swap,
-        project="complement" if complement else project,
-        truncate=truncate,
-        transplant=donor,
-        strength=strength,
-        head=head,
-        through=through,
-        step=chosen,
-    )
-    output.write(table, COLUMNS, note=NOTE)
+    output.write(measure(opened, memory=memory, step=chosen, **edit, **how), COLUMNS, note=NOTE)

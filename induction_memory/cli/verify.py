@@ -23,9 +23,10 @@ def verify(run: Run, /) -> None:
         run: trajectory's folder or the name of a shipped one, or a folder of checkpoints that others trained.
     """
     from induction_memory.trajectory.layout import MANIFEST
-    from induction_memory.trajectory.search import find
+    from induction_memory.trajectory.search import find, require_run
 
     folder = find(run)
+    require_run(folder)
     series = None if (folder / MANIFEST).exists() else _series(run)
     if series is None:
         from induction_memory.trajectory.verification import verify as check
@@ -53,8 +54,11 @@ def _sound(folder: "Path") -> str:
 
 def _series(run: str) -> "Revisions | None":
     """The series in a folder, or None."""
-    from induction_memory.trajectory.revisions import Revisions, is_series
-    from induction_memory.trajectory.search import find
+    from induction_memory.trajectory.search import find, is_series
 
-    opened = load_any(run) if is_series(find(run)) else None
+    if not is_series(find(run)):
+        return None
+    from induction_memory.trajectory.revisions import Revisions
+
+    opened = load_any(run)
     return opened if isinstance(opened, Revisions) else None

@@ -177,7 +177,8 @@ class TrainConfig:
 
     def with_seed(self, seed: int) -> "TrainConfig":
         """The three seeds of the `seed`-th repetition: 3 seed, 3 seed + 1, 3 seed + 2."""
-        require(_is_whole(seed) and seed >= 0, "seed", "a whole number of at least 0", seed)
+        most = MOST // 3 - 1
+        require(_is_whole(seed) and 0 <= seed <= most, "seed", f"a whole number from 0 to {most:,}", seed)
         return replace(self, init_seed=3 * seed, data_seed=3 * seed + 1, eval_seed=3 * seed + 2)
 
     def replace(self, **changes: Any) -> "TrainConfig":

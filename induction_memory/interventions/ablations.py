@@ -5,26 +5,24 @@ input reads (`pos->L2.k`: the positional part of the induction head's keys). The
 of ablation in replacements.py, the scores in outcome.py. The row of the component "none" is the intact model.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from induction_memory.errors import require
 from induction_memory.interventions.outcome import Scorer
 from induction_memory.interventions.replacements import Kind, Replacements, name_of
 from induction_memory.progress import keeping
 from induction_memory.runner.attention import take
-from induction_memory.runner.components import Graph
+from induction_memory.runner.component_groups import GROUPS, component_names, listed
 from induction_memory.runner.recording import Runner, Via
 from induction_memory.subject import Sequences, Steps, Subject, subject
 from induction_memory.task.batch import Batch
 from induction_memory.task.fields import require_seed
 
 INTACT = "none"
-GROUPS = ("heads", "layers", "feed_forward", "embeddings", "matrices", "parts", "edges", "paths")
 
 
 def ablate(
@@ -90,48 +88,6 @@ def ablate_subject(
     return pd.concat(tables, ignore_index=True)
 
 
-def component_names(
-    graph: Graph, heads: Literal["all"] | Sequence[Any] | None, components: str | Sequence[str] | None
-) -> list[str]:
-    """The wanted names in the order given, each once, with groups replaced by their members and every name checked."""
-    if heads is None and components is None:
-        components = "all"
-    names: list[str] = []
-    if heads is not None:
-        names += graph.heads if isinstance(heads, str) and heads == "all" else map(graph.head, _listed(heads, "heads"))
-    for name in [] if components is None else _listed(components, "components"):
-        require(isinstance(name, str), "components", "names", repr(name))
-        names += _group(graph, name) if name in (*GROUPS, "all") else [name]
-    for name in names:
-        graph.resolve(name)
-    require(len(names) > 0, "components", "at least one", "none")
-    return list(dict.fromkeys(names))
-
-
-def _group(graph: Graph, name: str) -> Iterable[str]:
-    groups: dict[str, Iterable[str]] = {
-        "heads": graph.heads,
-        "layers": [f"L{layer}" for layer in range(1, graph.n_layers + 1)] if graph.n_heads > 1 else [],
-        "feed_forward": [f"FF{layer}" for layer in graph.feed_forwards],
-        "embeddings": ["embed", "pos"] if graph.positions else ["embed"],
-        "matrices": graph.matrices,
-        "parts": graph.parts,
-        "edges": graph.edges,
-        "paths": graph.paths,
-    }
-    if name != "all":
-        return groups[name]
-    return [component for group in GROUPS[:6] for component in groups[group]]
-
-
-def _listed(names: Any, field: str) -> Sequence[Any]:
-    if isinstance(names, str) or callable(names):
-        return [names]
-    several = isinstance(names, Sequence) and len(names) > 0
-    require(several, field, "a name, or a list of one or more", repr(names))
-    return list(names)
-
-
 @torch.no_grad()
 def _ablate_one(
     runner: Runner,
@@ -148,7 +104,7 @@ def _ablate_one(
     batch = batch.to(recording.logits.device)
     replacements = Replacements(recording, batch, initial, seed)
     names = component_names(recording.graph, heads, components)
-    kinds: Sequence[Kind] = replacements.kinds if kind == "all" else _listed(kind, "kind")
+    kinds: Sequence[Kind] = replacements.kinds if kind == "all" else listed(kind, "kind")
     for one in kinds:
         replacements.function(one)
     cells = [(name, one) for name in names for one in kinds]

@@ -21,10 +21,11 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from induction_memory.errors import require
-from induction_memory.interventions.ablations import INTACT, component_names
+from induction_memory.interventions.ablations import INTACT
 from induction_memory.interventions.effects import Contrast, Direction, contrast, effects
 from induction_memory.interventions.path_patching import patch_paths
 from induction_memory.progress import keeping
+from induction_memory.runner.component_groups import component_names
 from induction_memory.runner.components import ARROW
 from induction_memory.runner.recording import Via
 from induction_memory.runner.variants import Patch

@@ -37,27 +37,23 @@ from torch import Tensor
 
 from induction_memory.errors import InputError, UnsupportedError, require
 from induction_memory.figures.tokens import visible
+from induction_memory.interventions.edit_request import Head, edited_heads, exchanged, one_edit
 from induction_memory.interventions.outcome import score
 from induction_memory.memory import edits
 from induction_memory.memory.association import Association
 from induction_memory.model.associations import associate, carrier, parameter_of, written
 from induction_memory.model.building import HookedTransformer
-from induction_memory.model.head_names import head_names
 from induction_memory.model.memories import weights_of
 from induction_memory.progress import keeping, track
 from induction_memory.runner.swapped_weights import replaced
 from induction_memory.subject import SEQUENCES, Sequences, Steps, subject
 from induction_memory.task.batch import Batch
-from induction_memory.task.fields import as_tuple, require_number
+from induction_memory.task.fields import as_tuple
 from induction_memory.task.protocol import Task
 from induction_memory.trajectory.trajectory import Trajectory
 
 Names = str | Sequence[str]
-Head = int | str
 Projection = Literal["ideal", "complement"]
-MOST_STRENGTH = 1e30
-"""The largest score that may be set: larger ones overflow in the model."""
-EDITS = ("erase", "insert", "swap", "project", "truncate", "transplant")
 
 
 def surgery(
@@ -145,13 +141,9 @@ def place(
     through: Head | None = None,
 ) -> tuple[Association, dict[str, str]]:
     """The stored memory of a model with two layers, and the heads that are edited: head ("all" or one) and through."""
-    require(model.cfg.n_layers == 2, "memory", "a model with two layers", f"one with {model.cfg.n_layers}")
-    require(through is None or memory == "W_K2", "through", "none: only W_K2 reads through a head", repr(through))
-    layer = 1 if memory == "W_K1" else 2
-    one = None if head is None else _named(head, layer, model.cfg.n_heads, "head")
-    writer = None
-    if memory == "W_K2":
-        writer = carrier(model, task, head=one) if through is None else _named(through, 1, model.cfg.n_heads, "through")
+    one, writer = edited_heads(memory, model.cfg.n_layers, model.cfg.n_heads, head=head, through=through)
+    if memory == "W_K2" and writer is None:
+        writer = carrier(model, task, head=one)
     try:
         a = associate(model, memory, task=task, bare=True, through=writer)
     except UnsupportedError as reason:
@@ -164,12 +156,7 @@ def edited_memory(
     a: Association, *, strength: float | None = None, **edit: Any
 ) -> tuple[str, Association, Int[Tensor, "pair side"] | None]:
     """The name of the one edit that is given, the edited memory, and the edited pairs (None: all of W)."""
-    given = [name for name, value in edit.items() if value is not None and value is not False]
-    require(len(given) == 1 and given[0] in EDITS, "edit", f"one of {', '.join(EDITS)}", ", ".join(given) or "none")
-    name, value = given[0], edit[given[0]]
-    if strength is not None:
-        require(name == "insert", "strength", f"none: {name} needs no strength", repr(strength))
-        require_number(strength, "strength", -MOST_STRENGTH, MOST_STRENGTH)
+    name, value = one_edit(edit, strength)
     if name == "truncate":
         return f"truncate {value}", replace(a, W=edits.truncate(a.W, value)), None
     if name == "transplant":
@@ -217,8 +204,7 @@ def _sides(a: Association, pairs: Int[Tensor, "pair side"] | None) -> dict[str, 
 
 def _swapped(a: Association, names: Sequence[str]) -> tuple[Int[Tensor, "pair side"], Float[Tensor, "*head pair"]]:
     """The four pairs of an exchange a <-> b, and their new scores."""
-    first, arrow, second = "->".join(names).partition("->")
-    require(bool(arrow), "swap", "two names, 'a->b'", repr(names[0]))
+    first, second = exchanged("->".join(names))
     (i, i_out), (j, j_out) = a.number(first, "swap"), a.number(second, "swap")
     require(i != j, "swap", "two different names", repr(names[0]))
     pairs = _tensor([(i, i_out), (j, j_out), (i, j_out), (j, i_out)], a)
@@ -240,14 +226,6 @@ def _transplant(a: Association, donor: Any) -> Float[Tensor, "*head d_out d_in"]
     W = theirs[parameter_of(a.name, theirs)].mT.unsqueeze(0)
     require(W.shape == a.W.shape, "transplant", f"a matrix of shape {tuple(a.W.shape[1:])}", tuple(W.shape[1:]))
     return W
-
-
-def _named(head: Head, layer: int, n_heads: int, field: str) -> str:
-    """The name of a head given by its name or its number in the layer, from 1."""
-    names = head_names((layer,), n_heads)
-    known = head in names or (isinstance(head, int) and 1 <= head <= n_heads)
-    require(known, field, f"a head of layer {layer}: {', '.join(names)} or 1 to {n_heads}", repr(head))
-    return head if isinstance(head, str) else names[head - 1]
 
 
 def _only(before: Association, after: Association, head: str) -> Association:

@@ -36,8 +36,8 @@ from induction_memory.task.protocol import Task
 from induction_memory.task.repeated import within_context
 from induction_memory.task.sampler import step_rng, with_counts
 from induction_memory.trajectory.kept_results import key_of
-from induction_memory.trajectory.revisions import Revisions, is_series, revisions
-from induction_memory.trajectory.search import find
+from induction_memory.trajectory.revisions import Revisions, revisions
+from induction_memory.trajectory.search import find, is_series
 from induction_memory.trajectory.trajectory import Stacks, Trajectory, load
 
 Source = Trajectory | Revisions | nn.Module | Mapping[str, Tensor] | str | Path

@@ -24,7 +24,7 @@ from induction_memory.training.metrics import watched_values
 from induction_memory.training.optimizer import zero_state
 from induction_memory.training.progress import Progress
 from induction_memory.training.tracking import open_tracker, require_tracker
-from induction_memory.trajectory.layout import MANIFEST
+from induction_memory.trajectory.layout import MANIFEST, require_begun
 from induction_memory.trajectory.lengthening import lengthen, why_not_longer
 from induction_memory.trajectory.lock import locked
 from induction_memory.trajectory.manifest import Manifest
@@ -101,7 +101,8 @@ def resume(out: str | Path, *, settings: Sequence[str] = (), quiet: bool = False
     >>> im.training.resume(out, settings=["train.steps=4"]).steps
     array([0, 1, 2, 3, 4])
     """
-    config = load(out).config.with_settings(list(settings))
+    require_begun(folder := require_folder(out), resume=True)
+    config = load(folder).config.with_settings(list(settings))
     return run_from(lambda: _new(config), None, config, out, resume=True, quiet=quiet, log=log, command=None)
 
 
@@ -137,7 +138,8 @@ def run_from(
                 begin(out, config, prepared or origin(), command, torch.get_num_threads())
             else:
                 # checked again, because another process may have changed the folder before it was locked
-                _require_same(out, config, resume, first_step, begun_with)
+                require_begun(out, resume)
+                _require_same(out, config, first_step, begun_with)
                 if config.differences(RunConfig.from_dict(manifest.config)):  # more steps, nothing else
                     lengthen(out, manifest, config, command)
             _go_on(out, config, quiet, log)
@@ -223,8 +225,8 @@ def _require_place(
 ) -> bool:
     """Whether the folder holds a run to continue; an InputError if it does not and a new run cannot begin there."""
     try:
-        if (out / MANIFEST).exists():
-            _require_same(out, config, resume, first_step, begun_with)
+        if require_begun(out, resume):
+            _require_same(out, config, first_step, begun_with)
             return True
         free = may_begin(out)
     except OSError as error:
@@ -235,16 +237,11 @@ def _require_place(
             f"out: expected a folder outside of other runs, got {str(out)!r} inside the run {inside.name!r}"
         )
     require(free, "out", "a new or an empty folder", repr(str(out)))
-    got = f"{str(out)!r}, in which none has begun (leave --resume out to begin one)"
-    require(resume is not True, "out", "the folder of a run to resume", got)
     return False
 
 
-def _require_same(out: Path, config: RunConfig, resume: Resume, first_step: int | None, begun_with: str | None) -> None:
+def _require_same(out: Path, config: RunConfig, first_step: int | None, begun_with: str | None) -> None:
     """Refuse a configuration or a start that differs from the run in `out`, except for more steps at the end."""
-    if resume is False:
-        what = f"a new or an empty folder (or --resume to go on), got a run in {str(out)!r}"
-        raise InputError(f"out: expected {what}", entry="another-run")
     manifest = Manifest.read(out)
     begun = "a branch" if manifest.parent else "a run"
     if first_step not in (None, manifest.first_step) or (first_step == 0 and manifest.parent):

@@ -20,10 +20,11 @@ from induction_memory.task import registry
 from induction_memory.trajectory.durable import make_folder, open_regular, piece_of, write_durably
 from induction_memory.trajectory.folder import FolderSource
 from induction_memory.trajectory.foreign import PlainSource
+from induction_memory.trajectory.layout import CONFIG
 from induction_memory.trajectory.manifest import digest
 from induction_memory.trajectory.states import stored_names
 
-CONFIG, WEIGHTS, MODEL_TYPE, VERSION = "config.json", "model.safetensors", "induction_memory", 2
+WEIGHTS, MODEL_TYPE, VERSION = "model.safetensors", "induction_memory", 2
 
 
 def write_export(

@@ -21,6 +21,8 @@ from pathlib import Path
 from induction_memory.errors import InputError
 
 MANIFEST = "manifest.json"
+CONFIG = "config.json"
+"""Of an exported step, and of others' checkpoints."""
 METRICS = "metrics.jsonl"
 FROZEN = "frozen.safetensors"
 GRAFTS = "grafts.safetensors"
@@ -70,6 +72,18 @@ def listed_steps(folder: Path) -> list[int]:
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return []
     return sorted(found)
+
+
+def require_begun(folder: Path, resume: bool | str, field: str = "out") -> bool:
+    """Whether a run has begun in a folder: refused if one has and is not to be resumed, or if none has and it is."""
+    begun = (folder / MANIFEST).exists()
+    if begun and resume is False:
+        expected = f"a new or an empty folder (or --resume to go on), got a run in {str(folder)!r}"
+        raise InputError(f"{field}: expected {expected}", entry="another-run")
+    if not begun and resume is True:
+        got = f"{str(folder)!r}, in which none has begun (leave --resume out to begin one)"
+        raise InputError(f"{field}: expected the folder of a run to resume, got {got}")
+    return begun
 
 
 def require_stored(step: int, stored: Sequence[int]) -> None:

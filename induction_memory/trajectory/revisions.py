@@ -28,6 +28,7 @@ from induction_memory.progress import track
 from induction_memory.trajectory import kept_results
 from induction_memory.trajectory.checkpoint_files import Checkpoint, read_ahead
 from induction_memory.trajectory.checkpoint_names import label
+from induction_memory.trajectory.search import checkpoint_folders
 
 BESIDE = Path(".induction_memory")
 """Folder beside the checkpoints in which the command line keeps results."""
@@ -254,7 +255,7 @@ def revisions(source: Source, *, keep: str | Path | None = None) -> Revisions:
     if isinstance(source, str | PathLike):
         path = Path(source)
         require(path.is_dir(), "source", "a folder of checkpoints", repr(str(path)))
-        found = _hub_cache(path) if (path / "snapshots").is_dir() else _children(path)
+        found = _hub_cache(path) if (path / "snapshots").is_dir() else checkpoint_folders(path)
         return Revisions(path.resolve().name, _in_order(found, path), folder)
     require(isinstance(source, Iterable), "source", "a folder, paths, or (step, model) pairs", type(source).__name__)
     if isinstance(source, Sequence) and source and all(isinstance(one, str | PathLike) for one in source):
@@ -264,15 +265,6 @@ def revisions(source: Source, *, keep: str | Path | None = None) -> Revisions:
         return Revisions(paths[-1].resolve().parent.name, _in_order({p.name: p for p in paths}, "source"), folder)
     require(keep is None, "keep", "none for (step, model) pairs: nothing tells one model from another", repr(keep))
     return Pairs(source)  # type: ignore[arg-type]
-
-
-def is_series(path: Path) -> bool:
-    """Whether a folder holds folders of checkpoints, or is a local Hub cache."""
-    return (path / "snapshots").is_dir() or len(_children(path)) > 0
-
-
-def _children(path: Path) -> dict[str, Path]:
-    return {p.name: p for p in sorted(path.iterdir()) if p.is_dir() and (p / "config.json").exists()}
 
 
 def _hub_cache(path: Path) -> dict[str, Path]:

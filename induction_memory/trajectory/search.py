@@ -13,7 +13,7 @@ from os import PathLike
 from pathlib import Path
 
 from induction_memory.errors import InputError, require
-from induction_memory.trajectory.layout import MANIFEST
+from induction_memory.trajectory.layout import CONFIG, MANIFEST
 
 VARIABLE = "INDUCTION_MEMORY_PATH"
 SHIPPED = Path(__file__).parents[2] / "checkpoints"
@@ -41,6 +41,22 @@ def find(path: str | Path) -> Path:
         f"ones lie in checkpoints/ of the source; {VARIABLE} names folders that hold others)",
         entry="unknown-run",
     )
+
+
+def require_run(folder: Path) -> None:
+    """Refuse a folder in which there is no run, no exported step and no series of checkpoints."""
+    if not ((folder / MANIFEST).exists() or (folder / CONFIG).is_file() or is_series(folder)):
+        raise InputError(f"{folder}: expected a trajectory (a folder with {MANIFEST}), got none there")
+
+
+def is_series(path: Path) -> bool:
+    """Whether a folder holds folders of checkpoints that others trained, or is a local Hub cache."""
+    return not (path / MANIFEST).exists() and ((path / "snapshots").is_dir() or len(checkpoint_folders(path)) > 0)
+
+
+def checkpoint_folders(path: Path) -> dict[str, Path]:
+    """The folders of checkpoints in a folder, by name."""
+    return {p.name: p for p in sorted(path.iterdir()) if p.is_dir() and (p / CONFIG).exists()}
 
 
 def _is_folder(path: Path) -> bool:

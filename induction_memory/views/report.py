@@ -13,8 +13,8 @@ from typing import Any
 from induction_memory.errors import InputError, require
 from induction_memory.files import require_file, write_file
 from induction_memory.task.fields import require_integer
-from induction_memory.trajectory.revisions import Revisions, is_series, revisions
-from induction_memory.trajectory.search import find
+from induction_memory.trajectory.revisions import Revisions, revisions
+from induction_memory.trajectory.search import find, is_series
 from induction_memory.trajectory.trajectory import Trajectory, load
 from induction_memory.views.attention_page import framed
 from induction_memory.views.page.budget import within

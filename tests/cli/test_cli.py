@@ -136,7 +136,7 @@ def test_presets_are_listed_by_figure_with_one_entry_for_the_step_sizes_of_figur
         (("train", "demo", "--out", "OUT", "--set", "=3"), "--set: expected PART.FIELD=VALUE, got '=3'"),
         (("train", "demo", "--out", "OUT", "--set"), "--set: expected PART.FIELD=VALUE, got nothing"),
         (("train", "demo", "--out", "OUT", "--set", "task.k=3", "task.kk=3"), "task.kk: expected one of"),
-        (("train", "demo", "--out", "OUT", "--seed", "-1"), "seed: expected a whole number of at least 0, got -1"),
+        (("train", "demo", "--out", "OUT", "--seed", "-1"), "seed: expected a whole number from 0 to"),
         (("branch", "OUT", "--out", "OUT", "--at", "x"), "branch: --at: expected INT, got 'x'"),
         (("surgery", "OUT", "--memory", "W_O2", "--transplant", "OUT@²"), "--transplant: expected RUN@STEP"),
         (("surgery", "OUT", "--memory", "W_O2", "--project", "--complement"), "--complement: expected it or --project"),
@@ -353,43 +353,3 @@ def test_what_does_not_hold_comes_first_and_a_slip_reads_slip(run, monkeypatch):
         ["as", "printed", "1", "2", "±", "0.1"],
     ]
     assert lines[-1] == "3 statements: 1 holds, 1 slip, 1 does not hold"
-
-
-EARLY_MISTAKES = [
-    (("attention", "RUN", "--out", "x.gif"), "--out: expected a file ending in .html"),
-    (("ablate", "L3H1"), "run: expected the folder of a trajectory"),
-    (("ablate", "RUN", "--components", "L3H1"), "component: expected one of"),
-    (("circuit", "RUN", "--share", "2"), "--share: expected a number between 0 and 1"),
-    (("circuit", "RUN", "--sequences", "0"), "--sequences: expected at least 1, got 0"),
-    (("surgery", "RUN", "--memory", "W_O2", "--project", "--complement"), "--complement: expected it or --project"),
-    (("surgery", "RUN", "--memory", "W_K9", "--erase", "a"), "--memory: expected one of W_K1, W_K2, W_O2, W_F"),
-    (("surgery", "RUN", "--memory", "W_K2"), "edit: expected one of --erase, --insert"),
-    (("surgery", "RUN", "--memory", "W_K2", "--erase", "a", "--head", "L9H1"), "component: expected one of"),
-    (("heads", "RUN", "--sequences", "1"), "--sequences: expected at least 2, got 1"),
-    (("patch", "RUN", "--step", "5000"), "step: expected one of the"),
-    (("ablate", "RUN", "--step", "0,5000"), "step: expected one of the"),
-    (("probe", "RUN", "--steps", "5000"), "step: expected one of the"),
-    (("branch", "RUN", "--at", "5000", "--out", "x"), "step: expected one of the"),
-    (("branch", "RUN", "--at", "0", "--out", "x", "--freeze", "W_X"), "train.freeze: expected names"),
-    (("branch", "RUN", "--at", "0", "--out", "x", "--graft", "W_O2"), "train.grafts: expected NAME=RUN@STEP"),
-    (("branch", "RUN", "--at", "0", "--out", "x", "--graft", "W_O2=RUN@5000"), "step: expected one of the"),
-    (("branch", "RUN", "--at", "0", "--out", "x", "--edit", "W_K1: erase 3->2"), "--edit: expected 'key->query'"),
-    (("reproduce", "3", "--workers", "0"), "--workers: expected a whole number from 1"),
-]
-
-
-def test_a_mistake_is_told_before_anything_heavy_is_imported(trained):
-    """One process makes all of them; after each it says how the command ended and whether torch was imported."""
-    code = (
-        "import json, sys; from induction_memory import cli\n"
-        "for words in json.loads(sys.argv[1]):\n"
-        "    sys.argv = ['induction-memory', *words]\n"
-        "    try: cli.main()\n"
-        "    except SystemExit as stop: print(stop.code, 'torch' in sys.modules)"
-    )
-    lines = [[word.replace("RUN", str(trained)) for word in words] for words, _ in EARLY_MISTAKES]
-    said = subprocess.run([sys.executable, "-c", code, json.dumps(lines)], capture_output=True, text=True)
-    told = zip(EARLY_MISTAKES, said.stderr.splitlines(), said.stdout.splitlines(), strict=True)
-    for (words, message), error, ended in told:
-        assert message in error, words
-        assert ended == "2 False", words

@@ -3,7 +3,7 @@
 import pytest
 
 import induction_memory as im
-from induction_memory.cli.arguments import require_pairs
+from induction_memory.cli.refusals import require_pairs
 from induction_memory.errors import InputError
 from induction_memory.model.associations import associate
 

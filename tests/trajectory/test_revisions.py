@@ -12,7 +12,8 @@ import torch
 
 from induction_memory.errors import InputError
 from induction_memory.trajectory.kept_results import hashed
-from induction_memory.trajectory.revisions import is_series, revisions
+from induction_memory.trajectory.revisions import revisions
+from induction_memory.trajectory.search import is_series
 from induction_memory.trajectory.series_check import check, gaps
 from tests.trajectory.series import CONTEXT, VOCAB, write_series
 
