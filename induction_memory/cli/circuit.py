@@ -54,7 +54,7 @@ def circuit(
     quick = {"sizes": [0], "random_orders": 0} if table == "edges" else {}
     found = discover(opened, batch, kind=kind, share=share, step=chosen, **quick)
     if table == "curve":
-        output.write(found.curve)
+        _write(found.curve, output)
     else:
         _edges(found, opened.task, batch, output)
 

@@ -54,6 +54,9 @@ FIGURES: dict[int, tuple[str, ...]] = {
 }
 """Figure -> the presets it is drawn from. Figure 9 takes no training."""
 
+COMPARED = {10: (OUTPUTS["uniform"],)}
+"""Figure -> presets of other figures that its claims compare it with."""
+
 SEEDS = dict.fromkeys([*FREEZING.values(), *(f"figure-8-d128-eta{eta}" for eta in (3.2, 6.4, 12.8, 25.6, 51.2))], 3)
 """Independent repetitions of a preset's run at the paper's scale; one if not listed."""
 
@@ -94,11 +97,11 @@ def figures(names: Iterable[str]) -> list[int]:
 
 
 def jobs(chosen: Sequence[int], scale: Scale) -> list[Job]:
-    """The runs of these figures, each once."""
+    """The runs of these figures and those that their claims compare them with, each once."""
     found: dict[str, Job] = {}
     for figure in chosen:
         for seed in range(max(SEEDS.values())):
-            for name in FIGURES[figure]:
+            for name in (*FIGURES[figure], *COMPARED.get(figure, ())):
                 if seed < (1 if scale == "quick" else SEEDS.get(name, 1)):
                     job = Job(name, seed, _config(name, seed, scale), scale)
                     found.setdefault(job.name, job)

@@ -225,7 +225,8 @@ def _require_place(
 ) -> bool:
     """Whether the folder holds a run to continue; an InputError if it does not and a new run cannot begin there."""
     try:
-        if require_begun(out, resume):
+        if (out / MANIFEST).exists():
+            require_begun(out, resume)
             _require_same(out, config, first_step, begun_with)
             return True
         free = may_begin(out)
@@ -237,6 +238,7 @@ def _require_place(
             f"out: expected a folder outside of other runs, got {str(out)!r} inside the run {inside.name!r}"
         )
     require(free, "out", "a new or an empty folder", repr(str(out)))
+    require_begun(out, resume)
     return False
 
 

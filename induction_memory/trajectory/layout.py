@@ -74,8 +74,8 @@ def listed_steps(folder: Path) -> list[int]:
     return sorted(found)
 
 
-def require_begun(folder: Path, resume: bool | str, field: str = "out") -> bool:
-    """Whether a run has begun in a folder: refused if one has and is not to be resumed, or if none has and it is."""
+def require_begun(folder: Path, resume: bool | str, field: str = "out") -> None:
+    """Refuse a folder in which a run has begun, unless it is to be resumed, and one in which none has if it is."""
     begun = (folder / MANIFEST).exists()
     if begun and resume is False:
         expected = f"a new or an empty folder (or --resume to go on), got a run in {str(folder)!r}"
@@ -83,7 +83,6 @@ def require_begun(folder: Path, resume: bool | str, field: str = "out") -> bool:
     if not begun and resume is True:
         got = f"{str(folder)!r}, in which none has begun (leave --resume out to begin one)"
         raise InputError(f"{field}: expected the folder of a run to resume, got {got}")
-    return begun
 
 
 def require_stored(step: int, stored: Sequence[int]) -> None:

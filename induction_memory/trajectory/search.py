@@ -9,6 +9,7 @@ A name is looked for in these folders, in this order:
 """
 
 import os
+from difflib import get_close_matches
 from os import PathLike
 from pathlib import Path
 
@@ -36,8 +37,12 @@ def find(path: str | Path) -> Path:
         if _is_folder(folder):
             return folder
     names = sorted({p.parent.name for place in search_path() for p in place.glob(f"*/{MANIFEST}")})
+    near, got = get_close_matches(str(path), names, n=1), f"{str(path)[:200]!r}"
+    if near:
+        told = f"run: expected the folder of a trajectory or a known name, got {got}; did you mean {near[0]}?"
+        raise InputError(told, entry="unknown-run")
     raise InputError(
-        f"run: expected the folder of a trajectory or one of {', '.join(names)}, got {str(path)[:200]!r} (the shipped "
+        f"run: expected the folder of a trajectory or one of {', '.join(names)}, got {got} (the shipped "
         f"ones lie in checkpoints/ of the source; {VARIABLE} names folders that hold others)",
         entry="unknown-run",
     )

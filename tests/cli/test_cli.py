@@ -243,6 +243,8 @@ def test_the_interventions_answer_on_the_command_line(run, trained, tmp_path):
     assert "stability compares two or more runs" in err
     code, _, err = run("ablate", str(trained), "--components", "L9H9")
     assert (code, err.count("\n")) == (2, 1)
+    code, out, _ = run("circuit", str(trained), "--sequences", "8", "--table", "curve")
+    assert (code, "faithfulness" in out, "e-" in out) == (0, True, False)  # shares to three places, no rounding noise
 
 
 def test_tables_in_the_terminal_fit_and_begin_with_the_intact_model(run, trained, monkeypatch):

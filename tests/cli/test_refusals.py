@@ -45,6 +45,7 @@ MISTAKES = [
     (("ablate", "RUN", "--components", "heads", "pos->L9.k"), "component: expected one of embed"),
     (("ablate", "RUN", "--text", "a"), "--text: expected none"),
     (("ablate", "RUN", "--sequences", "0"), "--sequences: expected at least 1, got 0"),
+    (("probe", "inducton-alone"), "got 'inducton-alone'; did you mean induction-alone?"),
     (("heads", "RUN", "nowhere"), "run: expected the folder of a trajectory"),
     (("heads", "RUN", "--text", "a"), "--text: expected none"),
     (("attention", "RUN", "--out", "x.png", "--step", "all"), "--step: expected a stored step, up to 12"),

@@ -80,7 +80,7 @@ def test_what_ships_is_sealed_and_agrees_with_its_weights(intact):
 def test_one_figure_is_judged_as_among_all_of_them_and_measures_its_own_runs_alone(quick, intact, figure):
     found = audit(figures=[figure])
     among_all = intact.verdicts.loc[(intact.verdicts["figure"] == figure).to_numpy()].reset_index(drop=True)
-    pd.testing.assert_frame_equal(found.verdicts, among_all)
+    pd.testing.assert_frame_equal(found.verdicts, among_all, check_dtype=False)
     shown = {job.name for job in jobs([figure], "paper")}
     assert set(found.compared["record"]) == shown & set(intact.compared["record"])
 
