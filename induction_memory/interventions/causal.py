@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from jaxtyping import Float, Int
 from torch import nn
 
 from induction_memory.errors import InputError, require
@@ -135,15 +136,17 @@ def births(table: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for component, kind in dict.fromkeys(zip(table["component"], table["kind"], strict=True)):
         part = table[(table["component"] == component) & (table["kind"] == kind)]
-        looks_right, _, _ = change_point(np.asarray(part["step"]), np.asarray(part["recall"], dtype=float))
-        necessary = _necessary_from(part)
+        columns = ("recall", "necessity", "without_se")
+        recall, necessity, error = (np.asarray(part[name], dtype=float) for name in columns)
+        steps = np.asarray(part["step"])
+        looks_right, necessary = change_point(steps, recall)[0], _necessary_from(steps, necessity, error)
         rows.append((component, kind, looks_right, necessary, necessary - looks_right))
     return pd.DataFrame(rows, columns=["component", "kind", "looks_right", "necessary", "delay"])
 
 
-def _necessary_from(part: pd.DataFrame) -> float:
-    """The step at which the necessity of a part rises above chance; nan if it does not."""
-    steps, necessity = np.asarray(part["step"]), np.asarray(part["necessity"], dtype=float)
+def _necessary_from(
+    steps: Int[np.ndarray, " step"], necessity: Float[np.ndarray, " step"], error: Float[np.ndarray, " step"]
+) -> float:
+    """The step at which a necessity rises above twice its error; nan if it does not."""
     step, before, after = change_point(steps, necessity)
-    error = np.asarray(part["without_se"], dtype=float)[steps > step]
-    return step if after > before and after > 2 * error.mean() else np.nan
+    return step if after > before and after > 2 * error[steps > step].mean() else np.nan
