@@ -18,6 +18,7 @@ from induction_memory.heads.roles import VOTES
 from induction_memory.heads.selection import listed, rows_of
 
 WITHOUT_EFFECTS = ("weights", "attention")
+DECIMALS = 3  # of the distances: rounding errors of the scores do not decide between heads that are alike
 
 
 def profiles(votes: pd.DataFrame, given: Sequence[str] = VOTES) -> dict[str, Float[np.ndarray, "head score"]]:
@@ -37,7 +38,7 @@ def match(
     from scipy.optimize import linear_sum_assignment
 
     distance = np.sqrt(np.nansum(np.square(a[:, None] - b[None, :]), axis=-1))
-    rows, columns = linear_sum_assignment(distance)
+    rows, columns = linear_sum_assignment(distance.round(DECIMALS))
     return rows, columns, distance[rows, columns]
 
 

@@ -189,3 +189,11 @@ def test_runs_of_different_configurations_are_compared_apart():
     assert pick(together.stability, "value", **where) == pytest.approx(2 / 6)
     assert set(apart["runs"]) == {2}
     assert set(found.identifiability["configuration"]) == {"task.k=1", "task.k=5"}
+
+
+def test_rounding_errors_do_not_decide_between_heads_that_are_alike():
+    profiles = np.array([[0.9, 0.0], [0.2, 0.5], [0.2, 0.5]])
+    noise = 1e-7 * np.array([[0, 0], [0, 1], [1, 0]])
+    found = [match(profiles, profiles + sign * noise)[1].tolist() for sign in (-1, 0, 1)]
+    assert found[0] == found[1] == found[2]
+    assert found[0][0] == 0
