@@ -73,7 +73,7 @@ def test_resuming_needs_nothing_repeated(whole, tmp_path, monkeypatch):
             start(tiny(), tmp_path / "run", quiet=True)
     with pytest.raises(InputError, match=r"^PRESET: expected the name of an experiment, or --resume, got none$"):
         command(out=tmp_path / "new", quiet=True)
-    with pytest.raises(InputError, match=r"^--out: expected a new or an empty folder \(or --resume to .*\), got a run in"):
+    with pytest.raises(InputError, match=r"^--out: expected a new or an empty folder \(or --resume .*\), got a run in"):
         command(out=tmp_path / "run", quiet=True)
     command(out=tmp_path / "run", resume=True, quiet=True)
     assert content(tmp_path / "run") == content(whole.path)
