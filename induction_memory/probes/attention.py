@@ -52,7 +52,6 @@ _PER_LAYER = {
     "repeated_induction": "random sequences of n tokens repeated once: mean of A[t, t-n+1] over the second half",
 }
 _PAIR = "previous_where_attended"
-SMALLEST = 1e-37  # in place of zeros, whose logarithm is not finite; smaller numbers would be slow
 SEQUENCES_AT_ONCE = 8  # sequences whose logarithms are computed together, so that they stay in the CPU cache
 
 
@@ -105,10 +104,9 @@ def entropy(pattern: Float[Tensor, "batch head query key"], *, share: bool = Fal
 
 def entropies(pattern: Float[Tensor, "batch head query key"]) -> Float[Tensor, "batch head query"]:
     """-sum_s A log A of each query, in nats."""
-    nats = []
-    for some in pattern.split(SEQUENCES_AT_ONCE):
-        nats.append(some.clamp_min(SMALLEST).log_().mul_(some).sum(-1).neg_())
-    return torch.cat(nats)
+    least = torch.finfo(pattern.dtype).tiny  # in place of zeros, whose logarithm is not finite
+    parts = pattern.split(SEQUENCES_AT_ONCE)
+    return torch.cat([some.clamp_min(least).log_().mul_(some).sum(-1).neg_() for some in parts])
 
 
 def _mean_entropy(nats: Float[Tensor, "batch head query"], share: bool) -> Float[Tensor, " head"]:

@@ -109,7 +109,7 @@ class FastRunner:
             return Recording(runner, tokens, kept, network.unembed(x), W_O, network, known)
 
     def patterns(self, tokens: Int[Tensor, "batch pos"]) -> list[Float[Tensor, "batch head query key"]]:
-        """What follows the last layer's keys is not computed."""
+        """The attention of every layer. What follows the last layer's keys is not computed."""
         tokens, found = self._checked(tokens), []
         with torch.no_grad(), self._networks(self._swapped) as network:
             _, x = _embedded(network, tokens)

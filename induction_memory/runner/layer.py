@@ -78,7 +78,7 @@ class Layer:
         return self._stacked[letters]
 
     def project_head(self, x: Float[Tensor, "*lead d_model"], letter: str, head: int) -> Float[Tensor, "*lead d_head"]:
-        """The same for one head."""
+        """`project` for one head and one letter."""
         if letter in self._free:
             return x
         return x @ self.attention[f"W_{letter.upper()}"][head] + self.attention[f"b_{letter.upper()}"][head]

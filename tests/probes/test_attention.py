@@ -3,6 +3,7 @@ import torch
 
 from induction_memory import probes
 from induction_memory.probes import attention
+from induction_memory.probes.activations import largest
 from induction_memory.probes.standard_scores import repeated_induction
 from induction_memory.task.positions import after_same_context
 from induction_memory.task.repeated import repeated_tokens
@@ -67,6 +68,14 @@ def test_entropies_are_those_of_every_row():
     pattern = torch.rand(9, 2, 5, 5, generator=torch.Generator().manual_seed(0)).tril()
     pattern = pattern / pattern.sum(-1, keepdim=True)
     torch.testing.assert_close(attention.entropies(pattern), torch.special.entr(pattern).sum(-1))
+    half = attention.entropies(pattern.bfloat16())
+    torch.testing.assert_close(half.float(), torch.special.entr(pattern).sum(-1), atol=0.05, rtol=0.05)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_the_largest_entry_is_found_in_every_precision(dtype):
+    x = torch.tensor([[1.0, 3.0, 3.0], [2.0, torch.nan, 5.0]], dtype=dtype)
+    assert largest(x).tolist() == [1, 1]
 
 
 def test_repeated_sequences_score_the_stripe():
