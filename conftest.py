@@ -10,13 +10,13 @@ def names_as_before(request):
         yield
         return
     # Imported here: jaxtyping's checks are put into modules that are imported after the plugins are set up.
-    from induction_memory.interventions import replacements
+    from induction_memory.interventions import ablations
     from induction_memory.probes import registry as probes
-    from induction_memory.task import registry as tasks
+    from induction_memory.task import protocol as tasks
 
     for name in tasks.SHIPPED:
         tasks.task_type(name)  # registers it, if nothing has
-    tables = [replacements._KINDS, probes.registered, tasks._registered]
+    tables = [ablations._KINDS, probes.registered, tasks._registered]
     before = [dict(table) for table in tables]
     yield
     for table, names in zip(tables, before, strict=True):

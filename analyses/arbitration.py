@@ -13,7 +13,7 @@ import tyro
 
 import induction_memory as im
 from induction_memory.errors import run_script
-from induction_memory.figures.arbitration import LINES, arbitration_figure
+from induction_memory.paper.figures.arbitration import LINES, arbitration_figure
 
 
 def main(

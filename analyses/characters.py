@@ -20,9 +20,9 @@ import tyro
 
 import induction_memory as im
 from induction_memory.errors import require, run_script
-from induction_memory.figures.series import series_figure
-from induction_memory.trajectory.revisions import Revisions
-from induction_memory.views.series_report import curves
+from induction_memory.trajectory.series import Revisions
+from induction_memory.views.figures.curves import series_figure
+from induction_memory.views.run_page import curves
 
 WINDOWS = 32
 

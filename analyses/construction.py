@@ -11,9 +11,9 @@ import torch
 
 from induction_memory import BigramTask, ModelConfig, construct, sample, step_rng
 from induction_memory.errors import require, run_script
-from induction_memory.model.construction import Scales
-from induction_memory.probes.preferring import share
-from induction_memory.tables import markdown
+from induction_memory.model.constructed import Scales
+from induction_memory.probes.arbitrating import share
+from induction_memory.terminal import markdown
 
 LEAST = 1e-4
 """Smoothing of equation 8's logarithm: bigrams that never occur have no finite one."""

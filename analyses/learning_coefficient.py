@@ -13,9 +13,9 @@ import tyro
 
 import induction_memory as im
 from induction_memory.errors import run_script
-from induction_memory.figures.calibration import calibration_figure
+from induction_memory.paper.figures.calibration import calibration_figure
 from induction_memory.probes.langevin import Sampling, calibrate
-from induction_memory.tables import show
+from induction_memory.terminal import show
 
 
 def main(

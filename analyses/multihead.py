@@ -21,12 +21,12 @@ import tyro
 
 from induction_memory.errors import require, run_script
 from induction_memory.experiment.presets import preset
-from induction_memory.sweep.estimate import cost
 from induction_memory.sweep.job import Job, path_of
 from induction_memory.sweep.loop import engine, work_off
+from induction_memory.sweep.plan import cost
 
 if TYPE_CHECKING:
-    from induction_memory.reproduction.head_tables import HeadStudy
+    from induction_memory.paper.auditing import HeadStudy
 
 Settings = Annotated[
     tuple[tuple[str, ...], ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="PART.FIELD=VALUE ...")
@@ -63,23 +63,23 @@ def main(
         ship: write the tables to the folder of records that ship.
         shipped: make the page from those tables, and train nothing.
     """
-    from induction_memory.heads import Identification, study
-    from induction_memory.reproduction import head_tables
+    from induction_memory.heads import Identification
+    from induction_memory.paper import auditing, heads_study
     from induction_memory.trajectory.search import SHIPPED
 
     if shipped:
-        _write_page(head_tables.read(SHIPPED / head_tables.FOLDER), docs)
+        _write_page(auditing.read(SHIPPED / auditing.FOLDER), docs)
         return
 
     require(seeds >= 2, "seeds", "2 or more to compare", seeds)
     require(workers >= 1, "workers", "1 or more", workers)
     config = preset(name).config.with_settings([setting for group in set for setting in group])
-    runs = {f"{name}-{end}": run for end, run in study.plan(config, seeds, siblings).items()}
+    runs = {f"{name}-{end}": run for end, run in heads_study.plan(config, seeds, siblings).items()}
     same = {"out": str(out), "train": train, "readings": readings, "sequences": sequences}
     jobs = [
         Job(
             name=run_name,
-            work=path_of(study.train_and_examine),
+            work=path_of(heads_study.train_and_examine),
             arguments={"name": run_name, "config": run.to_dict()} | same,
             folder=out / run_name,
             steps=run.train.steps,
@@ -89,13 +89,13 @@ def main(
     ]
     for run_name, outcome in work_off(jobs, engine(min(workers, len(jobs)))).items():
         require(outcome.state == "done", run_name, "to be trained and examined", outcome.error)
-    tables = [folder for run_name in runs if (folder := out / study.TABLES / run_name).joinpath("key").exists()]
+    tables = [folder for run_name in runs if (folder := out / heads_study.TABLES / run_name).joinpath("key").exists()]
     require(len(tables) >= 2, "out", f"two or more finished runs in {out}", len(tables))
     found = Identification.join([Identification.read(folder) for folder in tables])
-    accuracies = {folder.name: study.last_accuracy(out / folder.name) for folder in tables}
-    made = head_tables.HeadStudy(found, config, _command(seeds, siblings, name), accuracies)
+    accuracies = {folder.name: heads_study.last_accuracy(out / folder.name) for folder in tables}
+    made = auditing.HeadStudy(found, config, _command(seeds, siblings, name), accuracies)
     if ship:
-        head_tables.write(made, SHIPPED / head_tables.FOLDER)
+        auditing.write(made, SHIPPED / auditing.FOLDER)
     _write_page(made, docs)
 
 
@@ -107,13 +107,12 @@ def _command(seeds: int, siblings: int, name: str) -> str:
 
 
 def _write_page(made: "HeadStudy", docs: Path) -> None:
-    from induction_memory.heads import study
-    from induction_memory.reproduction import record_files
+    from induction_memory.paper import heads_study, records
     from induction_memory.trajectory.search import SHIPPED
 
-    study.draw(made.found, docs / "heads")
+    heads_study.draw(made.found, docs / "heads")
     written = docs / "heads.md"
-    written.write_text(made.page(SHIPPED / record_files.FOLDER), encoding="utf-8")
+    written.write_text(made.page(SHIPPED / records.FOLDER), encoding="utf-8")
     print(f"{written}: {len(made.found.runs)} runs")
 
 

@@ -16,7 +16,7 @@ import tyro
 
 import induction_memory as im
 from induction_memory.errors import require, run_script
-from induction_memory.tables import show
+from induction_memory.terminal import show
 from induction_memory.trajectory import Trajectory, thin
 
 

@@ -21,11 +21,11 @@ def main(runs: Path = Path("runs"), complete: bool = False) -> None:
         complete: no new runs: measure the shipped last steps, and add to the records what they lack.
     """
     if complete:
-        from induction_memory.reproduction import audit
+        from induction_memory.paper import auditing
 
-        print("\n".join(audit.complete()) or "nothing new")
+        print("\n".join(auditing.complete()) or "nothing new")
         return
-    from induction_memory.reproduction.shipping import ship
+    from induction_memory.paper.shipped import ship
 
     print("\n".join(ship(runs)) or "nothing new")
 

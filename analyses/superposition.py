@@ -3,7 +3,7 @@
     python analyses/superposition.py --docs docs/superposition.png
     python analyses/superposition.py random-triggers --text "to be to" --step 300
 
-Prints the embeddings on the stream of the last token, and draws all streams (`probes/superposition.py`).
+Prints the embeddings on the stream of the last token, and draws all streams (`probes/attribution.py`).
 """
 
 from pathlib import Path
@@ -13,9 +13,9 @@ import tyro
 
 import induction_memory as im
 from induction_memory.errors import require, run_script
-from induction_memory.figures.superposition import superposition_figure
-from induction_memory.probes.superposition import attention_of, superposition
-from induction_memory.tables import show
+from induction_memory.paper.figures.superposition import superposition_figure
+from induction_memory.probes.attribution import attention_of, superposition
+from induction_memory.terminal import show
 
 
 def main(

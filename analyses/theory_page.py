@@ -13,10 +13,9 @@ from pathlib import Path
 import pandas as pd
 
 from induction_memory.errors import run_script
-from induction_memory.tables import markdown
-from induction_memory.theory import measure, save_picture
-from induction_memory.theory.catalogue import Entry
-from induction_memory.theory.checks import Check, Result
+from induction_memory.paper.theory import measure, save_picture
+from induction_memory.paper.theory.checks import Check, Entry, Result
+from induction_memory.terminal import markdown
 
 QUESTION = "**Does what the paper proves hold when its gradient steps are run for real?**"
 OPENING = """Each section takes one statement of the paper, says what was measured, and gives a verdict for each row. A
@@ -28,7 +27,7 @@ where there is one.
 PROVENANCE = """## How it was made
 
 All numbers are in float64. They use the associative memories of `induction_memory/memory` and a two-layer circuit in
-plain torch (`induction_memory/theory/circuit.py`). No trained model is used. One section,
+plain torch (`induction_memory/paper/theory/circuit.py`). No trained model is used. One section,
 [attention at initialisation](#attention-at-initialisation), uses untrained transformers. `induction-memory theory`
 prints the same rows. This page is written by `python analyses/theory_page.py --docs docs`.
 """

@@ -19,18 +19,16 @@ from torch import Tensor
 from transformer_lens import HookedTransformer
 
 from induction_memory.interventions.ablations import ablate
-from induction_memory.interventions.effects import answer_logit, contrast, effects
-from induction_memory.interventions.outcome import Scorer
-from induction_memory.interventions.path_patching import patch_paths
+from induction_memory.interventions.patching import patch_paths
+from induction_memory.interventions.scores import Scorer, answer_logit, contrast, effects
 from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
 from induction_memory.runner.choice import record
 from induction_memory.runner.components import Graph, head_of
-from induction_memory.runner.variants import Patch
+from induction_memory.runner.recording import Patch
 from induction_memory.task.bigrams import BigramTask
-from induction_memory.task.corruptions import corrupt
-from induction_memory.task.pairs import Pairs
-from induction_memory.task.sampler import Batch, sample, step_rng
+from induction_memory.task.corruptions import Pairs, corrupt
+from induction_memory.task.sampler import BigramBatch, sample, step_rng
 
 SEQUENCES = 16
 POSITIONS = 32  # of the 256, in the benchmark by head and position
@@ -42,13 +40,13 @@ def sites_of(model: HookedTransformer) -> list[str]:
     return [*graph.heads, *(f"FF{layer}" for layer in graph.feed_forwards), *(i for i in graph.inputs if "." in i)]
 
 
-def ablate_fast(model: HookedTransformer, batch: Batch) -> Tensor:
+def ablate_fast(model: HookedTransformer, batch: BigramBatch) -> Tensor:
     """In-context loss without each part (mean ablation), by `ablate` as everyone calls it."""
     table = ablate(model, batch, components=sites_of(model), kind="mean")
     return torch.tensor(table["in_context_loss"].to_numpy()[1:])
 
 
-def ablate_hooked(model: HookedTransformer, batch: Batch) -> Tensor:
+def ablate_hooked(model: HookedTransformer, batch: BigramBatch) -> Tensor:
     """The same, one forward with a hook each."""
     intact, cache = model.run_with_cache(batch.tokens)
     assert isinstance(intact, Tensor)

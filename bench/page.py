@@ -16,7 +16,7 @@ import numpy as np
 import induction_memory as im
 from induction_memory.views.page.document import document
 from induction_memory.views.page.pack import Pack, quantise
-from induction_memory.views.report import Report, report
+from induction_memory.views.run_page import Report, report
 
 STEPS, HEADS, LENGTH = 100, 8, 64
 STEP = """async () => { const page = inductionMemory, times = [], all = page.transport.positions;

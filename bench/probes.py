@@ -26,9 +26,8 @@ from induction_memory.model.memories import embedding, matrix
 from induction_memory.probes import recall
 from induction_memory.task import BigramTask
 from induction_memory.trajectory.manifest import Manifest
-from induction_memory.trajectory.resuming import ResumePoint
 from induction_memory.trajectory.trajectory import load
-from induction_memory.trajectory.writer import Origin, Writer, begin
+from induction_memory.trajectory.writer import Origin, ResumePoint, Writer, begin
 
 STEPS = 200
 

@@ -4,7 +4,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from induction_memory.sweep.launch import start
+from induction_memory.sweep.loop import start
 
 STEPS = 200
 FILE = f"""

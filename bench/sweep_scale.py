@@ -27,8 +27,7 @@ from typing import Any
 from induction_memory.experiment.run_config import RunConfig
 from induction_memory.sweep import results
 from induction_memory.sweep.job import Engine, Job
-from induction_memory.sweep.launch import COPY, job_of, look
-from induction_memory.sweep.loop import engine, work_off
+from induction_memory.sweep.loop import COPY, engine, job_of, look, work_off
 from induction_memory.sweep.plan import PlannedRun, read
 from induction_memory.trajectory import durable, rows
 from induction_memory.trajectory.layout import METRICS

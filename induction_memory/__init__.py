@@ -7,73 +7,32 @@ is found on first use, so that importing the package costs nothing.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from induction_memory.lazy import quiet_import
+from induction_memory.lazy import lazily, quiet_import
 
 __version__ = "0.1.0"
 
-_NAMES = {
-    "BigramTask": "task.bigrams",
-    "Corpus": "task.corpus",
-    "sample": "task.sampler",
-    "step_rng": "task.sampler",
-    "ModelConfig": "model.config",
-    "Architecture": "model.architecture",
-    "build": "model.building",
-    "construct": "model.construction",
-    "embedding": "model.memories",
-    "matrix": "model.memories",
-    "TrainConfig": "experiment.train_config",
-    "RunConfig": "experiment.run_config",
-    "Trajectory": "trajectory.trajectory",
-    "load": "trajectory.trajectory",
-    "thin": "trajectory.thinning",
-    "verify": "trajectory.verification",
-    "revisions": "trajectory.revisions",
-    "fetch_revisions": "trajectory.hub",
-    "preset": "experiment.presets",
-    "identify": "heads.examination",
-    "reproduce": "reproduction.reproduce",
-    "audit": "reproduction.audit",
-    "train": "training.run",
-    "branch": "training.branching",
-    "ablate": "interventions.ablations",
-    "ablation": "interventions.replacements",
-    "patch": "interventions.activation_patching",
-    "surgery": "interventions.surgery",
-    "attention": "views.attention",
-    "share": "views.share",
-    "report": "views.report",
-    "probe": "probes.registry",
-    "Error": "errors",
-    "InputError": "errors",
-    "DamagedError": "errors",
-    "StorageError": "errors",
-    "DivergedError": "errors",
-}
 _MODULES = {
     "task": "task",
     "memory": "memory",
-    "figures": "figures",
+    "figures": "views.figures",
     "model": "model",
     "runner": "runner",
     "experiment": "experiment",
     "trajectory": "trajectory",
     "training": "training",
-    "subject": "subject",
+    "source": "source",
     "probes": "probes",
     "interventions": "interventions",
     "hooks": "interventions.hooks",
-    "stream": "interventions.stream",
+    "stream": "interventions.recall_by_hooks",
     "heads": "heads",
-    "theory": "theory",
+    "theory": "paper.theory",
     "views": "views",
-    "reproduction": "reproduction",
-    "claims": "reproduction.claims",
+    "paper": "paper",
+    "claims": "paper.claims",
     "sweep": "sweep",
 }
 """Name -> module: the rooms, interventions as hooks, recall through hooks, and the paper's claims."""
-
-__all__ = [*_NAMES, *_MODULES]  # pyright: ignore[reportUnsupportedDunderAll]
 
 if TYPE_CHECKING:
     from induction_memory.errors import DamagedError as DamagedError
@@ -84,43 +43,45 @@ if TYPE_CHECKING:
     from induction_memory.experiment.presets import preset as preset
     from induction_memory.experiment.run_config import RunConfig as RunConfig
     from induction_memory.experiment.train_config import TrainConfig as TrainConfig
-    from induction_memory.heads.examination import identify as identify
+    from induction_memory.heads.identification import identify as identify
     from induction_memory.interventions.ablations import ablate as ablate
-    from induction_memory.interventions.activation_patching import patch as patch
-    from induction_memory.interventions.replacements import ablation as ablation
-    from induction_memory.interventions.surgery import surgery as surgery
+    from induction_memory.interventions.ablations import ablation as ablation
+    from induction_memory.interventions.memory_surgery import surgery as surgery
+    from induction_memory.interventions.patching import patch as patch
     from induction_memory.model.architecture import Architecture as Architecture
     from induction_memory.model.building import build as build
     from induction_memory.model.config import ModelConfig as ModelConfig
-    from induction_memory.model.construction import construct as construct
+    from induction_memory.model.constructed import construct as construct
     from induction_memory.model.memories import embedding as embedding
     from induction_memory.model.memories import matrix as matrix
+    from induction_memory.paper.auditing import audit as audit
+    from induction_memory.paper.reproducing import reproduce as reproduce
     from induction_memory.probes.registry import probe as probe
-    from induction_memory.reproduction.audit import audit as audit
-    from induction_memory.reproduction.reproduce import reproduce as reproduce
     from induction_memory.task.bigrams import BigramTask as BigramTask
     from induction_memory.task.corpus import Corpus as Corpus
     from induction_memory.task.sampler import sample as sample
     from induction_memory.task.sampler import step_rng as step_rng
     from induction_memory.training.branching import branch as branch
     from induction_memory.training.run import train as train
-    from induction_memory.trajectory.hub import fetch_revisions as fetch_revisions
-    from induction_memory.trajectory.revisions import revisions as revisions
+    from induction_memory.trajectory.series import fetch_revisions as fetch_revisions
+    from induction_memory.trajectory.series import revisions as revisions
     from induction_memory.trajectory.thinning import thin as thin
     from induction_memory.trajectory.trajectory import Trajectory as Trajectory
     from induction_memory.trajectory.trajectory import load as load
     from induction_memory.trajectory.verification import verify as verify
-    from induction_memory.views.report import report as report
+    from induction_memory.views.attention_maps import attention as attention
+    from induction_memory.views.run_page import report as report
     from induction_memory.views.share import share as share
+
+_NAMES, _find, _ = lazily(__name__, __file__)
+__all__ = [*_NAMES, *_MODULES]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
-    with quiet_import():
-        if name in _NAMES:
-            return getattr(import_module(f"induction_memory.{_NAMES[name]}"), name)
-        if name in _MODULES:
+    if name in _MODULES:
+        with quiet_import():
             return import_module(f"induction_memory.{_MODULES[name]}")
-    raise AttributeError(f"module 'induction_memory' has no attribute {name!r}")
+    return _find(name)
 
 
 def __dir__() -> list[str]:

@@ -1,22 +1,35 @@
 """Names of a package that are found on first use, so that importing the package costs nothing."""
 
+import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 
-def lazily(package: str, where: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """The `__getattr__` and `__dir__` of a package; `where` says in which submodule each name lives."""
+def lazily(package: str, file: str) -> tuple[dict[str, str], Callable[[str], Any], Callable[[], list[str]]]:
+    """The exports of a package, its `__getattr__` and its `__dir__`.
+
+    The names are those that its `__init__.py` imports under `if TYPE_CHECKING:`, so they are listed once, for the type
+    checker and for the interpreter. Each is imported on first use.
+    """
+    where = _exports(Path(file).read_text(), f"{package}.")
 
     def find(name: str) -> Any:
         if name not in where:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         with quiet_import():
-            return getattr(import_module(f"{package}.{where[name]}"), name)
+            return getattr(import_module(where[name], package), name)
 
-    return find, lambda: sorted(where)
+    return where, find, lambda: sorted(where)
+
+
+def _exports(source: str, prefix: str) -> dict[str, str]:
+    """Name -> module, of every line `from module import name as name`; `.submodule` within the package."""
+    found = re.findall(r"^    from ([\w.]+) import \w+ as (\w+)$", source, flags=re.MULTILINE)
+    return {name: re.sub(f"^{re.escape(prefix)}", ".", module) for module, name in found}
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
-from induction_memory.model.construction import Memory, construct
+from induction_memory.model.constructed import Memory, construct
 from induction_memory.task.bigrams import BigramTask
 
 LENGTH = 48

@@ -9,13 +9,13 @@ import pytest
 import induction_memory as im
 from induction_memory.experiment.schedule import CheckpointRule
 from induction_memory.field_docs import field_docs, field_meanings
-from induction_memory.interventions.replacements import Ablated
+from induction_memory.interventions.ablations import Ablated
 from induction_memory.probes.activations import Activations
-from induction_memory.subject.stack import Stack
-from induction_memory.sweep.launch import Finished
+from induction_memory.source.sources import Stack
+from induction_memory.sweep.loop import Finished
 from induction_memory.task.bayes import Score
-from induction_memory.task.pairs import Pairs
-from induction_memory.task.phases import Phase
+from induction_memory.task.corruptions import Pairs
+from induction_memory.task.predictors import Phase
 
 
 def test_help_shows_the_fields_of_every_public_class_and_of_what_calls_return():
@@ -39,8 +39,8 @@ def test_help_shows_what_every_field_of_a_configuration_means(name):
 
 
 def test_fields_of_base_classes_are_listed_first_and_a_class_without_source_is_left_as_it_is():
-    from induction_memory.task.sampler import Batch
+    from induction_memory.task.sampler import BigramBatch
 
-    assert next(iter(field_meanings(Batch))) == "tokens"
+    assert next(iter(field_meanings(BigramBatch))) == "tokens"
     nameless = field_docs(type("Nameless", (), {"__doc__": "As it was."}))
     assert nameless.__doc__ == "As it was."

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from induction_memory.errors import InputError, StorageError
 from induction_memory.files import require_file, require_folder, write_figure, write_file
-from induction_memory.tables import ENDINGS, save
+from induction_memory.terminal import ENDINGS, save
 
 matplotlib.use("agg")
 

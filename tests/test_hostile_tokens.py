@@ -12,7 +12,7 @@ import pytest
 import induction_memory as im
 from induction_memory.cli import main
 from induction_memory.experiment.run_config import RunConfig
-from induction_memory.tables import csv, markdown, terminal
+from induction_memory.terminal import csv, markdown, terminal
 from induction_memory.training.run import start
 from tests.tiny_runs import TRAIN
 

@@ -10,8 +10,8 @@ UNSAFE = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal", "jobl
 NETWORK = {"socket", "urllib", "http", "requests", "httpx", "ftplib", "huggingface_hub"}
 ALLOWED = {
     "model/bridge.py": "tells the hub's client to stay offline",
-    "sweep/child.py": "a pair of sockets to its own process",
-    "trajectory/hub.py": "fetches by name: im.fetch_revisions",
+    "sweep/job.py": "a pair of sockets to its own process",
+    "trajectory/series.py": "fetches by name: im.fetch_revisions",
     "trajectory/lock.py": "the name of this machine",
     "views/share.py": "uploads by name: im.share(..., upload=...)",
 }

@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from induction_memory import progress
+from induction_memory import terminal as progress
 from induction_memory.training.run import start
 from tests.tiny_runs import tiny
 
@@ -118,7 +118,7 @@ def cell(monkeypatch):
 
     monkeypatch.setattr("IPython.display.display", display)
     monkeypatch.setattr(progress, "in_notebook", lambda: True)
-    monkeypatch.setattr("induction_memory.training.progress.in_notebook", lambda: True)
+    monkeypatch.setattr("induction_memory.training.board.in_notebook", lambda: True)
     monkeypatch.setattr(progress, "_LINE", progress._Line())
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     monkeypatch.setattr(progress, "PATIENCE", -1.0)

@@ -11,7 +11,7 @@ from induction_memory.errors import InputError
 from induction_memory.interventions.ablations import ablate
 from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
-from induction_memory.subject import SEQUENCES, SEQUENCES_PER_STEP, batch_of_tokens, subject
+from induction_memory.source.sources import SEQUENCES, SEQUENCES_PER_STEP, batch_of_tokens, subject
 from induction_memory.trajectory.trajectory import load
 
 SMALL = ModelConfig.simplified(d_model=16, n_ctx=12, d_vocab=5)

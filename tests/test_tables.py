@@ -1,7 +1,7 @@
 import pandas as pd
 import pytest
 
-from induction_memory.tables import markdown, number, show, terminal
+from induction_memory.terminal import markdown, number, show, terminal
 
 WIDE = pd.DataFrame(
     {

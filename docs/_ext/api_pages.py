@@ -6,6 +6,7 @@ added there appear without a change here. The files are build output and not com
 
 import inspect
 from importlib import import_module
+from importlib.util import resolve_name
 from pathlib import Path
 
 import induction_memory as im
@@ -31,7 +32,7 @@ ROOMS = {
     "sweep": "Many runs.",
     "theory": "The paper's statements with a measured verdict.",
     "runner": "One forward and its patched variants.",
-    "subject": "Which weights, at which steps, on which sequences.",
+    "source": "Which weights, at which steps, on which sequences.",
 }
 
 
@@ -91,7 +92,7 @@ def room_page(room):
         lines.append(f"Also here, and explained on the page of the package: {links}.\n")
     where = getattr(module, "_WHERE", {})
     for name in own:
-        defined = f"{module.__name__}.{where[name]}" if name in where else None
+        defined = resolve_name(where[name], module.__name__) if name in where else None
         lines.append(entry(f"{module.__name__}.{name}", getattr(module, name), defined))
     return "\n".join(lines)
 

@@ -14,8 +14,8 @@ from induction_memory.cli.arguments import (
     step_of,
 )
 from induction_memory.cli.output import TERMINAL, TableOutput
-from induction_memory.cli.own_code import IMPORT, own_modules
 from induction_memory.cli.refusals import require_components, require_text_of_series
+from induction_memory.cli.usage import IMPORT, own_modules
 from induction_memory.errors import InputError, require
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def ablate(
         sequences: for a text, how many sequences of it.
     """
     if list:
-        from induction_memory.interventions.replacements import kinds
+        from induction_memory.interventions.ablations import kinds
 
         for name, about in kinds().items():
             print(f"{name:<24} {about}")

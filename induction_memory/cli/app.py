@@ -16,7 +16,6 @@ from induction_memory.cli.branch import branch
 from induction_memory.cli.circuit import circuit
 from induction_memory.cli.demo import demo
 from induction_memory.cli.heads import heads
-from induction_memory.cli.own_code import import_own_modules
 from induction_memory.cli.patch import patch
 from induction_memory.cli.presets import presets
 from induction_memory.cli.probe import probe
@@ -26,7 +25,7 @@ from induction_memory.cli.surgery import surgery
 from induction_memory.cli.sweep import sweep
 from induction_memory.cli.theory import theory
 from induction_memory.cli.train import train
-from induction_memory.cli.usage import usage_errors
+from induction_memory.cli.usage import import_own_modules, usage_errors
 from induction_memory.cli.verify import verify
 from induction_memory.errors import Error, printable, shortened
 

@@ -11,7 +11,7 @@ from induction_memory.cli.refusals import require_steps
 from induction_memory.errors import InputError, require
 
 if TYPE_CHECKING:
-    from induction_memory.trajectory.revisions import Revisions
+    from induction_memory.trajectory.series import Revisions
     from induction_memory.trajectory.trajectory import Trajectory
 
 Via = Literal["hooks", "fast"]
@@ -58,7 +58,7 @@ def load_any(run: str, step: Any = None) -> "Trajectory | Revisions":
     require_run(folder)
     require_steps(run, [step] if isinstance(step, int) else [] if step is None or isinstance(step, str) else step)
     if not (folder / MANIFEST).exists() and is_series(folder):
-        from induction_memory.trajectory.revisions import BESIDE, revisions
+        from induction_memory.trajectory.series import BESIDE, revisions
 
         return revisions(folder, keep=folder / BESIDE)
     from induction_memory.trajectory import load
@@ -80,8 +80,8 @@ def sequences_of(opened: "Trajectory | Revisions", text: str | None, most: int) 
     """The first sequences of a text, for a series; None without a text."""
     if text is None:
         return None
-    from induction_memory.subject import batch_of_tokens
-    from induction_memory.trajectory.revisions import Revisions
+    from induction_memory.source.sources import batch_of_tokens
+    from induction_memory.trajectory.series import Revisions
 
     assert isinstance(opened, Revisions)
     length = min(SEQUENCE, opened.config().max_position_embeddings)

@@ -29,7 +29,7 @@ def attention(run: Run, /, out: Path, step: str = "last", text: Text = None) -> 
     content = text_of(text)
     require_text(run, content)
     opened = load_any(run, chosen)
-    from induction_memory.views.attention import attention as look
+    from induction_memory.views.attention_maps import attention as look
 
     look(opened, step=chosen, text=content).save(out)
     print(printable(str(out)))

@@ -75,9 +75,8 @@ def branch(
 
 def _require_rules(run: str, at: int, rules: dict[str, Any], grafts: tuple[str, ...]) -> None:
     """Refuse rules that the run cannot follow, and steps that it or a donor does not have, before heavy imports."""
-    from induction_memory.experiment.branch_config import branch_config
     from induction_memory.experiment.constraints import Graft
-    from induction_memory.experiment.run_config import RunConfig
+    from induction_memory.experiment.run_config import RunConfig, branch_config
     from induction_memory.trajectory.search import find
 
     require_steps(run, [at])

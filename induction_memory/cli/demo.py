@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from induction_memory.errors import require
 from induction_memory.files import require_folder, write_figure
-from induction_memory.tables import WIDTH, show
+from induction_memory.terminal import WIDTH, show
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,8 +37,7 @@ def demo(out: Path = Path("demo"), quiet: bool = False) -> None:
     require_folder(out, "--out")
     others = sorted(path.name for path in out.iterdir() if path not in ours) if out.exists() else []
     require(not others, "--out", allowed, f"{str(out)!r}, which holds {', '.join(others[:1])}")
-    from induction_memory.trajectory.lock import locked
-    from induction_memory.trajectory.ownership import strangers
+    from induction_memory.trajectory.lock import locked, strangers
 
     others = [path.name for path in strangers(trajectory)] if trajectory.is_dir() else []
     require(not others, "--out", allowed, f"{str(trajectory)!r}, which holds {', '.join(others[:1])}")
@@ -49,10 +48,10 @@ def demo(out: Path = Path("demo"), quiet: bool = False) -> None:
 def _run(trajectory_folder: Path, picture: Path, page: Path, quiet: bool) -> None:
     from induction_memory import probes
     from induction_memory.experiment.presets import preset
-    from induction_memory.figures.curves import birth
     from induction_memory.training.run import start
-    from induction_memory.trajectory.ownership import remove
-    from induction_memory.views.report import report
+    from induction_memory.trajectory.lock import remove
+    from induction_memory.views.figures.curves import birth
+    from induction_memory.views.run_page import report
 
     if trajectory_folder.exists():
         remove(trajectory_folder)
@@ -108,7 +107,7 @@ def born(recalls: "pd.DataFrame", name: str) -> int | None:
     """First step from which the recall stays at half or more."""
     import numpy as np
 
-    from induction_memory.memory.births import first_lasting
+    from induction_memory.memory.recall import first_lasting
 
     first = first_lasting(recalls[name].to_numpy() >= BORN, recalls.index.to_numpy())
     return None if np.isnan(first) else int(first)

@@ -10,7 +10,7 @@ import tyro
 from induction_memory.cli.arguments import OptionalPath
 from induction_memory.errors import printable
 from induction_memory.files import require_file
-from induction_memory.tables import ENDINGS, Columns, Format
+from induction_memory.terminal import ENDINGS, Columns, Format
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,7 +43,7 @@ class Output:
 
         A `note` on units is printed below the table in the terminal. Rows appear in the order given.
         """
-        from induction_memory.tables import save, show
+        from induction_memory.terminal import save, show
 
         if self.out is not None:
             save(table, self.out)

@@ -33,7 +33,7 @@ def patch(
     """
     opened = load(run, chosen := step_of(step))
     from induction_memory.interventions.ablations import INTACT
-    from induction_memory.interventions.activation_patching import patch as measure
+    from induction_memory.interventions.patching import patch as measure
 
     table = measure(opened, kind=kind, corruption=corruption, step=chosen, via=via, intact=True)
     if output.format != "table":

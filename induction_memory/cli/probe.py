@@ -8,8 +8,8 @@ import tyro
 
 from induction_memory.cli.arguments import Names, Text, listed, load_any, optional, sequences_of, steps_of
 from induction_memory.cli.output import TERMINAL, TableOutput
-from induction_memory.cli.own_code import own_modules
 from induction_memory.cli.refusals import parts_of, require_text_of_series
+from induction_memory.cli.usage import own_modules
 from induction_memory.errors import InputError, require
 
 TEXT_SEQUENCES = 64

@@ -36,8 +36,7 @@ def require_steps(run: str, steps: Sequence[int]) -> None:
 def require_components(run: str, names: Sequence[str]) -> None:
     """Refuse components that the run's model does not have; of another's architecture only the heads are known."""
     from induction_memory.model.config import ModelConfig
-    from induction_memory.runner.component_groups import component_names
-    from induction_memory.runner.components import Graph
+    from induction_memory.runner.components import Graph, component_names
 
     parts = parts_of(run) if names else None
     if parts is None:
@@ -82,7 +81,7 @@ def require_edit(
 
     `option` is the one that the user wrote, where it is not called as the edit or as `--memory` is.
     """
-    from induction_memory.interventions.edit_request import edited_heads, exchanged, one_edit
+    from induction_memory.interventions.memory_surgery import edited_heads, exchanged, one_edit
     from induction_memory.model.config import ModelConfig
 
     field = option or "--memory"
@@ -109,7 +108,7 @@ def require_edit(
 def require_text(run: str, text: str | None) -> None:
     """Refuse a text that the run's task has no tokens for, or that is longer than its model can read."""
     from induction_memory.model.config import ModelConfig
-    from induction_memory.task.text import encode
+    from induction_memory.task.corpus import encode
 
     parts = None if text is None else parts_of(run)
     if text is None or parts is None:

@@ -47,7 +47,7 @@ def report(
     _require_sizes(sequences, length, budget)
     require_file(out, [".html"], "--out")
     if len(runs) == 1 and _holds_runs(Path(runs[0])):
-        from induction_memory.sweep.one_page import page as sweep_page
+        from induction_memory.sweep.sweep_page import page as sweep_page
 
         require(chosen == "all", "--steps", "all: the page of a sweep shows whole runs", steps)
         sweep_page(runs[0]).save(out)
@@ -56,7 +56,7 @@ def report(
     for run in runs:
         require_steps(run, [] if chosen == "all" else chosen)
     opened = [load_any(run, chosen) for run in runs]
-    from induction_memory.views.report import report as make
+    from induction_memory.views.run_page import report as make
 
     page = make(
         opened,
@@ -71,7 +71,7 @@ def report(
 
 
 def _require_sizes(sequences: int, length: int, budget: float) -> None:
-    from induction_memory.task.fields import require_integer
+    from induction_memory.task.protocol import require_integer
 
     require_integer(sequences, "--sequences", 1, MOST_SEQUENCES)
     require_integer(length, "--length", 1, MOST_TOKENS)

@@ -9,7 +9,7 @@ import tyro
 
 from induction_memory.cli.arguments import optional
 from induction_memory.files import require_folder
-from induction_memory.tables import Columns, Format, show
+from induction_memory.terminal import Columns, Format, show
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -46,8 +46,8 @@ def reproduce(
         format: of the table of claims.
         columns: columns in the terminal; csv and json always hold all of them.
     """
-    from induction_memory.reproduction import plan
-    from induction_memory.sweep.launch import require_workers
+    from induction_memory.paper import plan
+    from induction_memory.sweep.loop import require_workers
 
     chosen = plan.figures(figures)
     require_workers(workers)
@@ -57,7 +57,7 @@ def reproduce(
     if check:
         _check(chosen, format, columns)
         return
-    from induction_memory.reproduction import reproduce as library
+    from induction_memory.paper import reproducing as library
 
     made = library.reproduce(chosen, scale, runs=runs, out=out, workers=workers, train=train, quiet=quiet)
     _show(made.verdicts, format, columns)
@@ -69,7 +69,7 @@ def reproduce(
 
 def _check(chosen: Sequence[int], format: Format, columns: Columns) -> None:
     """Judge the claims about some figures from what ships; exit 1 if any of these files is missing or was changed."""
-    from induction_memory.reproduction.audit import audit
+    from induction_memory.paper.auditing import audit
 
     found = audit(figures=chosen)
     _show(found.verdicts, format, columns)
@@ -95,7 +95,7 @@ def _show(verdicts: "pd.DataFrame", format: Format, columns: Columns) -> None:
 
 def _worst_first(verdicts: "pd.DataFrame") -> "pd.DataFrame":
     """Rows without a run or that do not hold come first, then undecided ones; a value and its error share a cell."""
-    from induction_memory.reproduction.claims import VERDICTS
+    from induction_memory.paper.claims import VERDICTS
 
     rows = verdicts.to_dict("records")
     ranked = verdicts.rename(columns={"error": "value_se"}).assign(

@@ -79,6 +79,6 @@ def surgery(
         require_steps(donor[0], [donor[1]])
     opened = load(run, chosen := step_of(step))
     edit["transplant"] = None if donor is None else (load(donor[0]), donor[1])
-    from induction_memory.interventions.surgery import surgery as measure
+    from induction_memory.interventions.memory_surgery import surgery as measure
 
     output.write(measure(opened, memory=memory, step=chosen, **edit, **how), COLUMNS, note=NOTE)

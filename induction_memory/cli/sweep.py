@@ -29,7 +29,7 @@ def sweep(
         dry_run: list what would run, with an estimate of time and disk.
         quiet: no live table, no notes.
     """
-    from induction_memory.sweep.launch import require_workers, start
+    from induction_memory.sweep.loop import require_workers, start
 
     if workers is not None and scheduler is not None:
         raise InputError("--workers: expected it or --scheduler, got both")
@@ -51,9 +51,9 @@ def sweep(
 
 def _list(file: Path, out: Path, workers: int) -> None:
     from induction_memory.sweep import plan
-    from induction_memory.sweep.estimate import estimate, total
-    from induction_memory.sweep.launch import job_of, look
-    from induction_memory.sweep.live import clock, share_done
+    from induction_memory.sweep.board import clock, share_done
+    from induction_memory.sweep.loop import job_of, look
+    from induction_memory.sweep.plan import estimate, total
 
     runs = plan.read(file).runs
     states = look(runs, out)

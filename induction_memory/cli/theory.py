@@ -8,7 +8,7 @@ import tyro
 
 from induction_memory.cli.arguments import optional
 from induction_memory.errors import printable
-from induction_memory.tables import Columns, Format, show
+from induction_memory.terminal import Columns, Format, show
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,7 +37,7 @@ def theory(
         format: of the table.
         columns: columns in the terminal; csv and json always hold all of them.
     """
-    from induction_memory import theory as library
+    from induction_memory.paper import theory as library
 
     table = library.run(None if checks in ((), ("all",)) else checks, out=out)
     if format == "table":

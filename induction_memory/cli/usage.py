@@ -3,13 +3,25 @@
 tyro reports each failure to a hook as a typed event before it prints its message. The hook is not part of tyro's stable
 interface, so pyproject.toml bounds tyro's version and the tests go through every kind of event. For a kind that is not
 known here, tyro prints its own message and exits with its own code, which is 2 as well.
+
+A user's own tasks, probes and kinds of ablation on the command line.
+
+    INDUCTION_MEMORY_IMPORT=mine.py induction-memory probe --list
+
+The variable holds names of modules, or paths of Python files, separated as in PATH. They are imported before the
+command runs. Nothing else is imported by name: a stored run never says what to import.
 """
 
 import difflib
 import inspect
+import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
+from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 from typing import Any
 
 from tyro import _errors as tyro_errors
@@ -107,3 +119,29 @@ def _name(argument: Any) -> str:
 def _values(argument: Any) -> str:
     """What a value looks like, as the help shows it: INT, PATH, one of a set."""
     return str(argument.lowered.metavar).replace("{None}|", "").strip("[]").split(" [")[0]
+
+
+IMPORT = "INDUCTION_MEMORY_IMPORT"
+
+
+def own_modules() -> list[str]:
+    """What the variable asks for."""
+    return [name for name in os.environ.get(IMPORT, "").split(os.pathsep) if name]
+
+
+def import_own_modules() -> None:
+    """Import what the variable asks for; an InputError if that fails."""
+    for name in own_modules():
+        try:
+            _import_file(Path(name)) if name.endswith(".py") else import_module(name)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise InputError(f"{IMPORT}: expected modules that can be imported, got {name!r}: {reason}") from error
+
+
+def _import_file(path: Path) -> None:
+    spec = spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None or not path.exists():
+        raise FileNotFoundError(f"no file {path}")
+    module = sys.modules[path.stem] = module_from_spec(spec)
+    spec.loader.exec_module(module)

@@ -9,7 +9,7 @@ from induction_memory.errors import printable
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from induction_memory.trajectory.revisions import Revisions
+    from induction_memory.trajectory.series import Revisions
 
 
 def verify(run: Run, /) -> None:
@@ -33,7 +33,7 @@ def verify(run: Run, /) -> None:
 
         damaged = check(folder)
     else:
-        from induction_memory.trajectory.series_check import lines
+        from induction_memory.trajectory.verification import lines
 
         damaged = lines(series)
     for line in damaged:
@@ -58,7 +58,7 @@ def _series(run: str) -> "Revisions | None":
 
     if not is_series(find(run)):
         return None
-    from induction_memory.trajectory.revisions import Revisions
+    from induction_memory.trajectory.series import Revisions
 
     opened = load_any(run)
     return opened if isinstance(opened, Revisions) else None

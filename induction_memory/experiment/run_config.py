@@ -2,22 +2,25 @@
 
 `with_settings` changes single fields by their path, as `--set task.k=3` does; a value is read by the field's own type:
 whole and real numbers, true or false, none, one of the named choices, or a list (JSON, or items between commas).
+
+The configuration of a branch: the run's, with rules that hold from the branch's first step on.
 """
 
 import json
 import types
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from dataclasses import field as dataclass_field
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from induction_memory.errors import InputError, require
+from induction_memory.experiment.constraints import Clamp, Freeze, Graft
 from induction_memory.experiment.train_config import TrainConfig
 from induction_memory.field_docs import field_docs
 from induction_memory.model.architecture import AnyModel, Architecture, model_from_dict
 from induction_memory.model.config import ModelConfig
-from induction_memory.task import registry
-from induction_memory.task.fields import require_texts
-from induction_memory.task.protocol import Task, choose
+from induction_memory.task import protocol
+from induction_memory.task.protocol import Task, choose, require_texts
 
 SIZES = {"d_vocab", "d_vocab_out", "n_ctx"}
 """Fields of the model that follow from the task unless they are set."""
@@ -34,7 +37,7 @@ class RunConfig:
     (64, 100)
     """
 
-    task: Any = dataclass_field(default_factory=lambda: registry.from_dict({}))
+    task: Any = dataclass_field(default_factory=lambda: protocol.from_dict({}))
     """The data."""
     model: AnyModel = dataclass_field(default_factory=ModelConfig)
     """The architecture."""
@@ -126,7 +129,7 @@ class RunConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as JSON has them."""
-        parts = {"task": registry.to_dict(self.task), "model": self.model.to_dict(), "train": self.train.to_dict()}
+        parts = {"task": protocol.to_dict(self.task), "model": self.model.to_dict(), "train": self.train.to_dict()}
         return json.loads(json.dumps(parts))
 
     @classmethod
@@ -135,7 +138,7 @@ class RunConfig:
         for name in values:
             require(name in ("task", "model", "train"), name, "one of task, model, train", repr(name))
         return cls(
-            registry.from_dict(values.get("task", {})),
+            protocol.from_dict(values.get("task", {})),
             model_from_dict(values.get("model", {})),
             TrainConfig.from_dict(values.get("train", {})),
         )
@@ -242,3 +245,40 @@ def _describe(kind: Any) -> str:
         rows = get_origin(get_args(kind)[0]) is tuple
         return "a JSON list of lists" if rows else "a list (JSON, or items between commas)"
     return {types.NoneType: "none", bool: "true or false", int: "a whole number", float: "a number"}.get(kind, "text")
+
+
+def branch_config(
+    config: RunConfig,
+    at: int,
+    *,
+    freeze: Sequence[str] = (),
+    clamps: Sequence[str] = (),
+    grafts: Sequence[str] = (),
+    steps: int | None = None,
+    settings: Sequence[str] = (),
+) -> RunConfig:
+    """The configuration of a branch: the run's, with rules from step `at` on."""
+    train = config.train
+    for field, rules in (("freeze", freeze), ("clamps", clamps), ("grafts", grafts)):
+        require_texts(rules, field, "a list of rules written as text")
+    frozen = [str(Freeze(rule.name, at, None) if ":" not in text else rule) for text, rule in _read(Freeze, freeze)]
+    clamped = [str(Clamp(rule.kind, at) if "@" not in text else rule) for text, rule in _read(Clamp, clamps)]
+    grafted = [str(Graft.parse(text, default_start=at)) for text in grafts]
+    early = [rule for rule in map(Graft.parse, grafted) if rule.start < at]
+    require(not early, "train.grafts", f"grafts from step {at} (the branch's first) on", ", ".join(map(str, early)))
+    changed = config.replace(
+        train=train.replace(
+            freeze=(*train.freeze, *frozen),
+            clamps=(*train.clamps, *clamped),
+            grafts=(*(str(rule) for rule in train.graft_rules if rule.start > at), *grafted),
+            steps=train.steps if steps is None else steps,
+        )
+    ).with_settings(require_texts(settings, "settings", "a list of texts such as train.momentum=0.5"))
+    require(changed.train.steps >= at, "train.steps", f"at least {at} (the branch's first step)", changed.train.steps)
+    same = changed.model.untrained() == config.model.untrained()
+    require(same, "model", "the run's own architecture", "another")
+    return changed
+
+
+def _read(kind: Any, texts: Sequence[str]) -> list[tuple[str, Any]]:
+    return [(text, kind.parse(text)) for text in texts]

@@ -5,18 +5,10 @@ from typing import TYPE_CHECKING
 from induction_memory.lazy import lazily
 
 if TYPE_CHECKING:
-    from induction_memory.heads.examination import Identification as Identification
-    from induction_memory.heads.examination import identify as identify
-    from induction_memory.heads.planted import Planted as Planted
-    from induction_memory.heads.planted import permuted as permuted
-    from induction_memory.heads.planted import plant as plant
+    from induction_memory.heads.identification import Identification as Identification
+    from induction_memory.heads.identification import identify as identify
+    from induction_memory.model.constructed import Planted as Planted
+    from induction_memory.model.constructed import permuted as permuted
+    from induction_memory.model.constructed import plant as plant
 
-_WHERE = {
-    "Identification": "examination",
-    "identify": "examination",
-    "Planted": "planted",
-    "permuted": "planted",
-    "plant": "planted",
-}
-
-__getattr__, __dir__ = lazily(__name__, _WHERE)
+_WHERE, __getattr__, __dir__ = lazily(__name__, __file__)

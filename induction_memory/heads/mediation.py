@@ -21,7 +21,7 @@ from induction_memory.heads.games import ValueFunction
 from induction_memory.heads.routes import edges
 from induction_memory.heads.sharing import CLEARLY, LEAST
 from induction_memory.runner.components import layer_of
-from induction_memory.runner.variants import Patch
+from induction_memory.runner.recording import Patch
 
 COLUMNS = ("source", "path", "target", "input", "effect", "effect_se", "part")
 

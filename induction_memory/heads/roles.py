@@ -13,16 +13,55 @@ if some votes for that role are below their thresholds: with long sequences few 
 support no role more than "none", the head is "other". If the effects are unknown (sharing.py), the two other votes name
 the role, or "unknown" if they support none. The same holds if an effect is large but not clearly above zero: the vote
 of the causes abstains, and the column `disagreement` says so.
+
+The history of roles over training: births, changes, and when the sharing is decided.
+
+born      the first step from which a head keeps its last role to the end; nan if only one step was examined
+emerged   the first step from which the effect of a role's route is at least half of its final effect
+decided   the first step from which the heads' shares s_t of that route stay near the last ones,
+          1/2 sum |s_t - s_T| <= NEAR (shares of the heads with positive values, summing to one)
+
+Each head's share of each role: its share of the role's route, in the layer where that route has most effect.
+
+Every head with a share of the route (votes.py) counts, whichever role it has. The effective number of heads is the
+participation ratio of the shares.
+
+Rows of tidy tables, picked by the values of their columns.
 """
+
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from induction_memory.heads.games import ROUTES
-from induction_memory.heads.selection import listed, rows_of
 from induction_memory.heads.sharing import CLEARLY, LEAST, UNKNOWN
-from induction_memory.heads.votes import ROLES
+from induction_memory.heads.votes import ROLES, ROUTE_OF
+from induction_memory.memory.recall import first_lasting
+
+
+def rows_of(table: pd.DataFrame, **columns: Any) -> pd.DataFrame:
+    """The rows in which every named column has the value given (or, for a list or tuple, one of the values)."""
+    keep = np.ones(len(table), dtype=bool)
+    for name, wanted in columns.items():
+        values = table[name].to_numpy()
+        keep &= np.isin(values, list(wanted)) if isinstance(wanted, list | tuple) else values == wanted
+    return table.loc[keep]
+
+
+def listed(table: pd.DataFrame, column: str) -> list[Any]:
+    """The different values of a column, in the order of their first appearance."""
+    return list(dict.fromkeys(table[column].tolist()))
+
+
+def at_last_step(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows of each run's last step."""
+    last = {run: max(listed(rows_of(table, run=run), "step")) for run in listed(table, "run")}
+    keep = [step == last[run] for run, step in zip(table["run"], table["step"], strict=True)]
+    return table.loc[np.array(keep, dtype=bool)]
+
 
 VOTES = ("weights", "attention", "causes")
 THRESHOLD = {"weights": 0.25, "attention": 0.25, "causes": LEAST}
@@ -107,3 +146,103 @@ def redundant_partners(pairs: pd.DataFrame) -> dict[str, list[str]]:
         partners.setdefault(a, []).append(b)
         partners.setdefault(b, []).append(a)
     return partners
+
+
+NEAR = 0.1
+
+
+def births(roles: pd.DataFrame) -> pd.DataFrame:
+    """One row per run and head that ends with a role: run, head, role, born."""
+    rows = []
+    for run, head, steps, held in _histories(roles):
+        if held[-1] in ROLES:
+            born = float(first_lasting(held == held[-1], steps)) if len(steps) > 1 else np.nan
+            rows.append((run, head, held[-1], born))
+    return pd.DataFrame(rows, columns=["run", "head", "role", "born"])
+
+
+def changes(roles: pd.DataFrame) -> pd.DataFrame:
+    """One row per change of role: run, head, step (the first with the new role), before, after."""
+    rows = []
+    for run, head, steps, held in _histories(roles):
+        for i in np.flatnonzero(held[1:] != held[:-1]):
+            rows.append((run, head, int(steps[i + 1]), held[i], held[i + 1]))
+    return pd.DataFrame(rows, columns=["run", "head", "step", "before", "after"])
+
+
+def decisions(shares: pd.DataFrame) -> pd.DataFrame:
+    """One row per run and role, in the layer with the most work at the end: run, role, layer, emerged, decided."""
+    rows = []
+    for run in listed(shares, "run"):
+        for role in ROLES:
+            own = rows_of(shares, run=run, game=ROUTE_OF[role])
+            work = {layer: work_over_steps(rows_of(own, layer=layer)) for layer in listed(own, "layer")}
+            if not work:
+                continue
+            layer = max(work, key=lambda one: work[one][1][-1].sum())
+            steps, parts = work[layer]
+            total = parts.sum(1)
+            emerged = decided = np.nan
+            if total[-1] > 0:
+                emerged = float(first_lasting(total >= total[-1] / 2, steps))
+                distance = 0.5 * np.abs(normalised(parts) - normalised(parts[-1:])).sum(1)
+                decided = float(first_lasting(distance <= NEAR, steps))
+            rows.append((run, role, layer, emerged, decided))
+    return pd.DataFrame(rows, columns=["run", "role", "layer", "emerged", "decided"])
+
+
+def work_over_steps(shares: pd.DataFrame) -> tuple[Int[np.ndarray, " step"], Float[np.ndarray, "step head"]]:
+    """The steps, and the heads' Shapley values at each, of one run, game and layer."""
+    steps, heads = listed(shares, "step"), listed(shares, "head")
+    return np.array(steps), shares["shapley"].to_numpy().reshape(len(steps), len(heads))
+
+
+def normalised(parts: Float[np.ndarray, "step head"]) -> Float[np.ndarray, "step head"]:
+    """Shares of the heads with positive values, summing to one; zeros where there are none."""
+    helping = np.clip(parts, 0, None)
+    total = helping.sum(1, keepdims=True)
+    return np.divide(helping, total, out=np.zeros_like(helping), where=total > 0)
+
+
+def _histories(roles: pd.DataFrame) -> Iterator[tuple[str, str, np.ndarray, np.ndarray]]:
+    """Run, head, steps, and the role at each step."""
+    for run in listed(roles, "run"):
+        own = rows_of(roles, run=run)
+        for head in listed(own, "head"):
+            own_rows = rows_of(own, head=head)
+            yield run, head, own_rows["step"].to_numpy(), own_rows["role"].to_numpy()
+
+
+def strongest_layer(totals: pd.DataFrame, run: str, role: str) -> tuple[int, float] | None:
+    """The layer in which the role's route has most effect, and its effective number of heads; None without effect."""
+    own = rows_of(totals, run=run, game=ROUTE_OF[role])
+    effective = own["effective"].to_numpy()
+    if not np.isfinite(effective).any():
+        return None
+    best = int(np.argmax(np.where(np.isfinite(effective), own["effect"].to_numpy(), -np.inf)))
+    return own["layer"].tolist()[best], float(effective[best])
+
+
+def carriers(shares: pd.DataFrame, totals: pd.DataFrame) -> pd.DataFrame:
+    """One row per run, role and head: layer, share, share_se, effective (the same for all heads). One step per run."""
+    rows = []
+    for run in listed(totals, "run"):
+        for role in ROLES:
+            strongest = strongest_layer(totals, run, role)
+            if strongest is None:
+                continue
+            layer, effective = strongest
+            own = rows_of(shares, run=run, game=ROUTE_OF[role], layer=layer)
+            error = (own["shapley_se"] * own["share"] / own["shapley"]).abs()
+            for head, share, se in zip(own["head"], own["share"], error, strict=True):
+                rows.append((run, role, layer, head, share, se, effective))
+    return pd.DataFrame(rows, columns=["run", "role", "layer", "head", "share", "share_se", "effective"])
+
+
+def largest_share(shares: pd.DataFrame, totals: pd.DataFrame, run: str, role: str) -> tuple[float, float]:
+    """The effective number of heads of a role in a run, and the largest share of one head; nan without effect."""
+    strongest = strongest_layer(totals, run, role)
+    if strongest is None:
+        return np.nan, np.nan
+    own = rows_of(shares, run=run, game=ROUTE_OF[role], layer=strongest[0])["share"].to_numpy()
+    return strongest[1], float(own.max())

@@ -22,7 +22,7 @@ import pandas as pd
 from torch import Tensor
 
 from induction_memory.heads.games import Game
-from induction_memory.heads.questions import Questions
+from induction_memory.heads.metric_positions import Questions
 from induction_memory.heads.shapley import entropy_number, participation
 
 LEAST = 0.05

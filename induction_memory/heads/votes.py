@@ -31,10 +31,10 @@ from torch import Tensor
 from induction_memory.errors import UnsupportedError
 from induction_memory.heads.games import ValueFunction
 from induction_memory.memory.association import Association, causal, matching
-from induction_memory.memory.readings import recall
+from induction_memory.memory.recall import recall
 from induction_memory.model.memories import Memories
 from induction_memory.probes import attention
-from induction_memory.task.positions import after_same_context, sources_of
+from induction_memory.task.ideals import after_same_context, sources_of
 
 ROLES = ("previous-token", "current-token", "induction")
 ROUTE_OF = {"previous-token": "k", "current-token": "q", "induction": "out"}

@@ -18,13 +18,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from induction_memory.errors import require
-from induction_memory.interventions.replacements import Kind, Replacements
+from induction_memory.interventions.ablations import Kind, Replacements
 from induction_memory.runner.choice import runner
 from induction_memory.runner.components import ARROW, Graph
-from induction_memory.runner.hooked import SPLIT, head_projections
-from induction_memory.runner.patch_hooks import Hook, patch_hooks
-from induction_memory.runner.variants import Patch
-from induction_memory.subject import Sequences, subject
+from induction_memory.runner.hooked import SPLIT, Hook, head_projections, patch_hooks
+from induction_memory.runner.recording import Patch
+from induction_memory.source.sources import Sequences, subject
 
 
 def ablate(

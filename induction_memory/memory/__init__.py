@@ -1,10 +1,17 @@
 """The mathematics of associative memories: torch only, no transformer."""
 
 from induction_memory.memory.association import Association, causal, matching, store
-from induction_memory.memory.births import first_lasting
-from induction_memory.memory.divergence import kl
 from induction_memory.memory.edits import alignment, explained, project, set_scores, truncate
-from induction_memory.memory.readings import hits, margin, rank, recall, signal_to_interference, soft_recall
+from induction_memory.memory.recall import (
+    first_lasting,
+    hits,
+    kl,
+    margin,
+    rank,
+    recall,
+    signal_to_interference,
+    soft_recall,
+)
 
 __all__ = [
     "Association",

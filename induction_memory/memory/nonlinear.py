@@ -8,7 +8,23 @@ interference of a linear memory is gone as long as b separates. The inputs may b
     u_I = 1/sqrt|I| * sum over i in I of u_i,
 
 which a linear memory cannot map to a separate output: W u_{i, j} is always proportional to W u_i + W u_j.
+
+The factorised memory (Appendix D, "Factorizations").
+
+The memory W_* = sum_i y_i x_i^T need not be stored as one d x d matrix. With random U_0 (d x d') and V_0
+(d' x d) of variance 1/d, one gradient-like step on each factor gives
+
+    U = U_0 + sum_i y_i (V_0 x_i)^T,    V = V_0 + sum_i (U_0^T y_i) x_i^T,    W = d / (2 d') U V,
+
+and y_k^T W x_l is about 1{k = l}, with noise of order 1 / sqrt(d') while n < d pairs are stored. Expanding,
+
+    U V = U_0 V_0 + sum_i y_i (V_0 x_i)^T V_0 + U_0 sum_i (U_0^T y_i) x_i^T
+          + sum_ij y_i (V_0 x_i)^T (U_0^T y_j) x_j^T
+
+(the paper's display leaves out the U_0 before the third term, whose shape would not fit without it).
 """
+
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -16,7 +32,7 @@ from torch import Tensor
 
 from induction_memory.errors import require
 from induction_memory.memory.association import matching
-from induction_memory.memory.readings import recall
+from induction_memory.memory.recall import recall
 
 
 def mlp_memory(
@@ -53,3 +69,37 @@ def set_embeddings(
         sets[repeated.any(-1)][:3].tolist(),
     )
     return embeddings[..., sets, :].sum(-2) / sets.shape[-1] ** 0.5
+
+
+class Factors(NamedTuple):
+    """U (d x d') and V (d' x d), with any leading axes."""
+
+    U: Float[Tensor, "*step d_out rank"]
+    V: Float[Tensor, "*step rank d_in"]
+
+
+def random_factors(d: int, rank: int, generator: torch.Generator, dtype: torch.dtype = torch.float64) -> Factors:
+    """U_0 and V_0 with entries N(0, 1/d)."""
+    require(1 <= rank <= d, "rank", f"1 to {d} (the dimension)", rank)
+    U = torch.randn(d, rank, generator=generator, dtype=dtype) / d**0.5
+    V = torch.randn(rank, d, generator=generator, dtype=dtype) / d**0.5
+    return Factors(U, V)
+
+
+def factorised(
+    initial: Factors,
+    inputs: Float[Tensor, "*#step i d_in"],
+    outputs: Float[Tensor, "*#step i d_out"],
+) -> Factors:
+    """The two factors after each has stored the pairs (inputs_i, outputs_i)."""
+    U_0, V_0 = initial
+    U = U_0 + outputs.mT @ (inputs @ V_0.mT)
+    V = V_0 + (outputs @ U_0).mT @ inputs
+    return Factors(U, V)
+
+
+def product(factors: Factors) -> Float[Tensor, "*step d_out d_in"]:
+    """W = d / (2 d') U V, on the scale of W_*."""
+    U, V = factors
+    d, rank = U.shape[-2:]
+    return d / (2 * rank) * U @ V

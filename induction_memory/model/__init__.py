@@ -7,18 +7,9 @@ from induction_memory.lazy import lazily
 if TYPE_CHECKING:
     from induction_memory.model.building import build as build
     from induction_memory.model.config import ModelConfig as ModelConfig
-    from induction_memory.model.construction import construct as construct
+    from induction_memory.model.constructed import construct as construct
     from induction_memory.model.memories import embedding as embedding
     from induction_memory.model.memories import matrix as matrix
     from induction_memory.model.memories import set_matrix as set_matrix
 
-_WHERE = {
-    "ModelConfig": "config",
-    "build": "building",
-    "construct": "construction",
-    "embedding": "memories",
-    "matrix": "memories",
-    "set_matrix": "memories",
-}
-
-__getattr__, __dir__ = lazily(__name__, _WHERE)
+_WHERE, __getattr__, __dir__ = lazily(__name__, __file__)

@@ -72,8 +72,7 @@ class Architecture:
         values = {f.name: getattr(cfg, f.name) for f in fields(cfg)} | FIXED
         architecture = cls(tuple((name, _plain(name, value)) for name, value in values.items()))
         if is_model:
-            from induction_memory.model.as_built import departure_from
-            from induction_memory.model.building import skeleton
+            from induction_memory.model.building import departure_from, skeleton
 
             reason = departure_from(given, skeleton(architecture))
             require(reason is None, "model", "a HookedTransformer as its configuration makes it", f"one where {reason}")

@@ -27,11 +27,10 @@ from torch import Tensor
 
 from induction_memory.errors import InputError, UnsupportedError, require
 from induction_memory.memory.association import Association, Side, causal
-from induction_memory.memory.readings import signal_to_interference
-from induction_memory.model import axes
-from induction_memory.model.head_names import head_names
+from induction_memory.memory.recall import signal_to_interference
+from induction_memory.model import memories
 from induction_memory.model.memories import Memories, has_step_axis, weights_of
-from induction_memory.model.memory_names import Norm, Spec
+from induction_memory.model.names import Norm, Spec, head_names
 from induction_memory.task.protocol import Ideal, NotOfferedError, Task, ask
 
 
@@ -137,13 +136,13 @@ def fact(task: Task | None, name: str, what: str) -> Any:
 def _whole(m: Memories, memory: str, norm: Norm, task: Task | None) -> Association:
     """A memory with all its inputs and outputs; W_K1 with queries from the second position on."""
     row, fold = TABLE[memory], norm == "folded"
-    layers = axes.layers_of(row.matrix, row.inputs)
-    W = axes.matrix(m, row.matrix, layers, fold=fold)
+    layers = memories.layers_of(row.matrix, row.inputs)
+    W = memories.headed_matrix(m, row.matrix, layers, fold=fold)
     if norm == "full":
         reader = f"blocks.{int(memory[-1]) - 1}.ln1"
-        u, v = (m.normed(reader, axes.normed_rows(m, rows, layers)) for rows in (row.inputs, row.outputs))
+        u, v = (m.normed(reader, memories.normed_rows(m, rows, layers)) for rows in (row.inputs, row.outputs))
     else:
-        u, v = (axes.rows(m, rows, layers, fold=fold) for rows in (row.inputs, row.outputs))
+        u, v = (memories.headed_rows(m, rows, layers, fold=fold) for rows in (row.inputs, row.outputs))
     return _labelled(m, memory, W, u, v, layers, task)
 
 
@@ -162,7 +161,7 @@ def _bare(m: Memories, memory: str, task: Task | None, through: str | None) -> A
     if memory.startswith("W_K"):
         norm = name.replace("attn.W_K", "ln1")
         u, v = m.centred(norm, u), m.centred(norm, v) @ m.parameter(name.replace("W_K", "W_Q"))
-    return _labelled(m, memory, W, u, v, axes.layers_of(row.matrix), task)
+    return _labelled(m, memory, W, u, v, memories.layers_of(row.matrix), task)
 
 
 def _labelled(

@@ -3,23 +3,103 @@
 Row vectors, as in TransformerLens: the block computes x + attention(x), then x + x W_F (linear) or
 x + relu(x W_in) W_out. The initial weights are those of `initial.py`. An Architecture has TransformerLens's own modules
 and initialisation.
+
+The initial weights, each parameter from a stream of its own, in one of three parametrisations.
+
+                  code (the experiments)     text (Sections 4.1 and 4.2)    unit-embeddings
+    W_E, W_pos    N(0, 1)                    N(0, 1/d)                      N(0, 1/d)
+    other maps    uniform, variance 1/(3n)   N(0, 1/n)                      uniform, variance 1/(3n)
+
+n is the map's number of inputs (fan-in): d itself in the simplified model. Under `text` every embedding, output
+embedding and remapped embedding has norm 1 on average. Under `code` with d = 128 the norms are |w_E| = 11.3,
+|Phi_1 w_E| = 3.8 and |w_U| = 0.58. `unit-embeddings` changes the embeddings alone. In all three:
+
+    W_Q           the identity if the configuration says so
+    W_pos         sine and cosine if the configuration says so, with the norm of the random embeddings
+    LayerNorm     gain 1, bias 0; every other bias 0
+
+A stream is keyed by the seed and the parameter's name, so two models that differ in one part share all the others, and
+the initial weights of a run can be computed again from its configuration and its seed.
+
+Whether a model is still as `build` made it from its configuration.
+
+The hand-written forward of `training/fast` runs on weights and configuration, so it may take a model only if nothing
+else decides what the model computes. These are compared with a fresh model of the same configuration:
+
+    every module       its name, its exact type, its plain attributes (act_fn, attn_scale ...) and its buffers
+    the configuration  every field of TransformerLens's configuration that a forward pass can read, one for all modules
+    hooks              none, on any module or on all of torch's
+    forward            not replaced on any module
 """
 
 import math
 import warnings
+import zlib
 from contextlib import contextmanager
 from dataclasses import fields
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, assert_never
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 
 from induction_memory.errors import InputError, require
 from induction_memory.lazy import quiet_import
 from induction_memory.model.architecture import KEY, AnyModel, Architecture
-from induction_memory.model.initial import generator, initial_weight
-from induction_memory.task.fields import require_seed
+from induction_memory.model.config import ModelConfig
+from induction_memory.task.protocol import require_seed
+
+
+def initial_weight(name: str, shape: tuple[int, ...], config: ModelConfig, seed: int) -> Float[Tensor, "..."]:
+    """The initial value of one parameter, by its name in the HookedTransformer.
+
+    >>> initial_weight("blocks.0.attn.W_Q", (1, 2, 2), ModelConfig(d_model=2, n_ctx=4), seed=0)[0]
+    tensor([[1., 0.],
+            [0., 1.]])
+    """
+    kind = name.rsplit(".", 1)[-1]
+    if kind == "w":  # LayerNorm's gain
+        return torch.ones(shape)
+    if kind == "b" or kind.startswith("b_"):
+        return torch.zeros(shape)
+    if kind == "W_Q" and config.identity_queries:
+        return torch.eye(config.d_model).expand(shape)
+    if kind == "W_pos" and config.positions == "sinusoidal":
+        return _sinusoidal(config)
+    stream = generator(seed, name)
+    if kind in ("W_E", "W_pos"):
+        return torch.randn(shape, generator=stream) * _embedding_scale(config)
+    fan_in = config.n_heads * config.head_dimension if kind == "W_O" else shape[-2]
+    match config.parametrisation:
+        case "text":
+            entries = torch.randn(shape, generator=stream)
+        case "code" | "unit-embeddings":
+            entries = 2 * torch.rand(shape, generator=stream) - 1
+        case unknown:
+            assert_never(unknown)
+    return entries / math.sqrt(fan_in)
+
+
+def generator(seed: int, name: str) -> torch.Generator:
+    """The stream of a seed and a name."""
+    entropy = np.random.SeedSequence([seed, zlib.crc32(name.encode())]).generate_state(1, np.uint64)[0]
+    return torch.Generator().manual_seed(int(entropy) >> 1)
+
+
+def _embedding_scale(config: ModelConfig) -> float:
+    return 1.0 if config.parametrisation == "code" else config.d_model**-0.5
+
+
+def _sinusoidal(config: ModelConfig) -> Float[Tensor, "pos d_model"]:
+    """sin and cos of t / 10000^(2i/d), interleaved, scaled so that the norm is that of the random embeddings."""
+    position = torch.arange(config.n_ctx, dtype=torch.float64)[:, None]
+    rate = 10000 ** (-torch.arange(0, config.d_model, 2, dtype=torch.float64) / config.d_model)
+    waves = torch.stack([torch.sin(position * rate), torch.cos(position * rate)], dim=-1).flatten(1)
+    return (waves * math.sqrt(2) * _embedding_scale(config)).float()
+
 
 if TYPE_CHECKING:  # type checkers see 3.9
     from transformer_lens import HookedTransformer, HookedTransformerConfig
@@ -160,3 +240,86 @@ def remap(model: HookedTransformer, name: str, seed: int) -> None:
     fan_in = model.cfg.n_heads * model.cfg.d_head if name.endswith("W_O") else parameter.shape[-2]
     with torch.no_grad():
         parameter.copy_(torch.randn(parameter.shape, generator=generator(seed, f"{name} remap")) / math.sqrt(fan_in))
+
+
+_NOT_COMPUTED_WITH = {"training", "name", "cfg"}
+_OF_THE_WHOLE_MODEL = {"hook_dict", "mod_dict", "is_caching", "context_level", "dataset", "tokenizer"}
+_OF_THE_WHOLE_MODEL |= {"trainable", "model_config"}
+_ABOUT_TOKENS_AND_INITIALISATION = {"default_prepend_bos", "init_mode", "init_weights", "initializer_range", "seed"}
+_ABOUT_TOKENS_AND_INITIALISATION |= {"model_name", "tokenizer_name", "tokenizer_prepends_bos", "device", "n_params"}
+_EMPTY = nn.Module()
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def departure(model: nn.Module) -> str | None:
+    """How a model differs from what `build` makes; None if it does not."""
+    config = getattr(model, "model_config", None)
+    if isinstance(config, Architecture):
+        return "the model has a configuration of its own, not a ModelConfig"
+    if not isinstance(config, ModelConfig):
+        return "the model was not made by induction_memory.model.building"
+    return departure_from(model, _skeleton(config))
+
+
+def departure_from(model: nn.Module, expected: nn.Module) -> str | None:
+    """How a model differs, apart from its weights, from a fresh one of its configuration; None if it does not."""
+    settings, built = vars(model.cfg), vars(expected.cfg)
+    for name in sorted((settings.keys() | built.keys()) - _ABOUT_TOKENS_AND_INITIALISATION):
+        if settings.get(name) != built.get(name):
+            return f"cfg.{name} is {settings.get(name)!r}, not {built.get(name)!r}"
+    if hooks_everywhere():
+        return "a hook stands at every module of torch"
+    found = dict(model.named_modules())
+    parts = dict(expected.named_modules())
+    for name in sorted(found.keys() ^ parts.keys()):
+        return f"the module {name} was {'added' if name in found else 'taken away'}"
+    for name, module in found.items():
+        reason = _module_departure(module, parts[name], whole=name == "")
+        if reason is None and getattr(module, "cfg", model.cfg) is not model.cfg:
+            reason = "has a configuration of its own"
+        if reason is not None:
+            return f"{name or 'the model'} {reason}"
+    return None
+
+
+def hooks_everywhere() -> bool:
+    """Whether a hook stands at every module of torch."""
+    return bool(_global_forward_hooks or _global_forward_pre_hooks)
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether a module has a hook, of torch or TransformerLens, forward or backward."""
+    return any(vars(module)[kind] for kind in _HOOKS)
+
+
+@lru_cache(maxsize=8)
+def _skeleton(config: ModelConfig) -> Any:
+    return skeleton(config)
+
+
+def _module_departure(module: nn.Module, built: nn.Module, whole: bool) -> str | None:
+    if type(module) is not type(built):
+        return f"is a {type(module).__name__}, not a {type(built).__name__}"
+    if has_hooks(module):
+        return "has hooks"
+    if "forward" in vars(module):
+        return "has another forward"
+    ignored = _NOT_COMPUTED_WITH | (_OF_THE_WHOLE_MODEL if whole else set())
+    own, expected = _attributes(module), _attributes(built)
+    for name in sorted((own.keys() | expected.keys()) - ignored):
+        if name not in own or name not in expected or (own[name] is not expected[name] and own[name] != expected[name]):
+            return f"has another {name}"
+    for name in sorted(vars(module).keys() - vars(built).keys() - ignored):
+        return f"has another {name}"
+    for name, buffer in built.named_buffers(recurse=False):
+        value = getattr(module, name)
+        if not torch.equal(value.cpu(), buffer):
+            return f"has another {name}"
+    return None
+
+
+def _attributes(module: nn.Module) -> dict[str, Any]:
+    """Attributes beside torch's own; none for a hook point, whose hooks are compared as hooks."""
+    if type(module).__name__ == "HookPoint":
+        return {}
+    return {name: value for name, value in vars(module).items() if name not in vars(_EMPTY)}

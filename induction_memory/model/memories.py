@@ -20,10 +20,20 @@ input does not depend on it, so recall of W_O and Phi is exact. An argmax over k
 has a norm of its own: `associations.py` offers W_K's recall folded, with the whole norm, and with no norm at all. beta
 adds a constant per reader and is left out. An RMSNorm, x -> gamma * x / |x| * sqrt(d), has the same parts without the
 centring. Rotary positions turn queries and keys, which W_K<l> leaves out: it is the score at distance 0.
+
+Heads of several layers as leading axes: step, then one head axis per layer that takes part.
+
+The keys of W_K2 are written by a head of layer 1 and read by a head of layer 2, so its table of scores has both axes:
+[step, earlier head, head, query, key]. A matrix has its heads at the place of its own layer and ones elsewhere.
+
+Heads that share keys and values (grouped queries), as weights with one matrix per head.
+
+TransformerLens stores one key and one value matrix per group of heads, under `_W_K`, `_W_V`, `_b_K` and `_b_V`. Head h
+uses those of group h // (heads per group), so `W_K` repeats each of them for every head of its group.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -33,7 +43,40 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from induction_memory.errors import InputError, UnsupportedError, require
-from induction_memory.model.grouped import ungrouped
+
+_AXES_AFTER_HEAD = {"W_K": 2, "W_V": 2, "b_K": 1, "b_V": 1}
+
+
+def ungrouped(weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """The weights with `W_K`, `W_V` and their biases for each head; the mapping itself if no heads are grouped."""
+    return Ungrouped(weights) if any(name.endswith("attn._W_K") for name in weights) else weights
+
+
+class Ungrouped(Mapping[str, Tensor]):
+    """Weights of a model with grouped heads, each matrix repeated when it is asked for."""
+
+    def __init__(self, weights: Mapping[str, Tensor]) -> None:
+        self._weights = weights
+        self._names = tuple(name.replace(".attn._", ".attn.") for name in weights)
+
+    def __getitem__(self, name: str) -> Tensor:
+        block, _, kind = name.rpartition(".")
+        if f"{block}._{kind}" not in self._weights:
+            return self._weights[name]
+        shared = self._weights[f"{block}._{kind}"]
+        axis = -1 - _AXES_AFTER_HEAD[kind]
+        heads = self._weights[f"{block}.W_Q"].shape[-3]
+        return shared.repeat_interleave(heads // shared.shape[axis], dim=axis)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
 
 _MATRIX = re.compile(r"^(?:(W_K|W_V|W_O|Phi_|W_F)(\d+)|(W_F))$")
 _EMBEDDING = re.compile(r"^((?:(?:Phi_|W_V)\d+ )*)(w_E|p|w_U)$")
@@ -298,3 +341,48 @@ def set_matrix(model: nn.Module, name: str, W: Float[Tensor, "*head d_out d_in"]
             require(W_Q.shape[-1] == W_Q.shape[-2], "memory", "heads as wide as the model to write a W_K", repr(name))
             rows = rows if _is_identity(W_Q) else torch.linalg.solve(W_Q, rows)
         target.copy_(rows.mT)
+
+
+def layers_of(*names: str) -> tuple[int, ...]:
+    """The layers whose head axes the named matrices and embeddings have, in order; W_F has none."""
+    found = {int(n) for name in names for n in re.findall(r"(?:W_[KVO]|Phi_)(\d+)", name)}
+    return tuple(sorted(found))
+
+
+def spread(
+    X: Float[Tensor, "step head a b"], layers: tuple[int, ...], layer: int | None = None
+) -> Float[Tensor, "step *heads a b"]:
+    """X with its head axis at the place of `layer` among `layers`; without a `layer`, X has no head axis."""
+    return X.reshape(X.shape[0], *[X.shape[1] if at == layer else 1 for at in layers], *X.shape[-2:])
+
+
+def headed_matrix(
+    m: Memories, name: str, layers: tuple[int, ...], *, fold: bool = True
+) -> Float[Tensor, "step *heads a b"]:
+    """A matrix of `Memories.memory` along these layers' heads."""
+    return spread(m.memory(name, fold=fold), layers, next(iter(layers_of(name)), None))
+
+
+def headed_rows(
+    m: Memories, name: str, layers: tuple[int, ...], *, fold: bool = True
+) -> Float[Tensor, "step *heads n d"]:
+    """Rows of embeddings along these layers' heads, each remap by the heads of its own layer: `W_V2 Phi_1 w_E`."""
+    *remaps, of = name.split(" ")
+
+    def compute() -> Tensor:
+        vectors = spread(m.embedding(of, fold=fold), layers)
+        for remap in reversed(remaps):
+            vectors = vectors @ headed_matrix(m, remap, layers, fold=fold).mT
+        return vectors
+
+    return m.once(f"{name} along {layers}, fold {fold}", compute)
+
+
+def normed_rows(m: Memories, name: str, layers: tuple[int, ...]) -> Float[Tensor, "step *heads n d"]:
+    """Rows as in `rows`, with the LayerNorm of each layer applied in full to the vectors that the layer reads."""
+    *remaps, of = name.split(" ")
+    vectors = spread(m.embedding(of, fold=False), layers)
+    for remap in reversed(remaps):
+        vectors = m.normed(f"blocks.{layers_of(remap)[0] - 1}.ln1", vectors)
+        vectors = vectors @ headed_matrix(m, remap, layers, fold=False).mT
+    return vectors

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from induction_memory.errors import UnsupportedError
 from induction_memory.field_docs import field_docs
 from induction_memory.runner.recording import Runner
-from induction_memory.subject.stack import Stack
-from induction_memory.task.batch import Batch
-from induction_memory.task.repeated import repeated_tokens
+from induction_memory.source.sources import Stack
+from induction_memory.task.batch import Batch, repeated_tokens
 
 REPEATED_SEQUENCES = 16  # random sequences of the standard scores
 REPEATED_SEED = 0

@@ -31,7 +31,7 @@ from induction_memory.errors import UnsupportedError
 from induction_memory.probes.activations import Activations, mean_attention, mean_where
 from induction_memory.probes.registry import Probe, split_layer
 from induction_memory.probes.standard_scores import previous_mass, repeated_induction
-from induction_memory.task.positions import induction_keys
+from induction_memory.task.ideals import induction_keys
 
 _PER_LAYER = {
     "previous_token_mass": "mean_t A[t, t-1], corrected for chance 1/(t+1)",

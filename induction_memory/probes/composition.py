@@ -25,7 +25,7 @@ from torch import Tensor
 
 from induction_memory.memory.edits import where_finite
 from induction_memory.probes.registry import Probe, split_layer
-from induction_memory.subject.stack import Stack
+from induction_memory.source.sources import Stack
 
 ROTATIONS = 32  # random rotations behind a baseline
 ROTATION_SEED = 0

@@ -27,11 +27,11 @@ import pandas as pd
 from jaxtyping import Float, Int
 
 from induction_memory.errors import require
-from induction_memory.model.memory_names import Spec
-from induction_memory.probes.atlas import recalled
+from induction_memory.model.names import Spec
+from induction_memory.probes.association_births import recalled
 from induction_memory.probes.tidy import table
-from induction_memory.subject import Steps, subject
-from induction_memory.subject.configurations import by_configuration
+from induction_memory.source.replicates import by_configuration
+from induction_memory.source.sources import Steps, subject
 from induction_memory.task.sampler import step_rng
 
 EXPECTED_ORDER = ("W_O2", "W_K2", "W_K1")  # top-down, Section 5

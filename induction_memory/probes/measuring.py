@@ -2,12 +2,27 @@
 
 Values of the package's own probes on a trajectory of a shipped task are kept beside it (`cache.py`). A user's
 functions, and all probes of a user's task, are measured each time, because the cache cannot see changes in their code.
+
+Measure many steps a few at a time.
+
+Results kept beside a trajectory, so that they are computed only once.
+
+A result is keyed by everything it depends on: the trajectory's content, the probe's name, its arguments, and the code
+of the package that computes it. When any of them changes, so does the key, and the result is computed again. A file
+holds the heads as a line of JSON, then the values [step, head] in double precision, with a checksum
+(`trajectory/kept_results.py`).
+
+All probes by name: the package's families, and what users have registered.
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from difflib import get_close_matches
+from functools import cache, partial
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -17,17 +32,230 @@ from torch import Tensor
 
 from induction_memory.errors import InputError, UnsupportedError, require
 from induction_memory.model.config import ModelConfig
-from induction_memory.model.head_names import head_names
-from induction_memory.probes import cache, catalogue
+from induction_memory.model.names import head_names
+from induction_memory.probes import (
+    attention,
+    attribution,
+    composition,
+    memory_recall,
+    prediction,
+    predictors,
+    weight_size,
+)
 from induction_memory.probes.activations import Activations
-from induction_memory.probes.chunks import over_chunks
-from induction_memory.probes.registry import Probe
-from induction_memory.progress import keeping, track
+from induction_memory.probes.registry import Probe, registered
 from induction_memory.runner.recording import Runner
-from induction_memory.subject import SEQUENCES, Subject
+from induction_memory.source.sources import SEQUENCES, Stack, Subject
 from induction_memory.task.batch import Batch
-from induction_memory.task.protocol import Task
-from induction_memory.task.registry import to_dict
+from induction_memory.task.protocol import NotOfferedError, Task, ask, to_dict
+from induction_memory.terminal import keeping, track
+from induction_memory.trajectory import kept_results
+from induction_memory.trajectory.lock import CACHE
+from induction_memory.trajectory.trajectory import Trajectory
+
+
+def over_chunks(
+    stack: Stack, measures: Mapping[str, Callable[[Stack], Tensor]], chunk: int
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Measure a few steps at a time, so that the score tables stay small.
+
+    Returns name -> [step, *head] in double precision, and name -> reason for probes that this source cannot have.
+    """
+    values: dict[str, list[Tensor]] = {name: [] for name in measures}
+    skipped: dict[str, str] = {}
+    for start in range(0, stack.n_steps, chunk):
+        part = stack.at(slice(start, start + chunk))
+        for name, measure in measures.items():
+            if name in skipped:
+                continue
+            try:
+                value = measure(part).double()
+            except UnsupportedError as reason:
+                skipped[name] = str(reason)
+                continue
+            values[name].append(value.expand(part.n_steps, *value.shape[1:]))
+    return {name: torch.cat(parts) for name, parts in values.items() if name not in skipped}, skipped
+
+
+CODE = ("task", "memory", "model", "runner", "experiment", "trajectory", "source", "probes")
+"""The rooms that a probe's value may depend on."""
+
+
+def key(run: Trajectory, probe: str, arguments: dict[str, Any]) -> str:
+    """SHA-256 of what the result depends on."""
+    content = [run.fingerprint, probe, arguments, code_fingerprint()]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+@cache
+def code_fingerprint() -> str:
+    """SHA-256 of the source behind the probes, because the version does not change during development."""
+    package = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for folder in CODE:
+        for path in sorted((package / folder).rglob("*.py")):
+            digest.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+def load(
+    run: Trajectory, probe: str, arguments: dict[str, Any]
+) -> tuple[Float[np.ndarray, "step head"], list[str]] | None:
+    """The values kept for this probe and these arguments, with the names of their heads, or None."""
+    name = key(run, probe, arguments)
+    content = kept_results.read(_path(run, name), name)
+    if content is None:
+        return None
+    heads, _, values = content.partition(b"\n")
+    names = json.loads(heads)
+    return np.frombuffer(values, dtype="<f8").reshape(-1, len(names)).copy(), names
+
+
+def save(
+    run: Trajectory,
+    probe: str,
+    arguments: dict[str, Any],
+    values: Float[np.ndarray, "step head"],
+    heads: Sequence[str],
+) -> None:
+    """Keep a result; do nothing if the folder is read-only or the disk is full."""
+    name = key(run, probe, arguments)
+    kept_results.write(
+        _path(run, name), name, json.dumps(list(heads)).encode() + b"\n" + values.astype("<f8").tobytes()
+    )
+
+
+def _path(run: Trajectory, name: str) -> Path:
+    return run.path / CACHE / f"{name}.result"
+
+
+FAMILIES: dict[str, ModuleType] = {
+    "recall": memory_recall,
+    "weights": weight_size,
+    "composition": composition,
+    "attention": attention,
+    "prediction": prediction,
+    "attribution": attribution,
+}
+"""Each has `PROBES`, and `named` for names with a number that is not listed: a layer, a window or an occurrence."""
+
+OF_TASK: dict[str, Callable[[Subject], list[Probe]]] = {
+    "predictors": predictors.of_predictors,
+    "sources": predictors.of_sources,
+}
+"""Families whose members depend on the task: its predictors, its sources."""
+PATTERNS = {
+    "kl_to_<predictor>": "mean over counted positions of KL(predictor || model), for a predictor of the task",
+    "mass_on_<role><layer>": "mean attention of the main group's queries to a source of the task, such as the parent",
+    "loss_<group>, accuracy_<group>": "over the positions of a group of the task",
+}
+"""Names that depend on the task -> what they measure."""
+
+Names = str | Callable[[Any], Any] | Iterable[str | Callable[[Any], Any]] | None
+
+
+def names() -> dict[str, str]:
+    """Every probe's name with one line on what it measures.
+
+    >>> import induction_memory as im
+    >>> im.probes.names()["W_O2"]
+    'w_U(j)^T W_O2 W_V2 w_E(k) -> j = k; recall: share of items that choose their target'
+    """
+    listed = [probe for family in FAMILIES.values() for probe in family.PROBES.values()]
+    return {probe.name: probe.about for probe in [*listed, *registered.values()]}
+
+
+def built_in(name: str) -> Probe | None:
+    """The package's probe of this name."""
+    for family in FAMILIES.values():
+        found = family.PROBES.get(name) or family.named(name)
+        if found is not None:
+            return found
+    return predictors.named(name)
+
+
+def find(name: str) -> Probe:
+    """The probe of this name, registered or built in."""
+    found = registered.get(name) or built_in(name)
+    if found is None:
+        close = get_close_matches(name, [*names(), *FAMILIES, *OF_TASK], n=3)
+        hint = f" (like {', '.join(close)})" if close else ""
+        families = ", ".join([*FAMILIES, *OF_TASK, "all"])
+        raise InputError(f"probe: expected a probe{hint} or a family ({families}), got {name!r}")
+    return found
+
+
+def resolve(wanted: Names, source: Subject) -> list[Probe]:
+    """The wanted probes in order, with families replaced by their members, each probe once.
+
+    None stands for the paper's recalls. For a task without such memories it stands for the distances to the task's
+    predictors, and for a task without predictors for loss and accuracy.
+    """
+    if wanted is None:
+        return _by_default(source)
+    listed = [wanted] if isinstance(wanted, str) or not isinstance(wanted, Iterable) else list(wanted)
+    require(bool(listed), "probes", "at least one", repr(wanted))
+    chosen: dict[str, Probe] = {}
+    for item in listed:
+        for probe in _meant(item, source):
+            same = chosen.setdefault(probe.name, probe)
+            require(same.measure == probe.measure, "probes", "one function per name", f"two called {probe.name!r}")
+    return list(chosen.values())
+
+
+def _by_default(source: Subject) -> list[Probe]:
+    if _has_memories(source):
+        return [find(name) for name in memory_recall.PAPER]
+    assert source.known_task is not None
+    try:
+        ask(source.known_task, "predictors")
+    except NotOfferedError:
+        return _meant("prediction", source)
+    return OF_TASK["predictors"](source)
+
+
+def _has_memories(source: Subject) -> bool:
+    """Whether the task, if it is known, says what the matrices of an induction head would store."""
+    if source.known_task is None:
+        return True
+    try:
+        return any(name in memory_recall.TABLE for name in ask(source.known_task, "associations"))
+    except NotOfferedError:
+        return False
+
+
+def _of_group(name: str, source: Subject) -> Probe | None:
+    """Loss or accuracy over a group of the source's batch that is not listed."""
+    if built_in(name) is not None or not name.startswith(("loss_", "accuracy_")):
+        return None
+    return next((probe for probe in prediction.of_groups(source) if probe.name == name), None)
+
+
+def _meant(item: object, source: Subject) -> list[Probe]:
+    """The probes that a name, a family or a function stands for."""
+    if isinstance(item, str):
+        if item == "all":
+            every = [probe for family in FAMILIES for probe in _meant(family, source)]
+            of_task = [] if source.known_task is None else [p for family in OF_TASK.values() for p in family(source)]
+            return [*every, *of_task, *registered.values()]
+        if item in OF_TASK:
+            return OF_TASK[item](source)
+        if item == "prediction":
+            return [*prediction.PROBES.values(), *prediction.of_groups(source)]
+        if item in FAMILIES:
+            return list(FAMILIES[item].PROBES.values())
+        own = [probe for probe in registered.values() if probe.family == item]
+        return own or [_of_group(item, source) or find(item)]
+    if not callable(item):
+        raise InputError(f"probes: expected names of probes or of families, or functions, got {item!r}")
+    for probe in registered.values():
+        if probe.measure is item:
+            return [probe]
+    name = getattr(item, "__name__", "")
+    if built_in(name) is not None:
+        raise InputError(f"probes: expected a function whose name is not that of a probe, got {name!r}")
+    return [Probe(name or repr(item), (item.__doc__ or "").split("\n")[0], item)]
+
 
 CHUNK_BYTES = 8 << 20  # score tables held at once
 Progress = Callable[[int, int], None]
@@ -162,12 +390,12 @@ class _Kept:
         self.arguments = {"weights": of_weights, "activations": of_weights | {"batch": data}}
 
     def load(self, probe: Probe) -> Curves | None:
-        kept = cache.load(self.run, probe.name, self.arguments[probe.of]) if _cacheable(probe) else None
+        kept = load(self.run, probe.name, self.arguments[probe.of]) if _cacheable(probe) else None
         return None if kept is None else Curves(*kept)
 
     def save(self, probe: Probe, curves: Curves) -> None:
         if _cacheable(probe):
-            cache.save(self.run, probe.name, self.arguments[probe.of], curves.values, curves.heads)
+            save(self.run, probe.name, self.arguments[probe.of], curves.values, curves.heads)
 
 
 def _ships(task: Task | None) -> bool:
@@ -176,7 +404,7 @@ def _ships(task: Task | None) -> bool:
 
 
 def _cacheable(probe: Probe) -> bool:
-    return probe.family in (*catalogue.FAMILIES, *catalogue.OF_TASK)
+    return probe.family in (*FAMILIES, *OF_TASK)
 
 
 def _digest(batch: Batch) -> str:

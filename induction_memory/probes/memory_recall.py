@@ -1,48 +1,71 @@
 """Memory recall probes (Section 5), for all steps and heads at once.
 
-What each memory associates stands in `model/associations.py`, the variants of its name in `model/memory_names.py`, and
-the readings of its scores in `memory/readings.py`. A probe's name is a memory's followed by a reading:
+What each memory associates stands in `model/associations.py`, the variants of its name in `model/names.py`, and
+the readings of its scores in `memory/recall.py`. A probe's name is a memory's followed by a reading:
 
     nothing    recall: share of items whose target scores above every rival
     _margin    mean of target minus best rival      _rank   mean place of the target
     _sir       signal to interference               _soft   mean softmax probability of the target, scores not scaled
 
 The feed-forward is measured by the divergence of its prediction from pi_b(j | k), without fixed triggers
-(`memory/divergence.py`). The prediction is the softmax over j of w_U(j)^T W_F w_E(k), or that of a ReLU MLP. LayerNorms
+(`memory/recall.py`). The prediction is the softmax over j of w_U(j)^T W_F w_E(k), or that of a ReLU MLP. LayerNorms
 are applied in full there, because a divergence depends on the scale.
 
 With several heads, W_K1 and W_O2 have one value per head, W_K2 and W_O2_spurious one per pair `L1H3>L2H1`: layer-1 head
 3 whose output layer-2 head 1 reads.
+
+Recall between any two sets of embeddings, in any TransformerLens model.
+
+    recall_between(model, "W_O2", inputs="W_V2 w_E", outputs="w_U")             the paper's W_O2
+    recall_between(model, "W_K2^T", inputs="w_E", outputs="Phi_1 w_E")          the paper's W_K2: a query chooses a key
+    recall_between(model, W, inputs=u, outputs=v, targets=torch.tensor([...]))  any matrix, any rows
+
+The score of output j for input i is v_j^T W u_i. Matrices and embeddings go by the names of `model.memories`, `^T` for
+a transpose, or are given as tensors. Biases are not part of a memory and are left out.
+
+Recall between chosen token embeddings through each head's two circuits, in any TransformerLens model or series.
+
+With w_E(i) and w_U(i) the input and output embeddings of the chosen tokens, and W_K<l>, Phi_<l> the memories of a head:
+
+    QK   w_E(j)^T W_K<l>^T w_E(i)     the key token j that the query token i prefers
+    OV   w_U(j)^T Phi_<l> w_E(i)      the output token j that attending to token i favours
+
+A circuit recalls token i if its target has the highest score among the chosen tokens. The target is token i itself
+unless another is given: QK then finds equal tokens, OV copies. Rotary positions are left out, so QK is the score at
+distance 0. Norms are folded as in `model/memories.py`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from induction_memory.errors import UnsupportedError
-from induction_memory.memory import readings
-from induction_memory.memory.association import Association
-from induction_memory.memory.divergence import Kind, kl
-from induction_memory.model import axes
+from induction_memory.errors import UnsupportedError, require
+from induction_memory.memory.association import Association, matching
+from induction_memory.memory.recall import Kind, kl, margin, rank, recall, signal_to_interference, soft_recall
+from induction_memory.model import memories
 from induction_memory.model.associations import TABLE
 from induction_memory.model.memories import Memories
-from induction_memory.model.memory_names import Spec
+from induction_memory.model.names import Spec, head_names
 from induction_memory.probes.registry import Probe
-from induction_memory.subject.stack import Stack
+from induction_memory.source.sources import Stack, Steps, Subject, subject
+from induction_memory.trajectory.kept_results import key_of
+from induction_memory.trajectory.series import joined
 
 SMOOTHING = 0.01  # share of the uniform distribution in pi_b, where it must not be zero
 
 Reading = Callable[[Association], Float[Tensor, "*lead"]]
 READINGS: dict[str, tuple[Reading, str]] = {
-    "": (readings.recall, "recall: share of items that choose their target"),
-    "_margin": (lambda a: readings.margin(a).double().mean(-1), "mean of (target's score - best rival's)"),
-    "_rank": (lambda a: readings.rank(a).double().mean(-1), "mean place of the target among its candidates, 1 = best"),
-    "_sir": (readings.signal_to_interference, "signal to interference: mean target score / rms of the others"),
-    "_soft": (readings.soft_recall, "mean softmax probability of the target"),
+    "": (recall, "recall: share of items that choose their target"),
+    "_margin": (lambda a: margin(a).double().mean(-1), "mean of (target's score - best rival's)"),
+    "_rank": (lambda a: rank(a).double().mean(-1), "mean place of the target among its candidates, 1 = best"),
+    "_sir": (signal_to_interference, "signal to interference: mean target score / rms of the others"),
+    "_soft": (soft_recall, "mean softmax probability of the target"),
 }
 LISTED = {
     "W_K1": "p_t^T W_K1 p_s -> s = t-1, all s < T",
@@ -83,7 +106,7 @@ def recall_probe(memory: str, suffix: str = "", meaning: str = "") -> Probe:
     spec = Spec.parse(memory)
     assert spec is not None
     row = TABLE[spec.memory]
-    layers = axes.layers_of(row.matrix, row.inputs)
+    layers = memories.layers_of(row.matrix, row.inputs)
     about = f"{meaning or memory}; {what}"
     return Probe(memory + suffix, about, partial(_read, memory, reading), "weights", layers, "recall")
 
@@ -147,3 +170,151 @@ PROBES = (
         for name, (kind, about) in KL.items()
     }
 )
+
+
+READING_COLUMNS = {"recall": "", "margin": "_margin", "rank": "_rank", "sir": "_sir"}
+
+
+def recall_between(
+    source: Any,
+    W: str | Float[Tensor, "d_out d_in"],
+    *,
+    inputs: str | Float[Tensor, "i d_in"],
+    outputs: str | Float[Tensor, "j d_out"],
+    targets: Int[Tensor, " i"] | None = None,
+    steps: Steps = "all",
+) -> pd.DataFrame:
+    """Recall, mean margin, mean rank and signal to interference: one row per step and head.
+
+    `targets[i]` is the output that input i should recall, -1 for an input to leave out; without `targets`, input i
+    should recall output i. Heads of two different layers make pairs: `L1H3>L2H1`.
+
+    >>> import induction_memory as im
+    >>> im.probes.recall_between("induction-small", "W_O2", inputs="W_V2 w_E", outputs="w_U").round(2)
+       step  head  recall  margin   rank   sir
+    0     0  L2H1    0.00   -0.50  37.74 -0.30
+    1   100  L2H1    0.95    3.43   1.12  5.64
+    2   200  L2H1    1.00    5.84   1.00  6.51
+    3   300  L2H1    1.00    6.68   1.00  6.75
+    4   600  L2H1    1.00    7.60   1.00  7.05
+    """
+    opened = subject(source, step=steps, field="steps")
+    if opened.series is not None:
+        given: dict[str, Any] = {"inputs": inputs, "outputs": outputs, "targets": targets}
+        key = key_of({"recall between": W} | given)
+        return opened.series.table(lambda model: recall_between(model, W, **given), key=key)
+    named = [x for x in (W, inputs, outputs) if isinstance(x, str)]
+    layers = memories.layers_of(*named)
+    matrix, u, v = _matrix(opened.stack, W, layers), *(_rows(opened.stack, x, layers) for x in (inputs, outputs))
+    for rows, side, name in ((u, -1, "inputs"), (v, -2, "outputs")):
+        size = matrix.shape[side]
+        require(rows.shape[-1] == size, name, f"rows of the matrix's dimension {size}", rows.shape[-1])
+    a = matching(matrix, u, v, targets)
+    heads = head_names(layers, opened.stack.n_heads)
+    columns = {}
+    for name, suffix in READING_COLUMNS.items():
+        value = READINGS[suffix][0](a).double().reshape(-1, len(heads))
+        columns[name] = value.expand(len(opened.steps), -1).flatten().cpu().numpy()
+    index = pd.MultiIndex.from_product([opened.steps, heads], names=["step", "head"])
+    return pd.DataFrame(columns, index=index).reset_index()
+
+
+def _matrix(stack: Stack, W: str | Tensor, layers: tuple[int, ...]) -> Float[Tensor, "step *head d_out d_in"]:
+    if isinstance(W, Tensor):
+        return memories.spread(W.detach()[None, None], layers)
+    require(isinstance(W, str), "W", "a matrix or the name of one", repr(W))
+    matrix = memories.headed_matrix(stack, W.removesuffix("^T"), layers)
+    return matrix.mT if W.endswith("^T") else matrix
+
+
+def _rows(stack: Stack, rows: str | Tensor, layers: tuple[int, ...]) -> Float[Tensor, "step *head n d"]:
+    if isinstance(rows, Tensor):
+        return memories.spread(rows.detach()[None, None], layers)
+    require(isinstance(rows, str), "embeddings", "rows of vectors or their name", repr(rows))
+    return memories.headed_rows(stack, rows, layers)
+
+
+MOST = 512
+"""Tokens that are compared when none are chosen: the first of the vocabulary."""
+
+
+def token_recall(
+    source: Any,
+    tokens: Sequence[int | str] | None = None,
+    *,
+    targets: Sequence[int | str] | None = None,
+    steps: Steps = "all",
+) -> pd.DataFrame:
+    """Recall, mean margin, mean rank and signal to interference: one row per step, head and circuit (QK, OV).
+
+    `tokens` are numbers, or texts that are one token each for the series' tokenizer. `targets` are the tokens that they
+    should recall, all of them among `tokens`.
+
+    >>> table = token_recall("induction-small", steps="last")
+    >>> table.loc[table["circuit"] == "OV", ["head", "recall"]].values.tolist()
+    [['L1H1', 0.0], ['L2H1', 1.0]]
+    """
+    opened = subject(source, step=steps, field="steps")
+    chosen = None if tokens is None else _numbers(opened, tokens, "tokens")
+    wanted = None if targets is None else _places(chosen, _numbers(opened, targets, "targets"))
+    if opened.series is None:
+        return _of_stack(opened, chosen, wanted)
+    settings = {"token recall": [chosen, wanted]}
+    found = opened.series.results(
+        lambda _, model: {"table": _of_stack(subject(model), chosen, wanted)}, key=key_of(settings)
+    )
+    return joined([(step, tables["table"]) for step, tables in found])
+
+
+def _of_stack(opened: Subject, tokens: Int[Tensor, " i"] | None, targets: Int[Tensor, " i"] | None) -> pd.DataFrame:
+    stack = opened.stack
+    tokens = torch.arange(min(MOST, stack.vocab_size)) if tokens is None else tokens
+    allowed = bool((tokens >= 0).all()) and bool((tokens < stack.vocab_size).all())
+    require(allowed, "tokens", f"0 to {stack.vocab_size - 1} (the vocabulary)", tokens.tolist())
+    parts = []
+    for layer in range(1, stack.n_layers + 1):
+        layers = (layer,)
+        w_E, w_U = (memories.headed_rows(stack, name, layers)[..., tokens, :] for name in ("w_E", "w_U"))
+        circuits = {
+            "QK": matching(memories.headed_matrix(stack, f"W_K{layer}", layers).mT, w_E, w_E, targets),
+            "OV": matching(memories.headed_matrix(stack, f"Phi_{layer}", layers), w_E, w_U, targets),
+        }
+        heads = head_names(layers, stack.n_heads)
+        for circuit, association in circuits.items():
+            columns = {}
+            for name, suffix in READING_COLUMNS.items():
+                values = READINGS[suffix][0](association).double().reshape(-1, len(heads))
+                columns[name] = values.expand(len(opened.steps), -1).flatten().cpu().numpy()
+            index = pd.MultiIndex.from_product([opened.steps, heads], names=["step", "head"])
+            part = pd.DataFrame(columns, index=index).reset_index()
+            part.insert(2, "circuit", circuit)
+            parts.append(part)
+    return pd.concat(parts, ignore_index=True).sort_values(["step", "head", "circuit"], ignore_index=True)
+
+
+def _numbers(opened: Subject, tokens: Sequence[int | str], field: str) -> Int[Tensor, " i"]:
+    """Tokens by number; a text must be one token."""
+    numbers = []
+    for token in tokens:
+        if isinstance(token, str):
+            require(
+                opened.series is not None, field, "numbers of tokens: only a series brings a tokenizer", repr(token)
+            )
+            assert opened.series is not None
+            found = opened.series.tokenizer()(token, add_special_tokens=False)["input_ids"]
+            require(len(found) == 1, field, "texts that are one token each", f"{token!r}, which is {len(found)}")
+            numbers.append(int(found[0]))
+        else:
+            numbers.append(int(token))
+    require(len(numbers) >= 2, field, "two or more", len(numbers))
+    return torch.tensor(numbers)
+
+
+def _places(tokens: Int[Tensor, " i"] | None, targets: Int[Tensor, " i"]) -> Int[Tensor, " i"]:
+    """The place of each target among the tokens."""
+    require(tokens is not None, "targets", "none without tokens", targets.tolist())
+    assert tokens is not None
+    places = {token: place for place, token in enumerate(tokens.tolist())}
+    for target in targets.tolist():
+        require(target in places, "targets", f"some of the tokens {list(places)}", target)
+    return torch.tensor([places[target] for target in targets.tolist()])

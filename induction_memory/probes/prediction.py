@@ -30,9 +30,9 @@ from torch import Tensor
 
 from induction_memory.errors import UnsupportedError
 from induction_memory.probes.activations import Activations
+from induction_memory.probes.predictors import divergence, predicted
 from induction_memory.probes.registry import Probe
-from induction_memory.probes.task_probes import divergence, predicted
-from induction_memory.subject import Subject
+from induction_memory.source.sources import Subject
 from induction_memory.task.batch import Batch
 
 VISIBLE = ("new", "one_successor", "many_successors")

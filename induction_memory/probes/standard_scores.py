@@ -11,9 +11,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from induction_memory.errors import require
-from induction_memory.model.head_names import head_name
+from induction_memory.model.names import head_name
 from induction_memory.probes.activations import run_repeated
-from induction_memory.subject import subject
+from induction_memory.source.sources import subject
 
 
 def previous_mass(pattern: Float[Tensor, "batch head query key"]) -> Float[Tensor, " head"]:

@@ -19,14 +19,12 @@ import pandas as pd
 from torch import nn
 
 from induction_memory.errors import require
-from induction_memory.probes.catalogue import FAMILIES, Names, resolve
-from induction_memory.probes.measuring import Curves, Progress, measure
-from induction_memory.subject import SEQUENCES, Steps, Subject, subject
+from induction_memory.probes.measuring import FAMILIES, Curves, Names, Progress, measure, resolve
+from induction_memory.source.sources import SEQUENCES, Steps, Subject, subject
 from induction_memory.task.batch import Batch
-from induction_memory.task.protocol import Task
-from induction_memory.task.registry import to_dict
+from induction_memory.task.protocol import Task, to_dict
 from induction_memory.trajectory.kept_results import key_of
-from induction_memory.trajectory.revisions import joined
+from induction_memory.trajectory.series import joined
 
 
 def table(

@@ -22,13 +22,12 @@ from torch import Tensor
 
 from induction_memory.errors import require
 from induction_memory.memory.edits import alignment, cosine, explained, where_finite
-from induction_memory.model import axes
+from induction_memory.model import memories
 from induction_memory.model.associations import MEMORIES, TABLE
-from induction_memory.model.head_names import head_names
 from induction_memory.model.memories import Memories
+from induction_memory.model.names import head_names
 from induction_memory.probes.registry import Probe
-from induction_memory.subject import Steps, subject
-from induction_memory.subject.stack import Stack
+from induction_memory.source.sources import Stack, Steps, subject
 
 
 def matrix(m: Memories, name: str) -> Float[Tensor, "step *head d_out d_in"]:
@@ -36,8 +35,8 @@ def matrix(m: Memories, name: str) -> Float[Tensor, "step *head d_out d_in"]:
     if name == "W_F":
         m.require_weights(f"blocks.{m.n_layers - 1}.mlp.W_F", "a linear feed-forward in the last layer")
     else:
-        m.require_layers(axes.layers_of(name)[0])
-    return axes.matrix(m, name, axes.layers_of(name))
+        m.require_layers(memories.layers_of(name)[0])
+    return memories.headed_matrix(m, name, memories.layers_of(name))
 
 
 def soft_rank(s: Float[Tensor, "*lead k"]) -> Float[Tensor, "*lead"]:
@@ -103,7 +102,7 @@ OVERLAPS = {
 
 def weight_probe(kind: str, memory: str) -> Probe:
     measure, what = KINDS[kind]
-    layers = axes.layers_of(memory, TABLE[memory].inputs if kind in PAIRED else "")
+    layers = memories.layers_of(memory, TABLE[memory].inputs if kind in PAIRED else "")
     return Probe(f"{kind}_{memory}", f"{memory}: {what}", partial(measure, memory), "weights", layers, "weights")
 
 
@@ -128,7 +127,7 @@ def spectrum(source: Any, memory: str, *, steps: Steps = "all") -> pd.DataFrame:
     require(memory in MEMORIES, "memory", f"one of {', '.join(MEMORIES)}", repr(memory))
     opened = subject(source, step=steps, field="steps")
     values = singular_values(opened.stack, memory)
-    heads = head_names(axes.layers_of(memory), opened.stack.n_heads)
+    heads = head_names(memories.layers_of(memory), opened.stack.n_heads)
     values = values.expand(len(opened.steps), *values.shape[1:]).reshape(len(opened.steps), len(heads), -1)
     index = pd.MultiIndex.from_product(
         [opened.steps, heads, range(1, values.shape[-1] + 1)], names=["step", "head", "rank"]

@@ -8,17 +8,8 @@ if TYPE_CHECKING:
     from induction_memory.runner.choice import record as record
     from induction_memory.runner.choice import runner as runner
     from induction_memory.runner.components import Graph as Graph
+    from induction_memory.runner.recording import Patch as Patch
     from induction_memory.runner.recording import Recording as Recording
     from induction_memory.runner.recording import Runner as Runner
-    from induction_memory.runner.variants import Patch as Patch
 
-_WHERE = {
-    "Graph": "components",
-    "Patch": "variants",
-    "Recording": "recording",
-    "Runner": "recording",
-    "record": "choice",
-    "runner": "choice",
-}
-
-__getattr__, __dir__ = lazily(__name__, _WHERE)
+_WHERE, __getattr__, __dir__ = lazily(__name__, __file__)

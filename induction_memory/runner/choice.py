@@ -36,8 +36,8 @@ def runner(
         if via != "hooks" and not isinstance(config, Architecture):
             return FastRunner.of_weights(model, config)
         model = _built(model, config)
-    from induction_memory.runner.accepted import objection
     from induction_memory.runner.hooked import HookedRunner
+    from induction_memory.runner.support import objection
 
     known = hasattr(model, "cfg") and hasattr(model, "run_with_hooks")
     require(known, "model", "a HookedTransformer or a TransformerBridge", type(model).__name__)

@@ -22,16 +22,14 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from induction_memory.model.config import ModelConfig
-from induction_memory.model.head_names import head_name
-from induction_memory.runner import attention
+from induction_memory.model.names import head_name
+from induction_memory.runner import network as attention
+from induction_memory.runner.batched_variants import parts
 from induction_memory.runner.components import ARROW, Graph, head_of, layer_of
-from induction_memory.runner.layer import Layer
-from induction_memory.runner.network import Network
+from induction_memory.runner.network import Layer, Network
 from induction_memory.runner.parameters import parameters
-from induction_memory.runner.part import parts
-from induction_memory.runner.recording import Recording, Via, require_length
+from induction_memory.runner.recording import Patch, Recording, Variant, Via, require_length
 from induction_memory.runner.swapped_weights import replaced
-from induction_memory.runner.variants import Patch, Variant
 
 WORTH_A_PATTERN = 3  # the attention of a layer is kept if at least this many variants patch only values in it
 MOST_PATTERN = 2**25  # and has at most this many entries

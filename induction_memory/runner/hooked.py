@@ -4,28 +4,210 @@ It runs any HookedTransformer, and a TransformerBridge by the names that both sh
 The user's hooks run first, and patches act on what they return. TransformerLens computes the output and the inputs of a
 single head only if flags ask for it. The flags are set for the run and then put back. A user's hook at a point that
 only these flags activate does not run.
+
+The patches of a variant as TransformerLens hooks, in the order of the computation.
+
+With `amount` a, and y what the given model, with the user's hooks, computes at a site,
+
+    writer or q, k, v of a head     y  <-  y + a (value - y)
+    edge writer -> input            x_input  <-  x_input + a (value - y_writer)
+
+Edges into heads of a model that does not offer the heads' own inputs (some bridges).
+
+Where a head's queries, keys and values are linear in the normalised stream, y = norm(x) W + b, an edge that changes the
+stream of one input from x to x' changes y by
+
+    (norm(x') - norm(x)) W
+
+which is added at `hook_q`, `hook_k` or `hook_v`. A short sequence is run first to check that the model is linear there.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from induction_memory.errors import InputError, require
-from induction_memory.runner.attention import take
-from induction_memory.runner.components import ARROW, Graph
-from induction_memory.runner.hook_points import asleep, keep
+from induction_memory.runner.components import ARROW, Graph, head_of
+from induction_memory.runner.network import take
 from induction_memory.runner.parameters import parameters
-from induction_memory.runner.patch_hooks import Hook, patch_hooks
-from induction_memory.runner.projections import Projection, projections
-from induction_memory.runner.readable import unreadable
-from induction_memory.runner.recording import Recording, Via, require_length
+from induction_memory.runner.recording import Patch, Recording, Variant, Via, require_length
+from induction_memory.runner.support import asleep, keep, unreadable
 from induction_memory.runner.swapped_weights import replaced
-from induction_memory.runner.variants import Variant
+
+
+@dataclass(frozen=True, eq=False)
+class Projection:
+    """How a layer computes queries, keys and values from the stream."""
+
+    norm: Callable[[Tensor], Tensor]
+    matrices: Mapping[str, Float[Tensor, "head d_model d_head"]]
+    """q, k and v."""
+
+    def change(
+        self, letter: str, head: int, before: Float[Tensor, "batch pos d"], after: Float[Tensor, "batch pos d"]
+    ) -> Float[Tensor, "batch pos d_head"]:
+        """The change of a head's queries, keys or values; heads count from 0."""
+        return (self.norm(after) - self.norm(before)) @ self.matrices[letter][head]
+
+
+def projections(model: Any) -> tuple[Projection, ...]:
+    """The projections of each layer; an InputError if queries, keys and values are not linear in the normed stream."""
+    kept: dict[str, Tensor] = {}
+    names = [
+        f"blocks.{layer}.{point}"
+        for layer in range(model.cfg.n_layers)
+        for point in ("hook_resid_pre", "attn.hook_q", "attn.hook_k", "attn.hook_v")
+    ]
+    tokens = torch.arange(min(4, model.cfg.n_ctx, model.cfg.d_vocab), device=next(model.parameters()).device)[None]
+    with torch.no_grad():
+        model.run_with_hooks(tokens, fwd_hooks=[(name, keep(kept, name)) for name in names])
+        return tuple(_of_block(block, f"blocks.{layer}", kept) for layer, block in enumerate(model.blocks))
+
+
+def _of_block(block: Any, name: str, kept: Mapping[str, Tensor]) -> Projection:
+    norm = getattr(block, "ln1", None)
+    plain: Any = nn.Identity() if norm is None else getattr(norm, "original_component", norm)
+    found = Projection(plain, {letter: getattr(block.attn, f"W_{letter.upper()}").detach() for letter in "qkv"})
+    stream = kept[f"{name}.hook_resid_pre"]
+    for letter, W in found.matrices.items():
+        own = kept[f"{name}.attn.hook_{letter}"]
+        fits = own.dim() == 4 and own.shape[2] == W.shape[0]
+        without_bias = torch.einsum("bpd,hde->bphe", plain(stream), W) if fits else own
+        bias = own - without_bias  # the same at every position, if the map is linear
+        if not fits or not torch.allclose(bias, bias[:, :1].expand_as(bias), atol=1e-4):
+            raise InputError(
+                "model: expected one that offers use_split_qkv_input for patches of these sites, "
+                f"or whose {letter} are linear in the normalised stream, got neither in {name}"
+            )
+    return found
+
+
+Hook = tuple[str, Callable[..., Tensor | None]]
+
+_changed: MutableMapping[Tensor, dict[str, Tensor]] = WeakTensorKeyDictionary()
+"""z of a layer in a forward pass -> head -> how far earlier lists of hooks have changed this head's output."""
+
+
+def patch_hooks(
+    graph: Graph, variant: Variant, W_O: Sequence[Tensor] = (), projected: Sequence[Projection] = ()
+) -> list[Hook]:
+    """The patches of a variant as hooks for `run_with_hooks`, in the order of the computation.
+
+    A head's output is patched at `hook_result`. With the layers' W_O given, it is computed from `hook_z` instead, and
+    the change is added at `hook_attn_out`. With the layers' projections given, edges into heads change their queries,
+    keys and values (`projections.py`).
+    """
+    written: dict[str, Tensor] = {}
+    nodes: dict[str, list[Patch]] = {}
+    edges: dict[str, list[tuple[str, Patch]]] = {}
+    for patch in variant:
+        source, arrow, target = patch.site.partition(ARROW)
+        if arrow:
+            edges.setdefault(target, []).append((source, patch))
+        else:
+            nodes.setdefault(source, []).append(patch)
+    sources = {source for patches in edges.values() for source, _ in patches}
+
+    def write(name: str, value: Tensor) -> Tensor:
+        for patch in nodes.get(name, ()):
+            value = _blended(value, patch)
+        written[name] = value
+        return value
+
+    def read(name: str, stream: Tensor) -> Tensor:
+        for source, patch in edges.get(name, ()):
+            stream = stream + (_blended(written[source], patch) - written[source])
+        return stream
+
+    hooks: list[Hook] = []
+
+    def add(point: str, names: Sequence[str], function: Callable[[str, Tensor], Tensor], by_head: bool) -> None:
+        used = [name for name in names if (name in edges if function is read else name in nodes or name in sources)]
+        if used:
+            hooks.append((point, _by_head(function, used) if by_head else _whole(function, used[0])))
+
+    add("hook_embed", ["embed"], write, False)
+    add("hook_pos_embed", ["pos"], write, False)
+    for layer in range(1, graph.n_layers + 1):
+        block, heads = f"blocks.{layer - 1}", graph.heads_of(layer)
+        for letter in "qkv":
+            inputs = [f"{head}.{letter}" for head in heads]
+            if projected:
+                used = [name for name in inputs if name in edges]
+                hooks += _by_projection(block, letter, projected[layer - 1], read, used) if used else []
+            else:
+                add(f"{block}.hook_{letter}_input", inputs, read, True)
+            add(f"{block}.attn.hook_{letter}", inputs, write, True)
+        if W_O:
+            used = [head for head in heads if head in nodes or head in sources]
+            hooks += _by_z(block, W_O[layer - 1], write, used) if used else []
+        else:
+            add(f"{block}.attn.hook_result", heads, write, True)
+        add(f"{block}.hook_mlp_in", [f"FF{layer}"], read, False)
+        add(f"{block}.hook_mlp_out", [f"FF{layer}"], write, False)
+    add(f"blocks.{graph.n_layers - 1}.hook_resid_post", ["out"], read, False)
+    return hooks
+
+
+def _whole(function: Callable[[str, Tensor], Tensor], name: str) -> Callable[..., Tensor]:
+    return lambda value, hook: function(name, value)
+
+
+def _by_head(function: Callable[[str, Tensor], Tensor], names: Sequence[str]) -> Callable[..., Tensor]:
+    def hook(value: Tensor, hook: Any) -> Tensor:
+        parts = list(value.unbind(2))
+        for name in names:
+            head = head_of(name)[1] - 1
+            parts[head] = function(name, parts[head])
+        return torch.stack(parts, dim=2)
+
+    return hook
+
+
+def _by_z(block: str, W_O: Tensor, write: Callable[[str, Tensor], Tensor], heads: Sequence[str]) -> list[Hook]:
+    """Hooks that patch outputs of some heads of a block, computed from z and the changes by earlier lists of hooks."""
+    changes: list[Tensor] = []
+
+    def note(z: Tensor, hook: Any) -> None:
+        changes.clear()
+        earlier = _changed.setdefault(z, {})
+        for head in heads:
+            own = z[:, :, head_of(head)[1] - 1] @ W_O[head_of(head)[1] - 1]
+            own = own + earlier[head] if head in earlier else own
+            changes.append(write(head, own) - own)
+            earlier[head] = earlier[head] + changes[-1] if head in earlier else changes[-1]
+
+    return [(f"{block}.attn.hook_z", note), (f"{block}.hook_attn_out", lambda out, hook: out + sum(changes))]
+
+
+def _by_projection(
+    block: str, letter: str, projection: Projection, read: Callable[[str, Tensor], Tensor], inputs: Sequence[str]
+) -> list[Hook]:
+    """Hooks that change the queries, keys and values that some heads of a block compute from the stream."""
+    noted: list[Tensor] = []
+
+    def note(stream: Tensor, hook: Any) -> None:
+        noted[:] = [stream]
+
+    def change(name: str, own: Tensor) -> Tensor:
+        return own + projection.change(letter, head_of(name)[1] - 1, noted[0], read(name, noted[0]))
+
+    return [(f"{block}.hook_resid_pre", note), (f"{block}.attn.hook_{letter}", _by_head(change, inputs))]
+
+
+def _blended(own: Tensor, patch: Patch) -> Tensor:
+    value, where = patch.value, None if patch.where is None else patch.where.unsqueeze(-1)
+    batch = max(len(own), len(value), 1 if where is None else len(where))
+    own, value = own.expand(batch, -1, -1), value.expand(batch, own.shape[1], -1)
+    return patch.blend(own, value, where)
+
 
 SPLIT = "use_split_qkv_input"
 POINTS = {

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from induction_memory.errors import InputError, require
-from induction_memory.sweep.child import Child
-from induction_memory.sweep.job import Job, Outcome
+from induction_memory.sweep.job import Child, Job, Outcome
 
 SECONDS_TO_CONNECT = 10
 _children: "queue.SimpleQueue[Child]" = queue.SimpleQueue()

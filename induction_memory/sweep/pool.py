@@ -3,8 +3,7 @@
 import queue
 import threading
 
-from induction_memory.sweep.child import Child
-from induction_memory.sweep.job import Job, Outcome
+from induction_memory.sweep.job import Child, Job, Outcome
 
 
 class Pool:

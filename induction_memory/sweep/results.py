@@ -10,7 +10,7 @@ from induction_memory.errors import Error, InputError, require
 from induction_memory.experiment.run_config import RunConfig
 from induction_memory.files import require_folder
 from induction_memory.sweep import plan
-from induction_memory.sweep.launch import COPY, FAILURES
+from induction_memory.sweep.loop import COPY, FAILURES
 from induction_memory.trajectory import rows as row_files
 from induction_memory.trajectory.layout import MANIFEST
 from induction_memory.trajectory.manifest import Manifest

@@ -11,52 +11,24 @@ if TYPE_CHECKING:
     from induction_memory.task.bayes import optimal_scores as optimal_scores
     from induction_memory.task.bayes import predict as predict
     from induction_memory.task.bigrams import BigramTask as BigramTask
-    from induction_memory.task.causal.task import CausalGraph as CausalGraph
-    from induction_memory.task.copying.task import Copying as Copying
+    from induction_memory.task.causal import CausalGraph as CausalGraph
+    from induction_memory.task.copying import Copying as Copying
     from induction_memory.task.corpus import Corpus as Corpus
     from induction_memory.task.corpus import load_corpus as load_corpus
     from induction_memory.task.corruptions import corrupt as corrupt
-    from induction_memory.task.markov.task import MarkovChains as MarkovChains
-    from induction_memory.task.noisy.task import NoisyTriggers as NoisyTriggers
+    from induction_memory.task.factual_recall import FactualRecall as FactualRecall
+    from induction_memory.task.markov import MarkovChains as MarkovChains
+    from induction_memory.task.noisy import NoisyTriggers as NoisyTriggers
     from induction_memory.task.protocol import Ideal as Ideal
     from induction_memory.task.protocol import NotOfferedError as NotOfferedError
     from induction_memory.task.protocol import Task as Task
     from induction_memory.task.protocol import ask as ask
-    from induction_memory.task.recall.task import FactualRecall as FactualRecall
-    from induction_memory.task.registry import from_dict as from_dict
-    from induction_memory.task.registry import register as register
-    from induction_memory.task.registry import to_dict as to_dict
+    from induction_memory.task.protocol import from_dict as from_dict
+    from induction_memory.task.protocol import register as register
+    from induction_memory.task.protocol import to_dict as to_dict
     from induction_memory.task.sampler import from_text as from_text
     from induction_memory.task.sampler import make_batch as make_batch
     from induction_memory.task.sampler import sample as sample
     from induction_memory.task.sampler import step_rng as step_rng
 
-_WHERE = {
-    "Corpus": "corpus",
-    "load_corpus": "corpus",
-    "BigramTask": "bigrams",
-    "Batch": "batch",
-    "from_text": "sampler",
-    "make_batch": "sampler",
-    "sample": "sampler",
-    "step_rng": "sampler",
-    "OptimalScores": "bayes",
-    "Prediction": "bayes",
-    "optimal_scores": "bayes",
-    "predict": "bayes",
-    "corrupt": "corruptions",
-    "CausalGraph": "causal.task",
-    "Copying": "copying.task",
-    "FactualRecall": "recall.task",
-    "MarkovChains": "markov.task",
-    "NoisyTriggers": "noisy.task",
-    "Ideal": "protocol",
-    "NotOfferedError": "protocol",
-    "Task": "protocol",
-    "ask": "protocol",
-    "from_dict": "registry",
-    "register": "registry",
-    "to_dict": "registry",
-}
-
-__getattr__, __dir__ = lazily(__name__, _WHERE)
+_WHERE, __getattr__, __dir__ = lazily(__name__, __file__)

@@ -6,6 +6,18 @@ soft (a distribution over outputs). The loss of a batch is a mean of
     - sum_j y_t(j) log p_t(j)        over positions t that are counted,
 
 with y_t the target's distribution: one at the right output if the target is hard.
+
+Means over some positions of a batch, with the standard error of a ratio.
+
+Over the positions M of a batch a score y has the mean
+
+    r = sum over sequences b of s_b / sum over b of n_b,    s_b = sum of y over M in b,  n_b = |M in b|.
+
+Sequences are independent, positions within one are not. The standard error is therefore that of a ratio of sums,
+
+    se^2 = B / (B - 1) * sum_b (s_b - r n_b)^2 / (sum_b n_b)^2.
+
+Random tokens repeated once: the usual test of induction, for models whose task is not known.
 """
 
 from collections.abc import Mapping
@@ -13,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
-from jaxtyping import Bool, Float, Int64, Shaped
+from jaxtyping import Bool, Float, Int, Int64, Shaped
 from torch import Tensor
 
 from induction_memory.errors import require
@@ -97,3 +109,51 @@ class Batch:
             groups={name: change(mask) for name, mask in self.groups.items()},
             latents={name: change(values) for name, values in self.latents.items()},
         )
+
+
+def masked_mean(
+    values: Float[Tensor, "*variant batch pos"], mask: Bool[Tensor, "*#variant batch pos"]
+) -> tuple[Float[Tensor, "*variant"], Float[Tensor, "*variant"]]:
+    """Mean over the masked positions and its standard error; nan as in `ratio`.
+
+    To average several scores at once, stack them and their masks along an axis before the batch.
+    """
+    return ratio(torch.where(mask, values, 0.0).sum(-1), mask.sum(-1).to(values.dtype))
+
+
+def ratio(
+    sums: Float[Tensor, "*variant batch"], counts: Float[Tensor, "*#variant batch"]
+) -> tuple[Float[Tensor, "*variant"], Float[Tensor, "*variant"]]:
+    """r and its standard error, from s_b and n_b.
+
+    r is nan where no position is left. The standard error is nan where all positions left are in a single sequence.
+    """
+    total, batch = counts.sum(-1), sums.shape[-1]
+    mean = sums.sum(-1) / total
+    if batch < 2:
+        return mean, torch.full_like(mean, torch.nan)
+    spread = (sums - mean.unsqueeze(-1) * counts).square().sum(-1)
+    several = (counts > 0).sum(-1) > 1
+    return mean, torch.where(several, (batch / (batch - 1) * spread).sqrt() / total, torch.nan)
+
+
+LENGTH = 64
+"""Default number of tokens in the half that is repeated; fewer if the context is shorter."""
+
+
+def repeated_tokens(
+    vocab_size: int, length: int, batch: int, generator: torch.Generator
+) -> Int[Tensor, "batch twice_length"]:
+    """Sequences of `length` uniformly random tokens, each repeated once.
+
+    >>> tokens = repeated_tokens(50, 3, 2, torch.Generator().manual_seed(0))
+    >>> bool((tokens[:, :3] == tokens[:, 3:]).all())
+    True
+    """
+    once = torch.randint(vocab_size, (batch, length), generator=generator)
+    return torch.cat([once, once], dim=1)
+
+
+def within_context(vocab_size: int, n_ctx: int, batch: int, seed: int = 0) -> Int[Tensor, "batch pos"]:
+    """Repeated tokens that fit the context of a model."""
+    return repeated_tokens(vocab_size, min(LENGTH, n_ctx // 2), batch, torch.Generator().manual_seed(seed))

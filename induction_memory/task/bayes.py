@@ -25,11 +25,11 @@ from torch import Tensor
 
 from induction_memory.errors import require
 from induction_memory.field_docs import field_docs
-from induction_memory.task.averages import masked_mean
+from induction_memory.task.batch import masked_mean
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.protocol import Predictor
-from induction_memory.task.races import member_probability, race
-from induction_memory.task.sampler import Batch
+from induction_memory.task.sampler import BigramBatch
+from induction_memory.task.trigger_posterior import member_probability, race
 
 
 @field_docs
@@ -196,7 +196,7 @@ def _table(array: np.ndarray) -> Tensor:
     return torch.from_numpy(np.array(array))
 
 
-def optimal_scores(task: BigramTask, batch: Batch) -> OptimalScores:
+def optimal_scores(task: BigramTask, batch: BigramBatch) -> OptimalScores:
     """Loss and accuracy of the optimal prediction on a batch: what a model can be measured against.
 
     >>> import induction_memory as im

@@ -19,23 +19,24 @@ from jaxtyping import Bool, Float, Int
 from induction_memory.errors import InputError, require
 from induction_memory.field_docs import field_docs
 from induction_memory.task.corpus import SHIPPED, Corpus, load_corpus
-from induction_memory.task.fields import (
+from induction_memory.task.protocol import (
+    Ideal,
+    Predictor,
     as_tuple,
     read_only,
+    register,
     require_choice,
     require_integer,
     require_probabilities,
     settings_of,
     with_settings,
 )
-from induction_memory.task.protocol import Ideal, Predictor
-from induction_memory.task.registry import register
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from induction_memory.task.pairs import Pairs
-    from induction_memory.task.sampler import Batch
+    from induction_memory.task.corruptions import Pairs
+    from induction_memory.task.sampler import BigramBatch
 
 TriggerChoice = Literal["random", "fixed"]
 TriggerDistribution = Literal["unigram", "uniform"]
@@ -236,7 +237,7 @@ class BigramTask:
 
     n_outputs = n_inputs
 
-    def sample(self, n: int, rng: np.random.Generator) -> "Batch":
+    def sample(self, n: int, rng: np.random.Generator) -> "BigramBatch":
         """Draw `n` sequences (`sampler.py`)."""
         from induction_memory.task.sampler import sample
 
@@ -251,9 +252,9 @@ class BigramTask:
 
         return predictors(self)
 
-    def sources(self, batch: "Batch") -> "dict[str, Tensor]":
+    def sources(self, batch: "BigramBatch") -> "dict[str, Tensor]":
         """`previous`: the position before. `induction`: positions after earlier occurrences of the query's token."""
-        from induction_memory.task.positions import after_same_context, previous
+        from induction_memory.task.ideals import after_same_context, previous
 
         return {"previous": previous(batch.tokens), "induction": after_same_context(batch.tokens)}
 
@@ -281,7 +282,7 @@ class BigramTask:
                 continue
         return made
 
-    def corruptions(self) -> "dict[str, Callable[[Batch, np.random.Generator], Pairs]]":
+    def corruptions(self) -> "dict[str, Callable[[BigramBatch, np.random.Generator], Pairs]]":
         """`trigger`, `output` and `first` (`corruptions.py`)."""
         from induction_memory.task.corruptions import corrupt
 

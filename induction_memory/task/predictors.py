@@ -12,15 +12,25 @@ A model that mixes algorithms is described by weights w on the simplex that mini
     sum over t in M of KL( q_t || sum_k w_k p_{k,t} ),
 
 a convex problem, solved by expectation maximisation from equal weights.
+
+Which predictor a model is closest to, over training, as named phases.
+
+The closest predictor flickers where two curves cross. A phase therefore ends only when another predictor has been
+clearly closer at several steps in a row: nearer than (1 - margin) times the distance of the phase's own predictor. The
+new phase begins at the first of these steps. Where too few steps are left for that, the new predictor must be at less
+than half the distance. If two predictors are equally close, the simpler one, which is listed first, counts.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from induction_memory.errors import require
+from induction_memory.field_docs import field_docs
 from induction_memory.task.protocol import Predictor
 
 SMALLEST = 1e-12  # added to every predictor of a mixture, so that one which excludes an output has a finite divergence
@@ -87,3 +97,76 @@ def mixture_weights(
         if moved < tolerance:
             break
     return dict(zip(predicted, weights.tolist(), strict=True))
+
+
+MARGIN = 0.1
+"""How much closer another predictor must be, as a share of the distance."""
+PATIENCE = 2
+"""At how many steps in a row."""
+
+AT_THE_END = 0.5
+"""The share of the distance that another predictor must be below if fewer steps than `PATIENCE` are left."""
+
+
+@field_docs
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of training in which one predictor is the closest."""
+
+    predictor: str
+    first: int
+    """The step at which it begins."""
+    last: int
+    """The last step that belongs to it."""
+
+
+def phases(
+    steps: Sequence[int] | np.ndarray,
+    distances: Mapping[str, Sequence[int | float] | np.ndarray],
+    *,
+    margin: int | float = MARGIN,
+    patience: int = PATIENCE,
+) -> list[Phase]:
+    """The phases that the distances to the predictors (simplest first) show."""
+    require(len(distances) > 0, "distances", "at least one predictor", "none")
+    require(len(steps) > 0, "steps", "at least one", "none")
+    require(0 <= margin < 1, "margin", "0 or more, below 1", margin)
+    require(patience >= 1, "patience", "1 or more steps", patience)
+    table = np.array([list(curve) for curve in distances.values()], dtype=np.float64)
+    require(table.shape[1] == len(steps), "distances", f"one per step ({len(steps)})", table.shape[1])
+    require(not np.isnan(table).any(), "distances", "numbers", "nan")
+    names, numbers = list(distances), [int(step) for step in steps]
+
+    here = int(table[:, 0].argmin())
+    begins = [(0, here)]
+    place = 1
+    while place < len(numbers):
+        rival = int(table[:, place].argmin())
+        window = table[:, place : place + patience]
+        share = 1 - margin if window.shape[1] == patience else min(1 - margin, AT_THE_END)
+        if rival != here and (window[rival] < share * window[here]).all():
+            here = rival
+            begins.append((place, here))
+        place += 1
+    ends = [place - 1 for place, _ in begins[1:]] + [len(numbers) - 1]
+    return [
+        Phase(names[which], numbers[first], numbers[last]) for (first, which), last in zip(begins, ends, strict=True)
+    ]
+
+
+def describe(found: Sequence[Phase]) -> str:
+    """The phases in a sentence.
+
+    >>> describe([Phase("unigram", 0, 40), Phase("bayes", 50, 600)])
+    'closest to the unigram predictor until step 40, to the bayes predictor from step 50 to the end'
+    >>> describe([Phase("1-gram", 0, 40), Phase("2-gram", 50, 50), Phase("3-gram", 60, 600)]).split(", ")[1]
+    'to the 2-gram predictor at step 50'
+    """
+    if len(found) == 1:
+        return f"closest to the {found[0].predictor} predictor throughout"
+    first, *between, last = found
+    parts = [f"closest to the {first.predictor} predictor until step {first.last}"]
+    for phase in between:
+        when = f"at step {phase.first}" if phase.first == phase.last else f"from step {phase.first} to {phase.last}"
+        parts.append(f"to the {phase.predictor} predictor {when}")
+    return ", ".join([*parts, f"to the {last.predictor} predictor from step {last.first} to the end"])

@@ -14,20 +14,35 @@ not offer is left out with a one-line reason:
     corruptions()     name -> function (batch, rng) that gives clean and corrupted sequences for patching
 
 A variant has two Bayes-optimal predictors: that of the task on which the model was trained and its own.
+
+Tasks by name. On the disk a task is its name and its settings; no code is stored, and none is imported by name.
+
+The settings are what `to_dict()` returns, or the fields of a dataclass that has no such method. In a file they stand
+beside the key `name`. A file without that key holds the in-context bigram task, which is still written without it.
+
+Checks and plain values of the settings of a task, shared by all tasks.
+
+A task's settings are the fields of a frozen dataclass. On the disk they are JSON: tuples become lists and come back as
+tuples.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar, get_args, runtime_checkable
 
 import numpy as np
 from jaxtyping import Bool, Float
 
-from induction_memory.errors import UnsupportedError, require
+from induction_memory.errors import InputError, UnsupportedError, require
 from induction_memory.field_docs import field_docs
 
 if TYPE_CHECKING:
     from induction_memory.task.batch import Batch
+
 
 Predictor = Callable[[Any], Any]
 """Tokens [batch pos] -> probabilities of the outputs [batch pos output], in float64."""
@@ -131,3 +146,204 @@ def choose(task: Any, capability: str, name: str) -> Any:
     offered = ask(task, capability)
     require(name in offered, capability, f"one of {', '.join(offered)} (of the task {task.name!r})", repr(name))
     return offered[name]
+
+
+MOST_TOKENS = 2**28
+"""Drawn at once: 2 GiB of tokens."""
+SUM_TOLERANCE = 1e-6  # how far given probabilities may be from summing to one before they are scaled to it
+
+
+def require_integer(value: Any, field: str, low: int, high: int | None, what: str = "") -> None:
+    """Raise an InputError unless `value` is a whole number between the bounds, both included."""
+    ok = isinstance(value, int) and not isinstance(value, bool) and low <= value <= (value if high is None else high)
+    bounds = f"a whole number of {low} or more" if high is None else f"{low} to {high}"
+    require(ok, field, f"{bounds} {what}".strip(), repr(value))
+
+
+def require_draw(n: Any, length: int, rng: Any, field: str = "n") -> None:
+    """Raise an InputError unless `n` sequences can be drawn from the generator."""
+    most = MOST_TOKENS // (length + 1)
+    whole = int(n) if isinstance(n, np.integer) else n
+    require_integer(whole, field, 1, most, f"sequences ({MOST_TOKENS:,} tokens in all)")
+    require(isinstance(rng, np.random.Generator), "rng", "a numpy.random.Generator, as step_rng gives it", repr(rng))
+
+
+def require_seed(seed: Any, field: str = "seed") -> None:
+    """Raise an InputError unless `seed` is a whole number that every generator takes."""
+    require_integer(seed, field, 0, 2**63 - 1)
+
+
+def require_texts(value: Any, field: str, expected: str) -> list[str]:
+    """A list of texts, or an InputError; a single string is not a list."""
+    good = isinstance(value, list | tuple) and all(isinstance(text, str) for text in value)
+    require(good, field, expected, repr(value))
+    return list(value)
+
+
+def require_number(value: Any, field: str, low: int | float, high: int | float, *, open_low: bool = False) -> None:
+    """Raise an InputError unless `value` is a number between the bounds; the lower one is left out if `open_low`."""
+    ok = isinstance(value, int | float) and not isinstance(value, bool)
+    ok = ok and (low < value if open_low else low <= value) and value <= high
+    begins = f"above {low:g}" if open_low else f"of {low:g} or more"
+    ends = "" if high == float("inf") else f", at most {high:g}"
+    require(ok and math.isfinite(value), field, f"a number {begins}{ends}", repr(value))
+
+
+def require_choice(value: Any, field: str, choices: Any, otherwise: str = "") -> None:
+    """Raise an InputError unless `value` is one of the strings of the Literal `choices`."""
+    names = [*map(repr, get_args(choices)), *([otherwise] if otherwise else [])]
+    require(value in get_args(choices), field, f"{', '.join(names[:-1])} or {names[-1]}", repr(value))
+
+
+def require_probabilities(values: Any, field: str, shape: tuple[int, ...]) -> None:
+    """Raise an InputError unless `values` has the shape and its last axis holds probabilities."""
+    try:
+        p = np.array(values, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{field}: expected numbers of shape {shape} (the vocabulary), got {error}") from error
+    require(p.shape == shape, field, f"shape {shape} (the vocabulary)", p.shape)
+    bad = p[~(np.isfinite(p) & (p >= 0))]
+    require(bad.size == 0, field, "probabilities of 0 or more", bad[0] if bad.size else "")
+    sums = np.atleast_1d(p.sum(-1))
+    worst = sums[np.abs(sums - 1).argmax()]
+    require(bool(abs(worst - 1) <= SUM_TOLERANCE), field, "probabilities that sum to 1", f"a sum of {worst:.6g}")
+
+
+def as_tuple(value: Any, field: str) -> tuple:
+    """A sequence, or a sequence of sequences, as tuples."""
+    require(isinstance(value, Iterable), field, "a sequence", repr(value))
+    plain = value.tolist() if isinstance(value, np.ndarray) else value
+    return tuple(tuple(row) if isinstance(row, Iterable) and not isinstance(row, str) else row for row in plain)
+
+
+def as_list(value: Any) -> Any:
+    """Tuples, at any depth, as lists."""
+    return [as_list(item) for item in value] if isinstance(value, tuple) else value
+
+
+def read_only(array: np.ndarray) -> np.ndarray:
+    """The array itself, closed to writing: a table of a frozen task."""
+    array.setflags(write=False)
+    return array
+
+
+def settings_of(task: Any) -> dict[str, Any]:
+    """The fields of a dataclass as plain values."""
+    return {field.name: as_list(getattr(task, field.name)) for field in fields(task)}
+
+
+def with_settings(kind: Any, values: dict[str, Any]) -> Any:
+    """The inverse of `settings_of`: a dataclass made from plain values; an unknown key is refused."""
+    known = [field.name for field in fields(kind)]
+    for key, value in values.items():
+        require(key in known, f"task.{key}", f"one of {', '.join(known)}", repr(value))
+    return kind(**{key: as_tuple(value, key) if isinstance(value, list) else value for key, value in values.items()})
+
+
+Kind = TypeVar("Kind", bound=type)
+
+UNNAMED = "bigrams"
+"""The task of a file without a name."""
+
+SHIPPED = {
+    "bigrams": "induction_memory.task.bigrams",
+    "noisy-triggers": "induction_memory.task.noisy",
+    "markov": "induction_memory.task.markov",
+    "causal-graph": "induction_memory.task.causal",
+    "factual-recall": "induction_memory.task.factual_recall",
+    "copying": "induction_memory.task.copying",
+}
+"""Name of a shipped task -> the module that registers it when imported."""
+
+_registered: dict[str, type] = {}
+
+
+def register(kind: Kind) -> Kind:
+    """Decorator that registers a task class under `kind.name`. A class that is defined again replaces itself.
+
+    >>> from dataclasses import dataclass
+    >>> from typing import ClassVar
+    >>> import torch
+    >>> import induction_memory as im
+    >>> @im.task.register
+    ... @dataclass(frozen=True)
+    ... class Echo:
+    ...     name: ClassVar[str] = "echo-example"
+    ...     main: ClassVar[str] = "position"
+    ...     n_inputs: ClassVar[int] = 4
+    ...     n_outputs: ClassVar[int] = 4
+    ...     length: int = 5
+    ...     def sample(self, n, rng):
+    ...         tokens = torch.from_numpy(rng.integers(4, size=(n, self.length)))
+    ...         everywhere = torch.ones_like(tokens, dtype=torch.bool)
+    ...         return im.task.Batch(tokens, tokens, everywhere, {"position": everywhere}, "position")
+    >>> im.task.from_dict({"name": "echo-example", "length": 3})
+    Echo(length=3)
+    """
+    name: str = getattr(kind, "name", "")
+    require(isinstance(name, str) and name != "", "task.name", "a name in the class", repr(name))
+    missing = [member for member in ("sample", "length", "n_inputs", "n_outputs", "main") if not _has(kind, member)]
+    require(not missing, f"task {name!r}", "sample, length, n_inputs, n_outputs and main", f"no {', '.join(missing)}")
+    stored = hasattr(kind, "__dataclass_fields__") or (hasattr(kind, "to_dict") and hasattr(kind, "from_dict"))
+    require(stored, f"task {name!r}", "a dataclass, or to_dict and from_dict", kind.__name__)
+    taken = SHIPPED.get(name) not in (None, kind.__module__)
+    other = _registered.get(name)
+    taken |= other is not None and (other.__module__, other.__qualname__) != (kind.__module__, kind.__qualname__)
+    require(not taken, "task.name", "a name that no other task has", repr(name))
+    _registered[name] = kind
+    return kind
+
+
+def names() -> tuple[str, ...]:
+    """Every task that can be named: those that ship, then those registered since."""
+    return (*SHIPPED, *(name for name in _registered if name not in SHIPPED))
+
+
+def task_type(name: str) -> type:
+    """The class of that name; only shipped and registered ones are found."""
+    if name not in names():
+        nearest = get_close_matches(str(name), names(), n=1)
+        hint = f"did you mean {nearest[0]}? " if nearest else ""
+        raise InputError(
+            f"task.name: expected one of {', '.join(names())}, got {name!r} "
+            f"({hint}a task of your own is registered with induction_memory.task.register before it is loaded)",
+            entry="unregistered-task",
+        )
+    if name not in _registered:
+        import_module(SHIPPED[name])
+    return _registered[name]
+
+
+def to_dict(task: Task) -> dict[str, Any]:
+    """The name and settings of a task as plain JSON values.
+
+    >>> import induction_memory as im
+    >>> im.task.to_dict(im.task.NoisyTriggers())["noise"]
+    0.3
+    """
+    kind: Any = type(task)
+    require(_registered.get(task.name) is kind, "task", "a registered task (induction_memory.task.register)", kind)
+    given: Any = task
+    settings = given.to_dict() if hasattr(kind, "to_dict") else settings_of(task)
+    require("name" not in settings, f"task {task.name!r}", "settings without the key 'name'", "one")
+    try:
+        settings = json.loads(json.dumps(settings))
+    except TypeError as error:
+        raise InputError(f"task {task.name!r}: expected settings of plain values, got {error}") from error
+    return settings if task.name == UNNAMED else {"name": task.name, **settings}
+
+
+def from_dict(values: Mapping[str, Any]) -> Any:
+    """The inverse of `to_dict`.
+
+    >>> import induction_memory as im
+    >>> im.task.from_dict({"name": "copying", "alphabet": 8}).alphabet
+    8
+    """
+    settings = dict(values)
+    kind: Any = task_type(settings.pop("name", UNNAMED))
+    return kind.from_dict(settings) if hasattr(kind, "from_dict") else with_settings(kind, settings)
+
+
+def _has(kind: type, member: str) -> bool:
+    return hasattr(kind, member) or member in getattr(kind, "__dataclass_fields__", {})

@@ -5,6 +5,15 @@ to arrive are K successive draws from pi_q without replacement. The chain then t
 in the alias tables for the whole batch, where a trigger of a sequence is sent to a row that holds its output alone.
 
 All random numbers come from the generator that is given, in a fixed order: same generator state, same batch.
+
+Walker's alias tables: one draw from any of many distributions by two look-ups.
+
+A distribution p over N outcomes is cut into N columns of equal mass 1/N. Column c holds outcome c with probability
+accept[c] and another outcome, alias[c], with the rest. With u uniform in [0, N), c = floor(u) and f = u - c,
+
+    outcome = c if f < accept[c] else alias[c].
+
+An outcome of probability zero has accept 0 and is the alias of no column: it is never drawn.
 """
 
 from dataclasses import dataclass
@@ -17,17 +26,63 @@ from jaxtyping import Bool, Float, Int, Int64
 from torch import Tensor
 
 from induction_memory.errors import require
-from induction_memory.task.alias import AliasTable, alias_table, split_uniform
 from induction_memory.task.batch import Batch as AnyBatch
 from induction_memory.task.bigrams import BigramTask
-from induction_memory.task.fields import require_draw, require_integer
-from induction_memory.task.protocol import Task
+from induction_memory.task.protocol import Task, require_draw, require_integer
+
+
+@dataclass(frozen=True)
+class AliasTable:
+    """The tables of several distributions, flattened: row r has the entries `r * size + column`."""
+
+    size: int
+    """N, the number of outcomes."""
+    accept: Float[np.ndarray, " entries"]
+    """Probability that a column yields its own outcome."""
+    alias: Int[np.ndarray, " entries"]
+    """The outcome that it yields otherwise."""
+
+    def draw(self, row: Int[np.ndarray, "*shape"], uniform: Float[np.ndarray, "*shape"]) -> Int[np.ndarray, "*shape"]:
+        """One outcome per entry of `row`, drawn from that row's distribution with a uniform number in [0, 1)."""
+        column = np.empty(row.shape, dtype=np.int64)
+        fraction = split_uniform(uniform.copy(), self.size, column)
+        entry = row * self.size + column
+        return np.where(fraction < self.accept[entry], column, self.alias[entry])
+
+
+def split_uniform(
+    uniform: Float[np.ndarray, "*shape"], size: int, column: Int[np.ndarray, "*shape"]
+) -> Float[np.ndarray, "*shape"]:
+    """Split u * size into its integer part, written to `column`, and its fractional part, left in `uniform`."""
+    uniform *= size
+    np.copyto(column, uniform, casting="unsafe")
+    uniform -= column
+    return uniform
+
+
+def alias_table(probabilities: Float[np.ndarray, "rows outcome"]) -> AliasTable:
+    """Tables of the rows of `probabilities` (Vose's algorithm). A row of zeros may not be drawn from."""
+    rows, size = probabilities.shape
+    accept = np.ones((rows, size))
+    alias = np.tile(np.arange(size), (rows, 1))
+    for row in range(rows):
+        mass = probabilities[row] * size
+        small = [i for i in range(size) if mass[i] < 1]
+        large = [i for i in range(size) if mass[i] >= 1]
+        while small and large:
+            low, high = small.pop(), large[-1]
+            accept[row, low], alias[row, low] = mass[low], high
+            mass[high] -= 1 - mass[low]
+            if mass[high] < 1:
+                small.append(large.pop())
+    return AliasTable(size, accept.ravel(), alias.ravel())
+
 
 BLOCK = 32  # steps of the chain whose random numbers are drawn at once
 
 
 @dataclass(frozen=True, eq=False)
-class Batch(AnyBatch):
+class BigramBatch(AnyBatch):
     """Sequences of the task: z_1..z_T as inputs, z_2..z_{T+1} as targets, with their triggers and outputs.
 
     Groups: `in_context` (second and later occurrences of a trigger: the target stands in the context), `global` (other
@@ -72,9 +127,9 @@ def with_counts(
     counts: Int64[Tensor, "batch pos"],
     triggers: Int64[Tensor, "batch k"],
     outputs: Int64[Tensor, "batch k"],
-) -> Batch:
+) -> BigramBatch:
     """The batch of these sequences, its groups by the occurrence counts."""
-    return Batch(
+    return BigramBatch(
         tokens,
         targets,
         counted=torch.ones_like(tokens, dtype=torch.bool),
@@ -96,7 +151,7 @@ def step_rng(seed: int, step: int) -> np.random.Generator:
 
 
 @overload
-def sample(task: BigramTask, batch: int, rng: np.random.Generator) -> Batch: ...
+def sample(task: BigramTask, batch: int, rng: np.random.Generator) -> BigramBatch: ...
 @overload
 def sample(task: Task, batch: int, rng: np.random.Generator) -> AnyBatch: ...
 def sample(task: Any, batch: int, rng: np.random.Generator) -> AnyBatch:
@@ -127,7 +182,7 @@ def make_batch(
     tokens: Int[Tensor | np.ndarray, "batch pos_plus_1"],
     triggers: Int[Tensor | np.ndarray, "batch k"],
     outputs: Int[Tensor | np.ndarray, "batch k"],
-) -> Batch:
+) -> BigramBatch:
     """A Batch of given sequences, of any length, with the given triggers and outputs.
 
     The sequences need not obey their triggers: a corrupted sequence is a batch too.
@@ -153,7 +208,7 @@ def make_batch(
     return _assemble(arrays["tokens"], is_trigger, arrays["triggers"], arrays["outputs"])
 
 
-def from_text(task: BigramTask, text: str) -> Batch:
+def from_text(task: BigramTask, text: str) -> BigramBatch:
     """A batch of one sequence, the text: all but its last token as inputs, all but its first as targets.
 
     The text is split into tokens of the task's vocabulary (`text.py`). Its triggers are unknown: K = 0, and every
@@ -253,7 +308,7 @@ def _assemble(
     is_trigger: Bool[np.ndarray, "batch pos"],
     triggers: Int[np.ndarray, "batch k"],
     outputs: Int[np.ndarray, "batch k"],
-) -> Batch:
+) -> BigramBatch:
     inputs = np.ascontiguousarray(tokens[:, :-1])
     return with_counts(
         tokens=torch.from_numpy(inputs),

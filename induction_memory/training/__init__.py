@@ -11,12 +11,4 @@ if TYPE_CHECKING:
     from induction_memory.training.run import start as start
     from induction_memory.training.run import train as train
 
-_WHERE = {
-    "Snapshot": "loop",
-    "branch": "branching",
-    "resume": "run",
-    "start": "run",
-    "train": "run",
-}
-
-__getattr__, __dir__ = lazily(__name__, _WHERE)
+_WHERE, __getattr__, __dir__ = lazily(__name__, __file__)

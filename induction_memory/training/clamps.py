@@ -16,7 +16,7 @@ from torch import Tensor
 
 from induction_memory.errors import require
 from induction_memory.memory.association import causal
-from induction_memory.task.positions import after_same_context
+from induction_memory.task.ideals import after_same_context
 
 
 @dataclass(frozen=True)

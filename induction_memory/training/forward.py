@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from induction_memory.errors import require
 from induction_memory.experiment.train_config import Loss
-from induction_memory.model.as_built import departure
+from induction_memory.model.building import departure
 from induction_memory.task.batch import Batch
 from induction_memory.training.clamps import Clamps
 from induction_memory.training.evaluation import (
@@ -26,11 +26,9 @@ from induction_memory.training.evaluation import (
     safe_targets,
     trained_positions,
 )
-from induction_memory.training.fast.network import Network
-from induction_memory.training.fast.parallel import one_thread_a_call, run_groups
+from induction_memory.training.fast.network import Network, one_thread_a_call, run_groups
 from induction_memory.training.fast.queries import MicroBatch, chosen_batches, whole_batches
-from induction_memory.training.fast.sums import Sums
-from induction_memory.training.fast.workspace import Workspace
+from induction_memory.training.fast.workspace import Sums, Workspace
 from induction_memory.training.reference import plain_evaluate
 
 __all__ = ["Clamps", "Evaluation", "evaluate", "plain_evaluate", "supported"]

@@ -2,37 +2,199 @@
 
 The folder is prepared and locked, and its files are always read back before training. So a new run, a resumed one and a
 branch take the same path, and a run depends only on the bits on the disk.
+
+Checks before a run begins, so that nothing is written for a run that cannot train.
+
+It refuses a model or a batch that does not fit into memory, a missing device, a task that has no position that the loss
+averages over, and a graft of the wrong shape.
+
+What `train` is given to train: a configuration, or a model whose weights it begins with.
+
+A run keeps a configuration and weights by name. A model that has more than these is refused: training would go on with
+another model.
+
+Ctrl-C and SIGTERM end a run with one line; `--resume` goes on from there.
+
+Both leave what is on the disk as it is: a run can be killed at any moment (`trajectory/writer.py`). SIGTERM is turned
+into an exception while a run trains in the main thread, unless the program has its own handler for it.
 """
 
+import math
+import os
+import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from induction_memory.errors import DivergedError, InputError, require
+from induction_memory.errors import DivergedError, InputError, printable, require
+from induction_memory.experiment.constraints import Graft
 from induction_memory.experiment.run_config import RunConfig
 from induction_memory.experiment.train_config import TrainConfig
 from induction_memory.files import require_folder
-from induction_memory.model.architecture import freeze
+from induction_memory.model.architecture import AnyModel, Architecture, freeze
+from induction_memory.model.config import ModelConfig
 from induction_memory.task.protocol import Task
-from induction_memory.training import interruption, loop, preflight
-from induction_memory.training.given_model import model_and_weights
-from induction_memory.training.metrics import watched_values
+from induction_memory.task.sampler import step_rng
+from induction_memory.training import loop
+from induction_memory.training.board import Progress
+from induction_memory.training.evaluation import trained_positions
+from induction_memory.training.loop import watched_values
 from induction_memory.training.optimizer import zero_state
-from induction_memory.training.progress import Progress
 from induction_memory.training.tracking import open_tracker, require_tracker
+from induction_memory.trajectory.export import is_export
 from induction_memory.trajectory.layout import MANIFEST, require_begun
-from induction_memory.trajectory.lengthening import lengthen, why_not_longer
-from induction_memory.trajectory.lock import locked
+from induction_memory.trajectory.lock import locked, may_begin, tidy
 from induction_memory.trajectory.manifest import Manifest
-from induction_memory.trajectory.ownership import may_begin, tidy
-from induction_memory.trajectory.resuming import ResumePoint, resume_point
+from induction_memory.trajectory.search import find
 from induction_memory.trajectory.states import checksum, fill, with_tied
 from induction_memory.trajectory.trajectory import Trajectory, load
-from induction_memory.trajectory.writer import Origin, Writer, begin
+from induction_memory.trajectory.writer import (
+    Origin,
+    ResumePoint,
+    Writer,
+    begin,
+    lengthen,
+    resume_point,
+    why_not_longer,
+)
+
+GB = 1e9
+SEQUENCES = 256  # searched for a position that the loss averages over
+
+
+def check(config: RunConfig) -> None:
+    """Raise an InputError if this machine cannot train the run, or nothing in it would learn."""
+    device = config.train.device
+    require(device == "cpu" or torch.cuda.is_available(), "train.device", "cpu: no CUDA device is there", repr(device))
+    require(bool(config.model.trained_names), "model.trained", "at least one name to train", "none")
+    _check_memory(config)
+    _check_loss(config)
+
+
+def graft_matrices(config: RunConfig, given: Mapping[Graft, Tensor] | None = None) -> dict[Graft, Tensor]:
+    """The matrix of each graft, of the shape that it replaces: those given, and the others from their runs."""
+    matrices = dict(given or {})
+    for rule in (rule for rule in config.train.graft_rules if rule not in matrices):
+        run = donor(rule.run, config.model)
+        known = run.model_config.parameters
+        require(rule.name in known, "train.grafts", f"a matrix that {rule.run} has", repr(rule.name))
+        matrix = run.stack(rule.name, [rule.step])[0].clone()
+        wanted = config.model.shapes[config.model.parameters[rule.name]]
+        got = tuple(matrix.shape)
+        require(got == wanted, "train.grafts", f"a matrix of shape {wanted}", f"{got} for {rule}")
+        matrices[rule] = matrix
+    return matrices
+
+
+def donor(where: str, model: AnyModel) -> Trajectory:
+    """The run to graft from: a trajectory, or a plain folder of state dicts of the architecture `model`."""
+    folder = find(where)
+    own = (folder / MANIFEST).exists() or is_export(folder)
+    return load(folder) if own else load(folder, model=model)
+
+
+def _check_memory(config: RunConfig) -> None:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    copies = 4  # the weights, a copy on their way to the disk, gradients, momentum
+    weights = sum(math.prod(shape) for shape in config.model.shapes.values()) * 4 * copies
+    allowed = f"weights that fit into this machine's memory ({memory / GB:.3g} GB)"
+    require(weights < memory, "model", allowed, f"about {weights / GB:.3g} GB with gradients and momentum")
+    tokens = config.train.batch_size * (config.task.length + 1) * 8 * 4  # tokens, targets, classes, predictions
+    allowed = f"batches that fit into this machine's memory ({memory / GB:.3g} GB)"
+    require(tokens < memory, "train.batch_size", allowed, f"{config.train.batch_size}, about {tokens / GB:.3g} GB")
+
+
+def _check_loss(config: RunConfig) -> None:
+    """Refuse a task whose sequences never have a position that the loss averages over."""
+    loss = config.train.loss
+    batch = config.task.sample(SEQUENCES, step_rng(config.train.eval_seed, 0))
+    asked = bool(trained_positions(batch, loss).any())
+    allowed = f"sequences with positions that the loss {loss!r} averages over (later occurrences of triggers ...)"
+    require(asked, "task", allowed, f"none in {SEQUENCES} sequences of {config.task.length} tokens")
+
+
+def model_and_weights(model: Any) -> tuple[AnyModel, dict[str, Tensor] | None]:
+    """The configuration of the model to be trained and, if a model is given, the weights it begins with.
+
+    Parameters of a model with requires_grad False stay frozen.
+    """
+    if isinstance(model, ModelConfig | Architecture):
+        return model, None
+    if not isinstance(model, nn.Module):
+        return Architecture.of(model), None
+    config: Any = getattr(model, "model_config", None)
+    if isinstance(config, ModelConfig):
+        from induction_memory.model.building import departure
+
+        reason = departure(model)
+        require(reason is None, "model", "one as im.build made it", f"one where {reason}")
+    else:
+        config = Architecture.of(model)
+    _require_kept(model, config)
+    held = [n for n, p in model.named_parameters() if not p.requires_grad and n in config.parameters.values()]
+    weights = {name: parameter.detach().cpu().clone() for name, parameter in model.named_parameters()}
+    return freeze(config, held) if held else config, weights
+
+
+def _require_kept(model: nn.Module, config: AnyModel) -> None:
+    """Refuse what training would not keep: parameters that share their numbers, are missing, or have another type."""
+    named = dict(model.named_parameters(remove_duplicate=False))
+    places: dict[int, list[str]] = {}
+    for name, parameter in named.items():
+        dtype = str(parameter.dtype).removeprefix("torch.")
+        require(dtype == "float32", f"model.{name}", "float32", dtype)
+        places.setdefault(parameter.data_ptr(), []).append(name)
+    shared = [" and ".join(sorted(names)) for names in places.values() if len(names) > 1]
+    tied = ["embed.W_E and unembed.W_U"] if config.tied_output else []
+    allowed = f"only {tied[0]} tied" if tied else "no tied parameters"
+    require(shared == tied, "model", allowed, ", ".join(shared) or "none")
+    for name in config.parameters.values():
+        require(name in named, "model", f"a parameter {name}", "none")
+
+
+class Stopped(KeyboardInterrupt):
+    """A run was stopped by a signal; the message says where."""
+
+    def __init__(self, folder: Path, step: int, number: int) -> None:
+        name = signal.Signals(number).name
+        super().__init__(
+            printable(f"{folder}: stopped by {name} at step {step}; continue with --resume or resume=True")
+        )
+        self.number = number
+
+
+class _Terminated(KeyboardInterrupt):
+    pass
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """SIGTERM raises an exception, as Ctrl-C does."""
+    ours = threading.current_thread() is threading.main_thread()
+    if not ours or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def number(stop: KeyboardInterrupt) -> int:
+    """The signal behind an exception."""
+    return signal.SIGTERM if isinstance(stop, _Terminated) else signal.SIGINT
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    raise _Terminated
+
 
 Resume = bool | Literal["or start"]
 """False: the folder must be new. True: it must hold a run. "or start": resume a run if there is one, else begin."""
@@ -126,11 +288,11 @@ def run_from(
     require(known, "resume", "True, False or 'or start'", repr(resume))
     out = require_folder(out)
     require_tracker(log)
-    preflight.check(config)
+    check(config)
     begun_with = None if weights is None else checksum(config.model, weights)
     exists = _require_place(out, config, resume, first_step, begun_with)
     prepared = None if exists else origin()
-    with interruption.terminable(), locked(out):
+    with terminable(), locked(out):
         manifest = Manifest.read(out) if (out / MANIFEST).exists() else None
         with _threads(config.train.threads if manifest is None else manifest.threads):
             if manifest is None:
@@ -173,7 +335,7 @@ def _go_on(out: Path, config: RunConfig, quiet: bool, log: str | None) -> None:
                 progress.update(snapshot)
             writer.finish()
         except KeyboardInterrupt as stop:
-            raise interruption.Stopped(out, step, interruption.number(stop)) from None
+            raise Stopped(out, step, number(stop)) from None
         except DivergedError as error:
             raise DivergedError(f"{out}: {error}; what was kept before is intact") from None
 
@@ -199,7 +361,7 @@ def _new(config: RunConfig, weights: Mapping[str, Tensor] | None = None) -> Orig
     if weights is not None:
         fill(model, weights)
     parameters = {name: value.detach() for name, value in model.named_parameters()}
-    grafts = preflight.graft_matrices(config)
+    grafts = graft_matrices(config)
     grafted = {config.model.parameters[rule.name]: matrix for rule, matrix in grafts.items() if rule.start == 0}
     initial = with_tied(config.model, parameters | grafted)
     return Origin(parameters, zero_optimizer(config, parameters), grafts, initial)

@@ -10,11 +10,4 @@ if TYPE_CHECKING:
     from induction_memory.trajectory.trajectory import load as load
     from induction_memory.trajectory.verification import verify as verify
 
-_WHERE = {
-    "Trajectory": "trajectory",
-    "load": "trajectory",
-    "thin": "thinning",
-    "verify": "verification",
-}
-
-__getattr__, __dir__ = lazily(__name__, _WHERE)
+_WHERE, __getattr__, __dir__ = lazily(__name__, __file__)

@@ -4,25 +4,143 @@ model.safetensors has every parameter by its name in the HookedTransformer. conf
 task and training, the step, the SHA-256 of the weights and of those before training (null if unknown), whether the
 step was kept rounded (rounded.py), and as `seal` the SHA-256 of all these fields. `load` reads such a folder as a
 trajectory of one step.
+
+Trajectories that others saved: a folder of plain state dicts of a HookedTransformer, one file per step.
+
+Files end in .safetensors, .pt or .pth. The last number in a file's name is its step (`model-300.pt`). Pickled files are
+read with `weights_only`, so nothing in them is executed. Parameters go by HookedTransformer's names. Buffers such as
+masks are left out. Nothing says what was frozen, so every parameter counts as changing. Only shapes can be checked.
 """
 
 import json
+import re
+from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
 from torch import Tensor
 
-from induction_memory.errors import DamagedError, InputError
+from induction_memory.errors import DamagedError, InputError, require
 from induction_memory.experiment.train_config import TrainConfig
-from induction_memory.model.architecture import model_from_dict
-from induction_memory.task import registry
+from induction_memory.model.architecture import AnyModel, Architecture, model_from_dict
+from induction_memory.task import protocol
+from induction_memory.task.protocol import Task
 from induction_memory.trajectory.durable import make_folder, open_regular, piece_of, write_durably
 from induction_memory.trajectory.folder import FolderSource
-from induction_memory.trajectory.foreign import PlainSource
 from induction_memory.trajectory.layout import CONFIG
 from induction_memory.trajectory.manifest import digest
-from induction_memory.trajectory.states import stored_names
+from induction_memory.trajectory.states import stored_names, with_tied
+
+_BUFFERS = ("mask", "IGNORE", "rotary_sin", "rotary_cos")
+_ENDINGS = (".safetensors", ".pt", ".pth")
+
+
+class PlainSource:
+    """A folder of state dicts. A request for one parameter reads the whole file; the last one read is kept."""
+
+    parent: dict[str, Any] | None = None
+    identity: str | None = None
+    key = 0
+    initial_checksum: str | None = None
+    rounded: tuple[int, ...] = ()
+    trained_from_seed = False
+    """False, because the initial weights are unknown: the seed in `train` is a default."""
+
+    def __init__(self, path: Path, model: AnyModel, task: Task | None = None) -> None:
+        self.path, self.task = path, task
+        self._given = model
+        self.model_config = _all_trained(model)
+        self._files = _numbered(path)
+        self._last: tuple[int, dict[str, Tensor]] | None = None
+        self.steps = tuple(sorted(self._files))
+        self.train = TrainConfig(steps=self.steps[-1])
+
+    @cached_property
+    def frozen(self) -> tuple[str, ...]:
+        return ()
+
+    @cached_property
+    def moving(self) -> tuple[str, ...]:
+        return tuple(self._state(self.steps[0]))
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of every stored parameter."""
+        return {name: tuple(value.shape) for name, value in self._state(self.steps[0]).items()}
+
+    @cached_property
+    def fingerprint(self) -> str:
+        files = [(p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in self._files.values()]
+        return digest([self.model_config.to_dict(), sorted(files)])
+
+    def rows(self) -> list[dict[str, Any]]:
+        return []
+
+    def read_frozen(self, name: str) -> Tensor:
+        raise KeyError(name)
+
+    def read_step(self, name: str, step: int) -> Tensor:
+        return self._state(step)[name]
+
+    def read_stack(self, name: str, steps: Sequence[int]) -> Tensor:
+        return torch.stack([self._state(step)[name] for step in steps])
+
+    def optimizer(self, step: int) -> dict[str, Tensor] | None:
+        return None
+
+    def _state(self, step: int) -> dict[str, Tensor]:
+        if self._last is None or self._last[0] != step:
+            state = read_state(self._files[step], self._given)
+            self._last = step, with_tied(self._given, state)
+        return self._last[1]
+
+
+def read_state(path: Path, config: AnyModel) -> dict[str, Tensor]:
+    """The parameters in a file of any of the three kinds, in float32, checked against the model's shapes."""
+    try:
+        if path.suffix == ".safetensors":
+            values: Any = load_file(path)
+        else:
+            values = torch.load(path, map_location="cpu", weights_only=True)
+    except (SafetensorError, RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+        raise DamagedError(path, f"a file that cannot be read ({type(error).__name__})") from error
+    except Exception as error:
+        if type(error).__name__ != "UnpicklingError":
+            raise
+        raise InputError(f"{path}: expected plain tensors, got a pickle that holds something else") from error
+    named = isinstance(values, dict) and all(isinstance(v, Tensor) for v in values.values())
+    require(named, str(path), "a state dict, parameter name -> tensor", type(values).__name__)
+    state = {n: v.float() for n, v in values.items() if not n.endswith(_BUFFERS) and v.is_floating_point()}
+    for name, shape in config.shapes.items():
+        require(name in state, str(path), f"the parameter {name}", "none")
+        found = tuple(state[name].shape)
+        require(found == shape, str(path), f"{name} of shape {shape} (the model's configuration)", found)
+    return state
+
+
+def _numbered(path: Path) -> dict[int, Path]:
+    files: dict[int, Path] = {}
+    for file in sorted(p for p in path.iterdir() if p.suffix in _ENDINGS):
+        numbers = re.findall(r"\d+", file.stem)
+        require(bool(numbers), str(file), "a name with the step's number in it", file.name)
+        step = int(numbers[-1])
+        require(step not in files, str(file), f"one file per step, but step {step} is also", files.get(step))
+        files[step] = file
+    require(bool(files), str(path), f"state dicts in files that end in {', '.join(_ENDINGS)}", "none")
+    return files
+
+
+def _all_trained(config: AnyModel) -> AnyModel:
+    if isinstance(config, Architecture):
+        return config.untrained()
+    tied, fixed = config.tied_output, config.identity_queries
+    names = [n for n in config.parameters if not (tied and n == "W_U") and not (fixed and n.startswith("W_Q"))]
+    return config.replace(trained=tuple(names))
+
 
 WEIGHTS, MODEL_TYPE, VERSION = "model.safetensors", "induction_memory", 2
 
@@ -40,7 +158,7 @@ def write_export(
         "architectures": ["HookedTransformer"],
         "step": step,
         "model": source.model_config.to_dict(),
-        "task": None if source.task is None else registry.to_dict(source.task),
+        "task": None if source.task is None else protocol.to_dict(source.task),
         "train": source.train.to_dict(),
         "sha256": piece.sha256,
         "initial": initial,
@@ -64,7 +182,7 @@ class ExportSource(PlainSource):
         self.path, self.parent = path, None
         try:
             self.model_config = self._given = model_from_dict(config["model"])
-            self.task = None if config["task"] is None else registry.from_dict(config["task"])
+            self.task = None if config["task"] is None else protocol.from_dict(config["task"])
             self.train = TrainConfig.from_dict(config["train"])
             self.initial_checksum = config.get("initial")
             self._sha256, self.fingerprint, step = config["sha256"], config["seal"], int(config["step"])

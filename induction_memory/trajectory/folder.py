@@ -29,9 +29,8 @@ from induction_memory.trajectory.layout import (
     stored_steps,
 )
 from induction_memory.trajectory.manifest import Manifest, digest
-from induction_memory.trajectory.rounded import RoundedFile
-from induction_memory.trajectory.sealed import SealedFile
 from induction_memory.trajectory.states import W_E, W_U, stored_names
+from induction_memory.trajectory.tensors import RoundedFile, SealedFile
 
 
 def _of_the_run_as_it_is(read: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,11 +3,20 @@
 A result is a few tables by name. Its file is named by the step and by a hash of what it depends on: the question and
 its settings, the checkpoint's files, and the source of this package. A damaged file is computed again
 (`kept_files.py`).
+
+Results kept on the disk, each with a checksum.
+
+A file holds the SHA-256 of its key and its content, a line end, and the content. A damaged or misnamed file counts as
+missing. Each is written under a temporary name and then renamed. In a read-only folder or on a full disk nothing is
+kept, and results are computed again.
 """
 
+import contextlib
 import hashlib
 import io
 import json
+import os
+import time
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
@@ -19,8 +28,47 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from induction_memory.trajectory import kept_files
 from induction_memory.trajectory.checkpoint_files import Checkpoint
+from induction_memory.trajectory.durable import READABLE
+from induction_memory.trajectory.layout import part_path
+
+_OLD = 3600.0
+"""Seconds after which a temporary file counts as left by a killed process."""
+
+
+def read(path: Path, key: str) -> bytes | None:
+    """The content kept under a key, or None."""
+    try:
+        found = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
+    except OSError:
+        return None
+    seal, content = found[:64], found[65:]
+    return content if seal == _seal(key, content) else None
+
+
+def write(path: Path, key: str, content: bytes) -> None:
+    """Keep the content under a key, if the disk allows it."""
+    part = part_path(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_bytes(_seal(key, content) + b"\n" + content)
+        part.chmod(READABLE)  # regardless of the umask: a group shares its runs
+        os.replace(part, path)
+        _remove_old_parts(path.parent)
+    except OSError:
+        with contextlib.suppress(OSError):
+            part.unlink()
+
+
+def _seal(key: str, content: bytes) -> bytes:
+    return hashlib.sha256(key.encode() + content).hexdigest().encode()
+
+
+def _remove_old_parts(folder: Path) -> None:
+    for part in folder.glob("*.part"):
+        if time.time() - part.stat().st_mtime > _OLD:
+            part.unlink(missing_ok=True)
+
 
 Tables = Mapping[str, pd.DataFrame]
 
@@ -28,7 +76,7 @@ Tables = Mapping[str, pd.DataFrame]
 def load(folder: Path, key: str, one: Checkpoint) -> dict[str, pd.DataFrame] | None:
     """The tables kept for this question about this checkpoint, or None."""
     name = _name(key, one)
-    content = kept_files.read(folder / name, name)
+    content = read(folder / name, name)
     if content is None:
         return None
     sizes, _, tables = content.partition(b"\n")
@@ -48,7 +96,7 @@ def save(folder: Path, key: str, one: Checkpoint, tables: Tables) -> None:
         parts[table] = content.getvalue()
     sizes = json.dumps({table: len(part) for table, part in parts.items()}).encode()
     name = _name(key, one)
-    kept_files.write(folder / name, name, b"\n".join([sizes, b"".join(parts.values())]))
+    write(folder / name, name, b"\n".join([sizes, b"".join(parts.values())]))
 
 
 def _name(key: str, one: Checkpoint) -> str:

@@ -36,7 +36,7 @@ import induction_memory
 from induction_memory.errors import DamagedError, InputError
 from induction_memory.experiment.train_config import TrainConfig
 from induction_memory.model.architecture import AnyModel, model_from_dict
-from induction_memory.task import registry
+from induction_memory.task import protocol
 from induction_memory.task.corpus import SHIPPED
 from induction_memory.task.protocol import Task
 from induction_memory.trajectory.durable import Piece, open_regular, write_durably
@@ -119,12 +119,12 @@ class Manifest:
         """
         task, model, train = (self.config[name] for name in ("task", "model", "train"))
         if task is not None and isinstance(task.get("name"), str):
-            registry.task_type(task["name"])
+            protocol.task_type(task["name"])
         try:
             corpus = {} if task is None else task.get("corpus", {})
             if not isinstance(corpus, dict) and corpus not in SHIPPED:
                 raise ValueError("task.corpus: expected its counts, got the name of a file")
-            made = None if task is None else registry.from_dict(task)
+            made = None if task is None else protocol.from_dict(task)
             return made, model_from_dict(model), TrainConfig.from_dict(train)
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
             raise DamagedError(folder / MANIFEST, f"an invalid configuration ({error})") from error

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from induction_memory.model.architecture import AnyModel
-from induction_memory.trajectory.sealed import as_bytes
+from induction_memory.trajectory.tensors import as_bytes
 
 W_E, W_U = "embed.W_E", "unembed.W_U"
 

@@ -13,18 +13,16 @@ from torch import Tensor
 
 from induction_memory.errors import require
 from induction_memory.files import require_folder
-from induction_memory.task import registry
+from induction_memory.task import protocol
 from induction_memory.trajectory import manifest as manifests
 from induction_memory.trajectory import rows as row_files
 from induction_memory.trajectory.durable import remove_parts, write_durably
 from induction_memory.trajectory.folder import FolderSource
 from induction_memory.trajectory.layout import FROZEN, METRICS, OPTIMIZER, ROUNDED, TRAINED
-from induction_memory.trajectory.lock import locked
+from induction_memory.trajectory.lock import locked, may_begin
 from induction_memory.trajectory.manifest import Manifest
-from induction_memory.trajectory.ownership import may_begin
-from induction_memory.trajectory.rounded import write_rounded
-from induction_memory.trajectory.sealed import Piece, describe, write_stack, write_tensors
 from induction_memory.trajectory.states import checksum, stored_names
+from induction_memory.trajectory.tensors import Piece, describe, write_rounded, write_stack, write_tensors
 from induction_memory.trajectory.trajectory import Trajectory, load
 
 
@@ -114,7 +112,7 @@ def _write_weights(source: Any, folder: Path, steps: Sequence[int], rounded: boo
 def _config(run: Trajectory) -> dict[str, Any]:
     task = run.source.task
     return {
-        "task": None if task is None else registry.to_dict(task),
+        "task": None if task is None else protocol.to_dict(task),
         "model": run.model_config.to_dict(),
         "train": run.source.train.to_dict(),
     }

@@ -25,11 +25,10 @@ from induction_memory.files import require_folder
 from induction_memory.model.architecture import AnyModel, Architecture
 from induction_memory.model.config import ModelConfig
 from induction_memory.task.protocol import Task
-from induction_memory.trajectory.export import ExportSource, is_export, write_export
+from induction_memory.trajectory.export import ExportSource, PlainSource, is_export, write_export
 from induction_memory.trajectory.folder import FolderSource, closest, expand
-from induction_memory.trajectory.foreign import PlainSource
+from induction_memory.trajectory.initial import initial_weights
 from induction_memory.trajectory.layout import MANIFEST, require_stored
-from induction_memory.trajectory.rebuilding import initial_weights
 from induction_memory.trajectory.search import find
 from induction_memory.trajectory.states import checksum, fill
 

@@ -13,7 +13,7 @@ from xml.sax.saxutils import escape
 import numpy as np
 from jaxtyping import Bool, Float, UInt8
 
-from induction_memory.figures.colours import ATTENTION, BEYOND, OTHER, OUTPUT, RIGHT, TRIGGER
+from induction_memory.views.figures.panels import ATTENTION, BEYOND, OTHER, OUTPUT, RIGHT, TRIGGER
 
 SIDE, GAP, TITLE = 330, 26, 20  # pixels of a map, between maps, above a map
 LABELS = 7.5, 12.0  # smallest and largest font of the tokens, in pixels

@@ -99,9 +99,9 @@ def _configuration(run: Trajectory) -> dict[str, Any]:
 
 def _figures(run: Trajectory, folder: Path) -> list[str]:
     """Pictures of the run: training curves, and the attention at the last step."""
-    from induction_memory.figures.curves import birth
     from induction_memory.probes.tidy import recall
-    from induction_memory.views.attention import attention
+    from induction_memory.views.attention_maps import attention
+    from induction_memory.views.figures.curves import birth
 
     names = ["training.png", "attention.png"]
     birth(run.metrics, recall(run, cached=False), run.name).savefig(folder / names[0], dpi=130)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from induction_memory.errors import InputError
 
 if TYPE_CHECKING:
-    from induction_memory.views.report import Report
+    from induction_memory.views.run_page import Report
 
 SCRIPT = """
 function render({ model, el }) {

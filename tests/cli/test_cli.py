@@ -15,8 +15,8 @@ from induction_memory.cli import app
 from induction_memory.experiment.presets import PRESETS
 from induction_memory.experiment.train_config import TrainConfig
 from induction_memory.model.config import ModelConfig
-from induction_memory.reproduction.claims import CLAIMS
-from induction_memory.reproduction.shipping import TRAJECTORIES
+from induction_memory.paper.claims import CLAIMS
+from induction_memory.paper.shipped import TRAJECTORIES
 from induction_memory.task.bigrams import BigramTask
 
 TINY = [
@@ -323,10 +323,10 @@ def test_the_claims_are_recomputed_from_what_ships(run):
 
 
 def test_a_check_without_runs_fails(run, tmp_path, monkeypatch):
-    monkeypatch.setattr("induction_memory.reproduction.audit.sealed_folder", lambda: tmp_path)
+    monkeypatch.setattr("induction_memory.paper.auditing.sealed_folder", lambda: tmp_path)
     without_runs = ("one-step-suffices", "starts-uniform", "weighs-alike")
     fewer = {name: claim for name, claim in CLAIMS.items() if name not in without_runs}
-    monkeypatch.setattr("induction_memory.reproduction.audit.CLAIMS", fewer)
+    monkeypatch.setattr("induction_memory.paper.auditing.CLAIMS", fewer)
     code, out, err = run("reproduce", "--check")
     problems = 1 + len(TRAJECTORIES)  # what could not be checked, and each trajectory that is not there
     assert (code, err.count("\n")) == (1, problems)
@@ -339,14 +339,14 @@ def test_a_check_without_runs_fails(run, tmp_path, monkeypatch):
 
 
 def test_what_does_not_hold_comes_first_and_a_slip_reads_slip(run, monkeypatch):
-    from induction_memory.theory import COLUMNS
+    from induction_memory.paper.theory import COLUMNS
 
     rows = [
         ["a", "holds indeed", 1.0, 1.0, "± 0.1", True, True],
         ["b", "as printed [known slip]", 1.0, 2.0, "± 0.1", False, True],
         ["c", "a surprise", 1.0, 3.0, "± 0.1", False, False],
     ]
-    monkeypatch.setattr("induction_memory.theory.run", lambda *_, **__: pd.DataFrame(rows, columns=COLUMNS))
+    monkeypatch.setattr("induction_memory.paper.theory.run", lambda *_, **__: pd.DataFrame(rows, columns=COLUMNS))
     code, out, _ = run("theory")
     assert code == 1
     lines = out.splitlines()

@@ -9,11 +9,11 @@ import pytest
 import induction_memory as im
 from induction_memory import cli
 from induction_memory.cli import ablate, attention, branch, probe, report
-from induction_memory.interventions.replacements import kinds
-from induction_memory.probes import catalogue
-from induction_memory.training import grafting
-from induction_memory.views import attention as maps
-from induction_memory.views import report as pages
+from induction_memory.interventions.ablations import kinds
+from induction_memory.probes import measuring
+from induction_memory.training import branching
+from induction_memory.views import attention_maps as maps
+from induction_memory.views import run_page as pages
 from induction_memory.views.page import gather
 
 SURGERY = ("surgery", "RUN", "--memory", "W_K2")
@@ -136,9 +136,9 @@ def test_a_mistake_is_told_before_anything_heavy_is_imported(answers, words, mes
 def test_names_and_limits_that_are_checked_early_are_those_of_the_library():
     names = im.probes.names()
     assert all(name.startswith(probe.BEGINNINGS) for name in names)
-    assert (*catalogue.FAMILIES, *catalogue.OF_TASK, "all") == probe.FAMILIES
+    assert (*measuring.FAMILIES, *measuring.OF_TASK, "all") == probe.FAMILIES
     assert report.MOST_SEQUENCES == gather.EVALUATED
     assert report.MOST_TOKENS == pages.MOST_TOKENS
     assert attention.MOST == maps.MOST
-    assert branch.CONSTRUCTED == grafting.CONSTRUCTED
+    assert branch.CONSTRUCTED == branching.CONSTRUCTED
     assert ("all", *kinds()) == ablate.KINDS

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from induction_memory import cli
-from induction_memory.trajectory.revisions import BESIDE
+from induction_memory.trajectory.series import BESIDE
 from tests.trajectory.series import write_series
 
 STEPS = [0, 100, 200, 300, 400, 500, 600]

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from induction_memory import cli
-from induction_memory.sweep import launch
-from induction_memory.sweep.launch import Finished
+from induction_memory.sweep import loop
+from induction_memory.sweep.loop import Finished
 from tests.sweep.test_loop import is_free, wait_for
 from tests.sweep.tiny_sweep import write
 
@@ -67,7 +67,7 @@ def test_a_dry_run_lists_every_run_and_writes_nothing(run, tmp_path):
 
 def test_failed_runs_are_told_together_with_their_error_and_exit_1(run, tmp_path, monkeypatch):
     ended = Finished(("a",), ("b", "c"), {"d": "it was wrong", "e": "it broke", "f": "it was wrong"})
-    monkeypatch.setattr(launch, "start", lambda *arguments, **options: ended)
+    monkeypatch.setattr(loop, "start", lambda *arguments, **options: ended)
     code, printed, told = run(str(write(tmp_path)), "--out", "somewhere")
     assert code == 1
     assert printed == "2 runs trained, 1 done before, 3 failed, in somewhere\n"

@@ -9,8 +9,8 @@ from induction_memory.experiment.schedule import CheckpointRule, Keeper, learnin
 from induction_memory.experiment.train_config import TrainConfig
 from induction_memory.model.config import ModelConfig
 from induction_memory.task.bigrams import BigramTask
-from induction_memory.task.markov.task import MarkovChains
-from induction_memory.task.recall.task import FactualRecall
+from induction_memory.task.factual_recall import FactualRecall
+from induction_memory.task.markov import MarkovChains
 
 
 @pytest.mark.parametrize(

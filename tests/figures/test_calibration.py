@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from induction_memory.errors import InputError
-from induction_memory.figures.calibration import calibration_figure
+from induction_memory.paper.figures.calibration import calibration_figure
 from induction_memory.training.run import start
 from tests.tiny_runs import tiny
 

@@ -7,8 +7,8 @@ import torch
 from matplotlib.patches import FancyArrowPatch
 
 from induction_memory.errors import InputError
-from induction_memory.figures.arbitration import LINES, arbitration_figure
-from induction_memory.figures.superposition import superposition_figure
+from induction_memory.paper.figures.arbitration import LINES, arbitration_figure
+from induction_memory.paper.figures.superposition import superposition_figure
 
 
 def test_shares_are_drawn_by_question_and_rank():

@@ -9,13 +9,13 @@ import pandas as pd
 import pytest
 
 from induction_memory.errors import InputError
-from induction_memory.figures.curves import COLOURS, RunCurves, drawn_recalls
-from induction_memory.figures.dimension import dimension, one_step
-from induction_memory.figures.distributions import global_and_in_context, recalls_by_setting, setting_colours
-from induction_memory.figures.freezing import freezing
-from induction_memory.figures.layernorm_mlp import realistic
-from induction_memory.figures.maps import OTHER, RIGHT, TRIGGER, Panel, induction_maps
-from induction_memory.figures.memories import memories, strength
+from induction_memory.paper.figures.dimension import dimension, one_step
+from induction_memory.paper.figures.distributions import global_and_in_context, recalls_by_setting, setting_colours
+from induction_memory.paper.figures.freezing import freezing
+from induction_memory.paper.figures.layernorm_mlp import realistic
+from induction_memory.views.figures.curves import COLOURS, RunCurves, drawn_recalls
+from induction_memory.views.figures.maps import OTHER, RIGHT, TRIGGER, Panel, induction_maps
+from induction_memory.views.figures.memories import memories, strength
 
 NOTE = "quick scale: d = 64, T = 64"
 STEPS = np.arange(0, 41)

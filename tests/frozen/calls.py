@@ -22,6 +22,14 @@ RUNS = (
     "layernorm-mlp",
     "vanilla-fixed",
     "vanilla-random",
+    "causal-graph",
+    "copying-any",
+    "copying-middle",
+    "factual-recall",
+    "markov-1",
+    "markov-2",
+    "noisy-triggers",
+    "noisy-triggers-beside",
 )
 WHOLE = "-"  # stands in for the run where a call is about all runs together
 MEMORIES = ("W_K1", "W_K2", "W_O2")
@@ -156,6 +164,8 @@ def patch_paths(run: Any, steps: list[int]) -> pd.DataFrame:
 def attribute(run: Any, steps: list[int]) -> pd.DataFrame:
     from induction_memory.task.corruptions import corrupt
 
+    if not isinstance(run.task, im.BigramTask):
+        raise im.InputError("a task without triggers")
     pairs = corrupt(sequences(run), "trigger", np.random.default_rng(0))
     return im.interventions.attribute(im.interventions.contrast(run.model(steps[-1]), pairs), points=4)
 
@@ -221,7 +231,7 @@ def attention(run: Any, steps: list[int]) -> pd.DataFrame:
 
 def claims(run: Any, steps: list[int]) -> pd.DataFrame:
     """Every measurement of the paper's claims from the shipped records, numbered within its claim."""
-    from induction_memory.reproduction.audit import audit
+    from induction_memory.paper.auditing import audit
 
     verdicts = audit().verdicts
     number = verdicts.groupby("claim").cumcount()
@@ -230,7 +240,7 @@ def claims(run: Any, steps: list[int]) -> pd.DataFrame:
 
 def records(run: Any, steps: list[int]) -> pd.DataFrame:
     """How far the recalls of the shipped trajectories are from those of their records."""
-    from induction_memory.reproduction.audit import audit
+    from induction_memory.paper.auditing import audit
 
     return audit().compared.drop(columns="where")
 

@@ -4,14 +4,20 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from induction_memory.heads.carriers import carriers
-from induction_memory.heads.examination import Identification
-from induction_memory.heads.history import births, changes, decisions
-from induction_memory.heads.matching import match, matches
-from induction_memory.heads.predictability import chance_agreement, identifiability
-from induction_memory.heads.resampling import interval, mean_over_pairs, mean_over_runs, pair_matrix, relations
-from induction_memory.heads.roles import ROLES, VOTES
-from induction_memory.heads.stability import stability
+from induction_memory.heads.across_runs import (
+    chance_agreement,
+    identifiability,
+    interval,
+    match,
+    matches,
+    mean_over_pairs,
+    mean_over_runs,
+    pair_matrix,
+    relations,
+    stability,
+)
+from induction_memory.heads.identification import Identification
+from induction_memory.heads.roles import ROLES, VOTES, births, carriers, changes, decisions
 
 P, C, D, N = *ROLES, "none"  # D for induction
 HEADS = ("L1H1", "L1H2", "L2H1", "L2H2")

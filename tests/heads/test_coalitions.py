@@ -4,18 +4,17 @@ import pytest
 import torch
 
 from induction_memory.errors import InputError
-from induction_memory.heads import coalitions as coalitions_module
-from induction_memory.heads.coalitions import coalition_sums
-from induction_memory.heads.games import solve_games, value_function
-from induction_memory.heads.questions import ask
+from induction_memory.heads import games as coalitions_module
+from induction_memory.heads.games import coalition_sums, solve_games, value_function
+from induction_memory.heads.metric_positions import ask
 from induction_memory.heads.routes import ROUTES, edges
 from induction_memory.heads.shapley import all_coalitions
 from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
 from induction_memory.runner.choice import runner
 from induction_memory.runner.components import Graph
-from induction_memory.runner.variants import Patch
-from induction_memory.subject import batch_of_tokens
+from induction_memory.runner.recording import Patch
+from induction_memory.source.sources import batch_of_tokens
 from tests.hooked_twin import hooked_logits
 
 SMALL = {"d_model": 16, "n_ctx": 12, "d_vocab": 5}
@@ -154,8 +153,8 @@ def test_coalitions_of_the_last_layer_need_no_attention_at_all(monkeypatch):
 def test_small_groups_of_coalitions_give_the_same(monkeypatch):
     v = value_function_of(ARCHITECTURES["full, two heads"])
     whole = coalition_sums(v.recording, v.absent, everywhere(all_coalitions(4)), v.questions)
-    monkeypatch.setattr("induction_memory.heads.coalitions.LOGITS_AT_ONCE", 1)
-    monkeypatch.setattr("induction_memory.heads.coalitions.TOKENS_AT_ONCE", 36)  # three of the four sequences
+    monkeypatch.setattr("induction_memory.heads.games.LOGITS_AT_ONCE", 1)
+    monkeypatch.setattr("induction_memory.heads.games.TOKENS_AT_ONCE", 36)  # three of the four sequences
     apart = coalition_sums(v.recording, v.absent, everywhere(all_coalitions(4)), v.questions)
     torch.testing.assert_close(apart, whole)
 

@@ -10,13 +10,13 @@ from transformer_lens import HookedTransformer, HookedTransformerConfig
 
 import induction_memory as im
 from induction_memory.errors import InputError
-from induction_memory.figures import heads as figures
-from induction_memory.heads.examination import Identification, identify
-from induction_memory.heads.study import draw, plan
-from induction_memory.heads.study_page import page
+from induction_memory.heads.identification import Identification, identify
 from induction_memory.model.config import ModelConfig
+from induction_memory.paper.heads_study import draw, plan
+from induction_memory.paper.heads_study_page import page
 from induction_memory.task import sample, step_rng
 from induction_memory.training.run import start
+from induction_memory.views.figures import heads as figures
 from tests.tiny_runs import TASK, tiny
 
 pytestmark = pytest.mark.slow
@@ -26,7 +26,7 @@ FOUR_HEADS = ModelConfig.full(d_model=16, n_ctx=16, n_heads=4)
 
 @pytest.fixture(autouse=True)
 def few_resamples(monkeypatch):
-    monkeypatch.setattr("induction_memory.heads.resampling.RESAMPLES", 20)
+    monkeypatch.setattr("induction_memory.heads.across_runs.RESAMPLES", 20)
 
 
 @pytest.fixture(scope="module")
@@ -237,9 +237,9 @@ def test_mistakes_are_answered_in_one_line(runs):
 
 
 def test_an_interruption_keeps_the_steps_that_are_done(runs, monkeypatch):
-    from induction_memory.heads import examination
+    from induction_memory.heads import identification
 
-    whole, examined = examination._examine, []
+    whole, examined = identification._examine, []
 
     def interrupted(v, step, *, paths):
         if len(examined) == 3:
@@ -247,7 +247,7 @@ def test_an_interruption_keeps_the_steps_that_are_done(runs, monkeypatch):
         examined.append(step)
         return whole(v, step, paths=paths)
 
-    monkeypatch.setattr(examination, "_examine", interrupted)
+    monkeypatch.setattr(identification, "_examine", interrupted)
     found = identify(runs[:3], step="all", sequences=4)
     assert found.runs["run"].tolist() == ["a", "b"]
     assert found.roles.groupby("run", sort=False)["step"].unique().map(list).tolist() == [[0, 4], [0]]

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from induction_memory.heads.origins import agreement, answer, origins
+from induction_memory.heads.across_runs import agreement, answer, origins
 
 P = "previous-token"
 ONE_LEADS = [0.9, 0.1, 0.0, 0.0]

@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from induction_memory.errors import InputError
-from induction_memory.heads.examination import identify
-from induction_memory.heads.planted import permuted, plant
-from induction_memory.heads.selection import listed, rows_of
+from induction_memory.heads.identification import identify
+from induction_memory.heads.roles import listed, rows_of
 from induction_memory.heads.shapley import all_coalitions, shapley
+from induction_memory.model.constructed import permuted, plant
 from induction_memory.task import BigramTask, Corpus, sample, step_rng
 
 TEXT = "".join(np.random.default_rng(0).choice(list("abcdefghijkl"), 4000))

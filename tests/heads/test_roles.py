@@ -3,17 +3,17 @@ import pandas as pd
 import pytest
 import torch
 
-from induction_memory.heads.examination import identify
 from induction_memory.heads.games import value_function
-from induction_memory.heads.planted import plant
+from induction_memory.heads.identification import identify
 from induction_memory.heads.roles import ROLES, UNCLEAR, VOTES, choice, support, verdicts
 from induction_memory.heads.sharing import relation
 from induction_memory.heads.votes import attention_scores, chosen_tokens, weight_recalls
 from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
+from induction_memory.model.constructed import plant
 from induction_memory.model.memories import embedding, matrix
 from induction_memory.runner.parameters import parameters
-from induction_memory.subject import batch_of_tokens
+from induction_memory.source.sources import batch_of_tokens
 from induction_memory.task import BigramTask, Corpus, sample, step_rng
 from induction_memory.trajectory import load
 

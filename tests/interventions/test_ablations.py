@@ -4,18 +4,16 @@ import torch
 
 from induction_memory import probes
 from induction_memory.errors import InputError
-from induction_memory.interventions.ablations import ablate
-from induction_memory.interventions.activation_patching import patch
-from induction_memory.interventions.outcome import is_right, score
-from induction_memory.interventions.replacements import Replacements, kinds
+from induction_memory.interventions.ablations import Replacements, ablate, kinds
+from induction_memory.interventions.patching import patch
+from induction_memory.interventions.scores import is_right, score
 from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
 from induction_memory.runner.choice import record
-from induction_memory.runner.component_groups import component_names
-from induction_memory.runner.components import Graph
+from induction_memory.runner.components import Graph, component_names
 from induction_memory.runner.parameters import parameters
 from induction_memory.runner.swapped_weights import mixed, replaced
-from induction_memory.task.averages import masked_mean
+from induction_memory.task.batch import masked_mean
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.corruptions import other_outputs
 from induction_memory.task.sampler import sample, step_rng

@@ -8,7 +8,7 @@ from transformer_lens.model_bridge import TransformerBridge
 
 import induction_memory as im
 from induction_memory.model.bridge import boot
-from induction_memory.subject.stack import model_weights
+from induction_memory.source.sources import model_weights
 from tests.trajectory.series import tiny
 
 TASK = im.BigramTask(length=12, k=2)

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from induction_memory.interventions.ablations import ablate
-from induction_memory.interventions.activation_patching import patch
 from induction_memory.interventions.circuits import INDUCTION_HEAD, discover
+from induction_memory.interventions.patching import patch
 from induction_memory.model.config import ModelConfig
-from induction_memory.model.construction import construct
+from induction_memory.model.constructed import construct
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.sampler import sample, step_rng
 

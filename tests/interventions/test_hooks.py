@@ -8,7 +8,7 @@ from induction_memory.errors import InputError
 from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
 from induction_memory.runner.choice import record
-from induction_memory.runner.variants import Patch
+from induction_memory.runner.recording import Patch
 
 CONFIG = ModelConfig.full(d_model=16, n_ctx=13, d_vocab=5, n_heads=2, layer_norm=True)
 
@@ -29,7 +29,7 @@ def test_an_ablation_by_hooks_is_that_of_the_table(model, component, kind):
     hooks = im.hooks.ablate(model, component, kind=kind, batch=tokens)
     logits = model.run_with_hooks(tokens[:, :-1], fwd_hooks=hooks)
     loss = torch.nn.functional.cross_entropy(logits.transpose(1, 2), tokens[:, 1:], reduction="none")
-    batch = im.subject.batch_of_tokens(tokens)
+    batch = im.source.batch_of_tokens(tokens)
     row = im.ablate(model, tokens, components=[component], kind=kind).set_index("component").loc[component]
     assert row["in_context_loss"] == pytest.approx(loss[batch.in_context].mean().item(), rel=1e-4)
     assert not any(point.fwd_hooks for point in model.hook_dict.values())
@@ -91,7 +91,7 @@ def test_an_edge_needs_the_flag_that_splits_the_inputs(model):
 
 
 def test_a_kind_of_ones_own_stands_in_the_table_by_name_or_as_a_function(model, monkeypatch):
-    monkeypatch.setattr("induction_memory.interventions.replacements._KINDS", {})
+    monkeypatch.setattr("induction_memory.interventions.ablations._KINDS", {})
 
     @im.ablation("median")
     def median(run, site):
@@ -103,7 +103,7 @@ def test_a_kind_of_ones_own_stands_in_the_table_by_name_or_as_a_function(model, 
     table = im.ablate(model, tokens_of(), heads=["L1H1"], kind=["median", median, nothing])
     assert table["kind"].tolist() == ["none", "median", "median", "nothing"]
     assert table["kl"][1] == table["kl"][2]
-    batch = im.subject.batch_of_tokens(tokens_of())
+    batch = im.source.batch_of_tokens(tokens_of())
     clean = record(model, batch.tokens)
     value = clean.at("L1H1").median(-2, keepdim=True).values
     (logits,) = clean.patched_logits([[Patch("L1H1", value)]])

@@ -4,17 +4,23 @@ import torch
 
 from induction_memory.errors import InputError
 from induction_memory.interventions import circuits
-from induction_memory.interventions.activation_patching import patch, patch_activations, position_masks
-from induction_memory.interventions.attribution_patching import agreement, attribute, gradient
 from induction_memory.interventions.circuits import discover
-from induction_memory.interventions.effects import contrast, effects
-from induction_memory.interventions.path_patching import patch_paths
+from induction_memory.interventions.patching import (
+    agreement,
+    attribute,
+    gradient,
+    patch,
+    patch_activations,
+    patch_paths,
+    position_masks,
+)
+from induction_memory.interventions.scores import contrast, effects
 from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
 from induction_memory.runner import fast
 from induction_memory.runner.components import Graph
-from induction_memory.runner.variants import Patch
-from induction_memory.subject import subject
+from induction_memory.runner.recording import Patch
+from induction_memory.source.sources import subject
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.corruptions import corrupt, pairs_of
 from induction_memory.task.sampler import make_batch, sample, step_rng

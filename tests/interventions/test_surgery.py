@@ -3,12 +3,12 @@ import torch
 
 import induction_memory as im
 from induction_memory.errors import InputError
-from induction_memory.interventions.surgery import edited, surgery
+from induction_memory.interventions.memory_surgery import edited, surgery
 from induction_memory.memory.edits import pair_scores
 from induction_memory.model.associations import associate
 from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
-from induction_memory.model.construction import construct
+from induction_memory.model.constructed import construct
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.sampler import sample, step_rng
 

@@ -8,15 +8,14 @@ import torch.nn.functional as F
 from induction_memory.experiment.run_config import RunConfig
 from induction_memory.experiment.train_config import TrainConfig
 from induction_memory.interventions.ablations import ablate
-from induction_memory.interventions.attribution_patching import agreement, attribute, gradient
-from induction_memory.interventions.effects import contrast
-from induction_memory.interventions.outcome import score
+from induction_memory.interventions.patching import agreement, attribute, gradient
+from induction_memory.interventions.scores import contrast, score
 from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
 from induction_memory.task.corruptions import pairs_of
-from induction_memory.task.markov.task import MarkovChains
-from induction_memory.task.noisy.task import NoisyTriggers
-from induction_memory.task.recall.task import FactualRecall
+from induction_memory.task.factual_recall import FactualRecall
+from induction_memory.task.markov import MarkovChains
+from induction_memory.task.noisy import NoisyTriggers
 
 TASKS = [
     NoisyTriggers(length=16, k=3),

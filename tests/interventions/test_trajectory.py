@@ -10,17 +10,17 @@ from induction_memory.errors import InputError, run_script
 from induction_memory.experiment.run_config import RunConfig
 from induction_memory.experiment.train_config import TrainConfig
 from induction_memory.interventions.ablations import ablate
-from induction_memory.interventions.activation_patching import patch
 from induction_memory.interventions.causal import births, causal_trajectory, mediation
 from induction_memory.interventions.circuits import discover
-from induction_memory.interventions.surgery import surgery
+from induction_memory.interventions.memory_surgery import surgery
+from induction_memory.interventions.patching import patch
 from induction_memory.model.config import ModelConfig
 from induction_memory.runner.components import Graph
-from induction_memory.runner.variants import Patch
-from induction_memory.subject import subject
+from induction_memory.runner.recording import Patch
+from induction_memory.source.sources import subject
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.training.run import start
-from induction_memory.views.attention import attention
+from induction_memory.views.attention_maps import attention
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from induction_memory.errors import InputError
-from induction_memory.memory import gradients, losses
+from induction_memory.memory import gradients
 
 N, D, T, ATOMS = 5, 7, 4, 9
 
@@ -13,9 +13,9 @@ def draw(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def sequences(seed: int = 0) -> losses.Sequences:
+def sequences(seed: int = 0) -> gradients.Sequences:
     labels = torch.randint(0, N, (ATOMS,), generator=torch.Generator().manual_seed(seed))
-    return losses.Sequences(draw(ATOMS, T, D, seed=seed), labels, draw(ATOMS, seed=seed + 1).softmax(0))
+    return gradients.Sequences(draw(ATOMS, T, D, seed=seed), labels, draw(ATOMS, seed=seed + 1).softmax(0))
 
 
 def autograd(loss, W):
@@ -32,7 +32,7 @@ def test_lemma_1_equals_autograd_and_the_printed_sum(seed):
     W, w_E, w_U = draw(D, D, seed=seed), draw(N, D, seed=seed + 1), draw(N, D, seed=seed + 2)
     joint = draw(N, N, seed=seed + 3).flatten().softmax(0).reshape(N, N)
     found = gradients.token_gradient(W, w_E, w_U, joint)
-    close(found, autograd(lambda W: losses.token_loss(W, w_E, w_U, joint), W))
+    close(found, autograd(lambda W: gradients.token_loss(W, w_E, w_U, joint), W))
     printed = torch.zeros(D, D, dtype=torch.float64)
     for z in range(N):
         p_z = joint[z].sum()
@@ -46,7 +46,7 @@ def test_lemma_2_equals_autograd_and_the_printed_sum():
     data, W, w_U = sequences(), draw(D, D, seed=5), draw(N, D, seed=6)
     x = data.X.mean(1)
     found = gradients.noisy_gradient(W, x, data.labels, data.weights, w_U)
-    close(found, autograd(lambda W: losses.noisy_loss(W, x, data.labels, data.weights, w_U), W))
+    close(found, autograd(lambda W: gradients.noisy_loss(W, x, data.labels, data.weights, w_U), W))
     printed = torch.zeros(D, D, dtype=torch.float64)
     p_hat = torch.softmax(x @ W.T @ w_U.T, -1)
     for k in data.labels.unique().tolist():
@@ -71,7 +71,7 @@ def test_layer_norm_gradient_equals_autograd_and_is_orthogonal_to_the_output():
     x, W, w_U = draw(ATOMS, D), draw(D, D, seed=1), draw(N, D, seed=2)
     table, weights = draw(ATOMS, N, seed=3).softmax(-1), draw(ATOMS, seed=4).softmax(0)
     found = gradients.normalised_gradient(W, x, table, weights, w_U)
-    close(found, autograd(lambda W: losses.normalised_loss(W, x, table, weights, w_U), W))
+    close(found, autograd(lambda W: gradients.normalised_loss(W, x, table, weights, w_U), W))
     one = gradients.normalised_gradient(W, x[:1], table[:1], torch.ones(1, dtype=torch.float64), w_U)
     assert (W @ x[0]) @ one @ x[0] == pytest.approx(0, abs=1e-12)
 
@@ -82,7 +82,7 @@ def test_lemma_4_equals_autograd_and_the_printed_sum(own_keys):
     keys = draw(ATOMS, T, D, seed=7) if own_keys else data.X
     found = gradients.key_query_gradient(data, Phi_2, w_U, keys if own_keys else None)
     zero = torch.zeros(D, D, dtype=torch.float64)
-    close(found, autograd(lambda W: losses.attention_loss(W, data, Phi_2, w_U, keys), zero))
+    close(found, autograd(lambda W: gradients.attention_loss(W, data, Phi_2, w_U, keys), zero))
     printed = torch.zeros(D, D, dtype=torch.float64)
     for b in range(ATOMS):
         X, Z = data.X[b], keys[b]
@@ -100,7 +100,7 @@ def test_lemma_5_equals_autograd_and_the_four_printed_terms():
     Phi_1, Phi_2, w_U = draw(D, D, seed=6), draw(D, D, seed=7), draw(N, D, seed=8)
     found = gradients.first_layer_gradient(data, p, W_2, Phi_1, Phi_2, w_U)
     zero = torch.zeros(D, D, dtype=torch.float64)
-    close(found, autograd(lambda W: losses.stacked_attention_loss(W, data, p, W_2, Phi_1, Phi_2, w_U), zero))
+    close(found, autograd(lambda W: gradients.stacked_attention_loss(W, data, p, W_2, Phi_1, Phi_2, w_U), zero))
     printed = torch.zeros(D, D, dtype=torch.float64)
     for b in range(ATOMS):
         X = data.X[b]
@@ -122,4 +122,4 @@ def test_lemma_5_equals_autograd_and_the_four_printed_terms():
 
 def test_atoms_that_do_not_sum_to_one_are_refused():
     with pytest.raises(InputError, match="weights: expected probabilities that sum to one"):
-        losses.Sequences(draw(2, T, D), torch.tensor([0, 1]), torch.ones(2, dtype=torch.float64))
+        gradients.Sequences(draw(2, T, D), torch.tensor([0, 1]), torch.ones(2, dtype=torch.float64))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from induction_memory.errors import InputError
-from induction_memory.memory import factorised, matching, nonlinear, random_embeddings, recall
+from induction_memory.memory import matching, nonlinear, random_embeddings, recall
 
 
 def draw(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -15,24 +15,24 @@ def draw(*shape: int, seed: int = 0) -> torch.Tensor:
 
 def test_the_factorised_memory_is_the_outer_product_memory_of_both_factors():
     d, low, n = 6, 3, 2
-    initial = factorised.random_factors(d, low, torch.Generator().manual_seed(0))
+    initial = nonlinear.random_factors(d, low, torch.Generator().manual_seed(0))
     x, y = draw(n, d, seed=1), draw(n, d, seed=2)
-    U, V = factorised.factorised(initial, x, y)
+    U, V = nonlinear.factorised(initial, x, y)
     slow_U, slow_V = initial.U.clone(), initial.V.clone()
     for i in range(n):
         slow_U += torch.outer(y[i], initial.V @ x[i])
         slow_V += torch.outer(initial.U.T @ y[i], x[i])
     torch.testing.assert_close(U, slow_U)
     torch.testing.assert_close(V, slow_V)
-    torch.testing.assert_close(factorised.product(factorised.Factors(U, V)), d / (2 * low) * slow_U @ slow_V)
+    torch.testing.assert_close(nonlinear.product(nonlinear.Factors(U, V)), d / (2 * low) * slow_U @ slow_V)
 
 
 def test_a_low_rank_memory_of_random_embeddings_recalls_a_few_pairs():
     generator = torch.Generator().manual_seed(0)
     x = random_embeddings.gaussian_embeddings(10, 256, generator)
     y = random_embeddings.gaussian_embeddings(10, 256, generator)
-    factors = factorised.factorised(factorised.random_factors(256, 64, generator), x, y)
-    W = factorised.product(factors)
+    factors = nonlinear.factorised(nonlinear.random_factors(256, 64, generator), x, y)
+    W = nonlinear.product(factors)
     assert torch.linalg.matrix_rank(W) == 64
     assert recall(matching(W, x, y)) == 1
 

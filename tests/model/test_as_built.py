@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch.nn.modules.module import register_module_forward_hook
 
-from induction_memory.model.as_built import departure
-from induction_memory.model.building import build
+from induction_memory.model.building import build, departure
 from induction_memory.model.config import ModelConfig
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.sampler import sample, step_rng

@@ -12,10 +12,9 @@ from induction_memory.memory import Association, recall
 from induction_memory.model.associations import associate, carrier, parameter_of, written
 from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
-from induction_memory.model.construction import construct
-from induction_memory.model.head_names import head_names
+from induction_memory.model.constructed import construct
 from induction_memory.model.memories import Memories, weights_of
-from induction_memory.model.memory_names import Spec
+from induction_memory.model.names import Spec, head_names
 from induction_memory.task.bigrams import BigramTask
 from tests.model.test_build import randomised
 

@@ -5,7 +5,7 @@ from induction_memory.errors import InputError
 from induction_memory.memory import matching, recall
 from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
-from induction_memory.model.construction import Scales, construct
+from induction_memory.model.constructed import Scales, construct
 from induction_memory.model.memories import embedding, matrix
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.ideals import bigram_logits

@@ -5,8 +5,8 @@ from induction_memory import probes
 from induction_memory.probes import attention
 from induction_memory.probes.activations import largest
 from induction_memory.probes.standard_scores import repeated_induction
-from induction_memory.task.positions import after_same_context
-from induction_memory.task.repeated import repeated_tokens
+from induction_memory.task.batch import repeated_tokens
+from induction_memory.task.ideals import after_same_context
 from induction_memory.task.sampler import make_batch, sample, step_rng
 from tests.probe_sources import FIXED, RANDOM, TINY, constructed, untrained
 

@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 
 from induction_memory import probes
-from induction_memory.probes import cache, measuring
-from induction_memory.trajectory import kept_files, load
+from induction_memory.probes import measuring
+from induction_memory.trajectory import kept_results, load
 from tests.test_imports import FILES, ROOMS, imported, room
 from tests.tiny_runs import tiny
 
@@ -35,7 +35,7 @@ def run(folder, tmp_path):
 
 
 def entries(run) -> list:
-    return sorted(path for path in (run.path / cache.CACHE).iterdir())
+    return sorted(path for path in (run.path / measuring.CACHE).iterdir())
 
 
 @pytest.mark.parametrize("flips", [60, pytest.param(600, marks=pytest.mark.hard)])
@@ -78,13 +78,13 @@ def test_a_group_can_read_the_entries_and_no_parts_stay(run, monkeypatch, knocks
     for path in entries(run):
         path.unlink()
     with monkeypatch.context() as patch:
-        patch.setattr(kept_files.os, "replace", kill)
+        patch.setattr(kept_results.os, "replace", kill)
         with pytest.raises(Killed):
             probes.table(run, NAMES)
     knocks["kills of probe caching"] += 1
     left = [path for path in entries(run) if path.name.endswith(".part")]
     assert len(left) == 1
-    old = run.path / cache.CACHE / "tmpold.part"
+    old = run.path / measuring.CACHE / "tmpold.part"
     old.write_bytes(b"")
     os.utime(old, (time.time() - 7200, time.time() - 7200))
     pd.testing.assert_frame_equal(probes.table(run, NAMES), right)
@@ -98,7 +98,7 @@ def test_a_kept_value_is_keyed_by_the_code_of_every_room_that_probes_import():
         names = set().union(*(imported(path) for path in FILES if room(path) == now))
         found = {name.split(".")[1] for name in names if name.startswith("induction_memory.")}
         left += (found & set(ROOMS)) - reached
-    assert reached - {"training"} == set(cache.CODE)  # training makes runs, and reads no value from them
+    assert reached - {"training"} == set(measuring.CODE)  # training makes runs, and reads no value from them
 
 
 def test_an_interruption_keeps_the_steps_that_are_done_and_caches_no_part(run, monkeypatch, capsys):

@@ -9,7 +9,7 @@ from transformer_lens.model_bridge import TransformerBridge
 from induction_memory import probes
 from induction_memory.errors import InputError
 from induction_memory.model.memories import matrix
-from induction_memory.subject.stack import model_weights
+from induction_memory.source.sources import model_weights
 from induction_memory.task import BigramTask, Corpus
 from induction_memory.task.sampler import make_batch, sample, step_rng
 

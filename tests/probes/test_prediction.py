@@ -6,7 +6,7 @@ import torch
 from induction_memory import probes
 from induction_memory.probes import prediction
 from induction_memory.probes.activations import Activations
-from induction_memory.subject import subject
+from induction_memory.source.sources import subject
 from induction_memory.task.bayes import optimal_scores, predict
 from induction_memory.task.sampler import sample, step_rng
 from tests.probe_sources import FIXED, TINY, constructed, untrained

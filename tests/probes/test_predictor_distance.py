@@ -8,10 +8,10 @@ from induction_memory.experiment.run_config import RunConfig
 from induction_memory.experiment.train_config import TrainConfig
 from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
-from induction_memory.probes.predictor_distance import predictor_distances, predictor_mixture, predictor_phases
-from induction_memory.task.copying.task import Copying
-from induction_memory.task.markov.task import MarkovChains
-from induction_memory.task.phases import Phase
+from induction_memory.probes.predictors import predictor_distances, predictor_mixture, predictor_phases
+from induction_memory.task.copying import Copying
+from induction_memory.task.markov import MarkovChains
+from induction_memory.task.predictors import Phase
 from induction_memory.training.run import start
 from induction_memory.trajectory.trajectory import load
 

@@ -9,8 +9,8 @@ import torch
 from induction_memory.errors import InputError
 from induction_memory.experiment.presets import preset
 from induction_memory.model.config import ModelConfig
-from induction_memory.model.construction import construct
-from induction_memory.probes.preferring import arbitration, last_successor, rank, share
+from induction_memory.model.constructed import construct
+from induction_memory.probes.arbitrating import arbitration, last_successor, rank, share
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.sampler import sample, step_rng
 

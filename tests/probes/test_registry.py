@@ -11,7 +11,7 @@ from induction_memory import probes
 from induction_memory.errors import InputError
 from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
-from induction_memory.probes import cache, catalogue, measuring, registry
+from induction_memory.probes import measuring, registry
 from induction_memory.probes.prediction import VISIBLE
 from induction_memory.task.bayes import optimal_scores
 from induction_memory.task.sampler import sample, step_rng
@@ -56,9 +56,9 @@ def test_every_probe_has_one_line_with_its_formula_and_one_family():
     for name, explanation in names.items():
         assert "\n" not in explanation
         assert 10 < len(explanation) < 130
-        matching = [f for f, m in catalogue.FAMILIES.items() if name in m.PROBES or m.named(name)]
+        matching = [f for f, m in measuring.FAMILIES.items() if name in m.PROBES or m.named(name)]
         assert len(matching) == 1, name
-        assert catalogue.find(name).family == matching[0]
+        assert measuring.find(name).family == matching[0]
 
 
 @pytest.mark.slow
@@ -195,7 +195,7 @@ def test_other_arguments_are_another_result(run, measured):
 def test_a_changed_trajectory_is_measured_again(run, folder, tmp_path, measured):
     before = probes.recall(run, ["norm_W_O2"])
     other = start(tiny(data_seed=77), tmp_path / "other", quiet=True)
-    shutil.copytree(run.path / cache.CACHE, other.path / cache.CACHE)
+    shutil.copytree(run.path / measuring.CACHE, other.path / measuring.CACHE)
     measured.clear()
     after = probes.recall(load(other.path), ["norm_W_O2"])
     assert measured
@@ -206,14 +206,14 @@ def test_a_folder_that_cannot_be_written_is_no_harm(run, monkeypatch):
     def refuse(*_, **__):
         raise PermissionError("read-only file system")
 
-    monkeypatch.setattr(cache.Path, "mkdir", refuse)
+    monkeypatch.setattr(measuring.Path, "mkdir", refuse)
     assert len(probes.table(run, ["W_K1"])) == len(run.steps)
     assert not (run.path / ".cache").exists()
 
 
 def test_a_broken_entry_is_computed_again(run, measured):
     first = probes.table(run, ["W_K1"])
-    for path in (run.path / cache.CACHE).iterdir():
+    for path in (run.path / measuring.CACHE).iterdir():
         path.write_bytes(path.read_bytes()[:100])
     measured.clear()
     pd.testing.assert_frame_equal(probes.table(run, ["W_K1"]), first)

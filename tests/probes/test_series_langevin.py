@@ -5,11 +5,10 @@ import torch
 
 from induction_memory.errors import InputError
 from induction_memory.model.bridge import boot
-from induction_memory.probes.langevin import Sampling
-from induction_memory.probes.series_langevin import series_coefficient, weights_of_part
+from induction_memory.probes.langevin import Sampling, series_coefficient, weights_of_part
 from induction_memory.task.sampler import step_rng
 from induction_memory.trajectory import load
-from induction_memory.trajectory.revisions import revisions
+from induction_memory.trajectory.series import revisions
 from tests.trajectory.series import write_series
 
 pytestmark = pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 @pytest.fixture(scope="session")
 def one_step():
     """Recall after one step, for each setting drawn once."""
-    from induction_memory.reproduction.claims import memories
+    from induction_memory.paper.claims import memories
 
     return functools.cache(memories.repeated)
 
@@ -16,4 +16,4 @@ def one_step():
 @pytest.fixture
 def one_step_once(one_step, monkeypatch):
     """Claims read recall after one step as it was drawn the first time."""
-    monkeypatch.setattr("induction_memory.reproduction.claims.memories.repeated", one_step)
+    monkeypatch.setattr("induction_memory.paper.claims.memories.repeated", one_step)

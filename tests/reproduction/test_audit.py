@@ -11,13 +11,13 @@ import pandas as pd
 import pytest
 
 from induction_memory.errors import InputError
-from induction_memory.reproduction import audit as module
-from induction_memory.reproduction import record_files
-from induction_memory.reproduction.audit import AGREE, audit, distance
-from induction_memory.reproduction.claims import memories
-from induction_memory.reproduction.measurement import make_record
-from induction_memory.reproduction.plan import FIGURES, jobs
-from induction_memory.reproduction.shipping import TRAJECTORIES
+from induction_memory.paper import auditing as module
+from induction_memory.paper import records as record_files
+from induction_memory.paper.auditing import AGREE, audit, distance
+from induction_memory.paper.claims import memories
+from induction_memory.paper.measurement import make_record
+from induction_memory.paper.plan import FIGURES, jobs
+from induction_memory.paper.shipped import TRAJECTORIES
 from induction_memory.trajectory import load
 from induction_memory.trajectory.search import SHIPPED
 

@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from induction_memory import probes
-from induction_memory.reproduction import plan, record_files
-from induction_memory.reproduction.claims import CLAIMS, check
-from induction_memory.reproduction.claims.claim import at_least, at_most, near
-from induction_memory.reproduction.claims.curves import learned
-from induction_memory.reproduction.claims.estimate import Estimate
-from induction_memory.reproduction.claims.reading import ELSEWHERE, NOT_MEASURED
-from induction_memory.reproduction.measurement import diagonals
-from induction_memory.reproduction.records import Record, Records
+from induction_memory.paper import plan
+from induction_memory.paper import records as record_files
+from induction_memory.paper.claims import CLAIMS, check
+from induction_memory.paper.claims.claim import at_least, at_most, near
+from induction_memory.paper.claims.estimate import Estimate, learned
+from induction_memory.paper.claims.reading import ELSEWHERE, NOT_MEASURED
+from induction_memory.paper.measurement import diagonals
+from induction_memory.paper.records import Record, Records
 from induction_memory.task.sampler import sample, step_rng
 from induction_memory.trajectory import load
 from induction_memory.trajectory.search import SHIPPED

@@ -5,11 +5,12 @@ import math
 import numpy as np
 import pytest
 
-from induction_memory.reproduction import plan, record_files
-from induction_memory.reproduction.claims.curves import from_extreme
-from induction_memory.reproduction.claims.estimate import (
+from induction_memory.paper import plan
+from induction_memory.paper import records as record_files
+from induction_memory.paper.claims.estimate import (
     SEED_SPREAD,
     Estimate,
+    from_extreme,
     measured_spread,
     over_draws,
     over_seeds,

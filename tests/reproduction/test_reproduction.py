@@ -13,14 +13,14 @@ import torch
 from induction_memory import probes
 from induction_memory.errors import DamagedError, InputError
 from induction_memory.experiment.presets import PRESETS
-from induction_memory.reproduction import measurement, plan, reproduce, shipping, training
-from induction_memory.reproduction import record_files as store
-from induction_memory.reproduction.audit import with_shipped
-from induction_memory.reproduction.claims import COLUMNS
-from induction_memory.reproduction.measurement import make_record
-from induction_memory.reproduction.page import page
-from induction_memory.reproduction.records import MissingRunError, Records, continued
-from induction_memory.sweep.estimate import cost
+from induction_memory.paper import measurement, plan, reproducing, shipped, training
+from induction_memory.paper import records as store
+from induction_memory.paper.auditing import with_shipped
+from induction_memory.paper.claims import COLUMNS
+from induction_memory.paper.measurement import make_record
+from induction_memory.paper.records import MissingRunError, Records, continued
+from induction_memory.paper.reproducing import page
+from induction_memory.sweep.plan import cost
 from induction_memory.task.sampler import sample, step_rng
 from induction_memory.training.run import start
 from induction_memory.trajectory import load, thin, verify
@@ -210,7 +210,7 @@ def test_cost_grows_with_the_work():
 
 
 def test_figures_and_page_from_small_runs(trained, small, tmp_path):
-    made = reproduce.reproduce([4, 5, 6, 7, 10], "quick", runs=trained.parent, out=tmp_path, train=False)
+    made = reproducing.reproduce([4, 5, 6, 7, 10], "quick", runs=trained.parent, out=tmp_path, train=False)
     assert sorted(made.pictures) == [4, 5, 6, 7]
     assert all(path.stat().st_size > 10_000 for paths in made.pictures.values() for path in paths)
     assert "figure-10-seed-0" in made.reasons[10]
@@ -224,7 +224,7 @@ def test_figures_and_page_from_small_runs(trained, small, tmp_path):
 
 
 def test_without_any_run_nothing_is_drawn_and_the_page_says_why(tmp_path):
-    made = reproduce.reproduce([2, 3, 4, 5, 6, 7, 8, 10, 11], "quick", runs=tmp_path, out=tmp_path, train=False)
+    made = reproducing.reproduce([2, 3, 4, 5, 6, 7, 8, 10, 11], "quick", runs=tmp_path, out=tmp_path, train=False)
     assert made.pictures == {}
     assert all(reason.endswith("has not been trained") for reason in made.reasons.values())
     needs_none = made.verdicts["claim"].isin(["starts-uniform", "weighs-alike"])
@@ -235,14 +235,14 @@ def test_without_any_run_nothing_is_drawn_and_the_page_says_why(tmp_path):
 def test_pictures_are_of_finished_runs_of_the_preset_or_of_what_ships(trained, small):
     job = plan.jobs([7], "quick")[0]
     records = store.read_all(trained / "records")
-    assert reproduce._trained(job, trained, records).path == trained / job.name
+    assert reproducing._trained(job, trained, records).path == trained / job.name
     other = replace(job, config=job.config.with_settings(["train.steps=9"]))
     with pytest.raises(MissingRunError):
-        reproduce._trained(other, trained, records)
+        reproducing._trained(other, trained, records)
 
 
 def test_what_ships_stands_in_for_runs_that_are_not_there(tmp_path):
-    made = reproduce.reproduce([7], "paper", runs=tmp_path, out=tmp_path, train=False)
+    made = reproducing.reproduce([7], "paper", runs=tmp_path, out=tmp_path, train=False)
     assert made.pictures[7][0].stat().st_size > 10_000
     assert set(made.verdicts["claim"]) == {"diagonals"}
     assert "no run" not in set(made.verdicts["verdict"])
@@ -276,25 +276,25 @@ def test_the_page_says_why_a_claim_does_not_hold_at_the_papers_scale(scale, verd
 def test_telling_steps_follow_the_curves():
     steps = np.arange(0, 101)
     curve = np.clip((steps - 40) / 10, 0, 1)[:, None]  # everything happens between 40 and 50
-    kept = shipping.telling_steps(steps, curve, 16)
+    kept = shipped.telling_steps(steps, curve, 16)
     assert kept[0] == 0
     assert kept[-1] == 100
     assert len(kept) <= 16
     assert np.sum((kept >= 40) & (kept <= 50)) >= 8
-    assert shipping.telling_steps(steps, curve, 1).tolist() == [100]
+    assert shipped.telling_steps(steps, curve, 1).tolist() == [100]
 
 
 def test_shipping_writes_trajectories_records_and_an_index(trained, small, tmp_path, monkeypatch):
     runs = tmp_path / "runs"
     runs.mkdir()
     (runs / "paper").symlink_to(trained)
-    monkeypatch.setattr(shipping, "jobs", lambda *_: plan.jobs([4], "quick"))
-    small = shipping.Shipped("figure-4-k5-fixed-frequent", 3, small=True)
-    monkeypatch.setitem(shipping.TRAJECTORIES, "fixed-triggers", small)
+    monkeypatch.setattr(shipped, "jobs", lambda *_: plan.jobs([4], "quick"))
+    small = shipped.Shipped("figure-4-k5-fixed-frequent", 3, small=True)
+    monkeypatch.setitem(shipped.TRAJECTORIES, "fixed-triggers", small)
     out, elsewhere = tmp_path / "checkpoints", "figure-3-seed-0"  # a record of a run that is not in `runs`
     shutil.copytree(SHIPPED / "records" / elsewhere, out / "records" / elsewhere)
-    assert shipping.ship(runs, out) == ["random-triggers", "fixed-triggers"]
-    assert shipping.ship(runs, out) == []
+    assert shipped.ship(runs, out) == ["random-triggers", "fixed-triggers"]
+    assert shipped.ship(runs, out) == []
     assert verify(out / "random-triggers") == []
     records = store.read_all(out / "records")
     assert set(records) == {elsewhere, *(f"{name}-seed-0" for name in plan.FIGURES[4])}
@@ -312,7 +312,7 @@ def test_shipping_writes_trajectories_records_and_an_index(trained, small, tmp_p
     thin(load(trained / "figure-4-bigram-seed-0"), tmp_path / "other")
     shutil.rmtree(out / "random-triggers")
     (tmp_path / "other").rename(out / "random-triggers")  # what was made from another run is made again
-    assert shipping.ship(runs, out) == ["random-triggers"]
+    assert shipped.ship(runs, out) == ["random-triggers"]
 
 
 def test_what_ships_is_small_and_sound():
@@ -322,7 +322,7 @@ def test_what_ships_is_small_and_sound():
         assert verify(folder) == []
         command = json.loads((folder / "manifest.json").read_text())["command"].split()
         assert command[0] == "induction-memory"
-        assert command[2] in {"train": PRESETS, "branch": shipping.TRAJECTORIES}[command[1]]
+        assert command[2] in {"train": PRESETS, "branch": shipped.TRAJECTORIES}[command[1]]
         assert not [word for word in command if word.startswith("/")]
         assert f"`{folder.name}`" in (SHIPPED / "README.md").read_text()
 

@@ -4,16 +4,16 @@ import pandas as pd
 import pytest
 
 import induction_memory as im
-from induction_memory.experiment import other_tasks
+from induction_memory.experiment import presets
 from induction_memory.experiment.presets import preset
 from induction_memory.experiment.run_config import RunConfig
-from induction_memory.figures.predictors import predictor_figure
-from induction_memory.reproduction import task_runs
-from induction_memory.task.phases import Phase
+from induction_memory.paper import task_runs
+from induction_memory.task.predictors import Phase
 from induction_memory.task.protocol import choose
 from induction_memory.trajectory.search import SHIPPED
+from induction_memory.views.figures.predictors import predictor_figure
 
-NAMES = list(other_tasks.OTHER_TASKS)
+NAMES = list(presets.OTHER_TASKS)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -25,9 +25,9 @@ def test_every_preset_comes_back_from_json_and_fits_its_task(name):
 
 
 def test_a_small_run_is_trained_measured_and_thinned(tmp_path, monkeypatch):
-    about, config = other_tasks.OTHER_TASKS["copying-middle"]
+    about, config = presets.OTHER_TASKS["copying-middle"]
     small = config.with_settings(["train.steps=4", "train.batch_size=8", "train.checkpoints=every 1"])
-    monkeypatch.setitem(other_tasks.OTHER_TASKS, "copying-middle", (about, small))
+    monkeypatch.setitem(presets.OTHER_TASKS, "copying-middle", (about, small))
     monkeypatch.setattr(task_runs, "MOST_STEPS", 3)
     found = task_runs.train_task("copying-middle", tmp_path / "runs")
     assert list(found.distances) == ["task", "elsewhere"]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from induction_memory.reproduction import record_files
+from induction_memory.paper import records
 from induction_memory.trajectory.search import SHIPPED
 
 PAGE = Path(__file__).parents[2] / "docs" / "text-code-here.md"
@@ -21,7 +21,7 @@ RUNS = {
 @pytest.mark.parametrize("label", RUNS)
 def test_a_row_has_the_numbers_of_its_records(label):
     (row,) = [line for line in PAGE.read_text().splitlines() if line.startswith(f"| {label} |")]
-    runs = record_files.read_all(SHIPPED / record_files.FOLDER).of(RUNS[label])
+    runs = records.read_all(SHIPPED / records.FOLDER).of(RUNS[label])
     births = [[run.reaches(name, 0.5) for run in runs] for name in ("W_O2", "W_K1_first64", "W_K2")]
     cells = [", ".join(f"{step:g}" for step in steps) for steps in births]
     cells.append(", ".join(f"{run.accuracy():.3f}" for run in runs))

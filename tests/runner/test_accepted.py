@@ -9,10 +9,10 @@ from transformer_lens.components.layer_norm_pre import LayerNormPre
 
 from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
-from induction_memory.runner import accepted
-from induction_memory.runner.accepted import objection
+from induction_memory.runner import support
 from induction_memory.runner.choice import runner
-from induction_memory.runner.variants import Patch
+from induction_memory.runner.recording import Patch
+from induction_memory.runner.support import objection
 
 SIZES = {"n_layers": 2, "d_model": 16, "n_ctx": 12, "d_head": 8, "n_heads": 2, "d_mlp": 32, "d_vocab": 11, "seed": 0}
 ACCEPTED = {
@@ -69,7 +69,7 @@ def test_both_runners_give_the_same_on_every_architecture_that_the_shortcut_acce
 
 
 def test_every_field_of_the_configuration_is_classified_once():
-    lists = (accepted.READ, accepted.WITHOUT_SAY, accepted.DEFAULT, accepted.VALUES)
+    lists = (support.READ, support.WITHOUT_SAY, support.DEFAULT, support.VALUES)
     names = [name for one in lists for name in one]
     assert sorted(names) == sorted(field.name for field in fields(HookedTransformerConfig))
 

@@ -5,13 +5,13 @@ from transformer_lens import HookedTransformer, HookedTransformerConfig
 from induction_memory.errors import InputError
 from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
-from induction_memory.runner import attention
 from induction_memory.runner import fast as fast_runner
-from induction_memory.runner.attention import running_mean
+from induction_memory.runner import network
 from induction_memory.runner.choice import record
 from induction_memory.runner.components import Graph
 from induction_memory.runner.hooked import HookedRunner
-from induction_memory.runner.variants import Patch
+from induction_memory.runner.network import running_mean
+from induction_memory.runner.recording import Patch
 from tests.hooked_twin import hooked_logits
 
 SMALL = {"d_model": 16, "n_ctx": 12, "d_vocab": 11}
@@ -69,7 +69,7 @@ def test_a_recording_is_what_the_hooks_of_the_model_see(model):
 
 
 def test_a_recording_that_keeps_its_attention_is_the_same(model, monkeypatch):
-    monkeypatch.setattr(attention, "BLOCK", 5)
+    monkeypatch.setattr(network, "BLOCK", 5)
     plain = record(model, tokens_of(0))
     kept = plain.runner.record(tokens_of(0), patterns=True)
     _, cache = model.run_with_cache(tokens_of(0))
@@ -211,12 +211,12 @@ def test_one_vector_at_every_position_equals_the_hooked_forward_whichever_it_rep
 
 def test_attention_by_blocks_of_queries_and_a_few_sequences_at_a_time_is_causal_attention(monkeypatch):
     q, k, v = (torch.randn(5, 2, 13, width, generator=torch.Generator().manual_seed(width)) for width in (4, 4, 3))
-    monkeypatch.setattr(attention, "BLOCK", 4)
-    monkeypatch.setattr(attention, "SCORES_AT_ONCE", 2 * 2 * 4 * 13)  # two sequences
-    fast = attention.attend(*(one.transpose(1, 2)[None] for one in (q, k, v)), 2.0)[0].transpose(1, 2)
+    monkeypatch.setattr(network, "BLOCK", 4)
+    monkeypatch.setattr(network, "SCORES_AT_ONCE", 2 * 2 * 4 * 13)  # two sequences
+    fast = network.attend(*(one.transpose(1, 2)[None] for one in (q, k, v)), 2.0)[0].transpose(1, 2)
     scores = (q @ k.mT / 2).masked_fill(torch.ones(13, 13, dtype=torch.bool).triu(1), -torch.inf)
     torch.testing.assert_close(fast, scores.softmax(-1) @ v, atol=1e-5, rtol=1e-5)
-    pattern, output = attention.pattern_and_output(*(one.transpose(1, 2) for one in (q, k, v)), 2.0)
+    pattern, output = network.pattern_and_output(*(one.transpose(1, 2) for one in (q, k, v)), 2.0)
     torch.testing.assert_close(pattern, scores.softmax(-1), atol=1e-6, rtol=1e-5)
     assert torch.equal(pattern, pattern.tril())
     torch.testing.assert_close(output, fast.transpose(1, 2), atol=1e-6, rtol=1e-5)

@@ -14,7 +14,7 @@ from induction_memory.model.config import ModelConfig
 from induction_memory.runner import choice
 from induction_memory.runner.choice import record, runner
 from induction_memory.runner.hooked import HookedRunner
-from induction_memory.runner.variants import Patch
+from induction_memory.runner.recording import Patch
 
 SIZES = {"n_layers": 2, "d_model": 16, "n_ctx": 12, "d_head": 8, "n_heads": 2, "d_mlp": 32, "d_vocab": 11, "seed": 0}
 FOREIGN = {

@@ -11,9 +11,8 @@ import induction_memory as im
 from induction_memory.errors import UnsupportedError
 from induction_memory.model.bridge import boot
 from induction_memory.model.memories import Memories
-from induction_memory.runner.readable import unreadable
-from induction_memory.subject import subject
-from induction_memory.subject.stack import model_weights
+from induction_memory.runner.support import unreadable
+from induction_memory.source.sources import model_weights, subject
 from tests.trajectory.series import tiny
 
 pytestmark = pytest.mark.slow
@@ -95,10 +94,10 @@ def test_what_the_weights_do_not_say_is_refused(booted, kind):
 
 
 def test_hooks_of_the_user_s_do_not_change_the_verdict(booted):
-    from induction_memory.runner import readable
+    from induction_memory.runner import support
 
     model = booted["llama"]
-    readable._judged.clear()
+    support._judged.clear()
     model.add_hook("blocks.0.hook_resid_pre", lambda x, hook: 3 * x)
     try:
         assert unreadable(model) is None

@@ -86,8 +86,7 @@ def train_slowly(**arguments) -> None:
 
 
 def main(file: str, out: str, scheduler: str | None = None) -> None:
-    from induction_memory.sweep.launch import job_of
-    from induction_memory.sweep.loop import engine, work_off
+    from induction_memory.sweep.loop import engine, job_of, work_off
     from induction_memory.sweep.plan import read
 
     jobs = [replace(job_of(run, Path(out)), work="tests.sweep.stubs:train_slowly") for run in read(file).runs]

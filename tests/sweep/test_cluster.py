@@ -12,8 +12,7 @@ import pytest
 from induction_memory.errors import Error, InputError
 from induction_memory.sweep.cluster import Cluster
 from induction_memory.sweep.job import Outcome
-from induction_memory.sweep.launch import start
-from induction_memory.sweep.loop import work_off
+from induction_memory.sweep.loop import start, work_off
 from induction_memory.sweep.plan import read
 from tests.sweep import stubs
 from tests.sweep.stubs import calls, job

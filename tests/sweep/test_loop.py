@@ -14,9 +14,8 @@ import pytest
 from rich.console import Console
 
 from induction_memory.sweep import loop
-from induction_memory.sweep.child import Child
-from induction_memory.sweep.job import Outcome
-from induction_memory.sweep.live import Board, clock, share_done
+from induction_memory.sweep.board import Board, clock, share_done
+from induction_memory.sweep.job import Child, Outcome
 from induction_memory.sweep.loop import Stopped, work_off
 from induction_memory.sweep.pool import Pool
 from induction_memory.trajectory.lock import BusyError, locked
@@ -85,7 +84,7 @@ def test_a_folder_that_another_process_holds_is_waited_for(tmp_path, capfd):
 
 def test_a_child_ends_with_its_owner_and_frees_the_folder(tmp_path):
     script = (
-        "import sys; from pathlib import Path; from tests.sweep import stubs; from induction_memory.sweep.child import "
+        "import sys; from pathlib import Path; from tests.sweep import stubs; from induction_memory.sweep.job import "
         "Child; child = Child(); print(child.pid, flush=True); child.run(stubs.job('held', Path(sys.argv[1]), "
         "stubs.hold, seconds=600.0))"
     )

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 
 from induction_memory.errors import InputError
 from induction_memory.task import BigramTask, Corpus, optimal_scores, predict, sample, step_rng
-from induction_memory.task.averages import masked_mean
+from induction_memory.task.batch import masked_mean
 from induction_memory.task.bayes import evidence
-from induction_memory.task.races import member_probability, race, times
+from induction_memory.task.trigger_posterior import member_probability, race, times
 from tests.random_tasks import make, task_fields
 
 ABCD = Corpus.from_text("abacabadbbcaddcabddcbaac")

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from induction_memory.errors import InputError
-from induction_memory.task.causal.task import CausalGraph
+from induction_memory.task.causal import CausalGraph
 
 
 def test_bayes_counts_the_children_of_the_querys_symbol():

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from induction_memory.errors import InputError
-from induction_memory.task.copying.task import Copying
+from induction_memory.task.copying import Copying
 from induction_memory.task.predictors import predictions
 
 TASK = Copying(alphabet=10, spans=(1, 2, 4))

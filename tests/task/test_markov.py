@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from induction_memory.errors import InputError
-from induction_memory.task.markov.predictors import gram, memorised, stationary
-from induction_memory.task.markov.task import MarkovChains
+from induction_memory.task.markov import MarkovChains, gram, memorised, stationary
 
 
 def counted(sequence: list[int], m: int, symbols: int, alpha: float) -> np.ndarray:

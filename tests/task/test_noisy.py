@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from induction_memory.errors import InputError
+from induction_memory.task import noisy
 from induction_memory.task.bayes import predict
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.corpus import Corpus
-from induction_memory.task.noisy import task as noisy
-from induction_memory.task.noisy.predictors import bayes, distribution_only
+from induction_memory.task.noisy import bayes, distribution_only
 
 ABC = Corpus.from_text("abacabcbbcacbaac")
 

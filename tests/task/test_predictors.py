@@ -5,8 +5,15 @@ import pytest
 import torch
 
 from induction_memory.errors import InputError
-from induction_memory.task.phases import Phase, describe, phases
-from induction_memory.task.predictors import distances, kl_to_predictor, mixture_weights, predictions
+from induction_memory.task.predictors import (
+    Phase,
+    describe,
+    distances,
+    kl_to_predictor,
+    mixture_weights,
+    phases,
+    predictions,
+)
 
 
 def test_kl_is_the_sum_over_outputs_averaged_over_positions():

@@ -1,7 +1,6 @@
 """What holds of every task that ships, and of a task that is written here."""
 
 import json
-import subprocess
 import sys
 from dataclasses import dataclass
 from typing import ClassVar
@@ -14,16 +13,16 @@ import induction_memory as im
 from induction_memory.errors import InputError
 from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
-from induction_memory.task import registry
+from induction_memory.task import protocol
 from induction_memory.task.batch import Batch
 from induction_memory.task.bigrams import BigramTask
-from induction_memory.task.causal.task import CausalGraph
-from induction_memory.task.copying.task import Copying
-from induction_memory.task.markov.task import MarkovChains
-from induction_memory.task.noisy.task import NoisyTriggers
+from induction_memory.task.causal import CausalGraph
+from induction_memory.task.copying import Copying
+from induction_memory.task.factual_recall import FactualRecall
+from induction_memory.task.markov import MarkovChains
+from induction_memory.task.noisy import NoisyTriggers
 from induction_memory.task.predictors import predictions
 from induction_memory.task.protocol import NotOfferedError, Task, ask, choose
-from induction_memory.task.recall.task import FactualRecall
 
 TASKS = [
     BigramTask(length=20, k=3),
@@ -39,7 +38,7 @@ TASKS = [
 ]
 
 
-@registry.register
+@protocol.register
 @dataclass(frozen=True)
 class Parity:
     """The target is the parity of what has been read."""
@@ -79,7 +78,7 @@ def test_a_task_samples_what_it_says_and_comes_back_from_json(task):
         assert not bool((mask & ~batch.counted).any())
     assert len(batch[:5]) == 5
     assert torch.equal(batch[:5].group(), batch.group()[:5])
-    assert registry.from_dict(json.loads(json.dumps(registry.to_dict(task)))) == task
+    assert protocol.from_dict(json.loads(json.dumps(protocol.to_dict(task)))) == task
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: f"{task.name}")
@@ -171,32 +170,32 @@ def test_the_batch_that_users_make_has_no_triggers_of_bigrams_and_takes_every_ki
 
 def test_bigrams_stand_in_files_as_they_always_did():
     task = BigramTask(k=2)
-    assert registry.to_dict(task) == task.to_dict()
-    assert "name" not in registry.to_dict(task)
-    assert registry.to_dict(MarkovChains(order=2))["name"] == "markov"
-    assert registry.from_dict({"name": "bigrams", **task.to_dict()}) == task
+    assert protocol.to_dict(task) == task.to_dict()
+    assert "name" not in protocol.to_dict(task)
+    assert protocol.to_dict(MarkovChains(order=2))["name"] == "markov"
+    assert protocol.from_dict({"name": "bigrams", **task.to_dict()}) == task
 
 
 def test_a_name_that_is_not_registered_is_refused_and_nothing_is_imported():
     before = set(sys.modules)
     with pytest.raises(InputError, match=r"task.name: expected one of bigrams, .* got 'os'"):
-        registry.from_dict({"name": "os"})
+        protocol.from_dict({"name": "os"})
     with pytest.raises(InputError, match="did you mean markov"):
-        registry.from_dict({"name": "markow"})
+        protocol.from_dict({"name": "markow"})
     assert set(sys.modules) == before
     with pytest.raises(InputError, match=r"task.speed: expected one of symbols, order"):
-        registry.from_dict({"name": "markov", "speed": 3})
+        protocol.from_dict({"name": "markov", "speed": 3})
 
 
 def test_two_tasks_cannot_share_a_name_and_an_incomplete_one_is_refused():
     with pytest.raises(InputError, match=r"task.name: expected a name that no other task has, got 'markov'"):
-        registry.register(type("Mine", (Parity,), {"name": "markov", "__module__": "mine"}))
+        protocol.register(type("Mine", (Parity,), {"name": "markov", "__module__": "mine"}))
     with pytest.raises(InputError, match=r"task 'half': expected sample, length, .*, got no sample, length"):
-        registry.register(type("Half", (), {"name": "half"}))
+        protocol.register(type("Half", (), {"name": "half"}))
     with pytest.raises(InputError, match=r"task.name: expected a name in the class"):
-        registry.register(type("Nameless", (), {}))
+        protocol.register(type("Nameless", (), {}))
     with pytest.raises(InputError, match=r"task: expected a registered task"):
-        registry.to_dict(type("Stranger", (Parity,), {"name": "stranger"})())
+        protocol.to_dict(type("Stranger", (Parity,), {"name": "stranger"})())
 
 
 def test_a_batch_names_its_groups():
@@ -206,13 +205,6 @@ def test_a_batch_names_its_groups():
         batch.group("global")
     with pytest.raises(InputError, match=r"batch.main: expected one of the groups"):
         Batch(batch.tokens, batch.targets, batch.counted, {}, "query")
-
-
-def test_settings_load_no_torch():
-    load = "import sys, induction_memory.task.registry as r; [r.task_type(n) for n in r.names()]"
-    code = f"{load}; print('torch' in sys.modules)"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert out.strip() == "False"
 
 
 def test_a_batch_at_a_group_has_its_positions_and_counts_no_others():

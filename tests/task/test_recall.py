@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from induction_memory.errors import InputError
-from induction_memory.task.recall.task import FactualRecall
+from induction_memory.task.factual_recall import FactualRecall
 
 SMALL = FactualRecall(subjects=4, relations=3, answers=2, noise_tokens=3, length=6)
 

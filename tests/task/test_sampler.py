@@ -10,8 +10,7 @@ from scipy.stats import chi2_contingency, chisquare
 from bench.sampler import sample_by_token
 from induction_memory.errors import InputError
 from induction_memory.task import Batch, BigramTask, Corpus, from_text, make_batch, sample, step_rng
-from induction_memory.task.alias import alias_table
-from induction_memory.task.sampler import race
+from induction_memory.task.sampler import alias_table, race
 from tests.random_tasks import make, task_fields
 
 UNLIKELY = 1e-4  # a fixed seed: a test that passes once passes always

@@ -2,9 +2,8 @@ import pytest
 
 from induction_memory.errors import InputError
 from induction_memory.task.bigrams import BigramTask
-from induction_memory.task.corpus import Corpus
+from induction_memory.task.corpus import Corpus, encode, split
 from induction_memory.task.sampler import from_text
-from induction_memory.task.text import encode, split
 
 VOCABULARIES = {
     "characters": (("a", "b", " "), "ab a", ["a", "b", " ", "a"]),

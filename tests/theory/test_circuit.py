@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from induction_memory.errors import InputError
+from induction_memory.paper.theory import circuit, first_step_recall, gradient_steps, iterates, theorem
+from induction_memory.paper.theory.circuit import enumerate_all, sample
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.sampler import sample as sample_task
-from induction_memory.theory import circuit, constants, first_step_recall, gradient_steps, iterates, residual
-from induction_memory.theory.sequences import enumerate_all, sample
 
 
 def small(seed: int = 0, N: int = 5, T: int = 6, d: int = 12):
@@ -58,7 +58,7 @@ def test_split_circuit_equals_the_equations_written_out(positions, both_streams)
 def test_superposed_circuit_equals_the_equations_written_out():
     e, c, data = small(1)
     torch.testing.assert_close(
-        residual.logits(e, c, data.tokens), torch.stack([slow_residual(e, c, z) for z in data.tokens])
+        circuit.residual_logits(e, c, data.tokens), torch.stack([slow_residual(e, c, z) for z in data.tokens])
     )
 
 
@@ -97,17 +97,17 @@ def test_label_law_is_that_of_the_enumerated_sequences():
         weights = data.weights[rows] / data.weights[rows].sum()
         is_label = (data.tokens[rows] == data.labels[rows].unsqueeze(-1)).double()
         is_trigger = (data.tokens[rows] == data.triggers[rows].unsqueeze(-1)).double()
-        torch.testing.assert_close(weights @ is_label, constants.label_law(N, T)[t_q - 1])
-        torch.testing.assert_close(weights @ is_trigger, constants.trigger_places(T)[t_q - 1])
+        torch.testing.assert_close(weights @ is_label, theorem.label_law(N, T)[t_q - 1])
+        torch.testing.assert_close(weights @ is_trigger, theorem.trigger_places(T)[t_q - 1])
 
 
 def test_tau_and_gamma_are_the_means_that_define_them():
     T = 7
     outputs = range(2, T + 1)
     tail = {t: sum(1 / s for s in range(t, T + 1)) for t in range(1, T + 1)}
-    assert constants.tau(T) == pytest.approx(sum(tail[o] for o in outputs) / (T - 1))
+    assert theorem.tau(T) == pytest.approx(sum(tail[o] for o in outputs) / (T - 1))
     gamma = sum(1 / o - tail[o - 1] / T for o in outputs) / (T - 1) - 1 / T**2
-    assert constants.gamma(T) == pytest.approx(gamma)
+    assert theorem.gamma(T) == pytest.approx(gamma)
 
 
 def test_too_many_cases_and_too_short_sequences_are_refused():

@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from induction_memory.memory.random_embeddings import gaussian_embeddings
+from induction_memory.paper.theory import learning_conditions
+from induction_memory.paper.theory.initial_attention import effective_share
+from induction_memory.paper.theory.learning_conditions import _condition, starved_outputs
 from induction_memory.task.bigrams import BigramTask
-from induction_memory.theory import learning_conditions
-from induction_memory.theory.initial_attention import effective_share
-from induction_memory.theory.learning_conditions import _condition, starved_outputs
 
 
 def test_effective_tokens_are_all_of_them_if_uniform_and_one_on_one_key():

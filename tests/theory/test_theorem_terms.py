@@ -3,10 +3,9 @@
 import pytest
 import torch
 
-from induction_memory.theory import constants
-from induction_memory.theory.circuit import orthonormal
-from induction_memory.theory.sequences import enumerate_all
-from induction_memory.theory.theorem_terms import match_terms, position_terms, two_memories
+from induction_memory.paper.theory import theorem
+from induction_memory.paper.theory.circuit import enumerate_all, orthonormal
+from induction_memory.paper.theory.theorem import match_terms, position_terms, two_memories
 
 N, T = 4, 6
 
@@ -75,7 +74,7 @@ def test_the_four_parts_add_up_to_the_exact_constants_away_from_the_end():
     terms = position_terms(64, 32)
     t = torch.arange(1, 33).unsqueeze(-1)
     whole = (terms["A"] - terms["B"] - terms["C"] + terms["D"]) / (32 * t)
-    exact = constants.position_constants(64, 32).mT
+    exact = theorem.position_constants(64, 32).mT
     assert torch.allclose(whole[: 32 - 1], exact[: 32 - 1], atol=1e-9)
 
 

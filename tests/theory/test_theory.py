@@ -5,14 +5,13 @@ import pytest
 import torch
 
 from analyses import theory_page
-from induction_memory import theory
 from induction_memory.errors import InputError
-from induction_memory.figures.theory import draw
-from induction_memory.memory import gradients, losses
-from induction_memory.theory import (
+from induction_memory.memory import gradients
+from induction_memory.paper import theory
+from induction_memory.paper.figures.theory import draw
+from induction_memory.paper.theory import (
     architectures,
     checks,
-    constants,
     first_step_recall,
     iterates,
     lemmas,
@@ -20,7 +19,7 @@ from induction_memory.theory import (
     theorem,
     theorem_model,
 )
-from induction_memory.theory.catalogue import CATALOGUE, find
+from induction_memory.paper.theory.checks import CATALOGUE, find
 
 
 def wrong_sign(closed_form):
@@ -43,7 +42,7 @@ def without_centring(w_E, w_U, eta):
 def uncentred_keys(data, Phi_2, w_U, keys):
     shifted = torch.cat([keys, -keys.sum(1, keepdim=True)], 1)  # the mean of these is zero: nothing is subtracted
     values = torch.cat([data.X, data.X[:, -1:]], 1)
-    return gradients.key_query_gradient(losses.Sequences(values, data.labels, data.weights), Phi_2, w_U, shifted)
+    return gradients.key_query_gradient(gradients.Sequences(values, data.labels, data.weights), Phi_2, w_U, shifted)
 
 
 def without_average_value(data, p, W_2, Phi_1, Phi_2, w_U):
@@ -62,7 +61,7 @@ def without_decay(alpha_0, alpha, p_hat, joint, eta, decay):
 
 
 def without_mean_position(N, T):
-    u, v = constants.label_law(N, T), constants.trigger_places(T)
+    u, v = theorem.label_law(N, T), theorem.trigger_places(T)
     t = torch.arange(1, T + 1, dtype=torch.float64).unsqueeze(-1)
     return (u.mT @ v / (T - 1) / (T * t)).mT.triu()
 
@@ -87,16 +86,16 @@ BROKEN = {
     "iterates, no decay": (iterates.iterates, {"update": without_decay}),
     "remapping, half the pairs": (random_vectors.random_vectors, {"variance": random_vectors.printed_variance}),
     "capacity, sqrt(n/d)": (random_vectors.capacity, {"predicted": wide_interference}),
-    "step 1, no tau": (theorem.theorem_step_1, {"exact": lambda N, T: (constants.output_constants(N, T)[0], 0.0)}),
-    "step 1, as printed": (theorem.theorem_step_1, {"exact": lambda N, T: (1.0, constants.tau(T))}),
-    "step 2, sign": (theorem.theorem_step_2, {"signal": lambda T: -constants.gamma(T)}),
-    "step 2, no mean key": (theorem.theorem_step_2, {"exact": lambda N, T: constants.gamma(T) + 1 / T}),
+    "step 1, no tau": (theorem.theorem_step_1, {"exact": lambda N, T: (theorem.output_constants(N, T)[0], 0.0)}),
+    "step 1, as printed": (theorem.theorem_step_1, {"exact": lambda N, T: (1.0, theorem.tau(T))}),
+    "step 2, sign": (theorem.theorem_step_2, {"signal": lambda T: -theorem.gamma(T)}),
+    "step 2, no mean key": (theorem.theorem_step_2, {"exact": lambda N, T: theorem.gamma(T) + 1 / T}),
     "step 2, one case": (
         theorem.theorem_step_2,
-        {"cases": lambda N, T: constants.attended_content(N, T) | {"i = j = k": 2 / T}},
+        {"cases": lambda N, T: theorem.attended_content(N, T) | {"i = j = k": 2 / T}},
     ),
     "step 3, no mean position": (theorem.theorem_step_3, {"exact": without_mean_position}),
-    "step 3, next position": (theorem.theorem_step_3, {"signal": lambda T: -constants.position_signal(T)}),
+    "step 3, next position": (theorem.theorem_step_3, {"signal": lambda T: -theorem.position_signal(T)}),
     "factorisation, no U_0": (architectures.factorisation, {"expansion": architectures.printed_product}),
     "factorisation, no coherence": (architectures.factorisation, {"noise": independent_terms}),
     "layer norm, not projected": (architectures.layer_norm, {"closed_form": unprojected}),

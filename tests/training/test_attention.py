@@ -11,6 +11,9 @@ from induction_memory.training.clamps import induction_pattern, previous_token_p
 from induction_memory.training.fast.attention import (
     BLOCK,
     LOG2_E,
+    ProductScores,
+    ScoreTables,
+    TableScores,
     Weighting,
     add_average,
     backward,
@@ -20,12 +23,10 @@ from induction_memory.training.fast.attention import (
     weigh,
     write_average,
 )
-from induction_memory.training.fast.attention_scores import ProductScores, ScoreTables, TableScores
+from induction_memory.training.fast.last_block import cross_entropy
 from induction_memory.training.fast.lookup import Table, add_by_row, look_up
 from induction_memory.training.fast.queries import Queries, chosen_batches, whole_batches
-from induction_memory.training.fast.readout import cross_entropy
-from induction_memory.training.fast.sums import Sums
-from induction_memory.training.fast.workspace import Workspace
+from induction_memory.training.fast.workspace import Sums, Workspace
 
 CPU = torch.device("cpu")
 BATCH, POS, WIDTH, VOCAB = 3, BLOCK + 20, 6, 7

@@ -14,7 +14,7 @@ from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.corpus import Corpus
-from induction_memory.task.sampler import Batch, sample, step_rng, with_counts
+from induction_memory.task.sampler import BigramBatch, sample, step_rng, with_counts
 from induction_memory.training import forward
 from induction_memory.training.clamps import Clamps, clamped_pattern
 from induction_memory.training.forward import Evaluation, evaluate, plain_evaluate, supported
@@ -70,7 +70,7 @@ CLAMPS = {
 
 
 @pytest.fixture(scope="module")
-def batch() -> Batch:
+def batch() -> BigramBatch:
     """Nine sequences with 0 to many trained positions each, and repeated sequences of tokens."""
     found = sample(BigramTask(length=LENGTH, k=3), 9, step_rng(0, 0))
     counts = found.counts.clone()
@@ -78,7 +78,7 @@ def batch() -> Batch:
     return with_counts(found.tokens, found.targets, counts, found.triggers, found.outputs)
 
 
-def oracle(model, batch: Batch, loss: str, clamps: Clamps | None) -> tuple[float, dict[str, Tensor], Tensor]:
+def oracle(model, batch: BigramBatch, loss: str, clamps: Clamps | None) -> tuple[float, dict[str, Tensor], Tensor]:
     """The whole batch through the model with hooks, F.cross_entropy and .backward(): loss, gradients, logits."""
     kinds = {i: clamps.kind(i, len(model.blocks)) for i in range(len(model.blocks))} if clamps else {}
 
@@ -105,7 +105,7 @@ def oracle(model, batch: Batch, loss: str, clamps: Clamps | None) -> tuple[float
     return value.item(), found, logits.detach()
 
 
-def assert_equal(found: Evaluation, model, batch: Batch, loss: str, clamps: Clamps | None) -> None:
+def assert_equal(found: Evaluation, model, batch: BigramBatch, loss: str, clamps: Clamps | None) -> None:
     value, gradients, logits = oracle(model, batch, loss, clamps)
     assert math.isclose(found.loss, value, rel_tol=1e-5)
     assert found.gradients.keys() == gradients.keys()

@@ -13,8 +13,7 @@ from induction_memory.model.config import ModelConfig
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.training import run as training_run
 from induction_memory.training.branching import branch
-from induction_memory.training.interruption import Stopped
-from induction_memory.training.run import start, train
+from induction_memory.training.run import Stopped, start, train
 from induction_memory.trajectory import durable, load, thin, verify
 from induction_memory.trajectory.writer import Writer
 from tests.tiny_runs import MODEL, TASK, tiny

@@ -14,8 +14,7 @@ from induction_memory import probes
 from induction_memory.errors import InputError
 from induction_memory.training.run import start
 from induction_memory.trajectory import durable, load, verify
-from induction_memory.trajectory.lock import locked
-from induction_memory.trajectory.ownership import CACHE
+from induction_memory.trajectory.lock import CACHE, locked
 from induction_memory.trajectory.writer import Writer
 from tests.training.test_resume import content
 from tests.training_process import PROBES, Worker, config_of

@@ -12,15 +12,13 @@ from rich.console import Console
 from induction_memory.errors import DivergedError, InputError
 from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
-from induction_memory.model.construction import construct
+from induction_memory.model.constructed import construct
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.sampler import sample, step_rng
 from induction_memory.training import tracking
-from induction_memory.training.loop import Start, train
-from induction_memory.training.metrics import Metrics, class_mean
+from induction_memory.training.board import Progress, describe
+from induction_memory.training.loop import Metrics, Start, class_mean, recalls, train
 from induction_memory.training.optimizer import adamw_update, sgd_update
-from induction_memory.training.progress import Progress, describe
-from induction_memory.training.recalls import recalls
 from induction_memory.training.reference import plain_evaluate
 from induction_memory.training.run import start
 from induction_memory.training.tracking import numbers, open_tracker

@@ -18,11 +18,9 @@ from induction_memory.model.config import ModelConfig
 from induction_memory.training.branching import branch
 from induction_memory.training.run import resume, start
 from induction_memory.trajectory import durable, load, thin, verify
-from induction_memory.trajectory.lengthening import lengthen
+from induction_memory.trajectory.lock import tidy
 from induction_memory.trajectory.manifest import Manifest
-from induction_memory.trajectory.ownership import tidy
-from induction_memory.trajectory.resuming import resume_point
-from induction_memory.trajectory.writer import Origin, Writer, begin
+from induction_memory.trajectory.writer import Origin, Writer, begin, lengthen, resume_point
 from tests.tiny_runs import tiny
 
 pytestmark = pytest.mark.slow

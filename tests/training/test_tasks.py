@@ -12,13 +12,13 @@ from induction_memory.experiment.run_config import RunConfig
 from induction_memory.experiment.train_config import TrainConfig
 from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
-from induction_memory.task import registry
+from induction_memory.task import protocol
 from induction_memory.task.batch import Batch
-from induction_memory.task.causal.task import CausalGraph
-from induction_memory.task.copying.task import Copying
-from induction_memory.task.markov.task import MarkovChains
-from induction_memory.task.noisy.task import NoisyTriggers
-from induction_memory.task.recall.task import FactualRecall
+from induction_memory.task.causal import CausalGraph
+from induction_memory.task.copying import Copying
+from induction_memory.task.factual_recall import FactualRecall
+from induction_memory.task.markov import MarkovChains
+from induction_memory.task.noisy import NoisyTriggers
 from induction_memory.training.forward import evaluate, plain_evaluate, supported
 from induction_memory.training.run import start
 from induction_memory.trajectory.trajectory import load
@@ -37,7 +37,7 @@ MODELS = {
 }
 
 
-@registry.register
+@protocol.register
 @dataclass(frozen=True)
 class Last:
     """Say again what stands at the first position; targets that nobody asks for are no outputs."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from induction_memory.trajectory.checkpoint_names import Label, label
+from induction_memory.trajectory.checkpoint_files import Label, label
 
 BILLION = 10**9
 

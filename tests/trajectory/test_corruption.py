@@ -13,8 +13,7 @@ from induction_memory.model.config import ModelConfig
 from induction_memory.training.run import start
 from induction_memory.trajectory import load, thin, verify
 from induction_memory.trajectory.folder import FolderSource
-from induction_memory.trajectory.resuming import ResumePoint, resume_point
-from induction_memory.trajectory.writer import Writer
+from induction_memory.trajectory.writer import ResumePoint, Writer, resume_point
 from tests.tiny_runs import tiny
 
 FLIPS = [24, pytest.param(400, marks=pytest.mark.hard)]

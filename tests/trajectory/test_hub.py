@@ -7,7 +7,7 @@ import huggingface_hub
 import pytest
 
 from induction_memory.errors import InputError
-from induction_memory.trajectory.hub import fetch_revisions
+from induction_memory.trajectory.series import fetch_revisions
 from tests.trajectory.series import write_series
 
 

@@ -10,12 +10,12 @@ import torch
 import induction_memory as im
 from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
-from induction_memory.subject import subject
+from induction_memory.source.sources import subject
 from induction_memory.training.branching import branch
 from induction_memory.training.run import start
 from induction_memory.trajectory import load, thin
+from induction_memory.trajectory.initial import initial_weights
 from induction_memory.trajectory.manifest import Manifest
-from induction_memory.trajectory.rebuilding import initial_weights
 from tests.tiny_runs import MODEL, TASK, tiny
 
 

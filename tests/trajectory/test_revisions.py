@@ -12,9 +12,9 @@ import torch
 
 from induction_memory.errors import InputError
 from induction_memory.trajectory.kept_results import hashed
-from induction_memory.trajectory.revisions import revisions
 from induction_memory.trajectory.search import is_series
-from induction_memory.trajectory.series_check import check, gaps
+from induction_memory.trajectory.series import revisions
+from induction_memory.trajectory.verification import check, gaps
 from tests.trajectory.series import CONTEXT, VOCAB, write_series
 
 STEPS = [0, 100, 200, 300, 400]

@@ -14,7 +14,7 @@ from induction_memory.training.branching import branch
 from induction_memory.training.run import start
 from induction_memory.trajectory import load, thin, verify
 from induction_memory.trajectory.manifest import Manifest
-from induction_memory.trajectory.rounded import unit_of, write_rounded
+from induction_memory.trajectory.tensors import unit_of, write_rounded
 from induction_memory.trajectory.writer import Writer
 from tests.tiny_runs import tiny
 
@@ -154,7 +154,7 @@ def test_a_flipped_bit_is_found(coarse, tmp_path):
 @pytest.mark.parametrize("stored", [zlib.compress(bytes(10**7)), zlib.compress(bytes(16)) + b"more", b"no stream"])
 def test_differences_of_another_size_are_refused(coarse, tmp_path, monkeypatch, stored):
     monkeypatch.setattr(
-        "induction_memory.trajectory.rounded._deflated", lambda whole: np.frombuffer(stored, np.uint8).copy()
+        "induction_memory.trajectory.tensors._deflated", lambda whole: np.frombuffer(stored, np.uint8).copy()
     )
     odd = thin(coarse, tmp_path / "odd", [2, 12])
     with pytest.raises(DamagedError, match="differences that cannot be read of"):

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from induction_memory.errors import Error, InputError
-from induction_memory.trajectory.revisions import revisions
-from induction_memory.trajectory.series_check import check
+from induction_memory.trajectory.series import revisions
+from induction_memory.trajectory.verification import check
 from tests.trajectory.series import CONTEXT, VOCAB, write_series
 
 TOKENS = torch.arange(CONTEXT).remainder(VOCAB)[None]

@@ -14,17 +14,16 @@ import torch
 from PIL import Image
 
 from induction_memory.errors import InputError
-from induction_memory.figures.attention import OTHER, RIGHT, attention_figure
-from induction_memory.figures.tokens import visible
 from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
+from induction_memory.shown_tokens import visible
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.corpus import Corpus
 from induction_memory.task.sampler import make_batch, sample, step_rng
-from induction_memory.views.attention import attention
+from induction_memory.views.attention_maps import attention, trigger_marks
 from induction_memory.views.attention_page import bundle, embedded_json
+from induction_memory.views.figures.maps import OTHER, RIGHT, attention_figure
 from induction_memory.views.light_maps import coloured
-from induction_memory.views.marks import trigger_marks
 
 AWKWARD = ("<", "&", "</script>", " ", "\n", '"', "'", "<!--", "$x$", "a", "b")
 
@@ -253,7 +252,7 @@ def test_colours_go_from_light_to_dark_and_are_grey_beyond_the_diagonal():
 @pytest.mark.slow
 def test_a_page_in_a_notebook_loads_no_drawing_library():
     code = """import sys, numpy as np
-from induction_memory.views.attention import AttentionView
+from induction_memory.views.attention_maps import AttentionView
 none = np.zeros((3, 3), bool)
 view = AttentionView("t", ("a", "b", "c"), ("L1H1", "L2H1"), ("",), np.eye(3)[None, None].repeat(2, 1), none, none,
                      none[0], none[0])

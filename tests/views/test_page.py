@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import induction_memory as im
-from induction_memory.interventions.surgery import edited
+from induction_memory.interventions.memory_surgery import edited
 from induction_memory.views.page.pack import unpack
-from induction_memory.views.report import report
+from induction_memory.views.run_page import report
 from tests.views.page_runs import HOSTILE, decoded, full_run, hostile_run, opened, tab_of
 
 SAME = 2e-5
@@ -388,7 +388,7 @@ def test_hostile_tokens_are_text(tab, paths, runs):
     opened(tab, paths["one"])
     assert tab.locator("main img").count() == 0
     shown = tab.locator("#w-o2-0 .labels text").all_text_contents()
-    from induction_memory.figures.tokens import visible
+    from induction_memory.shown_tokens import visible
 
     names = {visible(token) for token in runs[0].task.vocabulary}
     assert set(shown) == {name if len(name) <= 4 else f"{name[:3]}…" for name in names}

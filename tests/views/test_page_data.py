@@ -9,11 +9,10 @@ from induction_memory import probes
 from induction_memory.errors import InputError
 from induction_memory.model.associations import carrier
 from induction_memory.views.page import live, tables
-from induction_memory.views.page.budget import join, reduced, within
 from induction_memory.views.page.document import document, script
 from induction_memory.views.page.gather import evaluation_batch, spread
-from induction_memory.views.page.pack import Pack, quantise, unpack
-from induction_memory.views.report import report
+from induction_memory.views.page.pack import Pack, join, quantise, reduced, unpack, within
+from induction_memory.views.run_page import report
 from tests.views.page_runs import full_run, hostile_run
 
 

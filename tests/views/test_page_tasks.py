@@ -5,7 +5,7 @@ import re
 import pytest
 
 import induction_memory as im
-from induction_memory.views.report import report
+from induction_memory.views.run_page import report
 from tests.task.test_protocol import Parity
 from tests.views.page_runs import opened, tab_of
 

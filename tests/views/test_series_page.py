@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from induction_memory.trajectory.revisions import revisions
-from induction_memory.views.series_report import series_report
-from induction_memory.views.series_steps import STEPS, chosen_steps
+from induction_memory.trajectory.series import revisions
+from induction_memory.views.run_page import STEPS, chosen_steps, series_report
 from tests.trajectory.series import write_series
 from tests.views.page_runs import tab_of
 

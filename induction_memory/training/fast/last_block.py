@@ -10,26 +10,61 @@ so that W_F costs nothing, and the maps are as narrow as the vocabulary. One col
 to all logits changes nothing, so the logit of the last token is subtracted from the others, and N - 1 columns are
 enough. If every position is a query and the vocabulary is narrower than the model, values are mapped before P,
 otherwise after.
+
+Logits to loss and back.
+
+    nll = log(sum exp(logits)) - logits[target]        dlogits = w (softmax(logits) - 1{target})
+
+where w is the weight of a row in the loss: one over the number of trained positions, or zero. As in attention, logits
+are computed in bits, because powers of two are cheaper; a gradient with respect to bits is log 2 times dlogits.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from induction_memory.model.config import ModelConfig
-from induction_memory.training.fast.attention import LOG2_E, Weighting, backward, impose, weigh, write_average
-from induction_memory.training.fast.attention_maps import AttentionMaps
-from induction_memory.training.fast.attention_scores import ProductScores
-from induction_memory.training.fast.block import Block, learns_below
-from induction_memory.training.fast.positionwise import LayerNorm
+from induction_memory.training.fast.attention import (
+    LOG2_E,
+    ProductScores,
+    Weighting,
+    backward,
+    impose,
+    weigh,
+    write_average,
+)
+from induction_memory.training.fast.attention_layer import AttentionMaps
+from induction_memory.training.fast.block import Block, LayerNorm, learns_below
 from induction_memory.training.fast.queries import Queries
-from induction_memory.training.fast.readout import cross_entropy
-from induction_memory.training.fast.sums import Sums
-from induction_memory.training.fast.workspace import Workspace
+from induction_memory.training.fast.workspace import Sums, Workspace
+
+
+def cross_entropy(
+    bits: Float[Tensor, "row vocab"],
+    targets: Int[Tensor, " row"],
+    weights: Float[Tensor, " row"] | None,
+) -> tuple[Float[Tensor, " row"], Bool[Tensor, " row"]]:
+    """-log p(target) and whether the target is the likeliest, from logits times log2 e.
+
+    The bits are overwritten; if weights are given, with the gradient of the weighted sum of nll.
+    """
+    correct = bits.argmax(-1) == targets
+    bits.sub_(bits.amax(-1, keepdim=True))
+    at_target = bits.gather(-1, targets[:, None])
+    torch.exp2(bits, out=bits)
+    total = bits.sum(-1, keepdim=True)
+    nll = (total.log2() - at_target).mul_(math.log(2)).squeeze(-1)
+    if weights is not None:
+        weights = weights[:, None] * math.log(2)
+        bits.mul_(weights / total)
+        bits.scatter_add_(-1, targets[:, None], -weights)
+    return nll, correct
+
 
 Found = tuple[Tensor, Tensor, Tensor | None]
 """-log p(target), correctness, and the gradient of the last block's input."""

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from induction_memory.training.fast.sums import Sums
+from induction_memory.training.fast.workspace import Sums
 
 
 @dataclass(frozen=True)

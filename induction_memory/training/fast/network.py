@@ -2,23 +2,31 @@
 
 Blocks below the last compute every position. The last block, with all that follows it (`last_block.py`), computes only
 the requested queries. Backward stops at the lowest block that it needs: below it nothing learns.
+
+Groups of micro-batches over threads, with results that do not depend on the number of threads.
+
+Each thread takes the next free group and works through it alone, with library calls that use one thread each: at these
+sizes, two threads on separate groups lose less time than two threads that share every small product. Each group has its
+own sums, and these are added in the order of the groups.
 """
 
-from collections.abc import Mapping
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from induction_memory.model.config import ModelConfig
 from induction_memory.training.clamps import Clamps, clamped_pattern
 from induction_memory.training.fast.attention import causal_blocks, causal_mask
-from induction_memory.training.fast.block import EMBEDDINGS, Block
+from induction_memory.training.fast.block import EMBEDDINGS, Block, LayerNorm
 from induction_memory.training.fast.last_block import BlockTail, LinearTail, Tail
 from induction_memory.training.fast.lookup import Table, add_by_row, look_up
-from induction_memory.training.fast.positionwise import LayerNorm
 from induction_memory.training.fast.queries import MicroBatch, Queries
-from induction_memory.training.fast.sums import Sums
-from induction_memory.training.fast.workspace import Workspace
+from induction_memory.training.fast.workspace import Sums, Workspace
 
 
 class Network:
@@ -118,3 +126,69 @@ class Network:
         W_pos = by_position.new_zeros(self.shapes["pos_embed.W_pos"])
         W_pos[: len(by_position)] = by_position
         return {"embed.W_E": by_token, "pos_embed.W_pos": W_pos}
+
+
+Work = Callable[[MicroBatch, Workspace, Sums], None]
+
+_idle: deque[Workspace] = deque()
+
+
+@contextmanager
+def one_thread_a_call() -> Iterator[int]:
+    """Inside the block, library calls use one thread each; yields the number they used before."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield threads
+    finally:
+        torch.set_num_threads(threads)
+
+
+def run_groups(work: Work, groups: Sequence[Sequence[MicroBatch]], device: torch.device, threads: int) -> Sums:
+    """Do the work of every piece in `threads` threads; returns the sums over all groups."""
+    sums = [Sums(device) for _ in groups]
+    waiting = deque(reversed(range(len(groups))))  # the last groups have the most work
+    errors: list[BaseException] = []
+
+    def worker() -> None:
+        torch.set_num_threads(1)  # for library calls of this thread
+        buffers = _take(device)
+        try:
+            with torch.no_grad():
+                while not errors:
+                    try:
+                        number = waiting.popleft()
+                    except IndexError:
+                        return
+                    for piece in groups[number]:
+                        work(piece, buffers, sums[number])
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            _idle.append(buffers)
+
+    helpers = [threading.Thread(target=worker, name=f"micro-batches {i}") for i in range(1, threads)]
+    for helper in helpers:
+        helper.start()
+    worker()
+    for helper in helpers:
+        helper.join()
+    if errors:
+        raise errors[0]
+    total = Sums(device)
+    for part in sums:
+        total.add(part)
+    return total
+
+
+def _take(device: torch.device) -> Workspace:
+    """A workspace that no thread uses now."""
+    for _ in range(len(_idle)):
+        try:
+            buffers = _idle.popleft()
+        except IndexError:
+            break
+        if buffers.device == device:
+            return buffers
+        _idle.append(buffers)
+    return Workspace(device)

@@ -12,8 +12,8 @@ import pandas as pd
 
 from induction_memory import probes
 from induction_memory.task.batch import Batch
-from induction_memory.task.phases import describe
-from induction_memory.task.phases import phases as named_phases
+from induction_memory.task.predictors import describe
+from induction_memory.task.predictors import phases as named_phases
 from induction_memory.trajectory.trajectory import Trajectory
 from induction_memory.views.page import words
 

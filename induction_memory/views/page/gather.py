@@ -13,8 +13,8 @@ import torch
 from induction_memory.task.batch import Batch
 from induction_memory.task.sampler import step_rng
 from induction_memory.trajectory.trajectory import Trajectory
-from induction_memory.views.marks import telling_rows
-from induction_memory.views.page import causes, curves, live, sequences, snippets, tables, words
+from induction_memory.views.attention_maps import telling_rows
+from induction_memory.views.page import causes, curves, live, sequences, tables, words
 from induction_memory.views.page.pack import Pack, Quantised, quantise
 
 EVALUATED = 16  # sequences on which causes and distances are measured
@@ -76,7 +76,7 @@ def gather(
         "caps": cap,
         "causes": measured,
         "skipped": {name: reason for name, reason in (skipped | more | lost).items() if "_triggers" not in name},
-        "snippets": snippets.of(run, drawn, cut),
+        "snippets": words.of(run, drawn, cut),
         "live": None,
         "why_not_live": live.why_not(run.model_config),
     }

@@ -14,11 +14,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from induction_memory.subject import subject
+from induction_memory.source.sources import subject
 from induction_memory.task.batch import Batch
 from induction_memory.task.protocol import Task
 from induction_memory.trajectory.trajectory import Trajectory
-from induction_memory.views.marks import row_marks
+from induction_memory.views.attention_maps import row_marks
 from induction_memory.views.page import words
 
 LIKELY = 5  # tokens listed for each prediction

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from induction_memory import probes
 from induction_memory.model.associations import token_names
-from induction_memory.subject import subject
+from induction_memory.source.sources import subject
 from induction_memory.trajectory.trajectory import Trajectory
 
 WINDOW = "W_K1_first64"  # the positions of W_K1's table

@@ -1,0 +1,452 @@
+"""Match the heads of two runs by their scores.
+
+The profile of a head is the row of its scores, one per vote and role, each clipped to [0, 1] (votes.py), without its
+layer and index. The match of two runs is the assignment with the least sum of the distances |profile_a - profile_b|
+(Hungarian algorithm). Two heads with the same profile can be exchanged at no cost. So a match measures how similar the
+two sets of heads are, not which head corresponds to which. Scores that are unknown in either run do not enter the
+distance.
+
+What decides which head gets a role: the initial weights or the data?
+
+Runs that share their initial weights, runs that share their data and independent runs (resampling.py) are compared head
+by head. For a role, s_a(h) is head h's share of the role's route in run a (carriers.py). The heads of a layer are
+compared by their index:
+
+    A(a, b) = 1 - 1/2 sum_h |s_a(h) - s_b(h)|                 agreement: the overlap of the shares
+    C(a, b) = mean of A over all orders of b's heads          agreement by chance
+    B(a, b) = max of A over all orders of b's heads           the largest possible one, given the sizes of the shares
+    score   = sum over pairs (A - C) / sum over pairs (B - C)
+
+The score is 1 if the same heads have the same shares and 0 if the index of a head says nothing. Its interval is a
+bootstrap over runs. `p` is the share of orders of the heads, drawn for every run but the first, with at least the
+agreement that was measured (all orders if there are few, `DRAWS` random ones otherwise).
+
+Before training, all heads of a layer have the same distribution, and their order means nothing. So the data alone
+cannot choose an index. For runs that share only their data the expected score is 0, as for independent runs, and the
+measured score is a control. For runs that share their weights, 1 - score is the part that the data decide.
+
+The data alone may decide how unequal the shares are, regardless of which heads have them. With x the effective number
+of heads or the largest share,
+
+    explained = 1 - mean over pairs in the relation (x_a - x_b)^2 / mean over independent pairs (x_a - x_b)^2
+
+estimates the part of the variance of x that comes from what the runs share.
+
+How well one run predicts the roles of another run: a score for a family of models.
+
+The role of each head of one run is predicted from the roles of another run, by
+
+    index         the head of the same name
+    layer         any head of the same layer, drawn at random
+    appearance    the head matched to it by weights and attention alone; its causal vote is predicted
+    match         the head matched to it by all three votes: how similar the two sets of heads are
+
+The accuracy is the share of correct predictions, and the chance is the accuracy of a head drawn from the whole other
+run. Both are averaged over pairs of runs, and the score is (accuracy - chance) / (1 - chance). It is 1 if one run gives
+the roles of another, and 0 if it tells only how many heads of each role to expect. The interval is a bootstrap over
+runs.
+
+Bootstrap over runs, of a mean over runs or over pairs of runs, and which runs may be compared.
+
+Runs are drawn with replacement; a pair of two copies of one run is left out. The interval is the percentile interval.
+
+Runs are *independent* if no two share their initial weights or their data. Families of retrained runs share one of the
+two: `same initialisation` (other data) and `same data` (other initial weights).
+
+How stable roles are across runs, with bootstrap intervals over the runs.
+
+For each role, over runs in one relation (resampling.py):
+
+    heads        number of heads with the role
+    effective    effective number of heads on its route (participation ratio), in the layer where it is strongest
+    leader       the largest share of one head in that route
+    present      whether any head has it
+    born         the step from which its leading head keeps it to the end (runs read at several steps)
+    agreement    of two runs' matched heads (matching.py): 2 |both have it| / (heads of one + heads of the other)
+    same layer   whether the leading heads of two runs are in one layer
+    same head    whether they have the same name; by chance 1 / heads of a layer, if the layer is the same
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations, permutations, product
+from math import factorial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float, Int
+
+from induction_memory.heads.roles import VOTES, at_last_step, births, largest_share, listed, rows_of
+from induction_memory.heads.shapley import participation
+from induction_memory.heads.sharing import UNKNOWN
+from induction_memory.heads.votes import ROLES, ROUTE_OF
+from induction_memory.runner.components import layer_of
+
+WITHOUT_EFFECTS = ("weights", "attention")
+DECIMALS = 3  # of the distances: rounding errors of the scores do not decide between heads that are alike
+
+
+def profiles(votes: pd.DataFrame, given: Sequence[str] = VOTES) -> dict[str, Float[np.ndarray, "head score"]]:
+    """Run -> its heads' profiles from the votes given, in the order of its table; `votes` has one step per run."""
+    tables = {}
+    for run in listed(votes, "run"):
+        own = rows_of(votes, run=run, vote=tuple(given))
+        scores = [rows_of(own, head=head)["score"].to_numpy() for head in listed(own, "head")]
+        tables[run] = np.clip(np.array(scores), 0, 1)
+    return tables
+
+
+def match(
+    a: Float[np.ndarray, "head_a score"], b: Float[np.ndarray, "head_b score"]
+) -> tuple[Int[np.ndarray, " pair"], Int[np.ndarray, " pair"], Float[np.ndarray, " pair"]]:
+    """Rows of a, the rows of b they are matched with, and the distances."""
+    from scipy.optimize import linear_sum_assignment
+
+    distance = np.sqrt(np.nansum(np.square(a[:, None] - b[None, :]), axis=-1))
+    rows, columns = linear_sum_assignment(distance.round(DECIMALS))
+    return rows, columns, distance[rows, columns]
+
+
+def matches(roles: pd.DataFrame, votes: pd.DataFrame) -> pd.DataFrame:
+    """One row per pair of runs and matched pair of heads: their roles, and whether role, layer and name agree."""
+    table = profiles(votes)
+    facts = {run: [rows_of(roles, run=run)[name].tolist() for name in ("head", "role", "layer")] for run in table}
+    rows = []
+    for first, second in combinations(table, 2):
+        (heads_a, roles_a, layers_a), (heads_b, roles_b, layers_b) = facts[first], facts[second]
+        for i, j, distance in zip(*match(table[first], table[second]), strict=True):
+            rows.append(
+                {
+                    "run_a": first,
+                    "run_b": second,
+                    "head_a": heads_a[i],
+                    "head_b": heads_b[j],
+                    "distance": float(distance),
+                    "role_a": roles_a[i],
+                    "role_b": roles_b[j],
+                    "same_role": roles_a[i] == roles_b[j],
+                    "same_layer": layers_a[i] == layers_b[j],
+                    "same_head": heads_a[i] == heads_b[j],
+                }
+            )
+    columns = ["run_a", "run_b", "head_a", "head_b", "distance", "role_a", "role_b", "same_role", "same_layer"]
+    return pd.DataFrame(rows, columns=[*columns, "same_head"])
+
+
+INDEPENDENT, SAME_INITIALISATION, SAME_DATA = "independent", "same initialisation", "same data"
+RESAMPLES = 1000
+LEVEL = 0.95
+
+
+def relations(runs: pd.DataFrame) -> dict[str, list[tuple[str, str]]]:
+    """Relation -> its pairs of runs. `runs` has run, init_seed, data_seed; a seed of nan equals no other."""
+    columns = (runs[name].tolist() for name in ("run", "init_seed", "data_seed"))
+    seeds = {run: (init_seed, data_seed) for run, init_seed, data_seed in zip(*columns, strict=True)}
+    independent: list[str] = []
+    for run, own in seeds.items():
+        if not any(a == b for other in independent for a, b in zip(own, seeds[other], strict=True)):
+            independent.append(run)
+    found = {INDEPENDENT: list(combinations(independent, 2)), SAME_INITIALISATION: [], SAME_DATA: []}
+    for a, b in combinations(seeds, 2):
+        same_init, same_data = (x == y for x, y in zip(seeds[a], seeds[b], strict=True))
+        if same_init and not same_data:
+            found[SAME_INITIALISATION].append((a, b))
+        elif same_data and not same_init:
+            found[SAME_DATA].append((a, b))
+    return {relation: pairs for relation, pairs in found.items() if pairs}
+
+
+def interval(
+    statistic: Callable[[Int[np.ndarray, " drawn"]], float], n: int, rng: np.random.Generator
+) -> tuple[float, float, float]:
+    """The statistic of n runs (given by their indices), and its percentile interval; nan limits when n < 2."""
+    value = statistic(np.arange(n))
+    if n < 2:
+        return value, np.nan, np.nan
+    drawn = np.array([statistic(rng.integers(n, size=n)) for _ in range(RESAMPLES)])
+    kept = drawn[np.isfinite(drawn)]
+    if kept.size == 0:
+        return value, np.nan, np.nan
+    low, high = np.quantile(kept, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return value, float(low), float(high)
+
+
+def mean_over_runs(values: Float[np.ndarray, " run"]) -> Callable[[Int[np.ndarray, " drawn"]], float]:
+    """The mean of the drawn runs' values, without those that are nan."""
+
+    def statistic(drawn: np.ndarray) -> float:
+        kept = values[drawn][np.isfinite(values[drawn])]
+        return float(kept.mean()) if kept.size else np.nan
+
+    return statistic
+
+
+def mean_over_pairs(values: Float[np.ndarray, "run run"]) -> Callable[[Int[np.ndarray, " drawn"]], float]:
+    """The mean over pairs of drawn runs; nan marks pairs that do not count (a run with itself among them)."""
+
+    def statistic(drawn: np.ndarray) -> float:
+        block = values[np.ix_(drawn, drawn)]
+        kept = block[np.isfinite(block)]
+        return float(kept.mean()) if kept.size else np.nan
+
+    return statistic
+
+
+def pair_matrix(pairs: dict[tuple[str, str], float]) -> tuple[list[str], Float[np.ndarray, "run run"]]:
+    """The runs of some pairs, and their values as a symmetric matrix with nan elsewhere."""
+    names = list(dict.fromkeys(run for pair in pairs for run in pair))
+    matrix = np.full((len(names), len(names)), np.nan)
+    for (a, b), value in pairs.items():
+        i, j = names.index(a), names.index(b)
+        matrix[i, j] = matrix[j, i] = value
+    return names, matrix
+
+
+DRAWS = 5000
+"""Orders of heads that are tried for `p`: all of them up to this number."""
+DECIDES = 0.5
+"""The weights decide which head if the whole interval of the score is above this, the data if it is below."""
+Shares = dict[str, Float[np.ndarray, " head"]]
+
+
+def origins(runs: pd.DataFrame, carriers: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
+    """One row per role, measure and relation: value, low, high, p, pairs, runs. `carriers` has one step per run.
+
+    A role that has no route with an effect in some run, or that is carried by different layers, is left out.
+    """
+    rows = []
+    for role in listed(carriers, "role"):
+        shares = _shares(rows_of(carriers, role=role))
+        pairs_by_relation = {
+            relation: [(a, b) for a, b in pairs if a in shares and b in shares]
+            for relation, pairs in relations(runs).items()
+        }
+        apart = pairs_by_relation.get(INDEPENDENT, [])
+        for relation, pairs in pairs_by_relation.items():
+            if len(pairs) == 0:
+                continue
+            names = list(dict.fromkeys(run for pair in pairs for run in pair))
+            found = {"which head": (*_score_interval(shares, pairs, names, seed), _chance(shares, pairs, names, seed))}
+            if relation != INDEPENDENT and apart:
+                for measure, size in (("effective number", participation), ("largest share", np.max)):
+                    x = {run: float(size(values)) for run, values in shares.items()}
+                    found[measure] = (*_explained_interval(x, pairs, apart, seed), np.nan)
+            rows += [(role, measure, relation, *numbers, len(pairs), len(names)) for measure, numbers in found.items()]
+    columns = ["role", "measure", "relation", "value", "low", "high", "p", "pairs", "runs"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def agreement(a: Float[np.ndarray, " head"], b: Float[np.ndarray, " head"]) -> tuple[float, float, float]:
+    """A, C and B of two runs."""
+    by_chance = np.abs(a[:, None] - b[None, :]).sum() / len(a)
+    least = np.abs(np.sort(a) - np.sort(b)).sum()
+    measured = np.abs(a - b).sum()
+    return 1 - float(measured) / 2, 1 - float(by_chance) / 2, 1 - float(least) / 2
+
+
+def answer(row: Mapping[str, Any]) -> str:
+    """What the score of runs that share their initial weights says, by the rule that was fixed before the runs."""
+    if row["low"] >= DECIDES:
+        return "the initial weights decide"
+    return "the data decide" if row["high"] < DECIDES else "undecided"
+
+
+def _shares(carriers: pd.DataFrame) -> Shares:
+    """Run -> its heads' shares, if the same heads carry the role in all runs."""
+    heads = {run: tuple(rows_of(carriers, run=run)["head"]) for run in listed(carriers, "run")}
+    if len(set(heads.values())) > 1:
+        return {}
+    return {run: rows_of(carriers, run=run)["share"].to_numpy(dtype=float) for run in heads}
+
+
+def _score(shares: Shares, pairs: list[tuple[str, str]]) -> float:
+    told = np.array([agreement(shares[a], shares[b]) for a, b in pairs])
+    room = (told[:, 2] - told[:, 1]).sum()
+    return float((told[:, 0] - told[:, 1]).sum() / room) if room > 0 else np.nan
+
+
+def _score_interval(
+    shares: Shares, pairs: list[tuple[str, str]], names: list[str], seed: int
+) -> tuple[float, float, float]:
+    there, rng, drawn = set(pairs), np.random.default_rng(seed), []
+    for _ in range(RESAMPLES):
+        again = _drawn_pairs(names, there, rng)
+        if again:
+            drawn.append(_score(shares, again))
+    return _score(shares, pairs), *_limits(drawn)
+
+
+def _explained_interval(
+    x: dict[str, float], pairs: list[tuple[str, str]], apart: list[tuple[str, str]], seed: int
+) -> tuple[float, float, float]:
+    rng, drawn = np.random.default_rng(seed), []
+    families = [(list(dict.fromkeys(run for pair in some for run in pair)), set(some)) for some in (pairs, apart)]
+    for _ in range(RESAMPLES):
+        again = [_drawn_pairs(names, there, rng) for names, there in families]
+        if all(again):
+            drawn.append(_explained(x, *again))
+    return _explained(x, pairs, apart), *_limits(drawn)
+
+
+def _explained(x: dict[str, float], pairs: list[tuple[str, str]], apart: list[tuple[str, str]]) -> float:
+    within, between = (np.mean([(x[a] - x[b]) ** 2 for a, b in some]) for some in (pairs, apart))
+    return float(1 - within / between) if between > 0 else np.nan
+
+
+def _drawn_pairs(names: list[str], there: set[tuple[str, str]], rng: np.random.Generator) -> list[tuple[str, str]]:
+    """Pairs among runs that are drawn with replacement, without pairs of a run and its own copy."""
+    again = [names[i] for i in rng.integers(len(names), size=len(names))]
+    return [(a, b) for a in again for b in again if (a, b) in there]
+
+
+def _limits(drawn: list[float]) -> tuple[float, float]:
+    kept = np.array(drawn)[np.isfinite(drawn)] if drawn else np.array([])
+    if kept.size == 0:
+        return np.nan, np.nan
+    low, high = np.quantile(kept, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return float(low), float(high)
+
+
+def _chance(shares: Shares, pairs: list[tuple[str, str]], names: list[str], seed: int) -> float:
+    """The share of orders of the heads with at least the measured agreement."""
+    heads, others = len(shares[names[0]]), names[1:]
+    orders = np.array(list(permutations(range(heads))))
+    if factorial(heads) ** len(others) <= DRAWS:
+        choices = np.array(list(product(range(len(orders)), repeat=len(others))))
+    else:
+        rng = np.random.default_rng(seed)
+        choices = rng.integers(len(orders), size=(DRAWS, len(others)))
+        choices[0] = 0  # the order that was measured
+    ordered = {names[0]: np.broadcast_to(shares[names[0]], (len(choices), heads))}
+    ordered |= {run: shares[run][orders[choices[:, i]]] for i, run in enumerate(others)}
+    apart = sum(np.abs(ordered[a] - ordered[b]).sum(1) for a, b in pairs)
+    measured = sum(np.abs(shares[a] - shares[b]).sum() for a, b in pairs)
+    return float(np.mean(apart <= measured + 1e-12))
+
+
+Predict = Callable[[str, str], tuple[float, float]]
+
+
+def identifiability(runs: pd.DataFrame, roles: pd.DataFrame, votes: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
+    """One row per relation and predictor: accuracy, chance, score, low, high, runs. One step per run."""
+    head, layer, role, caused = (
+        {run: rows_of(roles, run=run)[column].to_numpy() for run in listed(roles, "run")}
+        for column in ("head", "layer", "role", "causes")
+    )
+    apparent, whole = profiles(votes, WITHOUT_EFFECTS), profiles(votes)
+    predictors: dict[str, Predict] = {
+        "index": lambda a, b: (float(np.mean(role[a] == role[b])), chance_agreement(role[a], role[b])),
+        "layer": lambda a, b: (_by_layer(layer[a], role[a], role[b]), chance_agreement(role[a], role[b])),
+        "appearance": lambda a, b: _by_match(apparent[a], apparent[b], caused[a], caused[b]),
+        "match": lambda a, b: _by_match(whole[a], whole[b], role[a], role[b]),
+    }
+    rows = []
+    for relation, pairs in relations(runs).items():
+        comparable = [(a, b) for a, b in pairs if np.array_equal(head[a], head[b])]
+        for name, predict in predictors.items():
+            told = {pair: predict(*pair) for pair in comparable}
+            if not told:
+                continue
+            names, right = pair_matrix({pair: accuracy for pair, (accuracy, _) in told.items()})
+            _, lucky = pair_matrix({pair: chance for pair, (_, chance) in told.items()})
+            accuracy, chance = mean_over_pairs(right), mean_over_pairs(lucky)
+            all_runs = np.arange(len(names))
+
+            def score(drawn: np.ndarray, accuracy=accuracy, chance=chance) -> float:
+                level = chance(drawn)
+                return (accuracy(drawn) - level) / (1 - level) if level < 1 else np.nan
+
+            value, low, high = interval(score, len(names), np.random.default_rng(seed))
+            rows.append((relation, name, accuracy(all_runs), chance(all_runs), value, low, high, len(names)))
+    columns = ["relation", "predictor", "accuracy", "chance", "score", "low", "high", "runs"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def chance_agreement(a: np.ndarray, b: np.ndarray) -> float:
+    """Probability that a head drawn from one run has the role of a head drawn from the other."""
+    return float((a[:, None] == b[None, :]).mean())
+
+
+def _by_layer(layer: np.ndarray, a: np.ndarray, b: np.ndarray) -> float:
+    return float(np.mean([chance_agreement(a[layer == one], b[layer == one]) for one in np.unique(layer)]))
+
+
+def _by_match(
+    profiles_a: Float[np.ndarray, "head score"],
+    profiles_b: Float[np.ndarray, "head score"],
+    a: np.ndarray,
+    b: np.ndarray,
+) -> tuple[float, float]:
+    here, there, _ = match(profiles_a, profiles_b)
+    known = (a[here] != UNKNOWN) & (b[there] != UNKNOWN)
+    if not known.any():
+        return np.nan, np.nan
+    predicted, true = a[here][known], b[there][known]
+    return float(np.mean(predicted == true)), chance_agreement(predicted, true)
+
+
+def stability(
+    runs: pd.DataFrame,
+    roles: pd.DataFrame,
+    shares: pd.DataFrame,
+    totals: pd.DataFrame,
+    matches: pd.DataFrame,
+    *,
+    seed: int = 0,
+) -> pd.DataFrame:
+    """One row per relation, role and measure: value, low, high, runs. All steps of each run; the last one decides."""
+    born = births(roles) if len(listed(roles, "step")) > 1 else None
+    roles, shares, totals = at_last_step(roles), at_last_step(shares), at_last_step(totals)
+    rows = []
+    for relation, pairs in relations(runs).items():
+        names = list(dict.fromkeys(run for pair in pairs for run in pair))
+        for role in ROLES:
+            leaders = {run: leader(run, role, roles, shares) for run in names}
+            measured = {
+                **{name: mean_over_runs(x) for name, x in _of_runs(names, role, roles, shares, totals).items()},
+                **({} if born is None else {"born": mean_over_runs(_born(born, leaders))}),
+                **{name: mean_over_pairs(x) for name, x in _of_pairs(pairs, role, leaders, matches).items()},
+            }
+            for measure, statistic in measured.items():
+                value, low, high = interval(statistic, len(names), np.random.default_rng(seed))
+                rows.append((relation, role, measure, value, low, high, len(names)))
+    return pd.DataFrame(rows, columns=["relation", "role", "measure", "value", "low", "high", "runs"])
+
+
+def leader(run: str, role: str, roles: pd.DataFrame, shares: pd.DataFrame) -> str | None:
+    """The head of a role with the largest effect by the role's route; None when no head has the role."""
+    heads = listed(rows_of(roles, run=run, role=role), "head")
+    effects = rows_of(shares, run=run, game=ROUTE_OF[role], head=heads)
+    if len(effects) == 0:
+        return heads[0] if heads else None
+    return effects["head"].tolist()[int(np.argmax(effects["effect"].to_numpy()))]
+
+
+def _of_runs(
+    names: list[str], role: str, roles: pd.DataFrame, shares: pd.DataFrame, totals: pd.DataFrame
+) -> dict[str, np.ndarray]:
+    heads = np.array([float(len(rows_of(roles, run=run, role=role))) for run in names])
+    effective, largest = np.array([largest_share(shares, totals, run, role) for run in names]).T
+    return {"heads": heads, "effective": effective, "leader": largest, "present": (heads > 0).astype(float)}
+
+
+def _born(born: pd.DataFrame, leaders: dict[str, str | None]) -> np.ndarray:
+    steps = [rows_of(born, run=run, head=head)["born"].tolist() for run, head in leaders.items()]
+    return np.array([found[0] if found else np.nan for found in steps])
+
+
+def _of_pairs(
+    pairs: list[tuple[str, str]], role: str, leaders: dict[str, str | None], matches: pd.DataFrame
+) -> dict[str, np.ndarray]:
+    agreement, same_layer, same_head = {}, {}, {}
+    for a, b in pairs:
+        own = rows_of(matches, run_a=a, run_b=b)
+        here, there = (own[column].to_numpy() == role for column in ("role_a", "role_b"))
+        either = int(here.sum() + there.sum())
+        agreement[a, b] = 2 * float((here & there).sum()) / either if either else np.nan
+        first, second = leaders[a], leaders[b]
+        same_head[a, b] = same_layer[a, b] = np.nan
+        if first is not None and second is not None:
+            same_head[a, b], same_layer[a, b] = float(first == second), float(layer_of(first) == layer_of(second))
+    tables = {"agreement": agreement, "same layer": same_layer, "same head": same_head}
+    return {name: pair_matrix(values)[1] for name, values in tables.items()}

@@ -1,0 +1,283 @@
+"""Which head does what, and how far that can be known: models and runs in, tables out.
+
+    found = identify([run0, run1, run2])          the last step of each
+    found.roles                                   the verdict on every head
+    found.shares, found.totals                    Shapley values; how many heads carry what
+    found.pairs, found.hydra                      redundant pairs; what a head takes over when another is cut
+    found.mediation                               through which input of which later head
+    found.carriers                                each head's share of a role, and the effective number of heads
+    found.stability, found.identifiability        across runs
+    found.origins                                 what decides which head: the initial weights or the data
+    identify(run, step="all").changes             over training
+
+Every table has the columns run and step first; heads are named L1H1 ... as in `interventions`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from induction_memory.errors import require
+from induction_memory.field_docs import field_docs
+from induction_memory.files import require_folder, write_file
+from induction_memory.heads import across_runs, sharing
+from induction_memory.heads import roles as carriers
+from induction_memory.heads import roles as history
+from induction_memory.heads.games import ValueFunction, solve_games, value_function
+from induction_memory.heads.mediation import COLUMNS as PATH_COLUMNS
+from induction_memory.heads.mediation import mediation
+from induction_memory.heads.metric_positions import Metric
+from induction_memory.heads.roles import at_last_step, listed, rows_of, verdicts
+from induction_memory.heads.shapley import ORDERS
+from induction_memory.heads.votes import votes
+from induction_memory.interventions.ablations import Kind
+from induction_memory.runner.recording import Runner, Via
+from induction_memory.source.replicates import labels
+from induction_memory.source.sources import Steps, Subject, batch_of_tokens, subject
+from induction_memory.task.batch import Batch, within_context
+from induction_memory.task.protocol import require_integer, require_seed
+from induction_memory.terminal import keeping
+
+MOST_ORDERS = 100_000
+SEQUENCES = 32
+
+Tokens = Callable[[int], Int[Tensor, "batch pos"]]
+Tables = dict[str, pd.DataFrame]
+
+
+@field_docs
+@dataclass(frozen=True, eq=False)
+class Identification:
+    """The tables of one or more runs; what follows from them is computed when asked for.
+
+    >>> import induction_memory as im
+    >>> found = im.identify("induction-small", sequences=8)
+    >>> found.roles[["head", "role"]]
+       head            role
+    0  L1H1  previous-token
+    1  L2H1       induction
+    """
+
+    runs: pd.DataFrame
+    """Run, its seeds, its size, and the settings that distinguish its configuration."""
+    roles: pd.DataFrame
+    """One row per head: the verdict (roles.py)."""
+    votes: pd.DataFrame
+    """One row per head, vote and role: the scores behind it (votes.py)."""
+    shares: pd.DataFrame
+    """One row per game and head: Shapley values (sharing.py)."""
+    totals: pd.DataFrame
+    """One row per game: total effect and effective number of heads."""
+    pairs: pd.DataFrame
+    """One row per pair of heads: redundant, synergistic or independent."""
+    hydra: pd.DataFrame
+    """One row per ordered pair: what one head takes over when the other is cut."""
+    mediation: pd.DataFrame
+    """One row per source and path (mediation.py), at the last step of each run."""
+
+    def __repr__(self) -> str:
+        shown = self.last("roles")[["run", "step", "head", "role", "confidence", "share"]]
+        return f"Identification of {len(self.runs)} run(s)\n{shown.to_string(index=False)}"
+
+    def last(self, name: str) -> pd.DataFrame:
+        """A table at the last step of each run."""
+        return at_last_step(getattr(self, name))
+
+    @cached_property
+    def carriers(self) -> pd.DataFrame:
+        """Each head's share of each role, and the effective number of heads (carriers.py)."""
+        return carriers.carriers(self.last("shares"), self.last("totals"))
+
+    @cached_property
+    def matches(self) -> pd.DataFrame:
+        """Heads matched between each two runs (matching.py)."""
+        return across_runs.matches(self.last("roles"), self.last("votes"))
+
+    @cached_property
+    def stability(self) -> pd.DataFrame:
+        """How stable each role is across runs (stability.py), per configuration if there are several."""
+        return self._per_configuration(
+            lambda one: across_runs.stability(one.runs, one.roles, one.shares, one.totals, one.matches)
+        )
+
+    @cached_property
+    def identifiability(self) -> pd.DataFrame:
+        """How well one run predicts another's roles (predictability.py), per configuration if there are several."""
+        return self._per_configuration(
+            lambda one: across_runs.identifiability(one.runs, one.last("roles"), one.last("votes"))
+        )
+
+    @cached_property
+    def origins(self) -> pd.DataFrame:
+        """Whether initial weights or data decide which head has a role (origins.py), per configuration."""
+        return self._per_configuration(lambda one: across_runs.origins(one.runs, one.carriers))
+
+    @cached_property
+    def births(self) -> pd.DataFrame:
+        """When each head got the role it has at the end (history.py); it needs several steps, as `step="all"` has."""
+        return history.births(self.roles)
+
+    @cached_property
+    def changes(self) -> pd.DataFrame:
+        """Every change of role."""
+        return history.changes(self.roles)
+
+    @cached_property
+    def decisions(self) -> pd.DataFrame:
+        """When each role emerged and when its sharing was decided."""
+        return history.decisions(self.shares)
+
+    def _per_configuration(self, measure: "Callable[[Identification], pd.DataFrame]") -> pd.DataFrame:
+        """A measure across runs that differ only in their seeds; a first column names the configuration if several."""
+        groups = listed(self.runs, "configuration") if "configuration" in self.runs else [""]
+        if len(groups) == 1:
+            return measure(self)
+        tables = []
+        for label in groups:
+            names = listed(rows_of(self.runs, configuration=label), "run")
+            own = {field.name: rows_of(getattr(self, field.name), run=names) for field in fields(self)}
+            table = measure(Identification(**own))
+            table.insert(0, "configuration", label)
+            tables.append(table)
+        return _concat(tables)
+
+    def save(self, folder: str | Path) -> None:
+        """Write the measured tables, one Parquet file each."""
+        place = require_folder(folder, "folder")
+        for field in fields(self):
+            write_file(place / f"{field.name}.parquet", getattr(self, field.name).to_parquet(index=False), "folder")
+
+    @classmethod
+    def read(cls, folder: str | Path) -> "Identification":
+        """The tables that `save` wrote."""
+        return cls(**{field.name: pd.read_parquet(Path(folder) / f"{field.name}.parquet") for field in fields(cls)})
+
+    @classmethod
+    def join(cls, parts: "Sequence[Identification]") -> "Identification":
+        """Several identifications as one; their runs must have different names."""
+        require(len(parts) > 0, "parts", "at least one", "none")
+        names = [run for part in parts for run in part.runs["run"]]
+        require(len(names) == len(set(names)), "runs", "names that differ", ", ".join(names))
+        return cls(**{f.name: _concat([getattr(part, f.name) for part in parts]) for f in fields(cls)})
+
+
+def identify(
+    sources: Any,
+    step: Steps = None,
+    batch: "Batch | Tensor | Tokens | None" = None,
+    *,
+    sequences: int = SEQUENCES,
+    metric: Metric = "logit",
+    kind: Kind = "mean",
+    orders: int = ORDERS,
+    via: Via | None = None,
+    seed: int = 0,
+) -> Identification:
+    """Roles, shares and paths of the heads of models, runs or series (one or a list; a folder stands for either).
+
+    `step` is for runs and series: a stored step, several, or "all"; the last when not given. `batch` holds the
+    sequences: a Batch, tokens, or a function from a number of sequences to tokens. When not given, a run reads its own
+    task, and a model or a series reads random tokens repeated once. `kind` is what replaces a head that is cut
+    (replacements.py). `orders` is the number of orders that are drawn if there are too many heads to evaluate all
+    coalitions. An interruption keeps the completed steps.
+
+    >>> identify("induction-small", sequences=8).roles[["head", "role"]]
+       head            role
+    0  L1H1  previous-token
+    1  L2H1       induction
+    """
+    every = list(sources) if isinstance(sources, list | tuple) else [sources]
+    require(len(every) > 0, "runs", "at least one", "none")
+    require_integer(sequences, "sequences", 2, None)
+    require_integer(orders, "orders", 1, MOST_ORDERS)
+    require_seed(seed)
+    given = batch(sequences) if callable(batch) else batch
+    opened = [subject(source, step=step, batch=given, sequences=sequences, via=via) for source in every]
+    names, found = _names(opened), list[tuple[str, dict[str, pd.DataFrame]]]()
+    with keeping(found, "steps"):
+        for name, source in zip(names, opened, strict=True):
+            rows, end = _sequences(source, sequences), source.last
+            how: dict[str, Any] = {"kind": kind, "metric": metric, "initial": source.initial}
+            how["task"] = source.known_task if isinstance(source.given, Batch | None) else None
+            how |= {"orders": orders, "seed": seed}
+
+            def measure(one: int, runner: Runner, rows: Batch = rows, how: Any = how, end: int | None = end) -> Tables:
+                return _examine(value_function(runner, rows, **how), one, paths=one == end)
+
+            for _, tables in source.tables(measure, {"identify": how, "sequences": rows, "end": end}):
+                found.append((name, tables))
+    parts = []
+    for name, source in zip(names, opened, strict=True):
+        own = [tables for run, tables in found if run == name]
+        if own:
+            tables = {field: _concat([tables[field] for tables in own]) for field in own[0]}
+            for table in tables.values():
+                table.insert(0, "run", name)
+            parts.append(Identification(_facts(name, source, tables["roles"]), **tables))
+    whole, of_each = Identification.join(parts), dict(zip(names, labels(opened), strict=True))
+    own = [of_each[name] for name in whole.runs["run"]]
+    return replace(whole, runs=whole.runs.assign(configuration=own))
+
+
+def _examine(v: ValueFunction, step: int, *, paths: bool) -> dict[str, pd.DataFrame]:
+    """All tables of one model; the mediation only with `paths`."""
+    games, questions = solve_games(v), v.questions
+    shares, pairs = sharing.shares(games, questions), sharing.pairs(games, questions)
+    scores = votes(v, shares, sharing.is_known(games, questions))
+    tables = {
+        "roles": verdicts(scores, shares, pairs),
+        "votes": scores,
+        "shares": shares,
+        "totals": sharing.totals(games, questions),
+        "pairs": pairs,
+        "hydra": sharing.hydra(games, questions),
+    }
+    redundant = rows_of(pairs, relation="fully redundant")
+    together = list(zip(redundant["a"], redundant["b"], strict=True))
+    tables["mediation"] = mediation(v, together) if paths else pd.DataFrame(columns=list(PATH_COLUMNS))
+    for table in tables.values():
+        table.insert(0, "step", step)
+    return tables
+
+
+def _sequences(source: Subject, sequences: int) -> Batch:
+    """The sequences of a source, or random tokens repeated once for a model without a task."""
+    if source.given is not None or source.known_task is not None:
+        return source.batch
+    if source.series is not None:
+        return source.batch
+    cfg = source.model().cfg
+    return batch_of_tokens(within_context(cfg.d_vocab, cfg.n_ctx, sequences))
+
+
+def _names(sources: Sequence[Subject]) -> list[str]:
+    """A name for each source: a run's own, or model 1, model 2 ...; equal names get numbers."""
+    names: list[str] = []
+    for number, source in enumerate(sources, start=1):
+        name = f"model {number}" if source.run is None and source.series is None else source.name
+        copies = sum(other == name or other.startswith(f"{name} (") for other in names)
+        names.append(f"{name} ({copies + 1})" if copies else name)
+    return names
+
+
+def _facts(name: str, source: Subject, roles: pd.DataFrame) -> pd.DataFrame:
+    n_layers = int(roles["layer"].to_numpy().max())
+    facts = {"run": name, "n_layers": n_layers, "n_heads": roles["head"].nunique() // n_layers}
+    facts |= {"init_seed": torch.nan, "data_seed": torch.nan}
+    if source.run is not None:
+        train = source.run.config.train
+        facts |= {"init_seed": float(train.init_seed), "data_seed": float(train.data_seed)}
+    return pd.DataFrame([facts])
+
+
+def _concat(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """One table; empty ones are left out, since their columns have no types."""
+    filled = [table for table in tables if len(table)] or list(tables[:1])
+    return pd.concat(filled, ignore_index=True) if len(filled) > 1 else filled[0]

@@ -1,0 +1,317 @@
+"""Memory surgery: change single associations of a trained matrix, and measure which predictions suffer.
+
+    erase       the pair's score becomes 0, by the smallest change that does it (memory/edits.py)
+    insert      the pair's score becomes `strength`, by default the mean score of the ideal pairs
+    swap        two inputs exchange their outputs: a -> b and b -> a get the scores that a -> a and b -> b had
+    project     onto the span of the ideal memory's pairs ("ideal"), or without that part ("complement")
+    truncate    the largest singular values alone
+    transplant  the matrix of another step or run: a model, or (trajectory, step)
+
+What a memory associates stands in `model/associations.py`. Surgery edits the stored parameter, so "W_K2" is here the
+parameter W_K of layer 2, read with the queries W_Q w_E(k), and not the product of both. Pairs are written `a->b`, input
+then output, in tokens, or for W_K1 in positions counted from 1. One name alone stands for the pair that recall asks of
+it. The input of W_K1 and W_K2 is the key and the output the query, so that for W_K1 `a` is at most `b`: `5->6`, or `5`
+alone, is how position 6 finds position 5. With several heads each has its own matrix. W_K2's keys are what one layer-1
+head writes: `through`, by default the head that carries the previous token (`carrier`). The table names it.
+
+The positions that rely on the edited pairs are the target. The other positions of their kind (in-context, or global for
+W_F) are the bystanders. An edit without single pairs has only the group "all". `damage` is the lost accuracy,
+in-context or for W_F global. Afterwards the model has its own weights again, bit for bit.
+
+    memory   a position relies on a pair if
+    W_K1     its trigger occurs for the second time, and the first output stands at the pair's query position
+    W_K2     its token is the pair's query
+    W_O2     its right output is the pair's input
+    W_F      its token is the pair's input
+
+What an edit of a memory asks for, checked by names and sizes alone: no model is loaded, no tensor is made.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Literal
+
+import pandas as pd
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from induction_memory.errors import InputError, UnsupportedError, require
+from induction_memory.interventions.scores import score
+from induction_memory.memory import edits
+from induction_memory.memory.association import Association
+from induction_memory.model.associations import associate, carrier, parameter_of, written
+from induction_memory.model.building import HookedTransformer
+from induction_memory.model.memories import weights_of
+from induction_memory.model.names import head_names
+from induction_memory.runner.swapped_weights import replaced
+from induction_memory.shown_tokens import visible
+from induction_memory.source.sources import SEQUENCES, Sequences, Steps, subject
+from induction_memory.task.batch import Batch
+from induction_memory.task.protocol import Task, as_tuple, require_number
+from induction_memory.terminal import keeping, track
+from induction_memory.trajectory.trajectory import Trajectory
+
+EDITS = ("erase", "insert", "swap", "project", "truncate", "transplant")
+MOST_STRENGTH = 1e30
+"""The largest score that may be set: larger ones overflow in the model."""
+MEMORY_LAYERS = 2
+"""Layers of a model whose memories have the paper's names."""
+Head = int | str
+
+
+def one_edit(edit: Mapping[str, Any], strength: float | None = None) -> tuple[str, Any]:
+    """The name and the value of the one edit that is given; only an insertion has a strength.
+
+    >>> one_edit({"erase": "e", "swap": None, "project": False})
+    ('erase', 'e')
+    """
+    given = [name for name, value in edit.items() if value is not None and value is not False]
+    require(len(given) == 1 and given[0] in EDITS, "edit", f"one of {', '.join(EDITS)}", ", ".join(given) or "none")
+    name = given[0]
+    if strength is not None:
+        require(name == "insert", "strength", f"none: {name} needs no strength", repr(strength))
+        require_number(strength, "strength", -MOST_STRENGTH, MOST_STRENGTH)
+    return name, edit[name]
+
+
+def edited_heads(
+    memory: str, n_layers: int, n_heads: int, *, head: Head | None = None, through: Head | None = None
+) -> tuple[str | None, str | None]:
+    """The names of the head to edit and of the head that W_K2 reads through; None where none was given.
+
+    >>> edited_heads("W_K2", 2, 4, head="L2H1", through=3)
+    ('L2H1', 'L1H3')
+    """
+    require(n_layers == MEMORY_LAYERS, "memory", "a model with two layers", f"one with {n_layers}")
+    require(through is None or memory == "W_K2", "through", "none: only W_K2 reads through a head", repr(through))
+    layer = 1 if memory == "W_K1" else 2
+    one = None if head is None else _named(head, layer, n_heads, "head")
+    return one, None if through is None else _named(through, 1, n_heads, "through")
+
+
+def exchanged(text: str) -> tuple[str, str]:
+    """The two names of a swap, `a->b`."""
+    first, arrow, second = text.partition("->")
+    require(bool(arrow), "swap", "two names, 'a->b'", repr(text))
+    return first, second
+
+
+def _named(head: Head, layer: int, n_heads: int, field: str) -> str:
+    """The name of a head given by its name or its number in the layer, from 1."""
+    names = head_names((layer,), n_heads)
+    known = head in names or (isinstance(head, int) and 1 <= head <= n_heads)
+    require(known, field, f"a head of layer {layer}: {', '.join(names)} or 1 to {n_heads}", repr(head))
+    return head if isinstance(head, str) else names[head - 1]
+
+
+Names = str | Sequence[str]
+Projection = Literal["ideal", "complement"]
+
+
+def surgery(
+    source: Any,
+    batch: Sequences = None,
+    *,
+    memory: str,
+    erase: Names | None = None,
+    insert: Names | None = None,
+    swap: str | None = None,
+    project: Projection | bool | None = None,
+    truncate: int | None = None,
+    transplant: HookedTransformer | tuple[Trajectory, int] | None = None,
+    strength: float | None = None,
+    head: Head | None = None,
+    through: Head | None = None,
+    step: Steps = None,
+    task: Task | None = None,
+) -> pd.DataFrame:
+    """One edit, before and after: rows for the target, the bystanders and all positions (and each step).
+
+    Give exactly one edit. `head` restricts it to one head; `through` is the layer-1 head that writes W_K2's keys. Both
+    are names (`L1H3`) or numbers in their layer, from 1. The columns head and through say which were taken, input and
+    output which pairs were edited. `damage` is a share of the group's positions: `before` minus the accuracy after it.
+
+    >>> import induction_memory as im
+    >>> batch = im.load("induction-small").task.sample(16, im.step_rng(0, 0))
+    >>> table = im.surgery("induction-small", batch, memory="W_K2", erase="e")
+    >>> table[["group", "before", "in_context_accuracy"]].round(2)
+            group  before  in_context_accuracy
+    0      target    1.00                 0.08
+    1  bystanders    0.92                 0.92
+    2         all    0.93                 0.79
+    """
+    chosen = subject(source, step=step, batch=batch, task=task, sequences=SEQUENCES)
+    require(not chosen.batch.soft, "batch", "sequences with one right output for each position", "soft targets")
+    wanted: dict[str, Any] = {"erase": erase, "insert": insert, "swap": swap}
+    wanted |= {"project": project, "truncate": truncate, "transplant": transplant}
+    tables = []
+    with keeping(tables, "steps"):
+        for one in track(chosen.steps.tolist(), "steps"):
+            model = chosen.model(one)
+            before, where = place(model, memory, chosen.task, head=head, through=through)
+            name, after, pairs = edited_memory(before, strength=strength, **wanted)
+            label = {"memory": memory, "edit": name} | _sides(before, pairs) | where
+            changed = _only(before, after, where["head"])
+            tables.append(chosen.labelled(_measure(model, changed, label, pairs, chosen.batch), one))
+    return pd.concat(tables, ignore_index=True)
+
+
+@contextmanager
+def edited(
+    model: HookedTransformer,
+    task: Task,
+    *,
+    memory: str,
+    strength: float | None = None,
+    head: Head | None = None,
+    through: Head | None = None,
+    **edit: Any,
+) -> Iterator[HookedTransformer]:
+    """`with edited(model, task, memory="W_K2", erase="a"):` the model under an edit, for any other analysis.
+
+    >>> import induction_memory as im
+    >>> run = im.load("induction-small")
+    >>> model = run.model(step=600)
+    >>> with im.interventions.edited(model, run.task, memory="W_K2", erase="e"):
+    ...     without = im.probes.score_matrix(model, "W_K2", task=run.task).loc["e", "e"]
+    >>> intact = im.probes.score_matrix(model, "W_K2", task=run.task).loc["e", "e"]
+    >>> round(float(without)) + 0, round(float(intact))
+    (0, 105)
+    """
+    before, where = place(model, memory, task, head=head, through=through)
+    _, after, _ = edited_memory(before, strength=strength, **edit)
+    with replaced(model, written(_only(before, after, where["head"]), weights_of(model))):
+        yield model
+
+
+def place(
+    model: HookedTransformer,
+    memory: str,
+    task: Task,
+    *,
+    head: Head | None = None,
+    through: Head | None = None,
+) -> tuple[Association, dict[str, str]]:
+    """The stored memory of a model with two layers, and the heads that are edited: head ("all" or one) and through."""
+    one, writer = edited_heads(memory, model.cfg.n_layers, model.cfg.n_heads, head=head, through=through)
+    if memory == "W_K2" and writer is None:
+        writer = carrier(model, task, head=one)
+    try:
+        a = associate(model, memory, task=task, bare=True, through=writer)
+    except UnsupportedError as reason:
+        raise InputError(f"memory: {memory} {reason}") from None
+    only = one or (a.heads[0] if len(a.heads) == 1 else "all")
+    return a, {"head": only, "through": writer or ""}
+
+
+def edited_memory(
+    a: Association, *, strength: float | None = None, **edit: Any
+) -> tuple[str, Association, Int[Tensor, "pair side"] | None]:
+    """The name of the one edit that is given, the edited memory, and the edited pairs (None: all of W)."""
+    name, value = one_edit(edit, strength)
+    if name == "truncate":
+        return f"truncate {value}", replace(a, W=edits.truncate(a.W, value)), None
+    if name == "transplant":
+        return name, replace(a, W=_transplant(a, value)), None
+    if name == "project":
+        kind = "ideal" if value is True else value
+        require(kind in ("ideal", "complement"), "project", "ideal or complement", repr(value))
+        return f"project {kind}", edits.project(a, complement=kind == "complement"), None
+    names = [value] if isinstance(value, str) else list(as_tuple(value, name))
+    require(bool(names) and all(isinstance(text, str) for text in names), name, "names such as 'a->b'", repr(value))
+    if name == "swap":
+        pairs, scores = _swapped(a, names)
+    else:
+        pairs = _tensor([a.number(text, name) for text in names], a)
+        now = edits.strength(a).unsqueeze(-1)
+        inserted = now if strength is None else torch.full_like(now, strength)
+        scores = (inserted if name == "insert" else torch.zeros_like(now)).expand(*now.shape[:-1], len(pairs))
+    return f"{name} {', '.join(map(visible, names))}", edits.set_scores(a, pairs, scores), pairs
+
+
+def relying(a: Association, batch: Batch, pairs: Int[Tensor, "pair side"]) -> Bool[Tensor, "batch pos"]:
+    """The positions that rely on these pairs (module docstring)."""
+    inputs, outputs = (pairs[:, side].unique() for side in (0, 1))
+    if a.name == "W_K2":
+        return torch.isin(batch.tokens, outputs) & batch.group()
+    if a.name == "W_O2":
+        return torch.isin(batch.targets, inputs) & batch.group()
+    if a.name == "W_F":
+        return torch.isin(batch.tokens, inputs) & batch.group("global")
+    known = "counts" in batch.latents
+    require(known, "memory", "W_K2 or W_O2, the pairs of W_K1 are known for in-context bigrams alone", a.name)
+    same = (batch.tokens[:, None, :] == batch.tokens[:, :, None]).tril(-1)
+    first_output = same.int().argmax(-1) + 1
+    return torch.isin(first_output, outputs + 1) & (batch.latents["counts"] == 2)  # output 0 is the second position
+
+
+def _sides(a: Association, pairs: Int[Tensor, "pair side"] | None) -> dict[str, str]:
+    """The names of the edited pairs, as columns input and output; empty for an edit of the whole matrix."""
+    numbers = [] if pairs is None else pairs.tolist()
+    return {
+        "input": ", ".join(visible(str(a.input_names[i])) for i, _ in numbers),
+        "output": ", ".join(visible(str(a.output_names[j])) for _, j in numbers),
+    }
+
+
+def _swapped(a: Association, names: Sequence[str]) -> tuple[Int[Tensor, "pair side"], Float[Tensor, "*head pair"]]:
+    """The four pairs of an exchange a <-> b, and their new scores."""
+    first, second = exchanged("->".join(names))
+    (i, i_out), (j, j_out) = a.number(first, "swap"), a.number(second, "swap")
+    require(i != j, "swap", "two different names", repr(names[0]))
+    pairs = _tensor([(i, i_out), (j, j_out), (i, j_out), (j, i_out)], a)
+    return pairs, edits.pair_scores(a, pairs)[..., [2, 3, 0, 1]]
+
+
+def _tensor(pairs: list[tuple[int, int]], a: Association) -> Int[Tensor, "pair side"]:
+    return torch.tensor(pairs, device=a.W.device)
+
+
+def _transplant(a: Association, donor: Any) -> Float[Tensor, "*head d_out d_in"]:
+    if isinstance(donor, tuple):
+        donor = donor[0].model(donor[1])
+    if not isinstance(donor, HookedTransformer):
+        raise InputError(f"transplant: expected a model, or a trajectory and a step, got {type(donor).__name__}")
+    theirs = weights_of(donor)
+    has = parameter_of(a.name, theirs) in theirs
+    require(has, "transplant", f"a model that has {a.name}", "one without")
+    W = theirs[parameter_of(a.name, theirs)].mT.unsqueeze(0)
+    require(W.shape == a.W.shape, "transplant", f"a matrix of shape {tuple(a.W.shape[1:])}", tuple(W.shape[1:]))
+    return W
+
+
+def _only(before: Association, after: Association, head: str) -> Association:
+    """The edit restricted to one head, unless `head` is "all"."""
+    if head not in before.heads or len(before.heads) == 1:
+        return after
+    which = torch.arange(len(before.heads), device=before.W.device) == before.heads.index(head)
+    return replace(after, W=torch.where(which[:, None, None], after.W, before.W))
+
+
+@torch.no_grad()
+def _measure(
+    model: HookedTransformer,
+    changed: Association,
+    label: dict[str, str],
+    pairs: Int[Tensor, "pair side"] | None,
+    batch: Batch,
+) -> pd.DataFrame:
+    before: Tensor = model(batch.tokens)
+    with replaced(model, written(changed, weights_of(model))):
+        after: Tensor = model(batch.tokens)
+    main = "global" if changed.name == "W_F" else batch.main
+    kind, accuracy = batch.group(main), f"{main}_accuracy"
+    groups: dict[str, Bool[Tensor, "batch pos"]] = {"all": batch.counted}
+    if pairs is not None:
+        target = relying(changed, batch, pairs)
+        groups = {"target": target, "bystanders": kind & ~target} | groups
+    rows = []
+    for group, where in groups.items():
+        was, now = (
+            {name: value.item() for name, value in score(logits, before, batch, where).items()}
+            for logits in (before, after)
+        )
+        rows.append(label | {"group": group, "before": was[accuracy], "damage": was[accuracy] - now[accuracy]} | now)
+    return pd.DataFrame(rows)

@@ -1,0 +1,221 @@
+"""Activation patching: replace one activation by that of another run, per component and per position.
+
+The two runs differ in one thing (corruptions.py). If a patch accounts for the difference (effects.py), information
+about that thing passes through the patched place. Positions can be chosen by role, wherever they stand in the sequence:
+
+    query        the position that is asked
+    elsewhere    all positions without a role
+    trigger      for in-context bigrams: the first occurrence of the query's trigger
+    output       for in-context bigrams: the token after it
+
+or each by its number, counted from 1, or all together. `stream2` is the whole stream that layer 2 reads.
+
+Attribution patching: all edges at once by gradients, checked against the exact values.
+
+Let a_e in [0, 1] say how much of the other run edge e carries, and M(a) the mean logit of the answer (effects.py). The
+exact effect of an edge is (M(0) - M(1_e)) / (M_from - M_to). There are two approximations, with one backward pass per
+point:
+
+    gradient      -dM/da_e at a = 0, over (M_from - M_to): the activation's difference times the gradient
+    integrated    the same derivative averaged over a = alpha 1 for alpha from 0 to 1 (midpoints)
+
+Integrated gradients are complete: they sum over all edges to the effect of patching everything, 1.
+
+Where targets are soft, M is minus a KL from the run at a = 0 (effects.py). It is largest there, so its derivative at
+a = 0 is zero for every edge and says nothing: `gradient` is left out.
+
+Exact path patching: what passes from one component to one input of a later one, and nothing else.
+
+The edge `source->input` of the patched run carries what the source wrote in the other run. Every other edge carries the
+run's own activation, and all that depends on that input is recomputed. Edges in series on one path each carry its whole
+effect: under a corruption of the earlier trigger, the effect of `L1H1->L2H1.k` arrives by `embed->L1H1.v` and leaves by
+`L2H1->out`. To find out which path reaches a component, look at the edges into it.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from induction_memory.errors import require
+from induction_memory.interventions.ablations import INTACT
+from induction_memory.interventions.scores import Contrast, Direction, at_query, contrast, effects, measured
+from induction_memory.runner.components import ARROW, component_names
+from induction_memory.runner.recording import Patch, Via
+from induction_memory.source.sources import SEQUENCES, Sequences, Steps, subject
+from induction_memory.task.corruptions import Pairs, Query, pairs_of
+from induction_memory.task.protocol import Task, require_integer, require_seed
+from induction_memory.terminal import keeping
+
+
+def patch_paths(contrast: Contrast, edges: Sequence[str] | None = None) -> pd.DataFrame:
+    """One row per edge: source, target, accuracy, logit, effect. All edges of the model when none are named.
+
+    A name may stand for several edges (`L1->L2.k`, `L1H1->L2H1`), which are then patched together.
+    """
+    graph = contrast.start.graph
+    names = graph.edges if edges is None else tuple(edges)
+    for name in names:
+        require(ARROW in name, "edges", f"names like {graph.edges[0]}", repr(name))
+    variants = [[Patch(edge, contrast.end.at(edge.split(ARROW)[0])) for edge in graph.resolve(name)] for name in names]
+    table = pd.DataFrame([name.split(ARROW) for name in names], columns=["source", "target"])
+    return table.join(effects(contrast, variants))
+
+
+Positions = Literal["roles", "each", "all"] | Sequence[int]
+PatchKind = Literal["activation", "path"]
+
+
+def patch(
+    source: Any,
+    batch: Sequences = None,
+    *,
+    kind: PatchKind = "activation",
+    corruption: str | None = None,
+    direction: Direction = "corrupt",
+    query: Query = "second",
+    components: str | Sequence[str] | None = None,
+    positions: Positions = "roles",
+    step: Steps = None,
+    task: Task | None = None,
+    via: Via | None = None,
+    seed: int = 0,
+    intact: bool = False,
+) -> pd.DataFrame:
+    """Activation patching (one row per component and position) or path patching (one row per edge), for each step.
+
+    `components` are names of sites, groups of them as in `ablate`, or for paths the edges; all when not given.
+    `corruption` is one that the task offers, its first when not given: `trigger` for in-context bigrams. Source, batch,
+    step and `via` are those of `ablate`.
+
+    >>> import induction_memory as im
+    >>> batch = im.load("induction-small").task.sample(4, im.step_rng(0, 0))
+    >>> edges = im.patch("induction-small", batch, kind="path")
+    >>> edges.sort_values("effect", ascending=False).head(3)[["source", "target", "effect"]].round(2)
+       source  target  effect
+    4   embed  L1H1.v     1.0
+    18   L2H1     out     1.0
+    11   L1H1  L2H1.k     1.0
+    """
+    require(kind in get_args(PatchKind), "kind", "activation or path", repr(kind))
+    chosen = subject(source, step=step, batch=batch, task=task, sequences=SEQUENCES, via=via)
+    require_seed(seed)
+    pairs = pairs_of(chosen.known_task, chosen.batch, corruption, np.random.default_rng(seed), query)
+    tables = []
+    with keeping(tables, "steps"):
+        for one, runner in chosen.each():
+            runs = contrast(runner, pairs, direction)
+            if kind == "path":
+                edges = None if components is None else component_names(runs.start.graph, None, components)
+                table = patch_paths(runs, edges)
+            else:
+                table = patch_activations(runs, components, positions)
+            if intact:
+                names = ["source", "target"] if kind == "path" else ["component", "position"]
+                table = pd.concat(
+                    [pd.DataFrame([(INTACT, INTACT)], columns=names).join(effects(runs, [[]])), table],
+                    ignore_index=True,
+                )
+            tables.append(chosen.labelled(table, one))
+    return pd.concat(tables, ignore_index=True)
+
+
+def patch_activations(
+    runs: Contrast, components: str | Sequence[str] | None = None, positions: Positions = "roles"
+) -> pd.DataFrame:
+    """One row per component and position: accuracy, logit and effect of its activation from the other run."""
+    graph = runs.start.graph
+    if components is None:
+        streams = [f"stream{layer}" for layer in range(1, graph.n_layers + 1)]
+        components = [*streams, *graph.writers, *(name for name in graph.inputs if "." in name)]
+    names = component_names(graph, None, components)
+    masks = position_masks(runs.pairs, positions)
+    cells = [(name, position) for name in names for position in masks]
+    variants = [
+        [Patch(site, runs.end.at(site.split(ARROW)[0]), masks[position]) for site in graph.resolve(name)]
+        for name, position in cells
+    ]
+    return pd.DataFrame(cells, columns=["component", "position"]).join(effects(runs, variants))
+
+
+def position_masks(pairs: Pairs, positions: Positions) -> dict[str | int, Bool[Tensor, "batch pos"] | None]:
+    """Name or number of a position -> where it is in each sequence; None means everywhere."""
+    length = pairs.clean.tokens.shape[1]
+    here = torch.arange(length, device=pairs.query.device)
+    if positions == "all":
+        return {"all": None}
+    if positions == "roles":
+        roles = {**pairs.roles, "query": pairs.query}
+        masks = {role: here == position[:, None] for role, position in roles.items()}
+        return {**masks, "elsewhere": ~torch.stack(list(masks.values())).any(0)}
+    require(
+        positions == "each" or not isinstance(positions, str), "positions", "roles, each, all or numbers", positions
+    )
+    numbers = range(1, length + 1) if positions == "each" else positions
+    several = isinstance(numbers, Sequence) and len(numbers) > 0
+    require(several, "positions", "roles, each, all or numbers", repr(positions))
+    for number in numbers:
+        require_integer(number, "positions", 1, length, "(the sequence)")
+    return {number: (here == number - 1).expand(len(pairs.query), -1) for number in numbers}
+
+
+def attribute(contrast: Contrast, *, points: int = 16) -> pd.DataFrame:
+    """One row per edge: the exact effect, by gradient, and by integrated gradients at `points` points.
+
+    For soft targets there is no column `gradient`: the derivative of a KL is zero at the run that it is measured from.
+
+    >>> import induction_memory as im
+    >>> run = im.load("induction-small")
+    >>> pairs = im.task.corrupt(run.task.sample(4, im.step_rng(0, 0)), "trigger", im.step_rng(0, 1))
+    >>> both = im.interventions.contrast(run.model(step=600), pairs)
+    >>> effects = im.interventions.attribute(both, points=2)
+    >>> effects.sort_values("exact", ascending=False).head(3).round(2)
+       source  target  exact  gradient  integrated
+    4   embed  L1H1.v    1.0      0.07        0.36
+    11   L1H1  L2H1.k    1.0      0.06        0.36
+    18   L2H1     out    1.0      1.00        0.43
+    """
+    require(points >= 1, "points", "at least 1", points)
+    exact = patch_paths(contrast)
+    table = pd.DataFrame({"source": exact["source"], "target": exact["target"], "exact": exact["effect"]})
+    if contrast.pairs.answer is not None:
+        table["gradient"] = gradient(contrast, 0.0).cpu().numpy()
+    alphas = (torch.arange(points) + 0.5) / points
+    table["integrated"] = torch.stack([gradient(contrast, alpha.item()) for alpha in alphas]).mean(0).cpu().numpy()
+    return table
+
+
+def agreement(table: pd.DataFrame) -> pd.DataFrame:
+    """Correlation of each approximation in the table with the exact effects: linear, and of the ranks.
+
+    >>> import pandas as pd
+    >>> import induction_memory as im
+    >>> effects = pd.DataFrame({"exact": [0.0, 0.5, 1.0], "gradient": [0.1, 0.4, 0.9]})
+    >>> im.interventions.agreement(effects).round(2)
+         method  correlation  rank_correlation  edges
+    0  gradient         0.99               1.0      3
+    """
+    rows = []
+    for method in (name for name in ("gradient", "integrated") if name in table):
+        values = table[["exact", method]]
+        linear, of_ranks = (np.corrcoef(pair.to_numpy().T)[0, 1] for pair in (values, values.rank()))
+        rows.append((method, linear, of_ranks, len(table)))
+    return pd.DataFrame(rows, columns=["method", "correlation", "rank_correlation", "edges"])
+
+
+def gradient(contrast: Contrast, alpha: float) -> Float[Tensor, " edge"]:
+    """The effect of each edge by the derivative at a = alpha 1, in the order of the graph's edges."""
+    edges = contrast.start.graph.edges
+    amounts = torch.full((len(edges),), alpha, device=contrast.start.tokens.device, requires_grad=True)
+    patches = [Patch(edge, contrast.end.at(edge.split(ARROW)[0]), amount=amounts[i]) for i, edge in enumerate(edges)]
+    answer = contrast.pairs.answer
+    start, end = (at_query(run, contrast) for run in (contrast.start, contrast.end))
+    with torch.enable_grad():
+        M = measured(contrast.start.patched_logits([patches], queries=contrast.queries), start, answer).mean()
+        (slope,) = torch.autograd.grad(M, amounts)
+    M_from, M_to = (measured(logits, start, answer).mean() for logits in (start, end))
+    return -slope / (M_from - M_to)

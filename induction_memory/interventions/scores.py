@@ -1,0 +1,200 @@
+"""Scores of a run: losses, accuracies and the distance to the intact run, each with a standard error.
+
+Scores are means over the positions of each group of the task, with the standard error of `task/batch.py`. For
+in-context bigrams the groups are in_context (a trigger seen before) and global (not a trigger).
+
+KL is KL(p_intact || p), with p the run's prediction, averaged over all positions that the task counts.
+
+How much of a corruption a patch accounts for.
+
+At the query of each sequence, M is the logit of the right output above the mean of all logits. With M_from of the run
+that is patched, M_to of the run whose activations are patched in, and M of the patched run, each a mean over sequences,
+
+    effect = (M_from - M) / (M_from - M_to):    0, the patch does nothing;  1, it does all that the corruption does.
+
+Where no single output is right, M = -KL(p_from || p) with p the prediction and p_from that of the run before patching,
+so that M_from = 0.
+
+The standard error of an effect is that of a ratio over sequences, which includes the error of the denominator.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, get_args
+
+import pandas as pd
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from induction_memory.errors import require
+from induction_memory.runner.choice import record
+from induction_memory.runner.recording import Recording, Runner, Variant
+from induction_memory.task.batch import Batch, masked_mean
+from induction_memory.task.corruptions import Pairs
+
+
+def scored_groups(batch: Batch) -> list[str]:
+    """The groups that have scores: all except first occurrences, whose outputs cannot be known yet."""
+    return [name for name in batch.groups if not name.startswith("first")]
+
+
+@dataclass(frozen=True, eq=False)
+class Scorer:
+    """Scores any number of runs on the same batch against the same intact run."""
+
+    intact: Float[Tensor, "batch pos vocab"]
+    """Logits."""
+    batch: Batch
+    where: Bool[Tensor, "batch pos"] | None = None
+    """The only positions to score; all when not given."""
+
+    def __call__(self, logits: Float[Tensor, "*variant batch pos vocab"]) -> dict[str, Float[Tensor, "*variant"]]:
+        """Every score and its standard error (`kl`, `kl_se` ...), one value per variant.
+
+        Where targets are soft the loss is their cross-entropy, and there is no accuracy.
+        """
+        log_p, batch = logits.log_softmax(-1), self.batch
+        p, log_intact = self._intact
+        if batch.soft:
+            scores = {"loss": -(batch.targets.to(log_p.dtype) * log_p).sum(-1)}
+        else:
+            targets = torch.where(batch.counted, batch.targets, 0).expand(logits.shape[:-1])
+            loss = -log_p.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+            scores = {"accuracy": is_right(logits, targets), "loss": loss}
+        rows = [
+            (f"{group}_{name}", values, batch.group(group))
+            for group in scored_groups(batch)
+            for name, values in scores.items()
+        ]
+        rows.append(("kl", torch.linalg.vecdot(p, log_intact - log_p), batch.counted))
+        names, values, masks = zip(*rows, strict=True)
+        where = torch.stack(masks) if self.where is None else torch.stack(masks) & self.where
+        means, errors = (one.unbind(-1) for one in masked_mean(torch.stack(values, dim=-3), where))
+        result = {}
+        for name, mean, error in zip(names, means, errors, strict=True):
+            result[name], result[f"{name}_se"] = mean, error
+        return result
+
+    @cached_property
+    def _intact(self) -> tuple[Tensor, Tensor]:
+        """The intact run's probabilities, and their logarithms."""
+        log_p = self.intact.log_softmax(-1)
+        return log_p.exp(), log_p
+
+
+def is_right(logits: Float[Tensor, "*lead vocab"], targets: Int[Tensor, "*lead"]) -> Float[Tensor, "*lead"]:
+    """1 where logits.argmax(-1) == targets, 0 elsewhere; nan where a logit is, which makes the argmax meaningless.
+
+    Several times faster than that: the argmax is taken only where maxima tie, or are nan.
+    """
+    best = logits.amax(-1, keepdim=True)
+    if int(torch.count_nonzero(logits == best)) != best.numel():
+        right = (logits.argmax(-1) == targets).to(logits.dtype)
+        return torch.where(best.squeeze(-1).isnan(), torch.nan, right)
+    return (logits.gather(-1, targets.unsqueeze(-1)) == best).squeeze(-1).to(logits.dtype)
+
+
+def score(
+    logits: Float[Tensor, "*variant batch pos vocab"],
+    intact: Float[Tensor, "batch pos vocab"],
+    batch: Batch,
+    where: Bool[Tensor, "batch pos"] | None = None,
+) -> dict[str, Float[Tensor, "*variant"]]:
+    """All scores of one group of runs; at some positions only, if given."""
+    return Scorer(intact, batch, where)(logits)
+
+
+Direction = Literal["corrupt", "restore"]
+
+
+@dataclass(frozen=True, eq=False)
+class Contrast:
+    """Two recorded runs of one model: the one to patch, and the one whose activations are put in."""
+
+    start: Recording
+    end: Recording
+    pairs: Pairs
+
+    @property
+    def queries(self) -> Int[Tensor, "batch 1"]:
+        return self.pairs.query.unsqueeze(1)
+
+
+def contrast(model: nn.Module | Runner, pairs: Pairs, direction: Direction = "corrupt") -> Contrast:
+    """Record both runs. `corrupt` puts corrupted activations into the clean run, `restore` the other way round.
+
+    >>> import induction_memory as im
+    >>> run = im.load("induction-small")
+    >>> pairs = im.task.corrupt(run.task.sample(4, im.step_rng(0, 0)), "trigger", im.step_rng(0, 1))
+    >>> both = im.interventions.contrast(run.model(step=600), pairs)
+    >>> both.start.logits.shape == both.end.logits.shape
+    True
+    """
+    require(direction in get_args(Direction), "direction", "corrupt or restore", repr(direction))
+    clean, corrupted = record(model, pairs.clean.tokens), record(model, pairs.corrupted.tokens)
+    return Contrast(clean, corrupted, pairs) if direction == "corrupt" else Contrast(corrupted, clean, pairs)
+
+
+def answer_logit(
+    logits: Float[Tensor, "*variant batch m vocab"], answer: Int[Tensor, " batch"]
+) -> Float[Tensor, "*variant batch"]:
+    """M at the query of each sequence: the answer's logit above the mean of all."""
+    at_query = logits[..., 0, :]
+    index = answer.expand(at_query.shape[:-1]).unsqueeze(-1)
+    return at_query.gather(-1, index).squeeze(-1) - at_query.mean(-1)
+
+
+def measured(
+    logits: Float[Tensor, "*variant batch m vocab"],
+    start: Float[Tensor, "batch m vocab"],
+    answer: Int[Tensor, " batch"] | None,
+) -> Float[Tensor, "*variant batch"]:
+    """M: the answer's logit above the mean, or minus the KL from the run `start` where there is no single answer."""
+    if answer is not None:
+        return answer_logit(logits, answer)
+    log_p, log_q = start[..., 0, :].log_softmax(-1), logits[..., 0, :].log_softmax(-1)
+    return -(log_p.exp() * (log_p - log_q)).sum(-1)
+
+
+def at_query(recording: Recording, contrast: Contrast) -> Float[Tensor, "batch 1 vocab"]:
+    """The intact run's logits at the queries."""
+    index = contrast.queries.unsqueeze(-1).expand(-1, -1, recording.logits.shape[-1])
+    return recording.logits.gather(1, index)
+
+
+@torch.no_grad()
+def effects(contrast: Contrast, variants: Sequence[Variant]) -> pd.DataFrame:
+    """One row per variant: accuracy, M (`logit`) and effect, with standard errors; `kl` = -M for soft targets."""
+    answer = contrast.pairs.answer
+    start, end = (at_query(run, contrast) for run in (contrast.start, contrast.end))
+    M_from, M_to = (measured(logits, start, answer) for logits in (start, end))
+    parts: dict[int, dict[str, float]] = {}
+    for indices, logits in contrast.start.run(variants, queries=contrast.queries):
+        M = measured(logits, start, answer)
+        effect, effect_se = _ratio(M_from - M, (M_from - M_to).expand_as(M))
+        if answer is None:
+            columns = {"kl": -M.mean(-1), "kl_se": _se(M)}
+        else:
+            correct = is_right(logits[..., 0, :], answer.expand_as(M))
+            columns = {"accuracy": correct.mean(-1), "accuracy_se": _se(correct)}
+            columns |= {"logit": M.mean(-1), "logit_se": _se(M)}
+        columns |= {"effect": effect, "effect_se": effect_se}
+        for place, index in enumerate(indices):
+            parts[index] = {name: value[place].item() for name, value in columns.items()}
+    return pd.DataFrame.from_dict(parts, orient="index").sort_index()
+
+
+def _se(values: Float[Tensor, "variant batch"]) -> Float[Tensor, " variant"]:
+    if values.shape[-1] < 2:
+        return torch.full(values.shape[:-1], torch.nan)
+    return values.std(-1) / values.shape[-1] ** 0.5
+
+
+def _ratio(
+    above: Float[Tensor, "variant batch"], below: Float[Tensor, "variant batch"]
+) -> tuple[Float[Tensor, " variant"], Float[Tensor, " variant"]]:
+    ratio = above.sum(-1) / below.sum(-1)
+    spread = _se(above - ratio.unsqueeze(-1) * below)
+    return ratio, spread / below.mean(-1).abs()

@@ -1,0 +1,311 @@
+"""Check what ships: which numbers of the claims are measured again, and which come from sealed records.
+
+Weights ship for a few runs, thinned to some steps, and the records of all runs ship beside them. For a run with
+weights, everything that they allow is measured again: the metrics are read from the trajectory, the last step is
+measured, and so are the recalls at all exact (not rounded) steps. Everything else comes from the records, whose files
+have checksums.
+
+`audit` notes what each row of the table of claims reads. A row is "recomputed" if all its numbers were measured again,
+"sealed" if one of them comes from an intact record, and "seal broken" if one comes from a record that was changed.
+
+The tables behind docs/heads.md, as they ship: the page is made from them without training.
+
+*.parquet     the tables of all runs (`heads.Identification`)
+study.json    the configuration, the command, the in-context accuracy of each run
+SHA256SUMS    the checksum of every file, in the form that `sha256sum -c` reads
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from induction_memory.errors import InputError, require
+from induction_memory.experiment.run_config import RunConfig
+from induction_memory.field_docs import field_docs
+from induction_memory.heads import Identification
+from induction_memory.paper import plan
+from induction_memory.paper import records as record_files
+from induction_memory.paper.claims import CLAIMS, COLUMNS, Claim, measured
+from induction_memory.paper.heads_study_page import page
+from induction_memory.paper.measurement import make_record
+from induction_memory.paper.plan import FIGURES, Job, jobs
+from induction_memory.paper.records import Record, Records, after
+from induction_memory.paper.shipped import TRAJECTORIES
+from induction_memory.terminal import track
+from induction_memory.trajectory.layout import MANIFEST
+from induction_memory.trajectory.search import SHIPPED, find, search_path
+from induction_memory.trajectory.trajectory import Trajectory, load
+
+FOLDER = f"{record_files.FOLDER}/heads"
+STUDY = "study.json"
+
+
+@dataclass(frozen=True, eq=False)
+class HeadStudy:
+    """The tables of the study, and the other facts on its page."""
+
+    found: Identification
+    config: RunConfig
+    command: str
+    accuracies: dict[str, float]
+
+    def page(self, records: Path) -> str:
+        """docs/heads.md; `records` is the folder with Figure 11's own run."""
+        last = record_files.read(records / f"{plan.FOUR_HEADS}-seed-0").last
+        figure_11 = {role: last[f"effective_heads_{role}"] for role in ("previous-token", "induction")}
+        return page(self.found, self.config, list(self.accuracies.values()), self.command, "heads", figure_11)
+
+
+def write(study: HeadStudy, folder: Path) -> None:
+    """Write the study to a folder, sealed."""
+    study.found.save(folder)
+    about = {"command": study.command, "config": study.config.to_dict(), "accuracies": study.accuracies}
+    (folder / STUDY).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+    lines = [f"{_checksum(path)}  {path.name}\n" for path in _files(folder)]
+    (folder / record_files.SEALS).write_text("".join(lines), encoding="utf-8")
+
+
+def read(folder: Path) -> HeadStudy:
+    """The study that `write` wrote."""
+    try:
+        about = json.loads((folder / STUDY).read_text(encoding="utf-8"))
+        found = Identification.read(folder)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{folder}: expected the tables of the study of heads, got {error}") from error
+    return HeadStudy(found, RunConfig.from_dict(about["config"]), about["command"], about["accuracies"])
+
+
+def broken_seals(folder: Path) -> list[str]:
+    """Files that are missing, not sealed, or differ from their checksums; none if there is no study."""
+    if not folder.exists():
+        return []
+    seals = folder / record_files.SEALS
+    lines = seals.read_text(encoding="utf-8").splitlines() if seals.exists() else []
+    sums = {file: checksum for checksum, _, file in (line.partition("  ") for line in lines)}
+    there = {path.name: _checksum(path) for path in _files(folder)}
+    return sorted(f"heads/{name}" for name in sums.keys() | there.keys() if sums.get(name) != there.get(name))
+
+
+def _files(folder: Path) -> list[Path]:
+    return [path for path in sorted(folder.iterdir()) if path.suffix == ".parquet" or path.name == STUDY]
+
+
+def _checksum(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+AGREE = 1e-5
+"""Largest difference between a record and its trajectory that rounding explains: records have seven digits."""
+
+
+SOURCES = ("recomputed", "sealed", "seal broken")
+
+
+@field_docs
+@dataclass(frozen=True, eq=False)
+class Audit:
+    """What an audit found."""
+
+    verdicts: pd.DataFrame
+    """One row per measurement, with its source."""
+    compared: pd.DataFrame
+    """One row per shipped trajectory: its record, its steps, the largest difference between the two."""
+    broken: list[str]
+    """Records whose files differ from their checksums."""
+    folder: Path
+    """Where the records and trajectories were looked for."""
+    missing: list[str] = field(default_factory=list)
+    """Shipped trajectories that are missing."""
+
+    @property
+    def summary(self) -> str:
+        """One line of at most 80 characters: how many rows hold, and where their numbers come from."""
+        verdicts, sources = (self.verdicts[column].tolist() for column in ("verdict", "source"))
+        words = {"does not hold": "do not", "undecided": "undecided", "no run": "without a run"}
+        held = [f"{verdicts.count('holds')} of {len(verdicts)} hold"]
+        held += [f"{verdicts.count(other)} {word}" for other, word in words.items() if other in verdicts]
+        read = [f"{sources.count(source)} {source}" for source in SOURCES if source in sources]
+        return "; ".join([*filter(None, map(", ".join, (held, read))), f"{len(self.problems)} problems"])
+
+    @property
+    def problems(self) -> list[str]:
+        """Why the audit fails, one line each; none if it passes."""
+        without = self.verdicts["verdict"].tolist().count("no run")
+        apart = self.compared.loc[~(self.compared["largest difference"] <= AGREE)]
+        return [
+            *(
+                [f"{without} of {len(self.verdicts)} measurements could not be checked: no run in {self.folder}"]
+                if without
+                else []
+            ),
+            *(f"{name}: not in {self.folder}, so nothing of it was measured anew" for name in self.missing),
+            *(f"{name}: its record differs from its checksum" for name in self.broken),
+            *(
+                f"{row['trajectory']}: differs from its record by {row['largest difference']:.3g} ({row['where']})"
+                for row in apart.to_dict("records")
+            ),
+        ]
+
+
+@dataclass(frozen=True, eq=False)
+class AuditedRecord(Record):
+    """A record that notes in `sealed_reads` each read of a number that was not measured again."""
+
+    anew: frozenset[str] = frozenset()
+    """What was measured again: "metrics", "last", "row 0" ..."""
+    sealed_reads: list[str] = field(default_factory=list)
+    """The record's name, once per read; one list for all records of an audit."""
+
+    def curve(self, column: str) -> tuple[np.ndarray, np.ndarray]:
+        self._note({"metrics"})
+        return super().curve(column)
+
+    def recalls(self, name: str) -> pd.Series:
+        self._note({f"row {row}" for row in range(len(self.probes))})
+        return super().recalls(name)
+
+    def recall(self, name: str, step: int | None = None) -> float:
+        self._note({f"row {self.row(step)}"})
+        return super().recall(name, step)
+
+    def final(self, name: str) -> float:
+        self._note({"last"})
+        return super().final(name)
+
+    def final_error(self, name: str) -> tuple[float, str]:
+        self._note({"last"})
+        return super().final_error(name)
+
+    def _note(self, parts: set[str]) -> None:
+        if not parts <= self.anew:
+            self.sealed_reads.append(self.name)
+
+
+def audit(folder: Path | None = None, figures: Sequence[int] = tuple(FIGURES)) -> Audit:
+    """The claims about some figures, from the trajectories and sealed records in a folder: by default what ships.
+
+    Only the trajectories of runs that these figures show are measured. The checksums of all records are checked.
+    """
+    folder = sealed_folder() if folder is None else find(folder)
+    planned = jobs(list(figures), "paper")
+    shipped, shown = with_shipped(Records([]), planned, folder), {job.preset for job in planned}
+    broken, reads, compared = record_files.broken_seals(folder / record_files.FOLDER), [], []
+    records = {name: _audited(record, None, reads) for name, record in shipped.items()}
+    wanted = [name for name, what in TRAJECTORIES.items() if what.preset in shown]
+    there = [name for name in wanted if (folder / name / MANIFEST).exists()]
+    for name in track(there, "measuring what ships"):
+        of, run = f"{TRAJECTORIES[name].preset}-seed-0", load(folder / name)
+        if of not in shipped:
+            compared.append((name, of, len(run.steps), np.inf, "no record of the preset as it is"))
+            continue
+        kept, away, where = shipped[of], np.inf, "configuration"
+        if run.config == kept.config and np.isin(run.steps, kept.probes.index).all():
+            anew = _of_exact_steps(run, make_record(run, kept.name))
+            away, where = distance(kept, anew)
+            records[kept.name] = _audited(kept, anew, reads)
+        compared.append((name, kept.name, len(run.steps), away, where))
+    columns = ["trajectory", "record", "steps", "largest difference", "where"]
+    chosen = [claim for claim in CLAIMS.values() if claim.figure in figures]
+    verdicts = _verdicts(chosen, Records(list(records.values())), reads, broken)
+    named = sorted(broken) + broken_seals(folder / FOLDER)
+    missing = [name for name in wanted if name not in there]
+    return Audit(verdicts, pd.DataFrame(compared, columns=columns), named, folder, missing)
+
+
+def complete(names: Sequence[str] | None = None, out: Path = SHIPPED) -> list[str]:
+    """Measure shipped trajectories again (all, or those named), and add new measures of the last step to their records.
+
+    A record whose numbers differ from its trajectory is refused. Returns the names of the records that grew.
+    """
+    folder, grown = out / record_files.FOLDER, []
+    for name in TRAJECTORIES if names is None else names:
+        what = TRAJECTORIES[name]
+        place = folder / f"{what.preset}-seed-0"
+        if not (out / name).exists() or not (place / record_files.FILES[0]).exists():
+            continue
+        kept, run = record_files.read(place), load(out / name)
+        anew = _of_exact_steps(run, make_record(run, kept.name))
+        away, where = distance(kept, anew)
+        require(away <= AGREE, name, f"the numbers of its record within {AGREE}", f"{away:.3g} ({where})")
+        last, errors = {**anew.last, **kept.last}, {**anew.errors, **kept.errors}
+        if last.keys() != kept.last.keys() or errors.keys() != kept.errors.keys():
+            record_files.write(replace(kept, last=last, errors=errors), place)
+            grown.append(kept.name)
+    record_files.seal(folder)
+    return grown
+
+
+def sealed_folder() -> Path:
+    """The first folder of the search path with records in it; that of the source tree if none has any."""
+    found = [place for place in search_path() if (place / record_files.FOLDER).is_dir()]
+    return found[0] if found else SHIPPED
+
+
+def with_shipped(records: Records, planned: Sequence[Job], folder: Path = SHIPPED) -> Records:
+    """The record of each planned job: the given one or, if its settings are the same, the shipped one."""
+    shipped, found = record_files.read_all(folder / record_files.FOLDER), []
+    for job in planned:
+        if job.name in records:
+            found.append(records[job.name])
+        elif job.name in shipped and shipped[job.name].config == job.config:
+            found.append(shipped[job.name])
+    return Records(found)
+
+
+def distance(kept: Record, anew: Record) -> tuple[float, str]:
+    """Largest difference between a record and a new measurement, and its column; relative for values above 1.
+
+    Measures of the last step that the record does not have yet are not compared.
+    """
+    before, now = (record.metrics.set_index("step") for record in (kept, anew))
+    tables = [
+        (kept.probes.reindex(index=anew.probes.index, columns=anew.probes.columns), anew.probes),
+        (before.reindex(index=now.index, columns=now.columns), now),
+        (pd.DataFrame([kept.last]), pd.DataFrame([anew.last]).reindex(columns=list(kept.last))),
+    ]
+    away = {}
+    for old, new in tables:
+        for column in new.columns:
+            a, b = old[column].to_numpy(float), new[column].to_numpy(float)
+            if len(a) != len(b) or (np.isnan(a) != np.isnan(b)).any():
+                away[column] = np.inf
+            elif np.isfinite(b).any():
+                away[column] = float(np.nanmax(np.abs(a - b) / np.maximum(1, np.abs(b))))
+    where = max(away, key=lambda column: away[column])
+    return away[where], where
+
+
+def _of_exact_steps(run: Trajectory, record: Record) -> Record:
+    """The record without the recalls at rounded steps, where rounding may change whether an association is recalled."""
+    return replace(record, probes=record.probes.drop(index=run.rounded.tolist()))
+
+
+def _audited(kept: Record, anew: Record | None, reads: list[str]) -> AuditedRecord:
+    """The record, with its numbers replaced by those that were measured again."""
+    known = {entry.name: getattr(kept, entry.name) for entry in fields(Record)}
+    if anew is None:
+        return AuditedRecord(**known, sealed_reads=reads)
+    probes = kept.probes.copy()
+    probes.loc[anew.probes.index, anew.probes.columns] = anew.probes
+    rows = {f"row {probes.index.get_loc(step)}" for step in anew.probes.index}
+    metrics = after(kept.metrics, anew.metrics)
+    curves = {"metrics"} if len(metrics) == len(anew.metrics) else set()
+    fresh = known | {"metrics": metrics, "last": anew.last, "errors": anew.errors, "probes": probes}
+    return AuditedRecord(**fresh, anew=frozenset({*curves, "last", *rows}), sealed_reads=reads)
+
+
+def _verdicts(claims: Sequence[Claim], records: Records, reads: list[str], broken: set[str]) -> pd.DataFrame:
+    """The table of claims with the source of each row."""
+    rows = []
+    for claim in claims:
+        reads.clear()
+        for row in measured(claim, records):
+            source = "seal broken" if broken.intersection(reads) else "sealed" if reads else "recomputed"
+            rows.append((*row, "" if row[-1] == "no run" else source))
+            reads.clear()
+    return pd.DataFrame(rows, columns=[*COLUMNS, "source"])

@@ -1,0 +1,139 @@
+"""A claim of the paper, its measurements, and the table of verdicts.
+
+A measurement has a threshold, and the claim says where that comes from. It holds if the value is beyond the threshold
+by more than its error, does not hold if it misses by more, and is undecided in between.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+
+from induction_memory.field_docs import field_docs
+from induction_memory.paper.claims.estimate import Estimate
+from induction_memory.paper.records import MissingRunError, Records
+
+DAGGER = "†"
+HALF = 0.5
+COLUMNS = ("claim", "figure", "measure", "whose", "value", "error", "over", "threshold", "verdict")
+
+Verdict = Literal["holds", "undecided", "does not hold", "no run"]
+VERDICTS: tuple[Verdict, ...] = ("no run", "does not hold", "undecided", "holds")
+"""The worst first."""
+
+
+@field_docs
+@dataclass(frozen=True)
+class Measurement:
+    """One row: what was measured, with its error, and the interval in which it has to lie."""
+
+    statement: str
+    found: Estimate
+    low: float = -np.inf
+    high: float = np.inf
+    ours: bool = False
+    """True for a stricter reading or a cause that the paper does not claim."""
+
+    @property
+    def verdict(self) -> Verdict:
+        margin = min(self.found.value - self.low, self.high - self.found.value)
+        if not np.isfinite(margin) or np.isnan(self.found.error):
+            return "undecided"
+        if margin >= self.found.error:
+            return "holds"
+        return "does not hold" if margin < -self.found.error else "undecided"
+
+    @property
+    def threshold(self) -> str:
+        if np.isinf(self.high):
+            return f"at least {self.low:.3g}"
+        if np.isinf(self.low):
+            return f"at most {self.high:.3g}"
+        return f"{(self.low + self.high) / 2:.3g} ± {(self.high - self.low) / 2:.3g}"
+
+
+def at_least(statement: str, bound: float, found: Estimate) -> Measurement:
+    return Measurement(statement, found, low=bound)
+
+
+def at_most(statement: str, bound: float, found: Estimate) -> Measurement:
+    return Measurement(statement, found, high=bound)
+
+
+def near(statement: str, centre: float, found: Estimate, width: float) -> Measurement:
+    return Measurement(statement, found, low=centre - width, high=centre + width)
+
+
+def later(row: Measurement) -> Measurement:
+    """A measure that was added after a first look at the runs, with the mark for it."""
+    return replace(row, statement=f"{row.statement} {DAGGER}")
+
+
+def ours(row: Measurement) -> Measurement:
+    """A measure of something that the paper does not claim."""
+    return replace(row, ours=True)
+
+
+Measure = Callable[[Records], Iterator[Measurement]]
+Explain = Callable[[Records], str]
+Row = tuple[str, int, str, str, float, float, str, str, Verdict]
+
+
+@field_docs
+@dataclass(frozen=True)
+class Claim:
+    """A sentence of the paper, the reason for its thresholds, the measurement, and an explanation if it fails."""
+
+    name: str
+    figure: int
+    says: str
+    reason: str
+    measure: Measure
+    explain: Explain | None
+    """Why a measure misses its threshold in the runs that ship, with measured numbers."""
+
+
+CLAIMS: dict[str, Claim] = {}
+
+
+def claim(figure: int, reason: str, explain: Explain | None = None) -> Callable[[Measure], Measure]:
+    """Add a claim: the docstring quotes the paper, the name is the function's with hyphens.
+
+    The function yields its rows. Between two rows it reads all the numbers of the later one, so that an audit can say
+    where each number comes from.
+    """
+
+    def add(measure: Measure) -> Measure:
+        name, says = measure.__name__.replace("_", "-"), " ".join(str(measure.__doc__).split())
+        CLAIMS[name] = Claim(name, figure, says, reason, measure, explain)
+        return measure
+
+    return add
+
+
+def check(records: Records, names: Sequence[str] | None = None) -> pd.DataFrame:
+    """One row per measurement: claim, figure, measure, whose, value, error, over, threshold, verdict.
+
+    The verdict is "holds", "undecided", "does not hold", or "no run" if what it needs has not been trained. The measure
+    is the paper's, or ours if the paper does not claim it. The error is half of a 95 % interval.
+    """
+    chosen = [entry for entry in CLAIMS.values() if names is None or entry.name in names]
+    return pd.DataFrame([row for entry in chosen for row in measured(entry, records)], columns=list(COLUMNS))
+
+
+def measured(entry: Claim, records: Records) -> Iterator[Row]:
+    """The rows of one claim, each measured when it is asked for."""
+    try:
+        for row in entry.measure(records):
+            found, whose = row.found, "ours" if row.ours else "paper"
+            about = (row.statement, whose, found.value, found.error, found.over, row.threshold, row.verdict)
+            yield entry.name, entry.figure, *about
+    except MissingRunError as missing:
+        yield entry.name, entry.figure, str(missing), "", np.nan, np.nan, "", "", "no run"
+
+
+def called(memory: str) -> str:
+    """A recall's name as the measures write it."""
+    return "W_K1 (t < 64)" if memory == "W_K1_first64" else memory

@@ -1,0 +1,178 @@
+"""Measure a finished run: its record."""
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from scipy.stats import spearmanr
+
+from induction_memory import probes
+from induction_memory.paper import plan
+from induction_memory.paper.records import Record
+from induction_memory.source.sources import SEQUENCES as PROBED
+from induction_memory.task.sampler import sample, step_rng
+from induction_memory.trajectory.folder import FolderSource
+from induction_memory.trajectory.trajectory import Trajectory
+
+RECALLS = ["W_K1", "W_K1_first64", "W_K1_causal", "W_K2", "W_K2_triggers", "W_O2", "W_F_kl", "W_F_kl_reverse"]
+AT_THE_END = [
+    *("previous_token_mass1", "previous_token_argmax1", "previous_after_trigger1"),
+    *("induction_mass2", "induction_argmax2", "induction_other_mass2", "induction_other_argmax2"),
+    *("attended_is_target2", "accuracy_in_context", "loss_in_context", "loss_global", "loss", "bayes_loss", "excess"),
+    *("W_K1_sir", "W_K1_first64_sir", "W_K2_sir", "W_O2_sir"),
+]
+SEQUENCES = 128
+"""Sequences on which the accuracy of the last step is measured."""
+
+BATCHES, RESAMPLES = 8, 300
+"""Batches for a standard error over sequences; draws of a bootstrap over associations."""
+UNCERTAIN = ["previous_token_argmax1", "induction_mass2", "induction_other_mass2"]
+"""Attention probes of the last step that claims use."""
+
+IGNORED = "^checkpoint$|^crc32$|_norm_"
+"""Columns of the metrics that a record leaves out, the norms of weights and gradients among them."""
+
+
+def make_record(run: Trajectory, name: str) -> Record:
+    """Measure a finished run."""
+    tables = probes.wide(probes.table(run, RECALLS))
+    end = int(run.steps[-1])
+    ending = probes.wide(probes.table(run, AT_THE_END, steps=[end]))
+    last = {column: float(ending[column].iloc[0]) for column in ending} | diagonals(run, end) | _heads(run)
+    drawn, errors = _drawn(run, end)
+    preferred, spread = preferences(run, name)
+    last, errors = last | drawn | preferred, errors | spread
+    errors |= attention_errors(run, end) | _pair_errors(run, end) | _head_errors(run)
+    command, seconds = provenance(run)
+    metrics = run.metrics.loc[:, ~run.metrics.columns.str.contains(IGNORED)]
+    return Record(name, run.config, command, seconds, run.fingerprint, metrics, tables, last, errors)
+
+
+def diagonals(run: Trajectory, step: int) -> dict[str, float]:
+    """Per memory, the scores of its right associations: rank correlation with position or frequency, and spread."""
+    if run.config.model.n_heads > 1 or run.config.model.n_layers < 2:
+        return {}
+    found = {}
+    for memory in ("W_K1", "W_K2", "W_O2"):
+        table = probes.births(run, memory, steps=[step])
+        against = "position" if "position" in table else "frequency"
+        score = table["score"].to_numpy()
+        correlation: Any = spearmanr(score, table[against])
+        found[f"{memory}_diagonal_{against}"] = float(correlation.statistic)
+        found[f"{memory}_diagonal_spread"] = float(score.std() / abs(score.mean()))
+    return found
+
+
+def attention_errors(run: Trajectory, step: int) -> dict[str, float]:
+    """Standard errors of attention probes, from their spread over small batches of the same total size."""
+    if run.config.model.n_heads > 1 or run.config.model.n_layers < 2:
+        return {}
+    short = replace(run.task, length=min(plan.LETTERS, run.task.length))
+    asked = {"": (run.task, UNCERTAIN), "_drawn": (short, UNCERTAIN[:1])}
+    found = {}
+    for end, (task, names) in asked.items():
+        values = []
+        for number in range(1, BATCHES + 1):
+            batch = sample(task, PROBED // BATCHES, step_rng(run.config.train.eval_seed, number))
+            some = probes.wide(probes.table(run, names, steps=[step], batch=batch, task=task, cached=False))
+            values.append([float(some[name].iloc[0]) if name in some else np.nan for name in names])
+        errors = np.std(values, axis=0, ddof=1) / np.sqrt(BATCHES)
+        found |= {f"{name}{end} over sequences": float(error) for name, error in zip(names, errors, strict=True)}
+    return found
+
+
+def _drawn(run: Trajectory, step: int) -> tuple[dict[str, float], dict[str, float]]:
+    """How often layer 1 attends most to the previous token, at the positions that an attention map shows; and the
+    accuracy at triggers first seen at these positions, and at later ones, with standard errors.
+    """
+    if run.config.model.n_heads > 1:
+        return {}, {}
+    name = "previous_token_argmax1"
+    short = replace(run.task, length=min(plan.LETTERS, run.task.length))
+    back = probes.table(run, name, steps=[step], task=short)["value"].iloc[0]
+    batch, model = sample(run.task, SEQUENCES, step_rng(run.config.train.eval_seed, 0)), run.model(step)
+    with torch.no_grad():
+        predicted = torch.cat([model(tokens).argmax(-1) for tokens in batch.tokens.split(16)])
+    first = (batch.tokens[:, :, None] == batch.tokens[:, None, :]).int().argmax(-1)
+    values, errors = {f"{name}_drawn": float(back)}, {}
+    for when, some in (("drawn", first < plan.LETTERS), ("late", first >= plan.LETTERS)):
+        asked = (batch.groups["in_context"] & some).double()
+        right, count = ((predicted == batch.targets) * asked).sum(1), asked.sum(1)
+        mean = right.sum() / count.sum()
+        spread = (right - mean * count).square().sum() * SEQUENCES / (SEQUENCES - 1)
+        values[f"accuracy_in_context_{when}"] = mean.item()
+        errors[f"accuracy_in_context_{when} over sequences"] = (spread.sqrt() / count.sum()).item()
+    return values, errors
+
+
+def preferences(run: Trajectory, name: str) -> tuple[dict[str, float], dict[str, float]]:
+    """How often the vanilla transformers of Figure 2 predict the retrieved token, by its rank in pi_b."""
+    if name.rpartition("-seed-")[0] not in plan.TWO_LAYERS.values():
+        return {}, {}
+    values, errors = {}, {}
+    for row in probes.arbitration(run, sequences=2 * SEQUENCES).to_dict("records"):
+        key = f"{row['question']}, rank {row['rank']}"
+        values[key], errors[f"{key} over sequences"] = row["value"], row["error"]
+    return values, errors
+
+
+def _pair_errors(run: Trajectory, step: int) -> dict[str, float]:
+    """Standard errors of the measures of the diagonals: bootstrap over the associations of each memory."""
+    if run.config.model.n_heads > 1 or run.config.model.n_layers < 2:
+        return {}
+    rng, found = np.random.default_rng(0), {}
+    for memory in ("W_K1", "W_K2", "W_O2"):
+        table = probes.births(run, memory, steps=[step])
+        against = "position" if "position" in table else "frequency"
+        right, other = table["score"].to_numpy(), table[against].to_numpy()
+        level = float(right.mean()) / probes.wide(probes.table(run, f"{memory}_sir", steps=[step])).to_numpy()[0, 0]
+        drawn = {f"diagonal_{against}": [], "diagonal_spread": [], "sir": []}
+        for chosen in rng.integers(len(right), size=(RESAMPLES, len(right))):
+            correlation: Any = spearmanr(right[chosen], other[chosen])
+            drawn[f"diagonal_{against}"].append(correlation.statistic)
+            drawn["diagonal_spread"].append(right[chosen].std() / abs(right[chosen].mean()))
+            drawn["sir"].append(right[chosen].mean() / level)
+        found |= {f"{memory}_{name} over pairs": float(np.std(values)) for name, values in drawn.items()}
+    return found
+
+
+def _heads(run: Trajectory) -> dict[str, float]:
+    """Effective number of heads per role, by exact Shapley values."""
+    carriers = _carriers(run)
+    if carriers is None:
+        return {}
+    own = carriers.drop_duplicates("role")
+    return {f"effective_heads_{role}": float(n) for role, n in zip(own["role"], own["effective"], strict=True)}
+
+
+def _head_errors(run: Trajectory) -> dict[str, float]:
+    """Standard errors of the effective numbers: shares drawn around the measured ones, with their errors."""
+    carriers = _carriers(run)
+    if carriers is None:
+        return {}
+    from induction_memory.heads.shapley import participation
+
+    rng, found = np.random.default_rng(0), {}
+    for role, own in carriers.groupby("role", sort=False):
+        drawn = rng.normal(own["share"], own["share_se"], size=(RESAMPLES, len(own)))
+        found[f"effective_heads_{role} over sequences"] = float(np.std([participation(shares) for shares in drawn]))
+    return found
+
+
+@functools.lru_cache(maxsize=1)
+def _carriers(run: Trajectory) -> pd.DataFrame | None:
+    if run.config.model.n_heads == 1:
+        return None
+    from induction_memory.heads import identify
+
+    return identify(run, step=int(run.steps[-1])).carriers
+
+
+def provenance(run: Trajectory) -> tuple[str, float | None]:
+    """The command that made the run, and the seconds it took where that is known."""
+    if not isinstance(run.source, FolderSource):
+        return "", None
+    return run.source.manifest.command or "", run.source.manifest.seconds

@@ -1,0 +1,93 @@
+"""The paper's statements, each with a measured verdict: lemmas, the three-step theorem, the appendices.
+
+`run()` measures and returns one table; `names()` lists the checks. `analyses/theory_page.py` writes docs/theory.md from
+what it measured.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from induction_memory.files import require_folder, write_figure, write_file
+from induction_memory.paper.theory.checks import Entry, find, names
+from induction_memory.terminal import keeping, track
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from induction_memory.paper.theory.checks import Result
+
+
+__all__ = ["measure", "names", "run", "table"]
+
+SLIP = "[known slip]"
+"""Ends a statement of the paper that is known not to hold as printed."""
+COLUMNS = ["check", "statement", "predicted", "measured", "tolerance", "verdict", "expected"]
+
+
+def measure(names: Sequence[str] | None = None) -> Iterator[tuple[Entry, "Result"]]:
+    """Run the checks one after the other, in the paper's order.
+
+    >>> import induction_memory as im
+    >>> entry, result = next(iter(im.theory.measure(["lemma-1"])))
+    >>> entry.name
+    'lemma-1'
+    """
+    for entry in track(find(names), "checks"):
+        yield entry, entry.run()
+
+
+def table(entry: Entry, result: "Result") -> "pd.DataFrame":
+    """The rows of one check. `expected` is False if a statement fails, or a known error in the paper holds.
+
+    >>> import induction_memory as im
+    >>> for entry, result in im.theory.measure(["lemma-1"]):
+    ...     print(list(im.theory.table(entry, result)))
+    ['check', 'statement', 'predicted', 'measured', 'tolerance', 'verdict', 'expected']
+    """
+    import pandas as pd
+
+    rows = []
+    for c in result.checks:
+        statement = f"{c.statement} {SLIP}" if c.slip else c.statement
+        rows.append([entry.name, statement, c.predicted, c.measured, c.tolerance, c.verdict, c.expected])
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def run(names: Sequence[str] | None = None, out: Path | None = None) -> "pd.DataFrame":
+    """Measure the named checks (all by default); with `out`, draw their pictures and write the table there.
+
+    An interruption keeps the completed checks.
+
+    >>> import induction_memory as im
+    >>> im.theory.run(["lemma-1"])[["check", "expected"]].head(2)
+         check  expected
+    0  lemma-1      True
+    1  lemma-1      True
+    """
+    import pandas as pd
+
+    if out is not None:
+        out = require_folder(out)
+    tables = []
+    with keeping(tables, "checks"):
+        for entry, result in measure(names):
+            tables.append(table(entry, result))
+            if out is not None:
+                save_picture(entry, result, out)
+    whole = pd.concat(tables, ignore_index=True)
+    if out is not None:
+        write_file(out / "theory.csv", whole.to_csv(index=False))
+    return whole
+
+
+def save_picture(entry: Entry, result: "Result", folder: Path) -> Path | None:
+    """Draw a check's picture into `folder`; None if it has none."""
+    from induction_memory.paper.figures.theory import draw
+
+    figure = draw(entry.name, result.tables)
+    if figure is None:
+        return None
+    path = folder / f"{entry.name}.png"
+    write_figure(figure, path, dpi=110)
+    return path

@@ -1,0 +1,160 @@
+"""A check: one statement of the paper, what it predicts, what was measured, and whether the two agree.
+
+`slip` marks a statement that is known not to hold as the paper prints it. A second check has the corrected statement.
+A check is as expected if it is a statement that holds or a slip that fails.
+
+The checks by name, in the paper's order. Nothing heavy is imported until one is run.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float
+
+from induction_memory.errors import require
+
+TINY = 1e-300
+"""Stands for zero under a logarithm."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One row of the table."""
+
+    statement: str
+    predicted: float
+    measured: float
+    tolerance: str
+    verdict: bool
+    slip: bool = False
+
+    @property
+    def expected(self) -> bool:
+        """False if a statement fails, or if a known slip of the paper holds."""
+        return self.verdict != self.slip
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one named check returns: its rows, and the tables its figure is drawn from."""
+
+    checks: tuple[Check, ...]
+    tables: Mapping[str, pd.DataFrame] = field(default_factory=dict)
+
+
+def within(statement: str, predicted: float, measured: float, relative: float, slip: bool = False) -> Check:
+    """Holds when the measured value is within a relative distance of the predicted one."""
+    verdict = bool(abs(measured - predicted) <= relative * abs(predicted))
+    return Check(statement, predicted, measured, f"± {relative:.3g} relative", verdict, slip)
+
+
+def near(statement: str, predicted: float, measured: float, absolute: float, slip: bool = False) -> Check:
+    """Holds when the measured value is within an absolute distance of the predicted one."""
+    verdict = bool(abs(measured - predicted) <= absolute)
+    return Check(statement, predicted, measured, f"± {absolute:.3g}", verdict, slip)
+
+
+def sampled(
+    statement: str, predicted: float, measured: float, error: float, sigmas: float = 4.0, slip: bool = False
+) -> Check:
+    """Holds when a mean over random draws is within some standard errors of the predicted value."""
+    verdict = bool(abs(measured - predicted) <= sigmas * error)
+    return Check(statement, predicted, measured, f"± {sigmas:g} standard errors of {error:.2g}", verdict, slip)
+
+
+def at_least(statement: str, bound: float, measured: float, slip: bool = False) -> Check:
+    """Holds when the measured value reaches the bound."""
+    return Check(statement, bound, measured, "at least", bool(measured >= bound), slip)
+
+
+def at_most(statement: str, bound: float, measured: float, slip: bool = False) -> Check:
+    """Holds when the measured value stays within the bound."""
+    return Check(statement, bound, measured, "at most", bool(measured <= bound), slip)
+
+
+def column(table: pd.DataFrame, name: str, **where: object) -> Float[np.ndarray, " row"]:
+    """A column as numbers, of the rows whose other columns have the given values."""
+    kept = np.ones(len(table), dtype=bool)
+    for other, value in where.items():
+        kept &= np.asarray(table[other] == value)
+    return np.asarray(table[name], dtype=float)[kept]
+
+
+def slope(x: Float[np.ndarray, " row"], y: Float[np.ndarray, " row"]) -> float:
+    """Least-squares slope of log y against log x: the power with which y grows."""
+    return float(np.polyfit(np.log(x), np.log(np.maximum(y, TINY)), 1)[0])
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One check: the function of that name (dashes as underscores) in a module of this folder."""
+
+    name: str
+    module: str
+    where: str
+    title: str
+
+    @property
+    def function(self) -> "Callable[[], Result]":
+        """The check itself; its docstring is the text of docs/theory.md."""
+        return getattr(import_module(f"induction_memory.paper.theory.{self.module}"), self.name.replace("-", "_"))
+
+    def run(self) -> "Result":
+        """Measure."""
+        return self.function()
+
+
+CATALOGUE = (
+    Entry("lemma-1", "lemmas", "Section 4.1", "Lemma 1: gradients are associative memories"),
+    Entry("iterates", "iterates", "Section 4.1", "Lemma 1: the form of gradient descent's iterates"),
+    Entry("initial-matrix", "learning_conditions", "Section 4.1", "Lemma 1: the minor role of W_0"),
+    Entry("initial-attention", "initial_attention", "Sections 4.1 and 5", "Attention at initialisation"),
+    Entry("lemma-2", "lemmas", "Section 6", "Lemma 2: gradients with noisy inputs"),
+    Entry("example", "lemmas", "Section 6 and Appendix B.1", "The illustrative example"),
+    Entry("random-vectors", "random_vectors", "Appendix A", "Norm, near-orthogonality, remapping"),
+    Entry("capacity", "random_vectors", "Appendix A", "Capacity of the outer-product memory"),
+    Entry("lemma-4", "lemmas", "Appendix B.2", "Lemma 4: gradient of the second attention layer"),
+    Entry("lemma-5", "lemmas", "Appendix B.2", "Lemma 5: gradient of the first attention layer"),
+    Entry("theorem-data", "theorem", "Appendix B.3", "Theorem 3: the data"),
+    Entry("theorem-step-1", "theorem", "Appendix B.3.1", "Theorem 3: the step on W_O2"),
+    Entry("theorem-step-2", "theorem", "Appendix B.3.2", "Theorem 3: the step on W_K2"),
+    Entry("theorem-step-3", "theorem", "Appendix B.3.3", "Theorem 3: the step on W_K1"),
+    Entry("theorem-terms", "theorem_terms", "Appendix B.3", "Theorem 3: term by term"),
+    Entry(
+        "trigger-prediction", "theorem_terms", "Appendix B.3.3", "Theorem 3: what the model says before its last step"
+    ),
+    Entry("theorem-accuracy", "theorem_model", "Theorem 3", "Theorem 3: the three-step model"),
+    Entry("theorem-order", "theorem_model", "Theorem 3", "Theorem 3: any other order"),
+    Entry("theorem-simplifications", "theorem_model", "Appendix B.3", "Theorem 3: the role of the simplifications"),
+    Entry("factorisation", "architectures", "Appendix D", "Factorised memories"),
+    Entry("layer-norm", "architectures", "Appendix D", "Layer normalisation"),
+    Entry("frequencies", "learning_conditions", "Appendix D", "Layer normalisation: frequent and rare tokens"),
+    Entry("mlp-memory", "architectures", "Appendix D", "MLP memories"),
+    Entry("set-memory", "architectures", "Appendix D", "Associations of sets"),
+    Entry("conditioning", "learning_conditions", "Appendix E", "Conditioning and dimension"),
+    Entry("starved-outputs", "learning_conditions", "Appendix E", "Outputs drawn from the global bigrams"),
+    Entry("one-step", "first_step_recall", "Appendix E, Figure 9", "One-step recall of W_O2"),
+)
+
+
+def names() -> dict[str, str]:
+    """Every check's name and its one line.
+
+    >>> import induction_memory as im
+    >>> im.theory.names()["lemma-1"]
+    'Lemma 1: gradients are associative memories (Section 4.1)'
+    """
+    return {entry.name: f"{entry.title} ({entry.where})" for entry in CATALOGUE}
+
+
+def find(wanted: Sequence[str] | None) -> tuple[Entry, ...]:
+    """The entries of the given names, in the paper's order; all of them for None."""
+    known = names()
+    several = wanted is None or (isinstance(wanted, list | tuple) and len(wanted) > 0)
+    require(several, "checks", "a list of names, or none for all", repr(wanted))
+    for name in wanted or ():
+        require(isinstance(name, str) and name in known, "check", f"one of {', '.join(known)}", repr(name))
+    return tuple(entry for entry in CATALOGUE if not wanted or entry.name in wanted)

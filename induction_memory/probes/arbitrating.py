@@ -1,0 +1,126 @@
+"""Arbitration: does a model follow its context or its global bigrams where the two may differ (Sections 3 and 4.2)?
+
+The paper says that the model uses the retrieved token when the global bigrams find it unlikely, and prefers the global
+bigrams when the retrieved token is among their top predictions. Three questions, each by the rank of a token in
+pi_b( . | z_t), where 0 is the likeliest:
+
+    in-context accuracy    at second and later occurrences of a trigger: share of argmax q = o, by the rank of the
+                           output o
+    copying                at tokens that are not triggers and that one token only has followed so far: share of
+                           argmax q = that token, by its rank. Nothing in the context tells them from triggers
+    copying, ambiguous     at tokens that different tokens have followed, which therefore are not triggers: share of
+                           argmax q = the token that followed the last occurrence, by its rank
+
+Both sources predict a retrieved token of rank 0, so rows of rank 0 do not tell them apart. `by_bigrams` is the share
+that the likeliest global bigram alone would get right.
+
+Standard errors are over sequences, since positions of one sequence are not independent: with n_i positions and h_i hits
+in sequence i, and p = sum h_i / sum n_i, the squared error is sum (h_i - p n_i)^2 / (sum n_i)^2 times b / (b - 1) for b
+sequences.
+"""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from induction_memory.errors import require
+from induction_memory.probes.prediction import VISIBLE, visible_kind
+from induction_memory.source.sources import Sequences, Steps, subject
+from induction_memory.task.batch import Batch
+
+QUESTIONS = ("in-context accuracy", "copying", "copying, ambiguous")
+RANKS = {"0": (0, 0), "1 to 2": (1, 2), "3 or more": (3, None), "0 to 2": (0, 2)}
+"""Ranges of ranks, the last rank included. The last range is the union of the first two: the top three."""
+SEQUENCES = 128
+COLUMNS = ["step", "question", "rank", "value", "error", "positions", "by_bigrams"]
+
+
+def arbitration(
+    source: Any,
+    *,
+    steps: Steps = "last",
+    batch: Sequences = None,
+    task: Any = None,
+    sequences: int = SEQUENCES,
+) -> pd.DataFrame:
+    """How often a model follows its context, by the rank of the retrieved token in pi_b.
+
+    One row per step, question and range of ranks: value, its standard error, the number of positions, and the share
+    that the likeliest global bigram would get right. A range without positions has value nan.
+
+    >>> import induction_memory as im
+    >>> found = im.probes.arbitration("induction-small", sequences=4)
+    >>> found["question"].unique().tolist()
+    ['in-context accuracy', 'copying', 'copying, ambiguous']
+    """
+    opened = subject(source, step=steps, batch=batch, task=task, sequences=sequences, field="steps")
+    bigram = torch.tensor(_bigram_table(opened.task))
+    drawn = opened.batch
+    asked = {name: retrieved(drawn, name) for name in QUESTIONS}
+    ranks = {name: rank(bigram, drawn.tokens, tokens) for name, (tokens, _) in asked.items()}
+    likeliest = bigram.argmax(-1)[drawn.tokens]
+    rows = []
+    for step, runner in opened.each():
+        predicted = torch.cat([_likeliest(runner, part) for part in drawn.tokens.split(16)])
+        for name, (tokens, where) in asked.items():
+            for label, (low, high) in RANKS.items():
+                at = where & (ranks[name] >= low)
+                at = at if high is None else at & (ranks[name] <= high)
+                value, error = share(predicted == tokens, at)
+                by_bigrams, _ = share(likeliest == tokens, at)
+                rows.append((step, name, label, value, error, int(at.sum()), by_bigrams))
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def retrieved(batch: Batch, question: str) -> tuple[Int[Tensor, "batch pos"], Bool[Tensor, "batch pos"]]:
+    """The token that an induction head retrieves at each position, and the positions that the question is about."""
+    if question == "in-context accuracy":
+        require(not batch.soft, "batch", "hard targets", "soft ones")
+        return batch.targets, batch.group("in_context")
+    kind = VISIBLE.index("one_successor" if question == "copying" else "many_successors")
+    return last_successor(batch.tokens), (visible_kind(batch.tokens) == kind) & batch.group("global")
+
+
+def last_successor(tokens: Int[Tensor, "batch pos"]) -> Int[Tensor, "batch pos"]:
+    """The token after the last earlier occurrence of each token; 0 if there is none."""
+    n = tokens.shape[1]
+    earlier = (tokens[:, :, None] == tokens[:, None, :]).tril(-1)
+    last = torch.where(earlier, torch.arange(n), -1).amax(-1)
+    followed = tokens.gather(1, (last + 1).clamp(max=n - 1))
+    return torch.where(last >= 0, followed, 0)
+
+
+def rank(
+    bigram: Float[Tensor, "vocab vocab"], given: Int[Tensor, "batch pos"], tokens: Int[Tensor, "batch pos"]
+) -> Int[Tensor, "batch pos"]:
+    """How many tokens are likelier than `tokens` after the token `given`, by the global bigrams."""
+    rows = bigram[given]
+    return (rows > rows.gather(-1, tokens.unsqueeze(-1))).sum(-1)
+
+
+def share(hits: Bool[Tensor, "batch pos"], where: Bool[Tensor, "batch pos"]) -> tuple[float, float]:
+    """The share of hits among the positions, and its standard error over sequences; nan where there are none."""
+    n, h = where.sum(-1).double(), (hits & where).sum(-1).double()
+    if n.sum() == 0:
+        return np.nan, np.nan
+    p = h.sum() / n.sum()
+    if len(n) == 1:
+        return p.item(), np.nan
+    error = ((h - p * n).square().sum() * len(n) / (len(n) - 1)).sqrt() / n.sum()
+    return p.item(), error.item()
+
+
+def _bigram_table(task: Any) -> np.ndarray:
+    table = getattr(task, "bigram", None)
+    require(table is not None, "task", "a task with a table of global bigrams, as `bigrams` has", type(task).__name__)
+    return np.asarray(table)
+
+
+def _likeliest(runner: Any, tokens: Int[Tensor, "batch pos"]) -> Int[Tensor, "batch pos"]:
+    """The model's prediction; -1, which is never right, where a logit is nan."""
+    logits = runner.record(tokens).logits
+    return torch.where(logits.isnan().any(-1), -1, logits.argmax(-1))

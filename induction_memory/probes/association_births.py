@@ -1,0 +1,144 @@
+"""The memory atlas: every association of a memory, how strongly it is stored and when it was born.
+
+The score matrix of a memory holds all v_j^T W u_i (Appendix E, figure of the weights as memories). An association is
+born at the first step from which it stays recalled (`first_lasting`). The birth and the final strength (margin: score
+of the target minus the best rival's) are compared with the frequency of the token, or with the position, by Spearman's
+rank correlation. An association that was never born ranks last.
+"""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Bool
+from torch import Tensor
+
+from induction_memory.errors import UnsupportedError, require
+from induction_memory.memory.association import Association
+from induction_memory.memory.recall import first_lasting, hits, margin, target_scores
+from induction_memory.probes.measuring import over_chunks
+from induction_memory.source.sources import Stack, Steps, Subject, subject
+from induction_memory.task.protocol import Task
+
+CHUNK = 32  # steps whose score tables are held at once
+
+
+def score_matrix(
+    source: Any, memory: str, *, step: int | None = None, head: str | None = None, task: Task | None = None
+) -> pd.DataFrame:
+    """All scores of a memory at a step (the last if not given): one row per given item, one column per candidate.
+
+    Rows and columns are labelled by tokens or positions. `head` is as in the tables: `L1H2`, or `L1H1>L2H2` for a pair;
+    a model with one head per layer needs none.
+
+    >>> scores = score_matrix("induction-small", "W_O2", step=600)
+    >>> bool(scores.loc["a", "a"] > scores.loc["a", "b"])
+    True
+    """
+    opened = subject(source, step="all" if step is None else [step], task=task, field="steps")
+    stack = opened.stack.at(slice(opened.stack.n_steps - 1, opened.stack.n_steps))
+    a = _single(stack, memory)
+    if head is None and len(a.heads) == 1:
+        head = a.heads[0]
+    require(head in a.heads, "head", f"one of {', '.join(map(repr, a.heads))}", repr(head))
+    chosen = a.table.flatten(0, -3)[a.heads.index(str(head))]
+    rows, columns = _labels(a)
+    return pd.DataFrame(
+        chosen.double().cpu().numpy(), index=pd.Index(rows, name="input"), columns=pd.Index(columns, name="output")
+    )
+
+
+def recalled(source: Subject, memory: str) -> Bool[Tensor, "step head item"]:
+    """Which association is recalled at which step."""
+    require(isinstance(memory, str), "memory", "the name of a memory", repr(memory))
+    found, skipped = over_chunks(source.stack, {memory: lambda stack: hits(_single(stack, memory))}, CHUNK)
+    for reason in skipped.values():
+        raise UnsupportedError(f"{memory}: {reason}")
+    values = found[memory].bool()
+    return values.reshape(len(values), -1, values.shape[-1])
+
+
+def births(source: Any, memory: str, *, steps: Steps = "all", task: Task | None = None) -> pd.DataFrame:
+    """One row per association: its birth step, its strength at the last step, its token's frequency or its position.
+
+    Columns: memory, head, association (token or query position), birth (nan: not recalled at the end), margin, score,
+    and `frequency` (pi_u of the token; nan without a task) or `position`.
+
+    >>> births("induction-small", "W_K2").set_index("association")["birth"].loc[["e", "t"]].to_dict()
+    {'e': 100.0, 't': 100.0}
+    """
+    opened = subject(source, step=steps, task=task, field="steps")
+    born = first_lasting(recalled(opened, memory), opened.steps)
+    last = opened.stack.at(slice(opened.stack.n_steps - 1, opened.stack.n_steps))
+    a = _single(last, memory)
+    labels, _ = _labels(a)
+    margins, scores = (x[0].reshape(len(a.heads), -1).double().cpu().numpy() for x in (margin(a), target_scores(a)))
+    property_name, values = _property(last, memory, labels)
+    parts = [
+        pd.DataFrame(
+            {
+                "memory": memory,
+                "head": name,
+                "association": labels,
+                "birth": born[h],
+                "margin": margins[h],
+                "score": scores[h],
+                property_name: values,
+            }
+        )
+        for h, name in enumerate(a.heads)
+    ]
+    return pd.concat(parts, ignore_index=True)
+
+
+def trends(table: pd.DataFrame) -> pd.DataFrame:
+    """Rank correlation of birth and margin with frequency or position, per head, from a table of births.
+
+    Columns: memory, head, of, against, rho, p_value, n, born. rho is nan where one side does not vary.
+
+    >>> import induction_memory as im
+    >>> births = im.probes.births("induction-small", "W_K2")
+    >>> im.probes.trends(births)[["of", "against", "rho", "n"]].round(2)
+           of    against   rho   n
+    0   birth  frequency -0.72  65
+    1  margin  frequency  0.90  65
+    """
+    from scipy.stats import spearmanr
+
+    against = "position" if "position" in table else "frequency"
+    rows = []
+    for _, group in table.groupby(["memory", "head"], sort=False):
+        which = {"memory": group["memory"].iloc[0], "head": group["head"].iloc[0]}
+        counts = {"n": len(group), "born": int(np.isfinite(group["birth"].to_numpy()).sum())}
+        for of in ("birth", "margin"):
+            values = group[of].fillna(np.inf) if of == "birth" else group[of]
+            varies = np.ptp(values.rank()) > 0 and np.ptp(group[against].rank()) > 0
+            rho, p = spearmanr(values.rank(), group[against].rank()) if varies else (np.nan, np.nan)
+            rows.append(which | {"of": of, "against": against, "rho": rho, "p_value": p} | counts)
+    return pd.DataFrame(rows)
+
+
+def _single(stack: Stack, memory: str) -> Association:
+    """The memory of this name, without a reading such as `_margin`; each of its items has one partner."""
+    require(memory != "W_F", "memory", "W_K1, W_K2 or W_O2 with its variants", repr(memory))
+    return stack.association(memory)
+
+
+def _labels(a: Association) -> tuple[list[Any], list[Any]]:
+    """What the given items and the candidates stand for: tokens, or positions counted from 0."""
+    sides = []
+    for names, count in ((a.input_names, a.inputs.shape[-2]), (a.output_names, a.outputs.shape[-2])):
+        sides.append([n - 1 if isinstance(n, int) else n for n in names] or list(range(count)))
+    inputs, outputs = sides
+    given, candidates = (outputs, inputs) if a.given == "output" else (inputs, outputs)
+    return [given[item] for item in a.items.tolist()], candidates
+
+
+def _property(stack: Stack, memory: str, labels: list[Any]) -> tuple[str, Any]:
+    if memory.startswith("W_K1"):
+        return "position", labels
+    if not hasattr(stack.task, "unigram"):
+        return "frequency", np.nan
+    tokens, often = stack.fact("vocabulary", "tokens"), stack.fact("unigram", "global frequencies")
+    frequency = dict(zip(tokens, often, strict=True))
+    return "frequency", [frequency[token] for token in labels]

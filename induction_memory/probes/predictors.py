@@ -1,0 +1,265 @@
+"""How far a model is from each predictor of its task, over training, and the phases that this shows.
+
+    KL(p) = mean over positions t of sum_j p_t(j) log( p_t(j) / q_t(j) ),        q_t the model's prediction
+
+This works for any task that offers predictors and any model that runs. On a variant of the task, the predictors are
+those of the task that the model was trained on, and in addition the variant's own Bayes-optimal one.
+
+Probes that follow from what a task offers: distance to each of its predictors, attention to each of its sources.
+
+    kl_to_<predictor>        mean over the counted positions of KL(predictor || model): `kl_to_bayes`, `kl_to_2-gram`
+    mass_on_<role><layer>    mean over the main group's queries of the attention to the keys of that role, in a layer
+                             counted from 1: `mass_on_parent1`. More is not always better: it can fall while the loss
+                             improves
+
+A name is written with `_` for each space. `table(run, "predictors")` and `table(run, "sources")` measure all that the
+task of the run offers; a task that offers none is left out with the reason.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from induction_memory.errors import InputError, UnsupportedError, require
+from induction_memory.experiment.train_config import TrainConfig
+from induction_memory.probes.activations import Activations, mean_where
+from induction_memory.probes.registry import Probe, split_layer
+from induction_memory.source.sources import Subject, opened_folder
+from induction_memory.task.batch import Batch
+from induction_memory.task.ideals import sources_of
+from induction_memory.task.predictors import Phase, distances, mixture_weights, phases, predictions
+from induction_memory.task.protocol import ask, choose
+from induction_memory.task.sampler import step_rng
+from induction_memory.trajectory.states import fill
+from induction_memory.trajectory.trajectory import Trajectory
+
+SEQUENCES = 128
+OWN = "own "
+"""Prefix of the name of a variant's own predictor."""
+
+
+def predictor_distances(
+    source: Any,
+    *,
+    steps: Any = None,
+    task: Any = None,
+    group: str = "all",
+    variant: str | None = None,
+    sequences: int = SEQUENCES,
+) -> pd.DataFrame:
+    """One row per step, one column per predictor, simplest first: KL(predictor || model) in nats.
+
+    `group` names the positions (all that the task counts when not given), `variant` another distribution of the task.
+
+    >>> import induction_memory as im
+    >>> im.probes.predictor_distances("markov-1", sequences=8).loc[1500].round(3).to_dict()
+    {'1-gram': 0.11, '2-gram': 0.003}
+    """
+    source = _opened(source)
+    _, batch, predicted, where = _setting(source, task, group, variant, sequences)
+    rows = {}
+    for step, logits in _logits(source, steps, batch):
+        rows[step] = {name: float(value) for name, value in distances(logits, predicted, where).items()}
+    return pd.DataFrame.from_dict(rows, orient="index", columns=list(predicted)).rename_axis("step")
+
+
+def predictor_phases(source: Any, **how: Any) -> list[Phase]:
+    """The stretches of training in which one predictor is the closest; arguments as for `predictor_distances`.
+
+    >>> import induction_memory as im
+    >>> im.probes.predictor_phases("markov-1", sequences=8)
+    [Phase(predictor='1-gram', first=0, last=90), Phase(predictor='2-gram', first=180, last=1500)]
+    """
+    return phases_of(predictor_distances(source, **how))
+
+
+def phases_of(table: pd.DataFrame) -> list[Phase]:
+    """The phases of a table of distances, without the variant's own predictor."""
+    belief = [name for name in table if not str(name).startswith(OWN)]
+    return phases(table.index.to_numpy(), {str(name): table[name].to_numpy() for name in belief})
+
+
+def predictor_mixture(
+    source: Any, *, steps: Any = None, task: Any = None, group: str = "all", sequences: int = SEQUENCES
+) -> pd.DataFrame:
+    """One row per step, one column per predictor: the weights of the mixture that is nearest to the model.
+
+    >>> import induction_memory as im
+    >>> im.probes.predictor_mixture("markov-1", steps=[1500], sequences=8).loc[1500].round(1).to_dict()
+    {'1-gram': 0.1, '2-gram': 0.9}
+    """
+    source = _opened(source)
+    _, batch, predicted, where = _setting(source, task, group, None, sequences)
+    rows = {step: mixture_weights(logits, predicted, where) for step, logits in _logits(source, steps, batch)}
+    return pd.DataFrame.from_dict(rows, orient="index", columns=list(predicted)).rename_axis("step")
+
+
+def _opened(source: Any) -> Any:
+    """A trajectory by its folder or name; anything else as it is."""
+    return opened_folder(source) if isinstance(source, str | Path) else source
+
+
+def _setting(
+    source: Any, task: Any, group: str, variant: str | None, sequences: int
+) -> tuple[Any, Batch, dict[str, Float[Tensor, "batch pos output"]], Bool[Tensor, "batch pos"]]:
+    """Task, sequences, what each predictor says on them, and the positions."""
+    if task is None:
+        if not isinstance(source, Trajectory):
+            raise InputError("task: expected the task of the sequences (a model alone does not know it), got none")
+        task = source.task
+    require(sequences >= 1, "sequences", "1 or more", sequences)
+    seed = source.source.train.eval_seed if isinstance(source, Trajectory) else TrainConfig.eval_seed
+    drawn_from = task if variant is None else choose(task, "variants", variant)
+    batch = drawn_from.sample(sequences, step_rng(seed, 0))
+    predicted = predictions(ask(task, "predictors"), batch.tokens, task.n_outputs)
+    if variant is not None:
+        last, own = list(ask(drawn_from, "predictors").items())[-1]
+        predicted |= predictions({f"{OWN}{last}": own}, batch.tokens, task.n_outputs)
+    where = batch.group(group)
+    require(bool(where.any()), "group", "a group that has positions in the batch", repr(group))
+    return task, batch, predicted, where
+
+
+def _logits(source: Any, steps: Any, batch: Batch) -> Iterator[tuple[int, Float[Tensor, "batch pos output"]]]:
+    """The model's logits on the batch at each step."""
+    if isinstance(source, Trajectory):
+        from induction_memory.model.building import build
+
+        model = build(source.model_config)
+        for step in source.resolve_all(steps if steps is None else [int(one) for one in np.atleast_1d(steps)]):
+            fill(model, source.state(step))
+            yield step, _run(model, batch)
+        return
+    require(isinstance(source, nn.Module), "source", "a trajectory or a model", type(source).__name__)
+    require(steps is None, "steps", "none: this is a model, not a trajectory", steps)
+    yield 0, _run(source, batch)
+
+
+@torch.no_grad()
+def _run(model: Any, batch: Batch) -> Float[Tensor, "batch pos output"]:
+    device = next(model.parameters()).device
+    return model(batch.tokens.to(device)).cpu()
+
+
+DISTANCE, MASS = "kl_to_", "mass_on_"
+
+
+def written(name: str) -> str:
+    """A predictor's or role's name within that of a probe."""
+    return name.replace(" ", "_")
+
+
+def predicted(a: Activations) -> dict[str, Float[Tensor, "batch pos output"]]:
+    """What each predictor of the task says on the batch, by its name in probes; simplest first, Bayes-optimal last."""
+
+    def compute() -> dict[str, Tensor]:
+        task = a.stack.require_task()
+        found = predictions(ask(task, "predictors"), a.batch.tokens.cpu(), task.n_outputs)
+        return {written(name): p.to(a.batch.tokens.device) for name, p in found.items()}
+
+    return a.of_batch("predictions", compute)
+
+
+def sought(a: Activations) -> dict[str, Bool[Tensor, "batch query key"]]:
+    """The keys of each role that the task names, by its name in probes."""
+
+    def compute() -> dict[str, Tensor]:
+        found = sources_of(a.stack.require_task(), a.batch)
+        return {written(role): keys for role, keys in found.items()}
+
+    return a.of_batch("sources", compute)
+
+
+def divergence(a: Activations, name: str, p: Float[Tensor, "#batch #pos output"]) -> Float[Tensor, "batch pos"]:
+    """KL(p || model) at each position, in nats, for predictions p that are the same at every step.
+
+    KL(p || q) = sum_j p log p - sum_j p log q, with 0 log 0 = 0. Only the second sum depends on the model.
+    """
+    own = a.of_batch(f"sum of p log p, {name}", lambda: torch.xlogy(p, p).sum(-1))
+
+    def compute() -> Tensor:
+        crossed = torch.linalg.vecdot(p, a.log_q)
+        if crossed.isnan().any():  # perhaps from 0 * -inf
+            crossed = torch.where(p == 0, 0.0, p * a.log_q).sum(-1)
+        return own - crossed
+
+    return a.once(f"kl to {name}", compute)
+
+
+def distance(predictor: str, a: Activations) -> Float[Tensor, ""]:
+    """KL(predictor || model) in nats."""
+    p = _one(predicted(a), predictor, "predictor", a)
+    return divergence(a, predictor, p)[a.batch.counted].mean()
+
+
+def mass(role: str, layer: int, a: Activations) -> Float[Tensor, " head"]:
+    """Attention to the keys of a role, as a mean over the main group's queries that have such a key."""
+    keys = _one(sought(a), role, "source", a)
+
+    def asked() -> Bool[Tensor, "batch query"]:
+        some = keys.any(-1)
+        return some & a.batch.group() if bool((some & a.batch.group()).any()) else some
+
+    queries = a.of_batch(f"queries of {role}", asked)
+    if not queries.any():
+        raise UnsupportedError(f"needs queries with keys of the role {role}, the batch has none")
+    return mean_where(a.mass(layer, role, keys), queries)
+
+
+def named(name: str) -> Probe | None:
+    """The probe of this name, for any task."""
+    if name.startswith(DISTANCE) and len(name) > len(DISTANCE):
+        predictor = name.removeprefix(DISTANCE)
+        about = f"mean over counted positions of KL({predictor} || model)"
+        return Probe(name, about, partial(distance, predictor), "activations", (), "predictors")
+    role, layer = split_layer(name.removeprefix(MASS))
+    if name.startswith(MASS) and role and layer:
+        about = f"layer {layer}: mean attention to the keys of the role {role}"
+        return Probe(name, about, partial(mass, role, layer), "activations", (layer,), "sources")
+    return None
+
+
+def of_predictors(source: Subject) -> list[Probe]:
+    """One probe per predictor of the source's task; if there is none, a probe that reports the reason."""
+    try:
+        offered = ask(source.stack.require_task(), "predictors")
+    except UnsupportedError as reason:
+        return [_missing("predictors", str(reason))]
+    return [_certain(f"{DISTANCE}{written(name)}") for name in offered]
+
+
+def of_sources(source: Subject) -> list[Probe]:
+    """One probe per role and layer; if the task names no roles, a probe that reports the reason."""
+    try:
+        offered = sources_of(source.stack.require_task(), source.batch)
+    except UnsupportedError as reason:
+        return [_missing("sources", str(reason))]
+    layers = range(1, source.stack.n_layers + 1)
+    return [_certain(f"{MASS}{written(role)}{layer}") for role in offered for layer in layers]
+
+
+def _one(offered: dict[str, Tensor], name: str, what: str, a: Activations) -> Tensor:
+    if name not in offered:
+        task = a.stack.require_task().name
+        raise UnsupportedError(f"needs the {what} {name}, the task {task!r} offers {', '.join(offered)}")
+    return offered[name]
+
+
+def _missing(family: str, reason: str) -> Probe:
+    def unsupported(_: object) -> Tensor:
+        raise UnsupportedError(reason)
+
+    return Probe(family, reason, unsupported, "activations", (), family)
+
+
+def _certain(name: str) -> Probe:
+    found = named(name)
+    assert found is not None
+    return found

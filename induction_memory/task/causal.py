@@ -1,0 +1,247 @@
+"""Induction over a causal graph (Nichani, Damian & Lee 2024, "How transformers learn causal structure with gradient
+descent", arXiv 2402.14735).
+
+A graph gives each position i of 1..T a parent p(i) < i, or none; it is the same for all sequences. Each sequence has a
+transition matrix of its own, with rows pi( . | s) ~ Dirichlet(alpha, ..., alpha), and
+
+    z_i ~ pi( . | z_{p(i)}),        uniform if i has no parent.
+
+A position t that is asked has the target y ~ pi( . | z_t). In the paper only the last position is asked, and it has no
+parent. When all are asked, each has its own target, which does not occur in the sequence. Roots are drawn uniformly. A
+root drawn from the stationary distribution would be evidence on pi, and counts + alpha would not be the exact
+posterior.
+
+Sequences over a causal graph and what their readers would predict (model in `task.py`).
+
+A reader who takes q(i) for the parent of i counts what the children of the query's symbol were,
+
+    p(y = j | z_1..z_t) = (N_t(z_t, j) + alpha) / (N_t(z_t) + S alpha),
+    N_t(s, j) = number of i <= t with z_{q(i)} = s and z_i = j.
+
+With q = p this is the exact posterior mean of pi(j | z_t); with q(i) = i - 1 it is the reader of a chain.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from induction_memory.errors import require
+from induction_memory.field_docs import field_docs
+from induction_memory.task.batch import Batch
+from induction_memory.task.corruptions import Pairs, at
+from induction_memory.task.ideals import one_key
+from induction_memory.task.protocol import (
+    Ideal,
+    Predictor,
+    as_tuple,
+    read_only,
+    register,
+    require_choice,
+    require_draw,
+    require_integer,
+    require_number,
+)
+
+Graph = Literal["random", "chain", "binary"]
+Asked = Literal["last", "all"]
+
+
+@register
+@field_docs
+@dataclass(frozen=True)
+class CausalGraph:
+    """Chains along a causal graph: each symbol depends on the one at its parent's position.
+
+    >>> import induction_memory as im
+    >>> task = im.task.CausalGraph(length=6, graph="chain")
+    >>> task.sample(2, im.step_rng(0, 0)).counted
+    tensor([[False, False, False, False, False,  True],
+            [False, False, False, False, False,  True]])
+    """
+
+    name: ClassVar[str] = "causal-graph"
+    main: ClassVar[str] = "query"
+    groups: ClassVar[tuple[str, ...]] = ("query",)
+
+    symbols: int = 8
+    """S, the size of the vocabulary."""
+    length: int = 32
+    """T, the number of positions."""
+    alpha: float = 0.3
+    """Concentration of the Dirichlet prior of each row of pi."""
+    graph: Graph | tuple[int, ...] = "random"
+    """A parent drawn uniformly from the earlier positions, the position before (chain), (i - 1) // 2 (binary), or the
+    parents themselves, one per position, counted from 0 and -1 for none."""
+    graph_seed: int = 0
+    """Which random graph."""
+    asked: Asked = "last"
+    """Ask at the last position only, as in the paper, or at all positions."""
+
+    def __post_init__(self) -> None:
+        require_integer(self.symbols, "task.symbols", 2, None)
+        require_integer(self.length, "task.length", 2, None, "positions")
+        require_number(self.alpha, "task.alpha", 0, float("inf"), open_low=True)
+        require_integer(self.graph_seed, "task.graph_seed", 0, None)
+        require_choice(self.asked, "task.asked", Asked)
+        if isinstance(self.graph, str):
+            require_choice(self.graph, "task.graph", Graph, "a tuple")
+            return
+        object.__setattr__(self, "graph", as_tuple(self.graph, "task.graph"))
+        require(
+            len(self.graph) == self.length, "task.graph", f"one parent per position ({self.length})", len(self.graph)
+        )
+        for place, parent in enumerate(self.graph):
+            require_integer(parent, f"task.graph[{place}]", -1, place - 1, "(an earlier position, or -1 for none)")
+        require(self.graph[-1] == -1, "task.graph", "no parent (-1) of the last position", self.graph[-1])
+
+    @cached_property
+    def parents(self) -> Int[np.ndarray, " pos"]:
+        """p(i), counted from 0; -1 for none. The first and the last position have none."""
+        here = np.arange(self.length)
+        if isinstance(self.graph, tuple):
+            parents = np.array(self.graph)
+        elif self.graph == "chain":
+            parents = here - 1
+        elif self.graph == "binary":
+            parents = np.where(here > 0, (here - 1) // 2, -1)
+        else:
+            rng = np.random.default_rng(self.graph_seed)
+            parents = np.array([-1, *(int(rng.integers(i)) for i in range(1, self.length))])
+        parents[-1] = -1
+        return read_only(parents)
+
+    @property
+    def n_inputs(self) -> int:
+        return self.symbols
+
+    @property
+    def n_outputs(self) -> int:
+        return self.symbols
+
+    def sample(self, n: int, rng: np.random.Generator) -> "Batch":
+        """Draw `n` sequences. The only group is `query`: the positions that are asked."""
+
+        return sample(self, n, rng)
+
+    def labels(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        both = tuple(str(symbol) for symbol in range(self.symbols))
+        return both, both
+
+    def predictors(self) -> dict[str, Predictor]:
+        """`uniform`, `chain` (takes each position for the child of the one before) and `bayes` (knows the graph)."""
+
+        return predictors(self)
+
+    def sources(self, batch: "Batch") -> "dict[str, Tensor]":
+        """`parent`: the query's parent. `induction`: positions whose parent has the query's symbol."""
+
+        return sources(self, batch)
+
+    def associations(self) -> dict[str, Ideal]:
+        """The memories of the construction in the paper."""
+        from induction_memory.task.ideals import induction_head
+
+        S, T = self.symbols, self.length
+        parent = (self.parents[:, None] == np.arange(T)).astype(np.float64)
+        return induction_head(T, S, before=parent, about="each position stores its parent")
+
+    def variants(self) -> dict[str, "CausalGraph"]:
+        """`chain`: the same task along a chain. `other graph`: the same task along another random graph."""
+        other = replace(self, graph="random", graph_seed=self.graph_seed + 1)
+        found = {"chain": replace(self, graph="chain"), "other graph": other}
+        return {name: task for name, task in found.items() if not np.array_equal(task.parents, self.parents)}
+
+    def corruptions(self) -> "dict[str, Callable[[Batch, np.random.Generator], Pairs]]":
+        """`children`: other symbols at every position whose parent has the query's symbol."""
+
+        return {"children": partial(other_children, self)}
+
+
+def sample(task: Any, n: int, rng: np.random.Generator) -> Batch:
+    """Draw `n` sequences of T symbols, and a target for each position that is asked."""
+    require_draw(n, task.length, rng)
+    S, T = task.symbols, task.length
+    rows = rng.dirichlet(np.full(S, task.alpha), size=(n, S))
+    thresholds = rows.cumsum(-1)[..., :-1]
+    roots = rng.integers(S, size=(n, T))
+    uniform = rng.random((n, T))
+    tokens, here = np.empty((n, T), dtype=np.int64), np.arange(n)
+    for i, parent in enumerate(task.parents):
+        child = (uniform[:, i, None] >= thresholds[here, tokens[:, parent]]).sum(-1) if parent >= 0 else roots[:, i]
+        tokens[:, i] = child
+    targets = (rng.random((n, T, 1)) >= thresholds[here[:, None], tokens]).sum(-1)
+    asked = torch.ones(n, T, dtype=torch.bool)
+    if task.asked == "last":
+        asked[:, :-1] = False
+    return Batch(
+        torch.from_numpy(tokens),
+        torch.from_numpy(targets),
+        counted=asked,
+        groups={"query": asked},
+        main=task.main,
+        latents={"rows": torch.from_numpy(rows)},
+    )
+
+
+def predictors(task: Any) -> dict[str, Predictor]:
+    """Candidate predictors, the one that knows least first. A unigram predictor would be worse than the uniform one."""
+    parents = torch.from_numpy(np.array(task.parents))
+    chain = torch.arange(task.length) - 1
+    S, alpha = task.symbols, task.alpha
+    return {
+        "uniform": lambda tokens: torch.full((*tokens.shape, S), 1 / S, dtype=torch.float64),
+        "chain": partial(along, parents=chain, symbols=S, alpha=alpha),
+        "bayes": partial(along, parents=parents, symbols=S, alpha=alpha),
+    }
+
+
+def along(
+    tokens: Int[Tensor, "batch pos"], parents: Int[Tensor, " longest"], symbols: int, alpha: float
+) -> Float[Tensor, "batch pos symbol"]:
+    """Probabilities of a child of the current position, for a reader who assumes these parents."""
+    bad = tokens[(tokens < 0) | (tokens >= symbols)]
+    require(len(bad) == 0, "tokens", f"ids of 0 to {symbols - 1} (the vocabulary)", bad[:1].tolist())
+    require(tokens.shape[1] <= len(parents), "tokens", f"at most {len(parents)} positions", tokens.shape[1])
+    symbol = torch.nn.functional.one_hot(tokens, symbols).to(torch.float64)
+    counts = children(tokens, parents).to(torch.float64) @ symbol
+    return (counts + alpha) / (counts.sum(-1, keepdim=True) + symbols * alpha)
+
+
+def children(tokens: Int[Tensor, "batch pos"], parents: Int[Tensor, " longest"]) -> Bool[Tensor, "batch query key"]:
+    """Keys up to the query whose parent has the query's symbol."""
+    pos = tokens.shape[1]
+    parents = parents[:pos].to(tokens.device)
+    of_parent = torch.where(parents >= 0, tokens[:, parents.clamp(min=0)], -1)
+    here = torch.arange(pos, device=tokens.device)
+    return (tokens[:, :, None] == of_parent[:, None, :]) & (here[None, :] <= here[:, None])
+
+
+def sources(task: Any, batch: Batch) -> dict[str, Bool[Tensor, "batch query key"]]:
+    """Keys by role."""
+    parents = torch.from_numpy(np.array(task.parents))[: batch.tokens.shape[1]]
+    return {
+        "parent": one_key(parents.expand_as(batch.tokens), batch.tokens.shape[1]),
+        "induction": children(batch.tokens, parents),
+    }
+
+
+def other_children(task: Any, batch: Batch, rng: np.random.Generator) -> Pairs:
+    """Another symbol at every position whose parent has the last position's symbol.
+
+    The query is the last position. Its target is random, so no single symbol is right there: measure the change in KL.
+    A changed symbol may itself be a parent; the predictors read the corrupted sequence as it is.
+    """
+    n, T = batch.tokens.shape
+    query = torch.full((n,), T - 1)
+    changed = children(batch.tokens, torch.from_numpy(np.array(task.parents)))[:, -1]
+    shift = torch.from_numpy(rng.integers(1, task.symbols, size=n))
+    shifted = (batch.tokens + shift[:, None]) % task.symbols
+    corrupted = replace(batch, tokens=torch.where(changed, shifted, batch.tokens))
+    assert bool((at(corrupted.tokens, query) == at(batch.tokens, query)).all())
+    return Pairs(batch, corrupted, query, None, None)

@@ -1,1 +1,0 @@
-"""Induction over a causal graph: each position has a parent."""

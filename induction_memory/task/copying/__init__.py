@@ -1,1 +1,0 @@
-"""Copying what followed a trigger, with the distances under control."""

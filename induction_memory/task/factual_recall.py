@@ -1,0 +1,249 @@
+"""Factual recall (Nichani, Lee & Bietti 2024, "Understanding factual recall in transformers via associative memories",
+arXiv 2412.06538).
+
+There are S subjects and R relations, and each pair has one answer a(s, r). Each relation has D answers of its own, and
+a(s, r) is one of them, drawn once for all sequences. A sequence of T tokens holds one subject, one relation and noise
+tokens in random places, and ends with a token that asks:
+
+    z = ( noise  s  noise  noise  r  noise  ... ask ),        target at the last position: a(s, r).
+
+Answers are a vocabulary of their own. A model that knows the relation alone says one of its D answers: the paper's
+"hallucination" phase.
+
+Sequences that ask for a fact, and what their readers would answer (model in `task.py`).
+
+Each reader says what it can after every prefix: `fact` is the mean of 1{j = a(s, r)} over the pairs (s, r) that the
+prefix leaves possible, `relation` averages over all subjects, `marginal` over all pairs.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from induction_memory.errors import require
+from induction_memory.field_docs import field_docs
+from induction_memory.task.batch import Batch
+from induction_memory.task.corruptions import Pairs, with_queries
+from induction_memory.task.ideals import one_key
+from induction_memory.task.protocol import (
+    Ideal,
+    NotOfferedError,
+    Predictor,
+    read_only,
+    register,
+    require_draw,
+    require_integer,
+)
+
+
+@register
+@field_docs
+@dataclass(frozen=True)
+class FactualRecall:
+    """Facts among noise: a subject and a relation stand in the sequence, and the last token asks for their answer.
+
+    >>> import induction_memory as im
+    >>> task = im.task.FactualRecall(subjects=4, relations=2, answers=3, length=8)
+    >>> task.n_inputs, task.n_outputs, list(task.predictors())
+    (23, 6, ['marginal', 'relation', 'fact'])
+    """
+
+    name: ClassVar[str] = "factual-recall"
+    main: ClassVar[str] = "query"
+    groups: ClassVar[tuple[str, ...]] = ("query",)
+
+    subjects: int = 32
+    """S, the number of subjects."""
+    relations: int = 8
+    """R, the number of relations."""
+    answers: int = 8
+    """D, the number of answers of each relation; there are R D in all."""
+    noise_tokens: int = 16
+    """How many noise tokens there are."""
+    length: int = 16
+    """T, the number of tokens of a sequence, the one that asks included."""
+    facts_seed: int = 0
+    """Which facts."""
+
+    def __post_init__(self) -> None:
+        require_integer(self.subjects, "task.subjects", 1, None)
+        require_integer(self.relations, "task.relations", 1, None)
+        require_integer(self.answers, "task.answers", 1, None)
+        require_integer(self.noise_tokens, "task.noise_tokens", 0, None)
+        require_integer(self.length, "task.length", 3, None, "tokens")
+        enough = self.noise_tokens > 0 or self.length == 3
+        require(enough, "task.noise_tokens", "1 or more where task.length is above 3", self.noise_tokens)
+        require_integer(self.facts_seed, "task.facts_seed", 0, None)
+
+    @cached_property
+    def facts(self) -> Int[np.ndarray, "subject relation"]:
+        """a(s, r), the id of the answer."""
+        rng = np.random.default_rng(self.facts_seed)
+        chosen = rng.integers(self.answers, size=(self.subjects, self.relations))
+        return read_only(chosen + self.answers * np.arange(self.relations))
+
+    @property
+    def first_relation(self) -> int:
+        """Token of the first relation; the subjects come before."""
+        return self.subjects
+
+    @property
+    def first_noise(self) -> int:
+        """Token of the first noise token; subjects and relations come before."""
+        return self.subjects + self.relations
+
+    @property
+    def asking(self) -> int:
+        """The token that asks, the last."""
+        return self.first_noise + self.noise_tokens
+
+    @property
+    def n_inputs(self) -> int:
+        return self.asking + 1
+
+    @property
+    def n_outputs(self) -> int:
+        return self.relations * self.answers
+
+    def sample(self, n: int, rng: np.random.Generator) -> "Batch":
+        """Draw `n` sequences. The only group is `query`, the last position."""
+
+        return sample(self, n, rng)
+
+    def labels(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        inputs = [f"s{s}" for s in range(self.subjects)] + [f"r{r}" for r in range(self.relations)]
+        inputs += [f"n{i}" for i in range(self.noise_tokens)] + ["?"]
+        return tuple(inputs), tuple(f"a{r}.{d}" for r in range(self.relations) for d in range(self.answers))
+
+    def predictors(self) -> dict[str, Predictor]:
+        """`marginal` (how often each answer is right), `relation` (knows the relation alone) and `fact`."""
+
+        return predictors(self)
+
+    def sources(self, batch: "Batch") -> "dict[str, Tensor]":
+        """`subject` and `relation`: where they stand, for the position that asks."""
+
+        return sources(self, batch)
+
+    def associations(self) -> dict[str, Ideal]:
+        """What one value matrix would store: the answers of each subject, and of each relation."""
+        shape = self.n_outputs, self.n_inputs
+        subject, relation = np.zeros(shape), np.zeros(shape)
+        for s, r in np.ndindex(*self.facts.shape):
+            subject[self.facts[s, r], s] = 1
+            relation[self.facts[s, r], self.first_relation + r] = 1
+        return {
+            "subject": Ideal("token", "output", subject, "each subject stores its answer to every relation"),
+            "relation": Ideal("token", "output", relation, "each relation stores the answers it has"),
+        }
+
+    def variants(self) -> dict[str, "FactualRecall"]:
+        raise NotOfferedError(
+            f"the task {self.name!r} offers no variants: facts are memorised, and other facts cannot be known"
+        )
+
+    def corruptions(self) -> "dict[str, Callable[[Batch, np.random.Generator], Pairs]]":
+        """`subject` and `relation`: another one, with another answer."""
+
+        return {"subject": partial(other_fact, self, "subject"), "relation": partial(other_fact, self, "relation")}
+
+
+Part = Literal["subject", "relation"]
+
+
+def sample(task: Any, n: int, rng: np.random.Generator) -> Batch:
+    """Draw `n` sequences, each with a random fact in random places."""
+    require_draw(n, task.length, rng)
+    T = task.length
+    subject, relation = rng.integers(task.subjects, size=n), rng.integers(task.relations, size=n)
+    tokens = task.first_noise + rng.integers(max(task.noise_tokens, 1), size=(n, T))
+    places = rng.random((n, T - 1)).argsort(1)[:, :2]
+    here = np.arange(n)
+    tokens[here, places[:, 0]] = subject
+    tokens[here, places[:, 1]] = task.first_relation + relation
+    tokens[:, -1] = task.asking
+    answer = torch.from_numpy(task.facts[subject, relation])
+    asked = torch.zeros(n, T, dtype=torch.bool)
+    asked[:, -1] = True
+    return Batch(
+        torch.from_numpy(tokens),
+        answer[:, None].expand(n, T).contiguous(),
+        counted=asked,
+        groups={"query": asked},
+        main=task.main,
+        latents={"subject": torch.from_numpy(subject), "relation": torch.from_numpy(relation)},
+    )
+
+
+def predictors(task: Any) -> dict[str, Predictor]:
+    """Candidate predictors, from the one that knows least to the Bayes-optimal one."""
+    facts = torch.nn.functional.one_hot(torch.from_numpy(np.array(task.facts)), task.n_outputs).to(torch.float64)
+    facts = torch.cat([facts, facts.mean(0, keepdim=True)])  # the last subject: not known
+    facts = torch.cat([facts, facts.mean(1, keepdim=True)], 1)  # the last relation: not known
+
+    def fact(tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos answer"]:
+        return facts[_seen(task, tokens, "subject"), _seen(task, tokens, "relation")]
+
+    return {
+        "marginal": lambda tokens: facts[-1, -1].expand(*tokens.shape, -1),
+        "relation": lambda tokens: facts[-1, _seen(task, tokens, "relation")],
+        "fact": fact,
+    }
+
+
+def is_part(task: Any, tokens: Int[Tensor, "batch pos"], part: Part) -> Bool[Tensor, "batch pos"]:
+    """Where a subject, or a relation, stands."""
+    if part == "subject":
+        return tokens < task.first_relation
+    return (tokens >= task.first_relation) & (tokens < task.first_noise)
+
+
+def _seen(task: Any, tokens: Int[Tensor, "batch pos"], part: Part) -> Int[Tensor, "batch pos"]:
+    """The number of the subject (or relation) at or before each position; S (or R) if there is none yet."""
+    bad = tokens[(tokens < 0) | (tokens >= task.n_inputs)]
+    require(len(bad) == 0, "tokens", f"ids of 0 to {task.n_inputs - 1} (the vocabulary)", bad[:1].tolist())
+    mask = is_part(task, tokens, part)
+    require(bool((mask.sum(1) <= 1).all()), "tokens", f"at most one {part} per sequence", int(mask.sum(1).max()))
+    first, count = (0, task.subjects) if part == "subject" else (task.first_relation, task.relations)
+    number = torch.where(mask, tokens - first, 0).cumsum(1)
+    return torch.where(mask.cumsum(1) > 0, number, count)
+
+
+def sources(task: Any, batch: Batch) -> dict[str, Bool[Tensor, "batch query key"]]:
+    """Keys by role: the places of subject and relation, for the last position."""
+    found = {}
+    for part in ("subject", "relation"):
+        key = torch.full_like(batch.tokens, -1)
+        key[:, -1] = _place(task, batch.tokens, part)
+        found[part] = one_key(key, batch.tokens.shape[1])
+    return found
+
+
+def _place(task: Any, tokens: Int[Tensor, "batch pos"], part: Part) -> Int[Tensor, " batch"]:
+    return is_part(task, tokens, part).int().argmax(1)
+
+
+def other_fact(task: Any, part: Part, batch: Batch, rng: np.random.Generator) -> Pairs:
+    """Another subject, or relation, with another answer; sequences for which none exists are left out."""
+    facts = torch.from_numpy(np.array(task.facts))
+    subject, relation = batch.latents["subject"], batch.latents["relation"]
+    answers = facts[:, relation].T if part == "subject" else facts[subject]
+    right = facts[subject, relation]
+    differs = answers != right[:, None]
+    possible = torch.zeros_like(batch.counted)
+    possible[:, -1] = differs.any(1)
+    chosen = torch.from_numpy(rng.random(differs.shape)).masked_fill(~differs, -1).argmax(1)
+    kept = differs.any(1)
+    batch, query = with_queries(batch, possible, f"another {part} has another answer")
+    chosen, answer, other = chosen[kept], right[kept], answers.gather(1, chosen[:, None]).squeeze(1)[kept]
+    place = _place(task, batch.tokens, part)
+    tokens = batch.tokens.clone()
+    tokens[torch.arange(len(batch)), place] = chosen + (0 if part == "subject" else task.first_relation)
+    roles = {name: _place(task, batch.tokens, name) for name in ("subject", "relation")}
+    return Pairs(batch, replace(batch, tokens=tokens), query, answer, other, roles)

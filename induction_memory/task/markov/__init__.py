@@ -1,1 +1,0 @@
-"""Markov chains that are drawn anew for each sequence, or from a finite pool."""

@@ -1,1 +1,0 @@
-"""Noisy triggers: distributional associations against in-context recall."""

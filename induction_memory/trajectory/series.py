@@ -1,0 +1,324 @@
+"""A series of checkpoints that others trained, read one after another (Pythia, OLMo, one's own Trainer).
+
+    series = revisions("checkpoints-of-mine")      a folder of Hugging Face folders (step1000/, checkpoint-2000/ ...)
+    series = revisions("models--org--name")        a local Hub cache with its revisions
+    series = revisions([path, path])               chosen checkpoints
+    series = revisions((step, model) pairs)        models that the caller loads
+    series.steps, series.tokens                    numpy steps; tokens where the names say them
+    for step, model in series: ...                 one model in memory at a time, the next one's files read ahead
+    series.table(measure)                          a table of every checkpoint, with a step column
+    im.ablate(series, step="all")                  analyses take a series, or its folder, like any run
+
+Names are read by `checkpoint_names`; the order is by step. Files are local: nothing is ever fetched.
+
+Revisions of a model on the Hub, fetched into the local cache: the only module that uses the network.
+
+    series = im.fetch_revisions("EleutherAI/pythia-70m", steps=[0, 1000, 2000])
+
+Afterwards the same checkpoints are read offline, with `im.revisions` of the cache's folder `models--owner--name`.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from induction_memory.errors import InputError, require
+from induction_memory.terminal import track
+from induction_memory.trajectory import kept_results
+from induction_memory.trajectory.checkpoint_files import Checkpoint, label, read_ahead
+from induction_memory.trajectory.search import checkpoint_folders
+
+BESIDE = Path(".induction_memory")
+"""Folder beside the checkpoints in which the command line keeps results."""
+
+
+class Revisions:
+    """A series of checkpoints in the order of their steps; models are made when asked for."""
+
+    def __init__(self, name: str, checkpoints: Sequence[Checkpoint], keep: Path | None = None) -> None:
+        self.name, self.checkpoints, self.keep = name, tuple(checkpoints), keep
+
+    def __repr__(self) -> str:
+        return f"Revisions({self.name!r}: {len(self)} checkpoints from step {self.steps[0]} to {self.steps[-1]})"
+
+    def __len__(self) -> int:
+        return len(self.checkpoints)
+
+    @property
+    def steps(self) -> Int[np.ndarray, " step"]:
+        return np.array([one.label.step for one in self.checkpoints], dtype=np.int64)
+
+    @property
+    def tokens(self) -> list[int | None]:
+        """Tokens seen at each step, None where a name does not say."""
+        return [one.label.tokens for one in self.checkpoints]
+
+    def at(self, steps: int | Iterable[int]) -> "Revisions":
+        """Some of its steps."""
+        wanted = [steps] if isinstance(steps, int | np.integer) else list(steps)
+        by_step = {one.label.step: one for one in self.checkpoints}
+        for step in wanted:
+            require(step in by_step, "step", f"one of {', '.join(map(str, by_step))}", step)
+        require(len(wanted) > 0, "step", "one or more steps", "none")
+        return Revisions(self.name, [by_step[step] for step in sorted(set(wanted))], self.keep)
+
+    def model(self, step: int | None = None) -> nn.Module:
+        """The model of one step, the last when not given."""
+        from induction_memory.model.bridge import boot
+
+        one = self.checkpoints[-1] if step is None else self.at(int(step)).checkpoints[0]
+        one.require_intact()
+        return boot(one.folder)
+
+    def __iter__(self) -> Iterator[tuple[int, nn.Module]]:
+        """Step and model, each a new model. Drop it before asking for the next, so that only one is in memory."""
+        from induction_memory.model.bridge import boot
+
+        for one in self._in_turn(self.checkpoints):
+            yield one.label.step, boot(one.folder)
+
+    def refilled(self) -> Iterator[tuple[int, nn.Module]]:
+        """Step and model. Where possible it is one model whose weights change, so do not keep it or its tensors."""
+        from induction_memory.model.bridge import Refill
+
+        models = Refill()
+        for one in self._in_turn(self.checkpoints):
+            yield one.label.step, models.load(one.folder, one.files())
+
+    def _in_turn(self, checkpoints: Sequence[Checkpoint]) -> Iterator[Checkpoint]:
+        """Each checkpoint, while the files of the next are read in the background."""
+        for one, following in zip(checkpoints, [*checkpoints[1:], None], strict=True):
+            reading = read_ahead(following.files()) if following is not None else None
+            one.require_intact()
+            yield one
+            if reading is not None:
+                reading.join()
+
+    def results(
+        self, measure: Callable[[int, nn.Module], Mapping[str, pd.DataFrame]], *, key: str | None = None
+    ) -> Iterator[tuple[int, dict[str, pd.DataFrame]]]:
+        """Step and the tables that `measure` makes of the step and its model, in the order of steps.
+
+        With `keep` and a `key` that names the measure and its settings, the tables of each step are kept on the disk as
+        soon as they are computed, and read from there next time. A killed analysis then resumes where it was.
+        """
+        from induction_memory.model.bridge import Refill
+
+        known: dict[Checkpoint, dict[str, pd.DataFrame]] = {}
+        if self.keep is not None and key is not None:
+            found = {one: kept_results.load(self.keep, key, one) for one in self.checkpoints}
+            known = {one: tables for one, tables in found.items() if tables is not None}
+        models = Refill()
+        new = self._in_turn([one for one in self.checkpoints if one not in known])
+        for one in track(self.checkpoints, "checkpoints"):
+            if one not in known:
+                one = next(new)
+                tables = dict(measure(one.label.step, models.load(one.folder, one.files())))
+                if self.keep is not None and key is not None:
+                    kept_results.save(self.keep, key, one, tables)
+            else:
+                tables = known.pop(one)
+            yield one.label.step, tables
+
+    def table(
+        self, measure: Callable[[nn.Module], pd.DataFrame | Mapping[str, Any]], *, key: str | None = None
+    ) -> pd.DataFrame:
+        """The tables that `measure` makes of each model, one below the other, with the step in front.
+
+        A measure returns a table, or a dictionary of numbers for one row. The results of each step are kept as in
+        `results`. A model must not be used after the measure has returned.
+        """
+        parts = [
+            (step, tables["table"])
+            for step, tables in self.results(lambda _, model: {"table": _as_table(measure(model))}, key=key)
+        ]
+        return joined(parts)
+
+    def config(self) -> Any:
+        """The transformers configuration of the last checkpoint."""
+        from transformers import AutoConfig
+
+        return AutoConfig.from_pretrained(self.checkpoints[-1].folder, local_files_only=True).get_text_config()
+
+    def tokenizer(self) -> Any:
+        """The tokenizer of the series; an error if the checkpoints have none, or different ones."""
+        from transformers import AutoTokenizer
+
+        files = [one.tokenizer() for one in self.checkpoints]
+        require(bool(files[-1]), "text", "a series that brings a tokenizer", f"{self.name}, which has none")
+        require(all(f == files[-1] for f in files), "text", "one tokenizer for all checkpoints", "different ones")
+        return AutoTokenizer.from_pretrained(self.checkpoints[-1].folder, local_files_only=True)
+
+    def encode(self, text: str, length: int | None = None) -> Int[Tensor, "batch pos"]:
+        """The tokens of a text as one sequence; with `length`, as the full sequences of that length that it fills."""
+        tokens = torch.tensor(self.tokenizer()(text, add_special_tokens=False)["input_ids"], dtype=torch.long)
+        require(len(tokens) >= 2, "text", "two or more tokens", len(tokens))
+        if length is None or len(tokens) < length:
+            return tokens[None]
+        return tokens[: len(tokens) // length * length].reshape(-1, length)
+
+    def words(self, tokens: Int[Tensor, " pos"]) -> list[str]:
+        """Tokens as text; their numbers if the series has no tokenizer."""
+        if not self.checkpoints[-1].tokenizer():
+            return [str(int(token)) for token in tokens]
+        tokenizer = self.tokenizer()
+        return [tokenizer.decode([int(token)]) for token in tokens]
+
+
+def _as_table(measured: Any) -> pd.DataFrame:
+    """What a measure returned, as a table."""
+    if isinstance(measured, Mapping):
+        return pd.DataFrame([dict(measured)])
+    given = type(measured).__name__
+    require(isinstance(measured, pd.DataFrame), "measure", "a table, or a dictionary of numbers, from it", given)
+    return measured
+
+
+def joined(parts: Sequence[tuple[int, pd.DataFrame]]) -> pd.DataFrame:
+    """Tables of several steps as one, with the step in front."""
+    require(len(parts) > 0, "source", "one or more checkpoints", "none")
+    labelled = []
+    for step, table in parts:
+        table = table.drop(columns="step", errors="ignore")
+        table.insert(0, "step", step)
+        labelled.append(table)
+    filled = [table for table in labelled if len(table)] or labelled[:1]
+    whole = pd.concat(filled, ignore_index=True)
+    whole.attrs = dict(parts[-1][1].attrs)
+    return whole
+
+
+class Pairs(Revisions):
+    """A series whose models the caller brings, as (step, model) pairs: read once, in the order given."""
+
+    def __init__(self, pairs: Iterable[tuple[int, nn.Module]]) -> None:
+        super().__init__("models", [])
+        self._pairs = iter(pairs)
+        self._seen: list[int] = []
+
+    def __repr__(self) -> str:
+        return f"Revisions of (step, model) pairs, {len(self._seen)} read"
+
+    @property
+    def steps(self) -> Int[np.ndarray, " step"]:
+        """The steps that were read so far."""
+        return np.array(self._seen, dtype=np.int64)
+
+    def __iter__(self) -> Iterator[tuple[int, nn.Module]]:
+        for pair in self._pairs:
+            fits = isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[1], nn.Module)
+            require(fits, "source", "pairs of a step and a model", repr(pair)[:80])
+            step, model = int(pair[0]), pair[1]
+            require(not self._seen or step > self._seen[-1], "source", "steps that grow", step)
+            self._seen.append(step)
+            yield step, model
+
+    def at(self, steps: int | Iterable[int]) -> "Revisions":
+        raise InputError("step: expected none: pairs of steps and models are read once, in the order given")
+
+    def model(self, step: int | None = None) -> nn.Module:
+        raise InputError("source: expected checkpoints on the disk to choose from, got pairs of steps and models")
+
+    def refilled(self) -> Iterator[tuple[int, nn.Module]]:
+        return iter(self)
+
+    def results(
+        self, measure: Callable[[int, nn.Module], Mapping[str, pd.DataFrame]], *, key: str | None = None
+    ) -> Iterator[tuple[int, dict[str, pd.DataFrame]]]:
+        for step, model in self:
+            yield step, dict(measure(step, model))
+
+    def config(self) -> Any:
+        raise InputError("batch: expected sequences of tokens for pairs of steps and models, got none")
+
+    def tokenizer(self) -> Any:
+        raise InputError("text: expected tokens (batch=...) for pairs of steps and models, got a text")
+
+
+Source = str | Path | Sequence[str | Path] | Iterable[tuple[int, nn.Module]]
+
+
+def revisions(source: Source, *, keep: str | Path | None = None) -> Revisions:
+    """A series of checkpoints that others trained: a folder with one per step, some folders, or (step, model) pairs.
+
+    `keep` is a folder in which `table` keeps the results of each step as soon as they are computed.
+
+    >>> import induction_memory as im
+    >>> model = im.load("induction-small").model
+    >>> series = im.revisions([(0, model(step=0)), (600, model(step=600))])
+    >>> series.table(lambda model: {"norm": model.W_O[1].norm().item()})["norm"].round(1).tolist()
+    [6.5, 25.4]
+    """
+    folder = None if keep is None else Path(keep)
+    if isinstance(source, str | PathLike):
+        path = Path(source)
+        require(path.is_dir(), "source", "a folder of checkpoints", repr(str(path)))
+        found = _hub_cache(path) if (path / "snapshots").is_dir() else checkpoint_folders(path)
+        return Revisions(path.resolve().name, _in_order(found, path), folder)
+    require(isinstance(source, Iterable), "source", "a folder, paths, or (step, model) pairs", type(source).__name__)
+    if isinstance(source, Sequence) and source and all(isinstance(one, str | PathLike) for one in source):
+        paths = [Path(one) for one in source]  # type: ignore[arg-type]
+        for path in paths:
+            require(path.is_dir(), "source", "folders of checkpoints", repr(str(path)))
+        return Revisions(paths[-1].resolve().parent.name, _in_order({p.name: p for p in paths}, "source"), folder)
+    require(keep is None, "keep", "none for (step, model) pairs: nothing tells one model from another", repr(keep))
+    return Pairs(source)  # type: ignore[arg-type]
+
+
+def _hub_cache(path: Path) -> dict[str, Path]:
+    """Revision name -> folder: refs/NAME holds the commit, snapshots/COMMIT the files."""
+    refs = path / "refs"
+    named = {str(p.relative_to(refs)): p.read_text().strip() for p in sorted(refs.rglob("*")) if p.is_file()}
+    found = {name: path / "snapshots" / commit for name, commit in named.items() if label(name) is not None}
+    for name, folder in found.items():
+        require(folder.is_dir(), str(path), f"the snapshot of revision {name}", "none")
+    return found
+
+
+def _in_order(found: dict[str, Path], where: str | Path) -> list[Checkpoint]:
+    checkpoints: dict[int, Checkpoint] = {}
+    for name, folder in found.items():
+        said = label(name)
+        if said is None:
+            if name == "main":
+                continue
+            raise InputError(f"{folder}: expected a name with one step in it, such as step1000, got {name!r}")
+        if said.step in checkpoints:
+            raise InputError(f"{folder}: expected one checkpoint per step, got {checkpoints[said.step].name} as well")
+        checkpoints[said.step] = Checkpoint(name, said, folder)
+    require(bool(checkpoints), str(where), "folders with config.json whose names say their step", "none")
+    return [checkpoints[step] for step in sorted(checkpoints)]
+
+
+FILES = ["*.json", "*.safetensors", "*.bin", "*.txt", "*.model"]
+
+
+def fetch_revisions(
+    name: str, steps: Sequence[int], *, cache: str | Path | None = None, keep: str | Path | None = None
+) -> Revisions:
+    """Fetch the revisions of these steps of `owner/name`, and read them as a series.
+
+    `cache` is huggingface_hub's folder, its own default if not given. `keep` is a folder for results.
+    """
+    require(isinstance(name, str) and name.count("/") == 1, "name", "owner/name of a model on the Hub", repr(name))
+    require(len(steps) > 0, "steps", "the steps to fetch", "none")
+    from huggingface_hub import list_repo_refs, snapshot_download
+
+    refs = list_repo_refs(name)
+    offered = {said.step: ref.name for ref in (*refs.branches, *refs.tags) if (said := label(ref.name)) is not None}
+    for step in steps:
+        if step not in offered:
+            known = ", ".join(map(str, sorted(offered)[:8]))
+            raise InputError(f"steps: expected steps that {name} has ({known} ...), got {step}")
+    folders = [
+        Path(snapshot_download(name, revision=offered[step], cache_dir=cache, allow_patterns=FILES))
+        for step in sorted(set(steps))
+    ]
+    return revisions(folders[0].parents[1], keep=keep).at(steps)

@@ -1,0 +1,316 @@
+"""Attention maps of a model or of steps of trajectories, shown in a notebook or saved.
+
+    im.attention(run, step=300, text="the tree at the gate")        shows itself in a notebook
+    im.attention(run, step=[0, 100, 300], batch=batch, row=2)       steps side by side
+    im.attention(im.revisions("folder"), text="the tree")           a series, or a model, by its own tokenizer
+    im.attention([run0, run1]).save("maps.pdf")                      runs side by side; .html, .png, .pdf or .svg
+
+Boxes show where an induction head should attend: the keys that follow earlier occurrences of the query, or for other
+tasks the sources that the task names (`marks.py`). The triggers of a text are given as {"a": "b"}, or are the task's
+fixed triggers that always have the same successor in it. A text is read by the model's own tokenizer if it has one,
+otherwise in the task's vocabulary (`source/text.py`).
+
+What is boxed and marked in a map of attention over one sequence.
+
+If a sequence has triggers with outputs, the keys after earlier occurrences of the query are boxed: `right` if the key
+is the query's output, `other` if not. For other tasks the keys of the sources that the task names are boxed, `right` at
+queries of the main group and `other` at other queries. The source `previous` is left out, because it would box the
+whole line below the diagonal. Among the tokens, triggers and their outputs are marked, or else the queries of the main
+group.
+"""
+
+import base64
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from induction_memory.errors import UnsupportedError, require
+from induction_memory.field_docs import field_docs
+from induction_memory.files import require_file, write_file
+from induction_memory.model.associations import token_names
+from induction_memory.runner.components import head_of
+from induction_memory.runner.recording import Runner, require_length
+from induction_memory.shown_tokens import visible
+from induction_memory.source.sources import SEQUENCES, Sequences, Steps, subject
+from induction_memory.source.text import has_tokenizer, tokens_of, words_of
+from induction_memory.task.batch import Batch
+from induction_memory.task.corpus import encode
+from induction_memory.task.ideals import after_same_context, sources_of
+from induction_memory.task.protocol import Task, require_integer
+from induction_memory.views.attention_page import framed, page
+from induction_memory.views.light_maps import picture as light_picture
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def telling_rows(batch: Batch, length: int | None) -> list[int]:
+    """All rows, those with the most different tokens in the main group first, ties by the number of queries."""
+    asked = torch.where(batch.group(), batch.tokens, -1)[:, :length]
+    score = [(len(row[row >= 0].unique()), int((row >= 0).sum())) for row in asked]
+    return sorted(range(len(batch)), key=lambda i: score[i], reverse=True)
+
+
+def row_marks(batch: Batch, row: int, length: int | None, task: Task | None) -> dict[str, np.ndarray]:
+    """Boxes and marked positions of a row of a batch, cut to `length`."""
+    tokens = batch.tokens[row, :length].cpu()
+    if "triggers" in batch.latents and "outputs" in batch.latents:
+        triggers, outputs = (batch.latents[name][row].tolist() for name in ("triggers", "outputs"))
+        return trigger_marks(tokens, dict(zip(triggers, outputs, strict=True)))
+    return source_marks(batch[row : row + 1], length, task)
+
+
+def trigger_marks(tokens: Int[Tensor, " pos"], pairs: Mapping[int, int]) -> dict[str, np.ndarray]:
+    """Boxes and marked positions of a sequence, given its triggers and their outputs."""
+    boxed = after_same_context(tokens[None])[0]
+    answer = torch.tensor([pairs.get(int(z), -1) for z in tokens])
+    is_right = answer[:, None] == tokens[None, :]
+    is_trigger = answer >= 0
+    is_output = torch.zeros_like(is_trigger)
+    is_output[1:] = is_trigger[:-1] & (answer[:-1] == tokens[1:])
+    return _arrays(right=boxed & is_right, other=boxed & ~is_right, triggers=is_trigger, outputs=is_output)
+
+
+def source_marks(batch: Batch, length: int | None, task: Task | None) -> dict[str, np.ndarray]:
+    """Boxes and marked positions of a batch of one sequence, by the sources that the task names, if any."""
+    queries = batch.group()[0].cpu()
+    try:
+        sources: dict[str, Any] = {} if task is None else sources_of(task, batch)
+    except UnsupportedError:
+        sources = {}
+    boxed: Bool[Tensor, "query key"] = torch.zeros(len(queries), len(queries), dtype=torch.bool)
+    for role, keys in sources.items():
+        if role != "previous":
+            boxed = boxed | keys[0].cpu()
+    cut = slice(length)
+    asked = queries[:, None]
+    return _arrays(
+        right=(boxed & asked)[cut, cut],
+        other=(boxed & ~asked)[cut, cut],
+        triggers=queries[cut] & ~queries.all(),
+        outputs=torch.zeros_like(queries)[cut],
+    )
+
+
+def _arrays(**tensors: Bool[Tensor, "..."]) -> dict[str, np.ndarray]:
+    return {name: tensor.numpy() for name, tensor in tensors.items()}
+
+
+FORMATS = (".html", ".png", ".pdf", ".svg")
+SHOWN = 48  # tokens shown of a sampled sequence, when no length is given
+MOST_TOKENS = 100_000
+MOST = 12  # columns at most; more would be too small to read
+
+
+@field_docs
+@dataclass(frozen=True, eq=False)
+class AttentionView:
+    """Attention over one sequence: a map for each head of each column (a step or a run)."""
+
+    title: str
+    tokens: tuple[str, ...]
+    heads: tuple[str, ...]
+    """`L1H1` ..., one per row."""
+    columns: tuple[str, ...]
+    """What is compared: steps, runs, or one model ("")."""
+    patterns: Float[np.ndarray, "column head query key"]
+    right: Bool[np.ndarray, "query key"]
+    """Boxed keys of the queries that are asked (marks.py)."""
+    other: Bool[np.ndarray, "query key"]
+    """The other boxed keys."""
+    triggers: Bool[np.ndarray, " pos"]
+    outputs: Bool[np.ndarray, " pos"]
+
+    def __repr__(self) -> str:
+        shown = f"{len(self.heads)} heads, {len(self.tokens)} tokens"
+        return f"AttentionView({self.title!r}: {shown}; .save(FILE) writes .html, .png, .pdf or .svg)"
+
+    def figure(self) -> "Figure":
+        """The picture for paper, as in the paper's Figure 2."""
+        from induction_memory.views.figures.maps import attention_figure
+
+        rows, columns, maps = self._arranged()
+        marks: dict[str, Any] = {name: getattr(self, name) for name in ("right", "other", "triggers", "outputs")}
+        return attention_figure(maps, self.tokens, rows=rows, columns=columns, **marks)
+
+    def _arranged(self) -> tuple[list[str], list[str], list[list[Float[np.ndarray, "query key"]]]]:
+        """Titles of rows (none if there is one row) and of columns, and the maps that stand there."""
+        numbers = [head_of(head) for head in self.heads]
+        names = [f"layer {layer}, head {head}" for layer, head in numbers]
+        if len(self.columns) > 1:
+            return names, list(self.columns), [[column[i] for column in self.patterns] for i in range(len(names))]
+        layers = sorted({layer for layer, _ in numbers})
+        by_layer = [[i for i, (own, _) in enumerate(numbers) if own == layer] for layer in layers]
+        if all(len(row) == 1 for row in by_layer) or len({len(row) for row in by_layer}) > 1:
+            return [], names, [list(self.patterns[0])]
+        maps = [[self.patterns[0][i] for i in row] for row in by_layer]
+        return [f"layer {layer}" for layer in layers], [f"head {numbers[i][1]}" for i in by_layer[0]], maps
+
+    def picture(self) -> tuple[str, float, float]:
+        """A light SVG of the maps for the screen, and its width and height (`light_maps`)."""
+        rows, columns, maps = self._arranged()
+        prefix = [f"{row}, " for row in rows] or [""]
+        lines = [
+            [
+                (f"{prefix[i]}{columns[j]}" if columns[j] else prefix[i].rstrip(", "), pattern)
+                for j, pattern in enumerate(line)
+            ]
+            for i, line in enumerate(maps)
+        ]
+        shown = [visible(token) for token in self.tokens]
+        return light_picture(lines, shown, self.right, self.other, self.triggers, self.outputs)
+
+    def html(self) -> str:
+        """A complete page that needs no network: the light picture, and the heads in CircuitsVis."""
+        drawn, _, _ = self.picture()
+        picture = f"data:image/svg+xml;base64,{base64.b64encode(drawn.encode()).decode()}"
+        names = [f"{column} {head}".strip() for column in self.columns for head in self.heads]
+        kinds = ["trigger" if t else "output" if o else "" for t, o in zip(self.triggers, self.outputs, strict=True)]
+        patterns = self.patterns.reshape(-1, *self.patterns.shape[-2:])
+        shown = [visible(token) for token in self.tokens]
+        return page(self.title, shown, list(patterns), names, picture=picture, classes=kinds)
+
+    def _repr_html_(self) -> str:
+        _, width, height = self.picture()
+        return framed(self.html(), height=int(1060 + min(width, 960) * height / width))
+
+    def save(self, path: str | Path) -> Path:
+        """Write the page (.html) or the figure for paper (.png, .pdf, .svg)."""
+        path = require_file(path, FORMATS)
+        if path.suffix == ".html":
+            write_file(path, self.html())
+        else:
+            drawn = io.BytesIO()
+            self._draw(drawn, path.suffix[1:])
+            write_file(path, drawn.getvalue())
+        return path
+
+    def _draw(self, file: Any, kind: str) -> None:
+        """Write the figure without a date and random names, so that the same maps give the same bytes."""
+        import matplotlib
+
+        undated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(kind, {})
+        with matplotlib.rc_context({"svg.hashsalt": "attention"}):
+            self.figure().savefig(file, format=kind, dpi=200, metadata=undated)
+
+
+def attention(
+    source: Any,
+    step: Steps = None,
+    *,
+    text: str | None = None,
+    batch: Sequences = None,
+    row: int | None = None,
+    length: int | None = None,
+    heads: Sequence[Any] | None = None,
+    triggers: Mapping[str, str] | None = None,
+    task: Task | None = None,
+) -> AttentionView:
+    """The attention of a model, of steps of a trajectory or series, or of several runs, over one sequence.
+
+    The sequence is `text`, or a row of `batch`, or else a fresh one of the run's task; `length` cuts it. Without `row`,
+    it is the row with the most different tokens at positions of the main group. `heads` are all, or some as "L2H1" or
+    (2, 1).
+
+    >>> view = attention("induction-small", step=600, text="the tree")
+    >>> view.patterns.shape  # column, head, query, key
+    (1, 2, 8, 8)
+    """
+    sources = list(source) if isinstance(source, list | tuple) else [source]
+    require(len(sources) > 0, "source", "a model or a trajectory", "none")
+    require(text is None or batch is None, "text", "a text or a batch, not both", "both")
+    require(not isinstance(step, Tensor), "step", "a stored step (tokens are given as batch=)", "a tensor")
+    read = [subject(one, step=step, batch=batch, task=task, sequences=SEQUENCES) for one in sources]
+    task = task or next((one.known_task for one in read if one.known_task is not None), None)
+    if length is not None:
+        require_integer(length, "length", 1, MOST_TOKENS, "tokens")
+    good = triggers is None or (text is not None and isinstance(triggers, Mapping))
+    require(good, "triggers", "trigger -> output, together with a text", repr(triggers))
+    require(
+        heads is None or (isinstance(heads, list | tuple) and len(heads) > 0), "heads", "a list of heads", repr(heads)
+    )
+    cut = SHOWN if length is None and text is None and batch is None else length
+    reader = next(filter(has_tokenizer, read), read[0])
+    if text is None:
+        tokens, boxes = _of_batch(read[0].batch, row, cut, task if isinstance(batch, Batch | None) else None)
+    else:
+        whole = tokens_of(reader, text, task)
+        tokens = whole[:cut]
+        boxes = trigger_marks(tokens, _triggers(whole, task, triggers))
+    labels, columns, patterns = [], [], []
+    for one in read:
+        for number, runner in one.each():
+            chosen = runner.graph.heads if heads is None else tuple(map(runner.graph.head, heads))
+            patterns.append(_patterns(runner, tokens, chosen))
+            columns.append((one.name, number if one.run is not None or one.series is not None else None))
+            require(len(columns) <= MOST, "step", f"at most {MOST} maps side by side", "more")
+            labels.append(chosen)
+    require(len(set(labels)) == 1, "source", "models with the same heads", "different ones")
+    return AttentionView(
+        title=_title(columns),
+        tokens=tuple(words_of(reader, tokens, task)),
+        heads=labels[0],
+        columns=_column_titles(columns),
+        patterns=np.stack(patterns),
+        **boxes,
+    )
+
+
+def _of_batch(
+    batch: Batch, row: int | None, cut: int | None, task: Task | None
+) -> tuple[Int[Tensor, " pos"], dict[str, np.ndarray]]:
+    """A row of a batch, cut, with its boxes and marks."""
+    if row is None:
+        asked = torch.where(batch.group(), batch.tokens, -1)[:, :cut]
+        row = int(torch.tensor([len(tokens.unique()) for tokens in asked]).argmax())
+    require_integer(row, "row", 0, len(batch) - 1, "(the batch)")
+    return batch.tokens[row, :cut], row_marks(batch, row, cut, task)
+
+
+def _triggers(tokens: Int[Tensor, " pos"], task: Task | None, given: Mapping[str, str] | None) -> dict[int, int]:
+    """Trigger -> output in a text: those given, or the fixed triggers that always have the same successor there."""
+    if given is not None:
+        require(task is not None, "triggers", "a task that names its tokens", "none")
+        assert task is not None
+        names = token_names(task)[0]
+        sides = (encode(list(side), names, "triggers").tolist() for side in (given, given.values()))
+        return dict(zip(*sides, strict=True))
+    found: dict[int, int] = {}
+    fixed = getattr(task, "fixed_triggers", None)
+    for q in [] if fixed is None else fixed.tolist():
+        after = tokens[1:][tokens[:-1] == q].unique()
+        if len(after) == 1:
+            found[q] = int(after)
+    return found
+
+
+def _patterns(runner: Runner, tokens: Int[Tensor, " pos"], names: Sequence[str]) -> Float[np.ndarray, "head q k"]:
+    require_length(tokens[None], runner.n_ctx, "text")
+    patterns = runner.patterns(tokens[None])
+    return np.stack([patterns[layer - 1][0, head - 1].cpu().numpy() for layer, head in map(head_of, names)])
+
+
+def _title(columns: Sequence[tuple[str, int | None]]) -> str:
+    names = list(dict.fromkeys(name for name, _ in columns))
+    steps = list(dict.fromkeys(step for _, step in columns if step is not None))
+    at = f" at step{'s' if len(steps) > 1 else ''} {', '.join(map(str, steps))}" if 0 < len(steps) <= 6 else ""
+    return f"Attention of {', '.join(names)}{at}"
+
+
+def _column_titles(columns: Sequence[tuple[str, int | None]]) -> tuple[str, ...]:
+    """What differs between the columns: run, step, or both."""
+    if len(columns) == 1:
+        return ("",)
+    runs, steps = len({name for name, _ in columns}) > 1, len({step for _, step in columns}) > 1
+    titles = []
+    for i, (name, step) in enumerate(columns):
+        parts = [name] * runs + [f"step {step}"] * (steps and step is not None)
+        titles.append(", ".join(parts) or f"{name} {i + 1}")
+    return tuple(titles)

@@ -1,0 +1,160 @@
+"""Training curves: what the model gets right, and which memory each matrix has stored, step by step.
+
+Curves over the checkpoints of a series: one panel per quantity, one line per head or component.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Protocol, runtime_checkable
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from induction_memory.errors import require
+
+COLOURS = {
+    "W_O2": "#2a9d4a",
+    "W_K2": "#c8503c",
+    "W_K2_triggers": "#e79a84",
+    "W_K1": "#8a8a8a",
+    "W_K1_first64": "#7b4fa3",
+    "W_F_kl": "#2f6fb3",
+}
+"""One colour per memory, the same in every figure."""
+
+LABELS = {
+    "W_O2": r"$W_O^2$",
+    "W_K2": r"$W_K^2$",
+    "W_K2_triggers": r"$W_K^2$ on $Q$",
+    "W_K1": r"$W_K^1$",
+    "W_K1_first64": r"$W_K^1$, $t < 64$",
+    "W_F_kl": r"$d_{KL}(W_F, \pi_b)$",
+}
+
+RECALLS = ("W_O2", "W_K2", "W_K1", "W_K1_first64")
+"""The recall probes that the paper draws."""
+SHARE = (-0.02, 1.03)
+"""Limits of the axis of an accuracy or a recall, wide enough to show lines at 0 and at 1 in full."""
+
+
+@runtime_checkable
+class RunCurves(Protocol):
+    """What was measured on one run during training."""
+
+    @property
+    def metrics(self) -> pd.DataFrame:
+        """One row per training step: `step`, losses and accuracies; NaN where something was not measured."""
+        ...
+
+    @property
+    def probes(self) -> pd.DataFrame:
+        """One row per stored step (the index), one column per probe."""
+        ...
+
+
+def measured(metrics: pd.DataFrame, column: str) -> pd.Series:
+    """One column against the step, at the steps where it was measured; empty where the column is missing."""
+    return probed(metrics.set_index("step"), column)
+
+
+def probed(table: pd.DataFrame, column: str) -> pd.Series:
+    """One column without its gaps; empty where the column is missing."""
+    if column not in table:
+        return pd.Series(dtype=float, name=column)
+    return pd.Series(table[column].to_numpy(dtype=float), index=table.index, name=column).dropna()
+
+
+def drawn_recalls(recalls: pd.DataFrame, names: Sequence[str] = RECALLS) -> dict[str, str]:
+    """The columns of `recalls` to draw and the memory of each: those of `names` that are there, or their heads.
+
+    A head's column is called 'W_K2 L2H1' or 'W_K2[L1H1>L2H1]'. Up to T = 64 the early positions are all positions, and
+    are drawn once.
+    """
+    heads = {name: re.compile(rf"{name}( L\w+|\[[^:]+\])?") for name in names}
+    held = {name: [str(c) for c in recalls if heads[name].fullmatch(str(c))] for name in names}
+    early, whole = (recalls[held.get(name, [])].to_numpy() for name in ("W_K1_first64", "W_K1"))
+    short = early.shape == whole.shape and pd.DataFrame(early).equals(pd.DataFrame(whole))
+    return {c: name for name in names for c in held[name] if not (short and name == "W_K1_first64")}
+
+
+def draw_accuracy(axes: Axes, metrics: pd.DataFrame, label: str = "in context", colour: str = "black") -> None:
+    """In-context accuracy on each fresh batch."""
+    values = measured(metrics, "accuracy_in_context")
+    axes.plot(values.index, values, color=colour, lw=1, label=label)
+    axes.set(ylim=SHARE, ylabel="in-context accuracy")
+
+
+def draw_recall(axes: Axes, recalls: pd.DataFrame, names: Mapping[str, str] = LABELS) -> None:
+    """Recall of each memory; `recalls` has steps as its index and one column per probe."""
+    named = set()
+    for column, name in drawn_recalls(recalls, [name for name in names if name != "W_F_kl"]).items():
+        label = names[name] if name not in named else None
+        axes.plot(recalls.index, recalls[column], color=COLOURS[name], lw=1.5 if column == name else 0.9, label=label)
+        named.add(name)
+    axes.set(ylim=SHARE, ylabel="memory recall")
+
+
+def draw_range(
+    axes: Axes, series: Sequence[pd.Series], colour: str, label: str | None = None, lw: float | int = 1.5
+) -> None:
+    """The mean of several runs as a line and their range as a band, over the steps that all of them have."""
+    require(len(series) > 0, "series", "at least one run", len(series))
+    table = pd.concat(series, axis="columns", join="inner")
+    axes.plot(table.index, table.mean(axis="columns"), color=colour, lw=lw, label=label)
+    if len(series) > 1:
+        low, high = table.min(axis="columns"), table.max(axis="columns")
+        axes.fill_between(table.index, low, high, color=colour, alpha=0.18, lw=0)
+
+
+def birth(metrics: pd.DataFrame, recalls: pd.DataFrame, title: str) -> Figure:
+    """Loss, in-context accuracy and recalls of one run, one above another."""
+    figure = Figure(figsize=(7, 7), layout="constrained")
+    loss, accuracy, recall = figure.subplots(3, 1, sharex=True)
+    for column, label, colour in (
+        ("loss_in_context", "in context", "black"),
+        ("loss_global", "global", "#2f6fb3"),
+        ("loss_first_occurrence", "first occurrence of a trigger", "#d9a441"),
+    ):
+        values = measured(metrics, column)
+        loss.plot(values.index, values, color=colour, lw=1, label=label)
+    loss.set(ylabel="loss (nats)", title=title)
+    draw_accuracy(accuracy, metrics)
+    draw_recall(recall, recalls)
+    recall.set_xlabel("step")
+    for axes in (loss, recall):
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(frameon=False, fontsize="small")
+    for axes in (loss, accuracy, recall):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.margins(x=0.01)
+    return figure
+
+
+LABELLED = 8
+"""Lines that the legend names: those with the highest last value, or the lowest where low is strong."""
+
+
+def series_figure(panels: Mapping[str, pd.DataFrame], title: str = "", *, lowest: Sequence[str] = ()) -> Figure:
+    """One panel per table (index: step, one column per line), side by side over a logarithmic axis of steps.
+
+    Panels named in `lowest` have their strongest lines at the bottom.
+    """
+    require(len(panels) > 0, "panels", "at least one", "none")
+    figure = Figure(figsize=(1 + 3.6 * len(panels), 3.4), layout="constrained")
+    for axes, (name, table) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+        last = table.ffill().iloc[-1].sort_values(ascending=name in lowest)
+        named = list(last.index[:LABELLED])
+        for line in table.columns:
+            values = table[line].dropna()
+            label = str(line) if line in named and len(table.columns) > 1 else None
+            axes.plot(values.index, values, lw=1.3 if line in named else 0.5, marker=".", ms=3, label=label)
+        first = min((step for step in table.index if step > 0), default=1)
+        axes.set_xscale("symlog", linthresh=float(first))
+        axes.set(title=name, xlabel="step")
+        axes.set_xlim(left=0)
+        axes.spines[["top", "right"]].set_visible(False)
+        if len(table.columns) > 1:
+            axes.legend(frameon=False, fontsize="x-small")
+    figure.suptitle(title)
+    return figure

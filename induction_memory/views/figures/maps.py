@@ -1,0 +1,188 @@
+"""Attention maps in the style of the paper's Figures 2 and 11, each over its own sequence.
+
+Each row is a query, each column a key; darker is more attention, nothing beyond the diagonal. A key is boxed in the row
+of a query z_t when it follows an earlier occurrence of it, z_{s-1} = z_t for s <= t: red where it is the right output
+of a trigger, green elsewhere. On the axes triggers and their outputs have colours of their own.
+
+A grid of attention maps over one sequence, heads or steps or runs side by side; `maps` says how each is drawn.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import matplotlib
+import numpy as np
+from jaxtyping import Bool, Float
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch, Rectangle
+
+from induction_memory.errors import require
+from induction_memory.shown_tokens import visible
+from induction_memory.views.figures.panels import BEYOND, FAINT, INK, OTHER, OUTPUT, RIGHT, SMALL, TITLE, TRIGGER
+
+INCHES_A_TOKEN, SMALLEST, LARGEST = 0.13, 2.4, 9.0
+
+
+@dataclass(frozen=True, eq=False)
+class Panel:
+    """One map and its sequence."""
+
+    title: str
+    pattern: Float[np.ndarray, "query key"]
+    tokens: Sequence[str]
+    right: Bool[np.ndarray, "query key"]
+    """Keys after an earlier occurrence of the query that are the right output of a trigger: red boxes."""
+    other: Bool[np.ndarray, "query key"]
+    """The other keys after an earlier occurrence of the query: green boxes."""
+    triggers: Bool[np.ndarray, " pos"]
+    outputs: Bool[np.ndarray, " pos"]
+
+    def __post_init__(self):
+        n = len(self.tokens)
+        for name in ("pattern", "right", "other"):
+            shape = getattr(self, name).shape
+            require(shape == (n, n), f"panel.{name}", f"{n} queries and keys, one per token", shape)
+        for name in ("triggers", "outputs"):
+            shape = getattr(self, name).shape
+            require(shape == (n,), f"panel.{name}", f"{n} positions, one per token", shape)
+
+    @property
+    def colours(self) -> list[str]:
+        """The colour of each token on the axes."""
+        marked = zip(self.triggers, self.outputs, strict=True)
+        return [TRIGGER if trigger else OUTPUT if output else INK for trigger, output in marked]
+
+
+def induction_maps(panels: Sequence[Panel], columns: int, note: str = "") -> Figure:
+    """The panels in rows of `columns`, each with its title."""
+    require(len(panels) > 0, "panels", "at least one map", len(panels))
+    require(columns > 0, "columns", "at least one", columns)
+    return grid([panels[i : i + columns] for i in range(0, len(panels), columns)], note=note)
+
+
+def grid(lines: Sequence[Sequence[Panel]], rows: Sequence[str] = (), note: str = "") -> Figure:
+    """Lines of maps, all of one size, `rows` the names of the lines; one scale and one legend for all."""
+    every = [panel for line in lines for panel in line]
+    width, lengths = max(map(len, lines)), [len(panel.tokens) for panel in every]
+    side = min(max(INCHES_A_TOKEN * max(lengths), SMALLEST), LARGEST)
+    letters = max(len(visible(token)) for panel in every for token in panel.tokens)
+    ticks = 0.1 + 0.022 * _points(side, min(lengths)) * max(1.0, 0.62 * letters)  # room for the tokens
+    handles = _handles(every)
+    left, beside = 0.18 + 0.24 * bool(rows) + ticks, 0.5
+    headings = [0.3 * any(panel.title for panel in line) for line in lines]
+    tops = [0.12 + sum(headings[: i + 1]) + i * (side + ticks + 0.08) for i in range(len(lines))]
+    below = 0.2 + 0.28 * bool(handles) + 0.18 * bool(note)
+    size = (left + width * side + (width - 1) * (ticks + 0.1) + beside, tops[-1] + side + ticks + 0.08 + below)
+
+    def place(x: float, y: float, w: float, h: float) -> tuple[float, float, float, float]:
+        """Inches from the upper left corner, as the figure counts them."""
+        return x / size[0], 1 - (y + h) / size[1], w / size[0], h / size[1]
+
+    with matplotlib.rc_context({"font.family": ["DejaVu Sans"], "svg.fonttype": "path"}):
+        figure = Figure(figsize=size, facecolor="white")
+        images = []
+        for i, (line, y) in enumerate(zip(lines, tops, strict=True)):
+            for j, panel in enumerate(line):
+                axes = figure.add_axes(place(left + j * (side + ticks + 0.1), y, side, side))
+                images.append(_draw(axes, panel))
+                _label(axes, panel, _points(side, len(panel.tokens)))
+                axes.set_title(panel.title, fontsize=TITLE, color=INK, pad=6, parse_math=False)
+                if i == len(lines) - 1 or j >= len(lines[i + 1]):
+                    axes.set_xlabel("key", fontsize=7.5, color=FAINT, labelpad=1.5)
+                if j == 0:
+                    axes.set_ylabel("query", fontsize=7.5, color=FAINT, labelpad=3)
+            if rows:
+                middle = place(0.2, y + side / 2, 0.0, 0.0)[:2]
+                figure.text(*middle, rows[i], rotation=90, ha="center", va="center", fontsize=10, color=INK)
+        bar = figure.add_axes(place(size[0] - beside + 0.12, tops[0], 0.09, min(side, 1.6)))
+        scale = figure.colorbar(images[0], cax=bar, ticks=[0, 0.5, 1])
+        scale.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
+        bar.tick_params(length=0, labelsize=7, colors=FAINT, pad=2)
+        if handles:
+            foot = place(0.0, size[1] - 0.18 * bool(note), 1.0, 0.0)[1]
+            figure.legend(
+                handles=handles, loc="lower center", bbox_to_anchor=(0.5, foot), ncols=2 if size[0] < 6 else 4,
+                frameon=False, fontsize=7.5, labelcolor=INK, handlelength=1.1, handletextpad=0.5, columnspacing=1.4,
+                borderaxespad=0.2,
+            )  # fmt: skip
+        if note:
+            figure.text(0.5, 0.05 / size[1], note, ha="center", va="bottom", fontsize=SMALL, color=FAINT)
+    return figure
+
+
+def _points(side: float, n: int) -> float:
+    """The size of the tokens on the axes: most of a cell."""
+    return float(np.clip(0.78 * 72 * side / n, 2.0, 9.0))
+
+
+def _draw(axes: Axes, panel: Panel):
+    n = len(panel.tokens)
+    beyond = np.triu(np.ones((n, n), dtype=bool), 1)
+    colours = matplotlib.colormaps["Blues"].with_extremes(bad=BEYOND)
+    image = axes.imshow(np.ma.array(panel.pattern, mask=beyond), cmap=colours, vmin=0, vmax=1, interpolation="nearest")
+    line = float(np.clip(40 / n, 0.5, 1.5))
+    for boxes, colour in ((panel.other, OTHER), (panel.right, RIGHT)):
+        for query, key in zip(*np.nonzero(boxes), strict=True):
+            box = Rectangle((key - 0.5, query - 0.5), 1, 1, fill=False, edgecolor=colour, linewidth=line, zorder=3)
+            box.set_clip_on(False)
+            axes.add_patch(box)
+    for spine in axes.spines.values():
+        spine.set(color="#d0d7de", linewidth=0.6)
+    return image
+
+
+def _label(axes: Axes, panel: Panel, points: float) -> None:
+    shown = [visible(token) for token in panel.tokens]
+    axes.xaxis.tick_bottom()
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_ticks(np.arange(len(shown)), shown)
+        for text, colour in zip(axis.get_ticklabels(), panel.colours, strict=True):
+            text.set(color=colour, fontsize=points, family="DejaVu Sans Mono", parse_math=False)
+            text.set_fontweight("normal" if colour == INK else "bold")
+    if max(map(len, shown)) > 1:
+        axes.tick_params(axis="x", labelrotation=90)
+    axes.tick_params(length=0, pad=1.5)
+
+
+def _handles(panels: Sequence[Panel]) -> list[Patch | Line2D]:
+    """A legend entry for each kind of box and of token that the panels hold."""
+    handles: list[Patch | Line2D] = []
+    if any(panel.right.any() for panel in panels):
+        handles.append(Patch(fill=False, edgecolor=RIGHT, label="after an earlier occurrence, the right output"))
+    if any(panel.other.any() for panel in panels):
+        handles.append(Patch(fill=False, edgecolor=OTHER, label="after an earlier occurrence"))
+    for colour, label in ((TRIGGER, "trigger"), (OUTPUT, "its output")):
+        if any(colour in panel.colours for panel in panels):
+            handles.append(Line2D([], [], marker="s", color=colour, linestyle="", markersize=4.5, label=label))
+    return handles
+
+
+__all__ = ["OTHER", "RIGHT", "attention_figure"]
+
+
+def attention_figure(
+    maps: Sequence[Sequence[Float[np.ndarray, "query key"]]],
+    tokens: Sequence[str],
+    *,
+    rows: Sequence[str] = (),
+    columns: Sequence[str] = (),
+    right: Bool[np.ndarray, "query key"] | None = None,
+    other: Bool[np.ndarray, "query key"] | None = None,
+    triggers: Bool[np.ndarray, " pos"] | None = None,
+    outputs: Bool[np.ndarray, " pos"] | None = None,
+) -> Figure:
+    """A grid of attention maps over one sequence; `maps[i][j]` stands in row i, column j.
+
+    `rows` and `columns` are their titles, `right` and `other` the boxes, `triggers` and `outputs` the marked positions.
+    """
+    n = len(tokens)
+    right, other = (np.zeros((n, n), dtype=bool) if boxes is None else boxes for boxes in (right, other))
+    triggers, outputs = (np.zeros(n, dtype=bool) if marked is None else marked for marked in (triggers, outputs))
+
+    def panel(i: int, j: int) -> Panel:
+        title = columns[j] if columns and i == 0 else ""
+        return Panel(title, maps[i][j], tokens, right, other, triggers, outputs)
+
+    return grid([[panel(i, j) for j in range(len(maps[i]))] for i in range(len(maps))], rows)
