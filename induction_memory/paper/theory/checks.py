@@ -122,10 +122,8 @@ CATALOGUE = (
     Entry("theorem-step-1", "theorem", "Appendix B.3.1", "Theorem 3: the step on W_O2"),
     Entry("theorem-step-2", "theorem", "Appendix B.3.2", "Theorem 3: the step on W_K2"),
     Entry("theorem-step-3", "theorem", "Appendix B.3.3", "Theorem 3: the step on W_K1"),
-    Entry("theorem-terms", "theorem_terms", "Appendix B.3", "Theorem 3: term by term"),
-    Entry(
-        "trigger-prediction", "theorem_terms", "Appendix B.3.3", "Theorem 3: what the model says before its last step"
-    ),
+    Entry("theorem-terms", "theorem", "Appendix B.3", "Theorem 3: term by term"),
+    Entry("trigger-prediction", "theorem", "Appendix B.3.3", "Theorem 3: what the model says before its last step"),
     Entry("theorem-accuracy", "theorem_model", "Theorem 3", "Theorem 3: the three-step model"),
     Entry("theorem-order", "theorem_model", "Theorem 3", "Theorem 3: any other order"),
     Entry("theorem-simplifications", "theorem_model", "Appendix B.3", "Theorem 3: the role of the simplifications"),
