@@ -4,24 +4,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from induction_memory.cli.arguments import (
-    OptionalVia,
-    Text,
-    listed,
-    load_any,
-    optional,
-    sequences_of,
-    step_of,
-)
+from induction_memory.cli.arguments import OptionalVia, Text, listed, load_any, optional, sequences_of, step_of
 from induction_memory.cli.output import TERMINAL, TableOutput
-from induction_memory.cli.refusals import require_components, require_text_of_series
-from induction_memory.cli.usage import IMPORT, own_modules
 from induction_memory.errors import InputError, require
 
 if TYPE_CHECKING:
     import pandas as pd
 
-KINDS = ("all", "zero", "mean", "mean-position", "resample", "resample-output", "noise", "initial")
 COMPONENTS = ("heads", "layers", "feed_forward", "embeddings", "matrices")
 
 
@@ -51,26 +40,19 @@ def ablate(
         text: for a series of checkpoints, text to run on, or @FILE with it; random tokens repeated once by default.
         sequences: for a text, how many sequences of it.
     """
-    if list:
-        from induction_memory.interventions.ablations import kinds
+    from induction_memory.interventions.ablations import ablate as measure
+    from induction_memory.interventions.ablations import kinds
 
+    if list:
         for name, about in kinds().items():
             print(f"{name:<24} {about}")
         return
     if run is None:
         raise InputError("RUN: expected a trajectory's folder or name, or --list")
-    known = kind in KINDS or bool(own_modules())
-    require(known, "--kind", f"one of {', '.join(KINDS)}, or one of your own ({IMPORT} names its module)", repr(kind))
-    chosen, names = step_of(step), listed(components, "--components")
     require(sequences >= 1, "--sequences", "at least 1", sequences)
-    require_components(run, names)
-    require_text_of_series(run, text)
-    opened = load_any(run, chosen)
-    from induction_memory.interventions.ablations import ablate as measure
-
-    table = measure(
-        opened, sequences_of(opened, text, sequences), components=names or None, kind=kind, step=chosen, via=via
-    )
+    opened, names = load_any(run), listed(components, "--components")
+    batch = sequences_of(opened, text, sequences)
+    table = measure(opened, batch, components=names or None, kind=kind, step=step_of(step), via=via)
     shown = ("step", "component", "kind", *scores_of(table)[:2], "kl")
     output.write(worst_first(table) if output.format == "table" else table, shown)
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from induction_memory.cli.refusals import require_steps
 from induction_memory.errors import InputError, require
 
 if TYPE_CHECKING:
@@ -36,9 +35,9 @@ OptionalVia = Annotated[Via | None, optional("{hooks,fast}")]
 SEQUENCE = 64  # tokens per sequence of a text that a series runs on
 
 
-def load(run: str, step: Any = None) -> "Trajectory":
-    """A trajectory by its folder or shipped name; a wrong one, or a wrong step, is refused before heavy imports."""
-    opened = load_any(run, step)
+def load(run: str) -> "Trajectory":
+    """A trajectory by its folder or shipped name."""
+    opened = load_any(run)
     from induction_memory.trajectory.trajectory import Trajectory
 
     if not isinstance(opened, Trajectory):
@@ -46,17 +45,13 @@ def load(run: str, step: Any = None) -> "Trajectory":
     return opened
 
 
-def load_any(run: str, step: Any = None) -> "Trajectory | Revisions":
-    """A trajectory, or a series of checkpoints that others trained; results of a series are kept beside it.
-
-    `step` is the step that the library will be asked for. For a trajectory, a step that is not stored is refused.
-    """
+def load_any(run: str) -> "Trajectory | Revisions":
+    """A trajectory, or a series of checkpoints that others trained; results of a series are kept beside it."""
     from induction_memory.trajectory.layout import MANIFEST
     from induction_memory.trajectory.search import find, is_series, require_run
 
     folder = find(run)
     require_run(folder)
-    require_steps(run, [step] if isinstance(step, int) else [] if step is None or isinstance(step, str) else step)
     if not (folder / MANIFEST).exists() and is_series(folder):
         from induction_memory.trajectory.series import BESIDE, revisions
 
@@ -83,6 +78,8 @@ def sequences_of(opened: "Trajectory | Revisions", text: str | None, most: int) 
     from induction_memory.source.sources import batch_of_tokens
     from induction_memory.trajectory.series import Revisions
 
+    own = "none: a trajectory runs on sequences of its own task"
+    require(isinstance(opened, Revisions), "--text", own, repr(text))
     assert isinstance(opened, Revisions)
     length = min(SEQUENCE, opened.config().max_position_embeddings)
     return batch_of_tokens(opened.encode(text_of(text) or "", length)[:most])

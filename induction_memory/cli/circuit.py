@@ -42,7 +42,7 @@ def circuit(
     if not isinstance(chosen, int) and chosen != "last":
         raise InputError(f"--step: expected one stored step or last, got {step!r}")
     require(sequences >= 1, "--sequences", "at least 1", sequences)
-    opened = load(run, chosen)
+    opened = load(run)
     from induction_memory.task.sampler import step_rng
 
     batch = opened.task.sample(sequences, step_rng(opened.config.train.eval_seed, 0))

@@ -6,7 +6,6 @@ import tyro
 
 from induction_memory.cli.arguments import OptionalStr, Text, load_any, sequences_of, step_of
 from induction_memory.cli.output import TERMINAL, TableOutput
-from induction_memory.cli.refusals import require_steps, require_text_of_series
 from induction_memory.errors import InputError, require
 
 # fmt: off
@@ -65,10 +64,7 @@ def heads(
         raise InputError("RUN: expected at least one trajectory's folder or name, got none")
     chosen = step_of(step if step is not None else "all" if table in OVER_TRAINING else "last")
     require(sequences >= 2, "--sequences", "at least 2", sequences)
-    for run in runs:
-        require_steps(run, chosen if isinstance(chosen, list) else [chosen] if isinstance(chosen, int) else [])
-    require_text_of_series(runs[0], text)
-    opened = [load_any(run, chosen) for run in runs]
+    opened = [load_any(run) for run in runs]
     from induction_memory.heads import identify
 
     batch = sequences_of(opened[0], text, sequences)

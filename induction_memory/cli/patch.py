@@ -31,11 +31,10 @@ def patch(
             in-context bigrams: trigger, output, or first (its first occurrence).
         via: hooks for one hooked forward per row; the shortcut by default, for models that it computes exactly.
     """
-    opened = load(run, chosen := step_of(step))
     from induction_memory.interventions.ablations import INTACT
     from induction_memory.interventions.patching import patch as measure
 
-    table = measure(opened, kind=kind, corruption=corruption, step=chosen, via=via, intact=True)
+    table = measure(load(run), kind=kind, corruption=corruption, step=step_of(step), via=via, intact=True)
     if output.format != "table":
         output.write(table, COLUMNS)
         return

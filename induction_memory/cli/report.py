@@ -7,12 +7,8 @@ from typing import Annotated
 import tyro
 
 from induction_memory.cli.arguments import load_any, steps_of
-from induction_memory.cli.refusals import require_steps
 from induction_memory.errors import InputError, printable, require
 from induction_memory.files import require_file
-
-MEGABYTES = (0.5, 1000)
-MOST_SEQUENCES, MOST_TOKENS = 16, 4096
 
 
 def report(
@@ -44,7 +40,7 @@ def report(
     if not runs:
         raise InputError("RUN: expected at least one trajectory's folder or name, got none")
     chosen = steps_of(steps)
-    _require_sizes(sequences, length, budget)
+    require(0.5 <= budget <= 1000, "--budget", "megabytes from 0.5 to 1000", budget)
     require_file(out, [".html"], "--out")
     if len(runs) == 1 and _holds_runs(Path(runs[0])):
         from induction_memory.sweep.sweep_page import page as sweep_page
@@ -53,9 +49,7 @@ def report(
         sweep_page(runs[0]).save(out)
         print(printable(str(out)))
         return
-    for run in runs:
-        require_steps(run, [] if chosen == "all" else chosen)
-    opened = [load_any(run, chosen) for run in runs]
+    opened = [load_any(run) for run in runs]
     from induction_memory.views.run_page import report as make
 
     page = make(
@@ -68,15 +62,6 @@ def report(
     )
     page.save(out)
     print(printable(str(out)))
-
-
-def _require_sizes(sequences: int, length: int, budget: float) -> None:
-    from induction_memory.task.protocol import require_integer
-
-    require_integer(sequences, "--sequences", 1, MOST_SEQUENCES)
-    require_integer(length, "--length", 1, MOST_TOKENS)
-    least, most = MEGABYTES
-    require(least <= budget <= most, "--budget", f"megabytes from {least} to {most}", budget)
 
 
 def _holds_runs(folder: Path) -> bool:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from induction_memory.cli.arguments import optional
-from induction_memory.files import require_folder
 from induction_memory.terminal import Columns, Format, show
 
 if TYPE_CHECKING:
@@ -47,13 +46,8 @@ def reproduce(
         columns: columns in the terminal; csv and json always hold all of them.
     """
     from induction_memory.paper import plan
-    from induction_memory.sweep.loop import require_workers
 
     chosen = plan.figures(figures)
-    require_workers(workers)
-    if not check:
-        require_folder(out, "--out")
-        require_folder(runs / scale, "--runs")
     if check:
         _check(chosen, format, columns)
         return

@@ -1,17 +1,7 @@
 """`surgery`: edit associations of a trained matrix."""
 
-from induction_memory.cli.arguments import (
-    Names,
-    OptionalFloat,
-    OptionalInt,
-    OptionalStr,
-    Run,
-    load,
-    run_at,
-    step_of,
-)
+from induction_memory.cli.arguments import Names, OptionalFloat, OptionalInt, OptionalStr, Run, load, run_at, step_of
 from induction_memory.cli.output import TERMINAL, TableOutput
-from induction_memory.cli.refusals import require_edit, require_steps
 from induction_memory.errors import InputError
 
 COLUMNS = (
@@ -71,14 +61,11 @@ def surgery(
     if project and complement:
         raise InputError("--complement: expected it or --project, got both")
     edit = {"erase": erase or None, "insert": insert or None, "swap": swap, "truncate": truncate}
-    edit |= {"project": "complement" if complement else project, "transplant": transplant}
+    edit |= {"project": "complement" if complement else project}
     how = {"strength": strength, "head": head, "through": through}
-    donor = None if transplant is None else run_at(transplant, "--transplant")
-    require_edit(run, memory, edit, **how)
-    if donor is not None:
-        require_steps(donor[0], [donor[1]])
-    opened = load(run, chosen := step_of(step))
-    edit["transplant"] = None if donor is None else (load(donor[0]), donor[1])
+    if transplant is not None:
+        donor, at = run_at(transplant, "--transplant")
+        edit["transplant"] = (load(donor), at)
     from induction_memory.interventions.memory_surgery import surgery as measure
 
-    output.write(measure(opened, memory=memory, step=chosen, **edit, **how), COLUMNS, note=NOTE)
+    output.write(measure(load(run), memory=memory, step=step_of(step), **edit, **how), COLUMNS, note=NOTE)

@@ -7,7 +7,6 @@ import tyro
 
 from induction_memory.cli.arguments import OptionalInt, optional, this_command
 from induction_memory.errors import InputError, printable, require
-from induction_memory.files import require_folder
 
 Settings = Annotated[
     tuple[tuple[str, ...], ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="PART.FIELD=VALUE ...")
@@ -40,9 +39,7 @@ def train(
     """
     from induction_memory.experiment.presets import preset as find
     from induction_memory.experiment.presets import with_seed
-    from induction_memory.trajectory.layout import require_begun
 
-    require_begun(require_folder(out, "--out"), resume, "--out")
     settings = _settings(set) + ([] if steps is None else [f"train.steps={steps}"])
     if preset is None:
         require(resume, "PRESET", "the name of an experiment, or --resume", "none")

@@ -13,7 +13,6 @@ latest.safetensors           while training: the same for the latest state, to r
 .lock                   held by the process that trains
 """
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,7 +37,6 @@ PIECES = (FROZEN, GRAFTS, TRAINED, ROUNDED, OPTIMIZER, METRICS)
 """The files that a manifest may list."""
 FILES = (MANIFEST, LATEST, *PIECES)
 _STEP = re.compile(r"\d{8,}\.safetensors")
-_LARGEST_HEADER = 100_000_000
 
 
 def step_path(folder: Path, step: int) -> Path:
@@ -55,23 +53,6 @@ def step_files(folder: Path) -> list[Path]:
 def stored_steps(folder: Path) -> list[int]:
     """The steps that have a file, in order."""
     return [int(path.stem) for path in step_files(folder)]
-
-
-def listed_steps(folder: Path) -> list[int]:
-    """All steps that the files of a run list, none if a file cannot be read.
-
-    It is used to refuse a wrong step early, so it checks nothing and imports nothing heavy.
-    """
-    found = set(stored_steps(folder))
-    try:
-        for path in (folder / TRAINED, folder / ROUNDED):
-            if path.is_file():
-                with path.open("rb") as file:
-                    header = json.loads(file.read(min(int.from_bytes(file.read(8), "little"), _LARGEST_HEADER)))
-                found.update(map(int, json.loads(header["__metadata__"]["steps"])))
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return []
-    return sorted(found)
 
 
 def require_begun(folder: Path, resume: bool | str, field: str = "out") -> None:

@@ -13,7 +13,14 @@ from xml.sax.saxutils import escape
 import numpy as np
 from jaxtyping import Bool, Float, UInt8
 
-from induction_memory.views.figures.panels import ATTENTION, BEYOND, OTHER, OUTPUT, RIGHT, TRIGGER
+RIGHT, OTHER = "#e5343d", "#2da44e"
+"""Boxes: keys after an earlier occurrence of the query that are the right output, and the others."""
+TRIGGER, OUTPUT = "#8250df", "#d1242f"
+"""Tokens on the axes."""
+BEYOND = "#f2f3f5"
+"""What lies above the diagonal."""
+ATTENTION = ("#f7fbff", "#c6dbef", "#6baed6", "#2171b5", "#08306b")
+"""From no attention to all of it, in even steps."""
 
 SIDE, GAP, TITLE = 330, 26, 20  # pixels of a map, between maps, above a map
 LABELS = 7.5, 12.0  # smallest and largest font of the tokens, in pixels

@@ -125,7 +125,6 @@ def test_presets_are_listed_by_figure_with_one_entry_for_the_step_sizes_of_figur
         (("train", "demo", "--out", "OUT", "--steps=many"), "train: --steps: expected INT, got 'many'"),
         (("train", "demo"), "train: expected --out PATH (folder of the trajectory)"),
         (("train", "demo", "--out"), "train: --out: expected PATH, got nothing"),
-        (("ablate", "OUT", "--kind", "zer"), "--kind: expected one of all, zero"),
         (("ablate", "--formt", "csv", "OUT"), "ablate: expected a known option, got '--formt'; did you mean --format?"),
         (("ablate", "OUT", "more"), "ablate: expected no further argument, got 'more'"),
         (("ablate", "OUT", "--out", "t.txt"), "--out: expected a file ending in"),

@@ -20,7 +20,8 @@ from matplotlib.patches import Patch, Rectangle
 
 from induction_memory.errors import require
 from induction_memory.shown_tokens import visible
-from induction_memory.views.figures.panels import BEYOND, FAINT, INK, OTHER, OUTPUT, RIGHT, SMALL, TITLE, TRIGGER
+from induction_memory.views.figures.panels import FAINT, INK, SMALL, TITLE
+from induction_memory.views.light_maps import BEYOND, OTHER, OUTPUT, RIGHT, TRIGGER
 
 INCHES_A_TOKEN, SMALLEST, LARGEST = 0.13, 2.4, 9.0
 

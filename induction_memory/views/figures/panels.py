@@ -1,7 +1,4 @@
-"""What the paper's figures share: a grid of plain panels, legends that cover no curve, a note at the foot.
-
-Colours of attention maps, on paper and in pages; importing them loads no drawing library.
-"""
+"""What the paper's figures share: a grid of plain panels, legends that cover no curve, a note at the foot."""
 
 import re
 import textwrap
@@ -76,13 +73,3 @@ def sign(figure: Figure, note: str) -> Figure:
 def sequential(count: int) -> np.ndarray:
     """`count` colours from light to dark along one map, none too pale to see."""
     return matplotlib.colormaps["viridis_r"](np.linspace(0.12, 1.0, count))
-
-
-RIGHT, OTHER = "#e5343d", "#2da44e"
-"""Boxes: keys after an earlier occurrence of the query that are the right output, and the others."""
-TRIGGER, OUTPUT = "#8250df", "#d1242f"
-"""Tokens on the axes."""
-BEYOND = "#f2f3f5"
-"""What lies above the diagonal."""
-ATTENTION = ("#f7fbff", "#c6dbef", "#6baed6", "#2171b5", "#08306b")
-"""From no attention to all of it, in even steps."""
