@@ -1,26 +1,22 @@
-"""A whole experiment: task, model and training in one frozen, checked configuration.
+"""A whole experiment: task, model and training in one frozen, checked configuration; and that of its branches.
 
-`with_settings` changes single fields by their path, as `--set task.k=3` does; a value is read by the field's own type:
-whole and real numbers, true or false, none, one of the named choices, or a list (JSON, or items between commas).
-
-The configuration of a branch: the run's, with rules that hold from the branch's first step on.
+`with_settings` changes single fields by their path, as `--set task.k=3` does.
 """
 
 import json
-import types
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
-from dataclasses import field as dataclass_field
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any, get_type_hints
 
-from induction_memory.errors import InputError, require
+from induction_memory.errors import require
 from induction_memory.experiment.constraints import Clamp, Freeze, Graft
 from induction_memory.experiment.train_config import TrainConfig
 from induction_memory.field_docs import field_docs
+from induction_memory.fields import parsed, require_texts
 from induction_memory.model.architecture import AnyModel, Architecture, model_from_dict
 from induction_memory.model.config import ModelConfig
 from induction_memory.task import protocol
-from induction_memory.task.protocol import Task, choose, require_texts
+from induction_memory.task.protocol import Task, choose
 
 SIZES = {"d_vocab", "d_vocab_out", "n_ctx"}
 """Fields of the model that follow from the task unless they are set."""
@@ -37,38 +33,36 @@ class RunConfig:
     (64, 100)
     """
 
-    task: Any = dataclass_field(default_factory=lambda: protocol.from_dict({}))
+    task: Any = field(default_factory=lambda: protocol.from_dict({}))
     """The data."""
-    model: AnyModel = dataclass_field(default_factory=ModelConfig)
+    model: AnyModel = field(default_factory=ModelConfig)
     """The architecture."""
-    train: TrainConfig = dataclass_field(default_factory=TrainConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
     """Optimiser, loss, seeds, constraints and checkpoints."""
 
     def __post_init__(self) -> None:
         _require_parts(self.task, self.model)
         require(isinstance(self.train, TrainConfig), "train", "a TrainConfig", repr(self.train))
-        allowed = f"at least task.length = {self.task.length}"
-        require(self.model.n_ctx >= self.task.length, "model.n_ctx", allowed, self.model.n_ctx)
-        allowed = f"the vocabulary's size {self.task.n_inputs}"
-        require(self.model.d_vocab == self.task.n_inputs, "model.d_vocab", allowed, self.model.d_vocab)
-        allowed = f"the number of outputs {self.task.n_outputs}"
-        require(self.model.n_outputs == self.task.n_outputs, "model.d_vocab_out", allowed, self.model.n_outputs)
-        groups = getattr(self.task, "groups", None)
-        losses = ("all", "main", "trigger-output", *(groups or (self.train.loss,)))
-        require(self.train.loss in losses, "train.loss", f"one of {', '.join(losses)}", repr(self.train.loss))
-        trained = self.model.trained_names
-        for rule in self.train.freezes:
+        task, model, train = self.task, self.model, self.train
+        require(model.n_ctx >= task.length, "model.n_ctx", f"at least task.length = {task.length}", model.n_ctx)
+        inputs = f"the vocabulary's size {task.n_inputs}"
+        require(model.d_vocab == task.n_inputs, "model.d_vocab", inputs, model.d_vocab)
+        outputs = f"the number of outputs {task.n_outputs}"
+        require(model.n_outputs == task.n_outputs, "model.d_vocab_out", outputs, model.n_outputs)
+        losses = ("all", "main", "trigger-output", *(getattr(task, "groups", None) or (train.loss,)))
+        require(train.loss in losses, "train.loss", f"one of {', '.join(losses)}", repr(train.loss))
+        trained, known = model.trained_names, model.parameters
+        for rule in train.freezes:
             names = f"names out of the trained {', '.join(trained)}"
             require(rule.name in trained, "train.freeze", names, repr(rule.name))
-        for rule in self.train.graft_rules:
-            names = f"names out of {', '.join(self.model.parameters)}"
-            require(rule.name in self.model.parameters, "train.grafts", names, repr(rule.name))
-            tied = self.model.tied_output and rule.name == "W_U"
+        for rule in train.graft_rules:
+            require(rule.name in known, "train.grafts", f"names out of {', '.join(known)}", repr(rule.name))
+            tied = model.tied_output and rule.name == "W_U"
             require(not tied, "train.grafts", "W_E instead of W_U when the output is tied", repr(rule.name))
-        for rule in self.train.clamp_rules:
+        for rule in train.clamp_rules:
             layers = 1 if rule.kind == "previous-token" else 2
             allowed = f"at least {layers} for the clamp {rule.kind}"
-            require(self.model.n_layers >= layers, "model.n_layers", allowed, self.model.n_layers)
+            require(model.n_layers >= layers, "model.n_layers", allowed, model.n_layers)
         _ = self.evaluation_task  # checked when made
 
     @property
@@ -120,11 +114,12 @@ class RunConfig:
             require(is_dataclass(owner), path, f"a dataclass, whose fields have paths ({part})", owner.__name__)
             known = [f.name for f in fields(owner)]
             require(name in known, path, f"one of {part}.{{{', '.join(known)}}}", repr(name or path))
-            changes[part][name] = parse_value(text.strip(), get_type_hints(owner)[name], f"{part}.{name}")
+            changes[part][name] = parsed(text.strip(), get_type_hints(owner)[name], f"{part}.{name}")
         parts = {part: getattr(self, part) for part in changes}
         task, model, train = (replace(parts[part], **new) if new else parts[part] for part, new in changes.items())
-        if not changes["model"].keys() & SIZES and isinstance(self.model, ModelConfig) and not _fits(model, task):
-            model = with_sizes(model, task, self.model)
+        if not changes["model"].keys() & SIZES and isinstance(model, ModelConfig):
+            fits = model.n_ctx >= task.length and (model.d_vocab, model.n_outputs) == (task.n_inputs, task.n_outputs)
+            model = model if fits else with_sizes(model, task, model)
         return RunConfig(task, model, train)
 
     def to_dict(self) -> dict[str, Any]:
@@ -166,87 +161,6 @@ def with_sizes(model: ModelConfig, task: Any, unset: ModelConfig) -> ModelConfig
     return replace(model, **{name: v for name, v in wanted.items() if getattr(model, name) == getattr(unset, name)})
 
 
-def _fits(model: ModelConfig, task: Any) -> bool:
-    sizes = (model.d_vocab, model.n_outputs) == (task.n_inputs, task.n_outputs)
-    return sizes and model.n_ctx >= task.length
-
-
-def parse_value(text: str, kind: Any, field: str) -> Any:
-    """`text` as a value of the annotated type `kind`."""
-    kinds = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
-    for candidate in sorted(kinds, key=_preference):
-        try:
-            return _parse_one(text, candidate)
-        except ValueError:
-            continue
-    raise InputError(f"{field}: expected {' or '.join(_describe(k) for k in kinds)}, got {text[:80]!r}")
-
-
-def _preference(kind: Any) -> int:
-    """Narrow types first: a string takes anything."""
-    order = [types.NoneType, bool, Literal, int, float, tuple, str]
-    return next((i for i, k in enumerate(order) if kind is k or get_origin(kind) is k), len(order))
-
-
-def _parse_one(text: str, kind: Any) -> Any:
-    if kind is types.NoneType and text.lower() in ("none", "null", ""):
-        return None
-    if kind is bool and text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    if get_origin(kind) is Literal and text in get_args(kind):
-        return text
-    if kind is int:
-        return int(text)
-    if kind is float:
-        return float(text)
-    if kind is str:
-        return text
-    if get_origin(kind) is tuple:
-        return _parse_tuple(text, get_args(kind))
-    raise ValueError(text)
-
-
-def _parse_tuple(text: str, inner: tuple[Any, ...]) -> tuple[Any, ...]:
-    item = inner[0]
-    if text.startswith("["):
-        try:
-            values = json.loads(text)
-        except RecursionError:
-            raise ValueError(text) from None
-        if get_origin(item) is tuple:
-            return tuple(tuple(_item(v, get_args(item)[0]) for v in _listed(row)) for row in values)
-        return tuple(_item(value, item) for value in values)
-    if get_origin(item) is tuple:
-        raise ValueError(text)
-    return tuple(_parse_one(part.strip(), item) for part in text.split(",")) if text else ()
-
-
-def _listed(value: Any) -> list[Any]:
-    if not isinstance(value, list):
-        raise ValueError(value)
-    return value
-
-
-def _item(value: Any, kind: Any) -> Any:
-    if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
-        try:
-            return float(value)
-        except OverflowError:
-            raise ValueError(value) from None
-    if isinstance(value, kind):
-        return value
-    raise ValueError(value)
-
-
-def _describe(kind: Any) -> str:
-    if get_origin(kind) is Literal:
-        return " or ".join(map(repr, get_args(kind)))
-    if get_origin(kind) is tuple:
-        rows = get_origin(get_args(kind)[0]) is tuple
-        return "a JSON list of lists" if rows else "a list (JSON, or items between commas)"
-    return {types.NoneType: "none", bool: "true or false", int: "a whole number", float: "a number"}.get(kind, "text")
-
-
 def branch_config(
     config: RunConfig,
     at: int,
@@ -259,10 +173,10 @@ def branch_config(
 ) -> RunConfig:
     """The configuration of a branch: the run's, with rules from step `at` on."""
     train = config.train
-    for field, rules in (("freeze", freeze), ("clamps", clamps), ("grafts", grafts)):
-        require_texts(rules, field, "a list of rules written as text")
-    frozen = [str(Freeze(rule.name, at, None) if ":" not in text else rule) for text, rule in _read(Freeze, freeze)]
-    clamped = [str(Clamp(rule.kind, at) if "@" not in text else rule) for text, rule in _read(Clamp, clamps)]
+    for name, rules in (("freeze", freeze), ("clamps", clamps), ("grafts", grafts)):
+        require_texts(rules, name, "a list of rules written as text")
+    frozen = [str(Freeze.parse(text) if ":" in text else replace(Freeze.parse(text), start=at)) for text in freeze]
+    clamped = [str(Clamp.parse(text) if "@" in text else replace(Clamp.parse(text), start=at)) for text in clamps]
     grafted = [str(Graft.parse(text, default_start=at)) for text in grafts]
     early = [rule for rule in map(Graft.parse, grafted) if rule.start < at]
     require(not early, "train.grafts", f"grafts from step {at} (the branch's first) on", ", ".join(map(str, early)))
@@ -278,7 +192,3 @@ def branch_config(
     same = changed.model.untrained() == config.model.untrained()
     require(same, "model", "the run's own architecture", "another")
     return changed
-
-
-def _read(kind: Any, texts: Sequence[str]) -> list[tuple[str, Any]]:
-    return [(text, kind.parse(text)) for text in texts]

@@ -7,15 +7,15 @@ Three seeds give three streams: the initial weights, the training batches (one s
 sees the same batch) and the evaluation batches. The seeds must differ, so that no stream is a copy of another.
 """
 
-import math
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-from induction_memory.errors import InputError, require
+from induction_memory.errors import require
 from induction_memory.experiment.constraints import Clamp, Freeze, Graft
 from induction_memory.experiment.schedule import CheckpointRule, Decay
 from induction_memory.field_docs import field_docs
+from induction_memory.fields import as_plain, check_fields, from_plain, require_integer
 
 Optimizer = Literal["sgd", "adamw"]
 Loss = str
@@ -25,8 +25,6 @@ MOST_STEPS = 10_000_000
 MOST_THREADS = 256
 MOST = 2**53
 """The largest whole number allowed in any field."""
-MOST_REAL = 1e38
-"""The largest real number allowed in any field: weights and gradients are 32-bit floats."""
 
 
 @field_docs
@@ -96,80 +94,51 @@ class TrainConfig:
     """Where the model trains."""
 
     def __post_init__(self) -> None:
-        for name in ("betas", "freeze", "clamps", "grafts"):
-            value = getattr(self, name)
-            require(isinstance(value, tuple | list), f"train.{name}", "a list", repr(value))
-            object.__setattr__(self, name, tuple(value))
-        self._check_whole_numbers()
-        self._check_reals()
-        for name, kind in _CHOICES.items():
-            value, allowed = getattr(self, name), get_args(kind)
-            known = isinstance(value, str) and value in allowed
-            require(known, f"train.{name}", " or ".join(allowed), repr(value))
-        require(isinstance(self.loss, str) and self.loss != "", "train.loss", "all or a group's name", repr(self.loss))
-        second = self.out_of_distribution
-        named = second is None or (isinstance(second, str) and second != "")
-        require(named, "train.out_of_distribution", "a variant's name, or none", repr(second))
-        kept = self.keep_optimizer
-        require(isinstance(kept, bool), "train.keep_optimizer", "true or false", repr(kept))
-        self._check_seeds()
-        self._check_rules()
-
-    def _check_whole_numbers(self) -> None:
-        for name, least in _WHOLE_NUMBERS.items():
-            value = getattr(self, name)
-            allowed = f"a whole number of at least {least}"
-            require(_is_whole(value) and value >= least, f"train.{name}", allowed, repr(value))
-            require(value <= MOST, f"train.{name}", f"at most {MOST:,}", repr(value)[:80])
-        require(self.steps <= MOST_STEPS, "train.steps", f"at most {MOST_STEPS:,}", self.steps)
-        require(self.warmup <= self.steps, "train.warmup", f"at most steps = {self.steps}", self.warmup)
-        for name, most in (("micro_batch", MOST), ("threads", MOST_THREADS)):
-            value = getattr(self, name)
-            allowed = "a whole number of at least 1, or none"
-            require(value is None or (_is_whole(value) and value >= 1), f"train.{name}", allowed, repr(value))
-            require(value is None or value <= most, f"train.{name}", f"at most {most:,}", repr(value)[:80])
-
-    def _check_reals(self) -> None:
-        for name in ("learning_rate", "momentum", "weight_decay", "final_fraction"):
-            object.__setattr__(self, name, _real(getattr(self, name), f"train.{name}"))
-        require(len(self.betas) == 2, "train.betas", "two numbers", self.betas)
-        object.__setattr__(self, "betas", tuple(_real(beta, "train.betas") for beta in self.betas))
+        seed, every, batch = (0, MOST), (1, MOST), (1, MOST)
+        check_fields(
+            self,
+            "train",
+            steps=(0, MOST_STEPS),
+            batch_size=batch,
+            warmup=(0, MOST),
+            init_seed=seed,
+            data_seed=seed,
+            eval_seed=seed,
+            weight_decay=(0, None),
+            final_fraction=(0, 1),
+            resume_every=every,
+            full_metrics_every=every,
+            out_of_distribution_every=every,
+            out_of_distribution_batch=batch,
+            micro_batch=batch,
+            threads=(1, MOST_THREADS),
+        )
         require(self.learning_rate > 0, "train.learning_rate", "a number above 0", self.learning_rate)
         require(0 <= self.momentum < 1, "train.momentum", "0 or more, below 1", self.momentum)
-        require(all(0 <= beta < 1 for beta in self.betas), "train.betas", "0 or more, below 1", self.betas)
-        require(self.weight_decay >= 0, "train.weight_decay", "a number of at least 0", self.weight_decay)
-        within = 0 <= self.final_fraction <= 1
-        require(within, "train.final_fraction", "a number from 0 to 1", self.final_fraction)
-
-    def _check_seeds(self) -> None:
-        seeds = {name: getattr(self, name) for name in ("init_seed", "data_seed", "eval_seed")}
-        for name, value in reversed(seeds.items()):
-            others = [other for other in seeds if other != name and seeds[other] == value]
-            require(not others, f"train.{name}", f"a seed other than {' and '.join(others)}'s", value)
-
-    def _check_rules(self) -> None:
-        for name in ("freeze", "clamps", "grafts"):
-            for rule in getattr(self, name):
-                require(isinstance(rule, str), f"train.{name}", "rules written as text", repr(rule))
-        require(isinstance(self.checkpoints, str), "train.checkpoints", "text", repr(self.checkpoints))
+        require(0 <= min(self.betas) <= max(self.betas) < 1, "train.betas", "0 or more, below 1", self.betas)
+        require(self.warmup <= self.steps, "train.warmup", f"at most train.steps = {self.steps}", self.warmup)
+        require(self.loss != "", "train.loss", "all or a group's name", repr(self.loss))
+        require(self.out_of_distribution != "", "train.out_of_distribution", "the name of a variant, or none", "''")
+        seeds = (self.init_seed, self.data_seed, self.eval_seed)
+        for name, place in (("eval_seed", 2), ("data_seed", 1)):
+            require(seeds[place] not in seeds[:place], f"train.{name}", "a seed unlike the others", seeds[place])
         assert self.checkpoint_rule.fixed
         assert len(self.freezes) == len(self.freeze)
-        for graft in self.graft_rules:
-            require(graft.start <= self.steps, "train.grafts", f"a step up to {self.steps}", graft.start)
-        for clamp in self.clamp_rules:
-            require(clamp.start <= self.steps, "train.clamps", f"a step up to {self.steps}", clamp.start)
+        for name, rules in (("grafts", self.graft_rules), ("clamps", self.clamp_rules)):
+            for rule in rules:
+                require(rule.start <= self.steps, f"train.{name}", f"a step up to {self.steps}", rule.start)
 
     @cached_property
     def freezes(self) -> tuple[Freeze, ...]:
-        return tuple(Freeze.parse(rule) for rule in self.freeze)
+        return tuple(map(Freeze.parse, self.freeze))
 
     @cached_property
     def clamp_rules(self) -> tuple[Clamp, ...]:
-        return tuple(Clamp.parse(rule) for rule in self.clamps)
+        return tuple(map(Clamp.parse, self.clamps))
 
     @cached_property
     def graft_rules(self) -> tuple[Graft, ...]:
-        return tuple(Graft.parse(rule) for rule in self.grafts)
+        return tuple(map(Graft.parse, self.grafts))
 
     @cached_property
     def checkpoint_rule(self) -> CheckpointRule:
@@ -178,7 +147,7 @@ class TrainConfig:
     def with_seed(self, seed: int) -> "TrainConfig":
         """The three seeds of the `seed`-th repetition: 3 seed, 3 seed + 1, 3 seed + 2."""
         most = MOST // 3 - 1
-        require(_is_whole(seed) and 0 <= seed <= most, "seed", f"a whole number from 0 to {most:,}", seed)
+        require_integer(seed, "seed", 0, most)
         return replace(self, init_seed=3 * seed, data_seed=3 * seed + 1, eval_seed=3 * seed + 2)
 
     def replace(self, **changes: Any) -> "TrainConfig":
@@ -186,45 +155,9 @@ class TrainConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as JSON has them."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        return as_plain(self)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "TrainConfig":
         """The inverse of `to_dict`; keys that are not fields are refused."""
-        known = [f.name for f in fields(cls)]
-        for name in values:
-            if name not in known:
-                raise InputError(f"train.{name}: expected one of {', '.join(known)}, got {name!r}")
-        given: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in values.items()}
-        return cls(**given)
-
-
-_WHOLE_NUMBERS = {
-    "steps": 0,
-    "batch_size": 1,
-    "warmup": 0,
-    "init_seed": 0,
-    "data_seed": 0,
-    "eval_seed": 0,
-    "resume_every": 1,
-    "full_metrics_every": 1,
-    "out_of_distribution_every": 1,
-    "out_of_distribution_batch": 1,
-}
-_CHOICES = {
-    "optimizer": Optimizer,
-    "schedule": Decay,
-    "device": Device,
-}
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _real(value: Any, field: str) -> float:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    finite = number and (isinstance(value, int) or math.isfinite(value))
-    require(finite, field, "a finite number", repr(value)[:80])
-    require(abs(value) <= MOST_REAL, field, f"a number up to {MOST_REAL:g}, as a 32-bit float holds", repr(value)[:80])
-    return float(value)
+        return from_plain(cls, values, "train")

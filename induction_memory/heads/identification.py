@@ -26,6 +26,7 @@ from torch import Tensor
 
 from induction_memory.errors import require
 from induction_memory.field_docs import field_docs
+from induction_memory.fields import require_integer, require_seed
 from induction_memory.files import require_folder, write_file
 from induction_memory.heads import across_runs, sharing
 from induction_memory.heads import roles as carriers
@@ -42,7 +43,6 @@ from induction_memory.runner.recording import Runner, Via
 from induction_memory.source.replicates import labels
 from induction_memory.source.sources import Steps, Subject, batch_of_tokens, subject
 from induction_memory.task.batch import Batch, within_context
-from induction_memory.task.protocol import require_integer, require_seed
 from induction_memory.terminal import keeping
 
 MOST_ORDERS = 100_000

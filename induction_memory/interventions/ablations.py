@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 from induction_memory.errors import InputError, require
 from induction_memory.field_docs import field_docs
+from induction_memory.fields import require_seed
 from induction_memory.interventions.scores import Scorer
 from induction_memory.runner.components import ARROW, GROUPS, component_names, listed
 from induction_memory.runner.network import take
@@ -39,7 +40,6 @@ from induction_memory.runner.swapped_weights import mixed
 from induction_memory.source.sources import Sequences, Steps, Subject, subject
 from induction_memory.task.batch import Batch
 from induction_memory.task.corruptions import other_outputs
-from induction_memory.task.protocol import require_seed
 from induction_memory.task.sampler import BigramBatch
 from induction_memory.terminal import keeping
 

@@ -21,13 +21,13 @@ from jaxtyping import Float, Int
 from torch import nn
 
 from induction_memory.errors import InputError, require
+from induction_memory.fields import require_seed
 from induction_memory.interventions.ablations import INTACT, Kind, ablate_subject
 from induction_memory.probes.emergence import change_point
 from induction_memory.probes.tidy import table as probe_table
 from induction_memory.runner.components import ARROW
 from induction_memory.runner.recording import Via
 from induction_memory.source.sources import Sequences, Steps, subject
-from induction_memory.task.protocol import require_seed
 
 MEMORIES = ("W_K1", "W_K2", "W_O2")
 

@@ -27,13 +27,14 @@ from torch import Tensor
 
 from induction_memory.errors import require
 from induction_memory.field_docs import field_docs
+from induction_memory.fields import require_integer, require_number, require_seed
 from induction_memory.interventions.ablations import Kind, Replacements
 from induction_memory.interventions.scores import is_right
 from induction_memory.runner.components import Graph
 from induction_memory.runner.recording import Patch, Recording, Runner, Via
 from induction_memory.source.sources import Sequences, Steps, subject
 from induction_memory.task.batch import Batch
-from induction_memory.task.protocol import Task, require_integer, require_number, require_seed
+from induction_memory.task.protocol import Task
 from induction_memory.terminal import keeping, track
 
 Ranking = Literal["exact", "gradient", "integrated"]

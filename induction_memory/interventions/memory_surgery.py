@@ -38,6 +38,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from induction_memory.errors import InputError, UnsupportedError, require
+from induction_memory.fields import require_number, require_texts
 from induction_memory.interventions.scores import score
 from induction_memory.memory import edits
 from induction_memory.memory.association import Association
@@ -49,7 +50,7 @@ from induction_memory.runner.swapped_weights import replaced
 from induction_memory.shown_tokens import visible
 from induction_memory.source.sources import SEQUENCES, Sequences, Steps, subject
 from induction_memory.task.batch import Batch
-from induction_memory.task.protocol import Task, as_tuple, require_number
+from induction_memory.task.protocol import Task
 from induction_memory.terminal import keeping, track
 from induction_memory.trajectory.trajectory import Trajectory
 
@@ -219,8 +220,8 @@ def edited_memory(
         kind = "ideal" if value is True else value
         require(kind in ("ideal", "complement"), "project", "ideal or complement", repr(value))
         return f"project {kind}", edits.project(a, complement=kind == "complement"), None
-    names = [value] if isinstance(value, str) else list(as_tuple(value, name))
-    require(bool(names) and all(isinstance(text, str) for text in names), name, "names such as 'a->b'", repr(value))
+    names = require_texts([value] if isinstance(value, str) else value, name, "names such as 'a->b'")
+    require(bool(names), name, "names such as 'a->b'", repr(value))
     if name == "swap":
         pairs, scores = _swapped(a, names)
     else:

@@ -42,13 +42,14 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from induction_memory.errors import require
+from induction_memory.fields import require_integer, require_seed
 from induction_memory.interventions.ablations import INTACT
 from induction_memory.interventions.scores import Contrast, Direction, at_query, contrast, effects, measured
 from induction_memory.runner.components import ARROW, component_names
 from induction_memory.runner.recording import Patch, Via
 from induction_memory.source.sources import SEQUENCES, Sequences, Steps, subject
 from induction_memory.task.corruptions import Pairs, Query, pairs_of
-from induction_memory.task.protocol import Task, require_integer, require_seed
+from induction_memory.task.protocol import Task
 from induction_memory.terminal import keeping
 
 

@@ -47,10 +47,10 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 
 from induction_memory.errors import InputError, require
+from induction_memory.fields import require_seed
 from induction_memory.lazy import quiet_import
 from induction_memory.model.architecture import KEY, AnyModel, Architecture
 from induction_memory.model.config import ModelConfig
-from induction_memory.task.protocol import require_seed
 
 
 def initial_weight(name: str, shape: tuple[int, ...], config: ModelConfig, seed: int) -> Float[Tensor, "..."]:

@@ -7,12 +7,13 @@ Figure 2: queries trained, ReLU feed-forward of width 4d in every layer.
 Parameters go by the paper's names with the layer's number last, counted from 1: `W_K1` lives in `blocks.0`.
 """
 
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, assert_never, get_args
+from typing import Any, Literal, assert_never
 
 from induction_memory.errors import require
 from induction_memory.field_docs import field_docs
+from induction_memory.fields import as_plain, check_fields, from_plain
 
 FeedForward = Literal["none", "linear", "relu"]
 FeedForwardLayers = Literal["last", "all"]
@@ -20,12 +21,6 @@ Parametrisation = Literal["code", "text", "unit-embeddings"]
 Positions = Literal["random", "sinusoidal"]
 LARGEST = 1_000_000
 """The largest allowed value of any size of a model."""
-_CHOICES = {
-    "feed_forward": FeedForward,
-    "feed_forward_layers": FeedForwardLayers,
-    "parametrisation": Parametrisation,
-    "positions": Positions,
-}
 _BEFORE_PARAMETRISATION = {"one": "code", "1/d": "unit-embeddings"}
 """What older stored configurations call `embedding_variance` -> the parametrisation with the same initial weights."""
 
@@ -80,22 +75,8 @@ class ModelConfig:
     """Names of what learns. When not given: if W_Q = I, every W_K, the last W_O and the feed-forward; else all."""
 
     def __post_init__(self) -> None:
-        for name in ("d_model", "n_ctx", "d_vocab", "n_layers", "n_heads"):
-            value = getattr(self, name)
-            require(_is_positive(value), f"model.{name}", "a whole number of at least 1", repr(value))
-        for name in ("d_vocab_out", "d_head", "d_mlp"):
-            value, allowed = getattr(self, name), "a whole number of at least 1, or none"
-            require(value is None or _is_positive(value), f"model.{name}", allowed, repr(value))
-        for name in ("d_model", "n_ctx", "d_vocab", "n_layers", "n_heads", "d_vocab_out", "d_head", "d_mlp"):
-            value = getattr(self, name)
-            require(value is None or value <= LARGEST, f"model.{name}", f"at most {LARGEST:,}", repr(value)[:80])
-        for name, kind in _CHOICES.items():
-            value = getattr(self, name)
-            known = isinstance(value, str) and value in get_args(kind)
-            require(known, f"model.{name}", " or ".join(get_args(kind)), repr(value))
-        for name in ("layer_norm", "parallel_blocks", "identity_queries", "scale_scores", "tied_output"):
-            value = getattr(self, name)
-            require(isinstance(value, bool), f"model.{name}", "true or false", repr(value))
+        sizes = ("d_model", "n_ctx", "d_vocab", "n_layers", "n_heads", "d_vocab_out", "d_head", "d_mlp")
+        check_fields(self, "model", **dict.fromkeys(sizes, (1, LARGEST)))
         self._check_shape()
         if self.trained is not None:
             self._check_trained(self.trained)
@@ -121,13 +102,10 @@ class ModelConfig:
         require(even, "model.d_model", "an even number for sine and cosine positions", self.d_model)
 
     def _check_trained(self, trained: tuple[str, ...]) -> None:
-        listed = isinstance(trained, tuple | list)
-        require(listed, "model.trained", "a list of names, or none", repr(trained))
-        object.__setattr__(self, "trained", tuple(trained))
         known = self.parameters
         for name in trained:
             allowed = f"names out of {', '.join(known)}"
-            require(isinstance(name, str) and name in known, "model.trained", allowed, repr(name))
+            require(name in known, "model.trained", allowed, repr(name))
         tied = self.tied_output and "W_U" in trained
         require(not tied, "model.trained", "W_E instead of W_U when the output is tied", "'W_U'")
         queries = self.identity_queries and any(name.startswith("W_Q") for name in trained)
@@ -199,7 +177,8 @@ class ModelConfig:
         return tuple(n for n in self.parameters if n in learns or n.startswith(feed_forward))
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """Plain values, as JSON has them."""
+        return as_plain(self)
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -225,14 +204,10 @@ class ModelConfig:
 
         Older stored runs have the field `embedding_variance` in the place of `parametrisation`.
         """
-        known = [f.name for f in fields(cls)]
         if "parametrisation" not in values and values.get("embedding_variance") in _BEFORE_PARAMETRISATION:
-            kept = {name: value for name, value in values.items() if name != "embedding_variance"}
-            values = kept | {"parametrisation": _BEFORE_PARAMETRISATION[values["embedding_variance"]]}
-        for name in values:
-            require(name in known, f"model.{name}", f"one of {', '.join(known)}", repr(name))
-        given: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in values.items()}
-        return cls(**given)
+            values = values | {"parametrisation": _BEFORE_PARAMETRISATION[values["embedding_variance"]]}
+            del values["embedding_variance"]
+        return from_plain(cls, values, "model")
 
     def replace(self, **changes: Any) -> "ModelConfig":
         return replace(self, **changes)
@@ -240,7 +215,3 @@ class ModelConfig:
     def untrained(self) -> "ModelConfig":
         """The same architecture without the choice of what learns."""
         return replace(self, trained=None)
-
-
-def _is_positive(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1

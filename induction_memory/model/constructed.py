@@ -47,6 +47,7 @@ from torch import Tensor
 
 from induction_memory.errors import require
 from induction_memory.field_docs import field_docs
+from induction_memory.fields import require_texts
 from induction_memory.memory.association import Association, store
 from induction_memory.model.associations import associate, written
 from induction_memory.model.building import HookedTransformer, build, remap
@@ -54,7 +55,7 @@ from induction_memory.model.config import ModelConfig
 from induction_memory.model.memories import embedding, set_matrix, weights_of
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.ideals import bigram_logits
-from induction_memory.task.protocol import Task, require_texts
+from induction_memory.task.protocol import Task
 
 Memory = Literal["W_K1", "W_K2", "W_O2", "W_F"]
 

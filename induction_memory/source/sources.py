@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from induction_memory.errors import InputError, UnsupportedError, require
 from induction_memory.experiment.train_config import TrainConfig
 from induction_memory.field_docs import field_docs
+from induction_memory.fields import require_integer
 from induction_memory.memory.association import Association
 from induction_memory.model.architecture import Architecture
 from induction_memory.model.associations import associate, fact, required
@@ -37,7 +38,7 @@ from induction_memory.runner.parameters import parameters
 from induction_memory.runner.recording import Runner, Via
 from induction_memory.runner.support import of_settings, unreadable
 from induction_memory.task.batch import Batch, within_context
-from induction_memory.task.protocol import Task, require_integer
+from induction_memory.task.protocol import Task
 from induction_memory.task.sampler import step_rng, with_counts
 from induction_memory.terminal import track
 from induction_memory.trajectory.kept_results import key_of

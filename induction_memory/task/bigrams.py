@@ -18,18 +18,13 @@ from jaxtyping import Bool, Float, Int
 
 from induction_memory.errors import InputError, require
 from induction_memory.field_docs import field_docs
+from induction_memory.fields import as_plain, check_fields, from_plain, require_integer
 from induction_memory.task.corpus import SHIPPED, Corpus, load_corpus
 from induction_memory.task.protocol import (
     Ideal,
     Predictor,
-    as_tuple,
     read_only,
     register,
-    require_choice,
-    require_integer,
-    require_probabilities,
-    settings_of,
-    with_settings,
 )
 
 if TYPE_CHECKING:
@@ -43,6 +38,7 @@ TriggerDistribution = Literal["unigram", "uniform"]
 OutputDistribution = Literal["uniform", "bigram"]
 OutputPart = Literal["all", "train", "test"]
 MOST_LENGTH = 1_000_000
+SUM_TOLERANCE = 1e-6  # how far given probabilities may be from summing to one before they are scaled to it
 
 
 @register
@@ -87,28 +83,23 @@ class BigramTask:
     def __post_init__(self) -> None:
         if not isinstance(self.corpus, Corpus) and self.corpus not in SHIPPED:
             object.__setattr__(self, "corpus", load_corpus(self.corpus, "task.corpus"))
-        for name in ("trigger_distribution", "trigger_characters", "outputs"):
-            value = getattr(self, name)
-            if value is not None and (name == "trigger_characters" or not isinstance(value, str)):
-                object.__setattr__(self, name, as_tuple(value, f"task.{name}"))
+        if isinstance(self.trigger_characters, str):
+            object.__setattr__(self, "trigger_characters", tuple(self.trigger_characters))
         n = self.vocab_size
-
-        require_integer(self.length, "task.length", 1, MOST_LENGTH, "tokens")
-        require_integer(self.k, "task.k", 1, n, "triggers (the vocabulary)")
-        require_integer(self.output_split_seed, "task.output_split_seed", 0, None)
-        require_choice(self.triggers, "task.triggers", TriggerChoice)
-        require_choice(self.output_part, "task.output_part", OutputPart)
-        require(isinstance(self.outputs_differ, bool), "task.outputs_differ", "True or False", self.outputs_differ)
+        check_fields(
+            self,
+            "task",
+            length=(1, MOST_LENGTH, "tokens"),
+            k=(1, n, "triggers (the vocabulary)"),
+            output_split_seed=(0, None),
+        )
         fraction = self.output_train_fraction
-        ok = isinstance(fraction, float | int) and 0 < fraction < 1
-        require(ok, "task.output_train_fraction", "a number between 0 and 1", fraction)
+        require(0 < fraction < 1, "task.output_train_fraction", "a number between 0 and 1", fraction)
         self._check_triggers(n)
         self._check_outputs(n)
 
     def _check_triggers(self, n: int) -> None:
-        if isinstance(self.trigger_distribution, str):
-            require_choice(self.trigger_distribution, "task.trigger_distribution", TriggerDistribution, "a tuple")
-        else:
+        if not isinstance(self.trigger_distribution, str):
             require_probabilities(self.trigger_distribution, "task.trigger_distribution", (n,))
         require_integer(self.trigger_offset, "task.trigger_offset", 0, n - self.k, "(the vocabulary less task.k)")
         if self.triggers == "random":
@@ -131,10 +122,7 @@ class BigramTask:
         require(len(set(characters)) == len(characters) == self.k, "task.trigger_characters", expected, characters)
 
     def _check_outputs(self, n: int) -> None:
-        if isinstance(self.outputs, str):
-            require_choice(self.outputs, "task.outputs", OutputDistribution, "a tuple")
-        else:
-            require(isinstance(self.outputs, tuple), "task.outputs", "a name or probabilities", repr(self.outputs))
+        if not isinstance(self.outputs, str):
             nested = any(isinstance(row, tuple) for row in self.outputs)
             require_probabilities(self.outputs, "task.outputs", (n, n) if nested else (n,))
         parted = self.output_part == "all" or bool(0 < self._train_part.sum() < n)
@@ -292,10 +280,24 @@ class BigramTask:
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; a corpus that does not ship is written out as its counts."""
         corpus = {"corpus": self.corpus.to_dict()} if isinstance(self.corpus, Corpus) else {}
-        return settings_of(self) | corpus
+        return as_plain(self) | corpus
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "BigramTask":
         """The inverse of `to_dict`; an unknown key is refused."""
         corpus = values.get("corpus")
-        return with_settings(cls, values | ({"corpus": Corpus.from_dict(corpus)} if isinstance(corpus, dict) else {}))
+        made = {"corpus": Corpus.from_dict(corpus)} if isinstance(corpus, dict) else {}
+        return from_plain(cls, values | made, "task")
+
+
+def require_probabilities(values: Any, field: str, shape: tuple[int, ...]) -> None:
+    """Raise an InputError unless `values` has the shape and its last axis holds probabilities."""
+    try:
+        p = np.array(values, dtype=np.float64)
+    except ValueError as error:
+        raise InputError(f"{field}: expected numbers of shape {shape} (the vocabulary), got {error}") from error
+    require(p.shape == shape, field, f"shape {shape} (the vocabulary)", p.shape)
+    require(bool((p >= 0).all()), field, "probabilities of 0 or more", p.min())
+    sums = np.atleast_1d(p.sum(-1))
+    worst = sums[np.abs(sums - 1).argmax()]
+    require(bool(abs(worst - 1) <= SUM_TOLERANCE), field, "probabilities that sum to 1", f"a sum of {worst:.6g}")

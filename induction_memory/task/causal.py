@@ -33,19 +33,16 @@ from torch import Tensor
 
 from induction_memory.errors import require
 from induction_memory.field_docs import field_docs
+from induction_memory.fields import check_fields, require_integer
 from induction_memory.task.batch import Batch
 from induction_memory.task.corruptions import Pairs, at
 from induction_memory.task.ideals import one_key
 from induction_memory.task.protocol import (
     Ideal,
     Predictor,
-    as_tuple,
     read_only,
     register,
-    require_choice,
     require_draw,
-    require_integer,
-    require_number,
 )
 
 Graph = Literal["random", "chain", "binary"]
@@ -84,15 +81,10 @@ class CausalGraph:
     """Ask at the last position only, as in the paper, or at all positions."""
 
     def __post_init__(self) -> None:
-        require_integer(self.symbols, "task.symbols", 2, None)
-        require_integer(self.length, "task.length", 2, None, "positions")
-        require_number(self.alpha, "task.alpha", 0, float("inf"), open_low=True)
-        require_integer(self.graph_seed, "task.graph_seed", 0, None)
-        require_choice(self.asked, "task.asked", Asked)
+        check_fields(self, "task", symbols=(2, None), length=(2, None, "positions"), graph_seed=(0, None))
+        require(self.alpha > 0, "task.alpha", "a number above 0", self.alpha)
         if isinstance(self.graph, str):
-            require_choice(self.graph, "task.graph", Graph, "a tuple")
             return
-        object.__setattr__(self, "graph", as_tuple(self.graph, "task.graph"))
         require(
             len(self.graph) == self.length, "task.graph", f"one parent per position ({self.length})", len(self.graph)
         )

@@ -28,17 +28,15 @@ from torch import Tensor
 
 from induction_memory.errors import require
 from induction_memory.field_docs import field_docs
+from induction_memory.fields import check_fields, require_integer
 from induction_memory.task.batch import Batch
 from induction_memory.task.corruptions import Pairs, at, last_of
 from induction_memory.task.ideals import after_same_context, one_key, previous
 from induction_memory.task.protocol import (
     Ideal,
     Predictor,
-    as_tuple,
     register,
-    require_choice,
     require_draw,
-    require_integer,
 )
 
 Placement = Literal["middle", "elsewhere", "any"]
@@ -69,15 +67,11 @@ class Copying:
     """The largest l that a sequence has room for; the largest of the spans when not given."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "spans", as_tuple(self.spans, "task.spans"))
-        require_integer(self.alphabet, "task.alphabet", 2, None, "tokens")
+        check_fields(self, "task", alphabet=(2, None, "tokens"), longest=(0, None))
         require(len(self.spans) > 0, "task.spans", "at least one", "none")
         for span in self.spans:
             require_integer(span, "task.spans", 0, self.longest)
         require(len(set(self.spans)) == len(self.spans), "task.spans", "different ones", self.spans)
-        if self.longest is not None:
-            require_integer(self.longest, "task.longest", 0, None)
-        require_choice(self.placement, "task.placement", Placement)
         room = self.placement != "elsewhere" or min(self.spans) >= 1
         require(room, "task.spans", "1 or more where the output is not in the middle", min(self.spans))
 

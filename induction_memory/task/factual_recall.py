@@ -28,6 +28,7 @@ from torch import Tensor
 
 from induction_memory.errors import require
 from induction_memory.field_docs import field_docs
+from induction_memory.fields import check_fields
 from induction_memory.task.batch import Batch
 from induction_memory.task.corruptions import Pairs, with_queries
 from induction_memory.task.ideals import one_key
@@ -38,7 +39,6 @@ from induction_memory.task.protocol import (
     read_only,
     register,
     require_draw,
-    require_integer,
 )
 
 
@@ -72,14 +72,10 @@ class FactualRecall:
     """Which facts."""
 
     def __post_init__(self) -> None:
-        require_integer(self.subjects, "task.subjects", 1, None)
-        require_integer(self.relations, "task.relations", 1, None)
-        require_integer(self.answers, "task.answers", 1, None)
-        require_integer(self.noise_tokens, "task.noise_tokens", 0, None)
-        require_integer(self.length, "task.length", 3, None, "tokens")
+        least = {"subjects": 1, "relations": 1, "answers": 1, "noise_tokens": 0, "facts_seed": 0}
+        check_fields(self, "task", length=(3, None, "tokens"), **{name: (low, None) for name, low in least.items()})
         enough = self.noise_tokens > 0 or self.length == 3
         require(enough, "task.noise_tokens", "1 or more where task.length is above 3", self.noise_tokens)
-        require_integer(self.facts_seed, "task.facts_seed", 0, None)
 
     @cached_property
     def facts(self) -> Int[np.ndarray, "subject relation"]:

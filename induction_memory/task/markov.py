@@ -39,6 +39,7 @@ from torch import Tensor
 
 from induction_memory.errors import require
 from induction_memory.field_docs import field_docs
+from induction_memory.fields import check_fields, require_integer
 from induction_memory.task.batch import Batch
 from induction_memory.task.corruptions import Pairs
 from induction_memory.task.ideals import after_same_context
@@ -48,8 +49,6 @@ from induction_memory.task.protocol import (
     read_only,
     register,
     require_draw,
-    require_integer,
-    require_number,
 )
 
 MOST_CONTEXTS = 4096
@@ -89,15 +88,10 @@ class MarkovChains:
     """Targets are the chain's own probabilities of the next symbol instead of a draw from them."""
 
     def __post_init__(self) -> None:
-        require_integer(self.symbols, "task.symbols", 2, None)
-        require_integer(self.order, "task.order", 1, None)
+        check_fields(self, "task", symbols=(2, None), order=(1, None), pool=(1, None, "chains"), pool_seed=(0, None))
         require_integer(self.length, "task.length", self.order + 1, None, "tokens (more than task.order)")
         require(self.contexts <= MOST_CONTEXTS, "task.order", f"at most {MOST_CONTEXTS} contexts", self.contexts)
-        require_number(self.alpha, "task.alpha", 0, float("inf"), open_low=True)
-        if self.pool is not None:
-            require_integer(self.pool, "task.pool", 1, None, "chains, or none")
-        require_integer(self.pool_seed, "task.pool_seed", 0, None)
-        require(isinstance(self.soft_targets, bool), "task.soft_targets", "True or False", self.soft_targets)
+        require(self.alpha > 0, "task.alpha", "a number above 0", self.alpha)
 
     @property
     def contexts(self) -> int:

@@ -37,6 +37,7 @@ from torch import Tensor
 
 from induction_memory.errors import require
 from induction_memory.field_docs import field_docs
+from induction_memory.fields import check_fields
 from induction_memory.task.batch import Batch
 from induction_memory.task.bayes import inclusion, marginal, require_possible, trigger_posterior
 from induction_memory.task.bigrams import BigramTask, OutputDistribution, TriggerChoice, TriggerDistribution
@@ -48,8 +49,6 @@ from induction_memory.task.protocol import (
     read_only,
     register,
     require_draw,
-    require_integer,
-    require_number,
 )
 from induction_memory.task.sampler import AliasTable, alias_table, race
 
@@ -88,8 +87,7 @@ class NoisyTriggers:
     """p, the probability that the noise token stands in the output's place."""
 
     def __post_init__(self) -> None:
-        require_integer(self.length, "task.length", 2, None, "tokens")
-        require_number(self.noise, "task.noise", 0, 1)
+        check_fields(self, "task", length=(2, None, "tokens"), noise=(0, 1))
         require(self.noise < 1, "task.noise", "below 1", self.noise)
         assert self.bigrams.k == self.k
 

@@ -26,9 +26,10 @@ from jaxtyping import Bool, Float, Int, Int64
 from torch import Tensor
 
 from induction_memory.errors import require
+from induction_memory.fields import require_integer
 from induction_memory.task.batch import Batch as AnyBatch
 from induction_memory.task.bigrams import BigramTask
-from induction_memory.task.protocol import Task, require_draw, require_integer
+from induction_memory.task.protocol import Task, require_draw
 
 
 @dataclass(frozen=True)

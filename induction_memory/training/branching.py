@@ -22,11 +22,11 @@ from torch import Tensor, nn
 from induction_memory.errors import InputError, require
 from induction_memory.experiment.constraints import Graft
 from induction_memory.experiment.run_config import RunConfig, branch_config
+from induction_memory.fields import require_texts
 from induction_memory.memory import edits
 from induction_memory.model.associations import associate, written
 from induction_memory.model.config import ModelConfig
 from induction_memory.model.memories import matrix, set_matrix
-from induction_memory.task.protocol import require_texts
 from induction_memory.training.run import Resume, donor, graft_matrices, run_from, zero_optimizer
 from induction_memory.trajectory.trajectory import Trajectory
 from induction_memory.trajectory.writer import Origin

@@ -33,6 +33,7 @@ from torch import Tensor
 
 from induction_memory.errors import UnsupportedError, require
 from induction_memory.field_docs import field_docs
+from induction_memory.fields import require_integer
 from induction_memory.files import require_file, write_file
 from induction_memory.model.associations import token_names
 from induction_memory.runner.components import head_of
@@ -43,7 +44,7 @@ from induction_memory.source.text import has_tokenizer, tokens_of, words_of
 from induction_memory.task.batch import Batch
 from induction_memory.task.corpus import encode
 from induction_memory.task.ideals import after_same_context, sources_of
-from induction_memory.task.protocol import Task, require_integer
+from induction_memory.task.protocol import Task
 from induction_memory.views.attention_page import framed, page
 from induction_memory.views.light_maps import picture as light_picture
 

@@ -29,12 +29,12 @@ import pandas as pd
 from jaxtyping import Int
 
 from induction_memory.errors import InputError, require
+from induction_memory.fields import require_integer
 from induction_memory.files import require_file, write_file
 from induction_memory.heads.identification import identify
 from induction_memory.interventions.ablations import ablate
 from induction_memory.probes.standard_scores import head_scores
 from induction_memory.source.sources import Sequences
-from induction_memory.task.protocol import require_integer
 from induction_memory.terminal import number
 from induction_memory.trajectory.search import find, is_series
 from induction_memory.trajectory.series import Revisions, revisions

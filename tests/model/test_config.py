@@ -9,9 +9,9 @@ from induction_memory.model.config import ModelConfig
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"d_model": 0}, "model.d_model: expected a whole number of at least 1, got 0"),
-        ({"n_layers": 1.5}, "model.n_layers: expected a whole number of at least 1, got 1.5"),
-        ({"feed_forward": "gelu"}, "model.feed_forward: expected none or linear or relu, got 'gelu'"),
+        ({"d_model": 0}, "model.d_model: expected 1 to 1000000, got 0"),
+        ({"n_layers": 1.5}, "model.n_layers: expected 1 to 1000000, got 1.5"),
+        ({"feed_forward": "gelu"}, "model.feed_forward: expected 'none', 'linear' or 'relu', got 'gelu'"),
         ({"n_heads": 3, "identity_queries": False}, "model.n_heads: expected a divisor of d_model = 128"),
         ({"n_heads": 4}, "model.identity_queries: expected false, or heads as wide as the model"),
         ({"trained": ("W_K3",)}, "model.trained: expected names out of W_E, W_pos"),

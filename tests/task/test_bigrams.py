@@ -138,7 +138,7 @@ FOUR = (0.25, 0.25, 0.25, 0.25)
         ({"triggers": "some"}, "task.triggers: expected 'random' or 'fixed', got 'some'"),
         (
             {"trigger_distribution": "zipf"},
-            "task.trigger_distribution: expected 'unigram', 'uniform' or a tuple, got 'zipf'",
+            "task.trigger_distribution: expected 'unigram', 'uniform' or a list, got 'zipf'",
         ),
         (
             {"trigger_distribution": (0.5, 0.5)},
@@ -156,7 +156,7 @@ FOUR = (0.25, 0.25, 0.25, 0.25)
             {"trigger_distribution": (1, 0, 0, 0)},
             "task.trigger_distribution: expected at least 2 tokens of positive probability (task.k), got 1",
         ),
-        ({"trigger_distribution": ("a",) * 4}, "task.trigger_distribution: expected numbers of shape (4,)"),
+        ({"trigger_distribution": ("a",) * 4}, "task.trigger_distribution: expected 'unigram', 'uniform' or a list"),
         ({"trigger_offset": 1}, "task.trigger_offset: expected none with random triggers (task.triggers), got 1"),
         (
             {"triggers": "fixed", "trigger_offset": 3},
@@ -186,7 +186,7 @@ FOUR = (0.25, 0.25, 0.25, 0.25)
             {"triggers": "fixed", "trigger_characters": ("a", "b"), "trigger_offset": 1},
             "task.trigger_offset: expected 0 with trigger_characters, got 1",
         ),
-        ({"outputs": "trigram"}, "task.outputs: expected 'uniform', 'bigram' or a tuple, got 'trigram'"),
+        ({"outputs": "trigram"}, "task.outputs: expected 'uniform', 'bigram' or a list, got 'trigram'"),
         ({"outputs": (1.0,)}, "task.outputs: expected shape (4,) (the vocabulary), got (1,)"),
         ({"outputs": ()}, "task.outputs: expected shape (4,) (the vocabulary), got (0,)"),
         ({"outputs": (FOUR, FOUR)}, "task.outputs: expected shape (4, 4) (the vocabulary), got (2, 4)"),
@@ -200,7 +200,7 @@ FOUR = (0.25, 0.25, 0.25, 0.25)
             "task.outputs: expected some output for every possible trigger, got none for 'a' under "
             "task.output_part='train'",
         ),
-        ({"outputs_differ": "yes"}, "task.outputs_differ: expected True or False, got yes"),
+        ({"outputs_differ": "yes"}, "task.outputs_differ: expected true or false, got 'yes'"),
         ({"output_part": "dev"}, "task.output_part: expected 'all', 'train' or 'test', got 'dev'"),
         ({"output_train_fraction": 1.0}, "task.output_train_fraction: expected a number between 0 and 1, got 1.0"),
         (

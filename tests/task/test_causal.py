@@ -86,7 +86,7 @@ def test_named_graphs():
         ({"length": 3, "graph": (-1, 1, -1)}, "task.graph[1]: expected -1 to 0 (an earlier position, or -1 for none)"),
         ({"length": 3, "graph": (-1, 0)}, "task.graph: expected one parent per position (3), got 2"),
         ({"length": 3, "graph": (-1, 0, 1)}, "task.graph: expected no parent (-1) of the last position, got 1"),
-        ({"graph": "tree"}, "task.graph: expected 'random', 'chain', 'binary' or a tuple, got 'tree'"),
+        ({"graph": "tree"}, "task.graph: expected 'random', 'chain', 'binary' or a list, got 'tree'"),
         ({"asked": "some"}, "task.asked: expected 'last' or 'all', got 'some'"),
     ],
 )

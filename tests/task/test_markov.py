@@ -117,7 +117,7 @@ def test_other_successors_change_what_was_counted_and_nothing_else():
         ({"order": 70}, "task.length: expected a whole number of 71 or more tokens"),
         ({"order": 9, "symbols": 3}, "task.order: expected at most 4096 contexts, got 19683"),
         ({"alpha": 0.0}, "task.alpha: expected a number above 0, got 0.0"),
-        ({"pool": 0}, "task.pool: expected a whole number of 1 or more chains, or none, got 0"),
+        ({"pool": 0}, "task.pool: expected a whole number of 1 or more chains or none, got 0"),
     ],
 )
 def test_bad_settings_are_refused(settings, message):
