@@ -26,7 +26,8 @@ from induction_memory.experiment.train_config import Loss
 from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
 from induction_memory.task import BigramTask, sample, step_rng
-from induction_memory.training.forward import Evaluation, evaluate, plain_evaluate
+from induction_memory.training.evaluation import Evaluation, plain_evaluate
+from induction_memory.training.forward import evaluate
 
 BATCH, TASK = 512, BigramTask(length=256, k=5)
 PEAK_SIZE = 2048

@@ -16,7 +16,8 @@ from induction_memory.experiment.train_config import TrainConfig
 from induction_memory.interventions.circuits import discover
 from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
-from induction_memory.training.forward import evaluate, plain_evaluate
+from induction_memory.training.evaluation import plain_evaluate
+from induction_memory.training.forward import evaluate
 from induction_memory.training.loop import train
 from tests.elsewhere import Elsewhere, MadeThere, elsewhere
 

@@ -4,10 +4,20 @@ The loss is the mean of -log softmax(logits)[target] over the trained positions:
 main group ("main", or "trigger-output", the paper's name), or another group. With soft targets it is the mean of
 -sum_j y_j log softmax(logits)[j]. A batch without a trained position has no loss (nan) and zero gradients, so that it
 moves nothing.
+
+`plain_evaluate` is the definition: the HookedTransformer's own forward and autograd, slow but for any model. The batch
+goes through in pieces of `micro_batch` sequences, each with the loss
+
+    sum over its trained positions of -log p(target) / number of trained positions in the whole batch
+
+so that the gradients of the pieces add up to the gradient of the mean. `forward.py` computes the same faster.
 """
 
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -16,6 +26,7 @@ from torch import Tensor, nn
 from induction_memory.errors import require
 from induction_memory.experiment.train_config import Loss
 from induction_memory.task.batch import Batch
+from induction_memory.training.clamps import Clamps, clamped_pattern
 
 
 @dataclass(frozen=True)
@@ -62,3 +73,77 @@ def output_is_tied(model: nn.Module) -> bool:
         "a copy (a model that was copied or moved must be tied again)",
     )
     return tied
+
+
+def plain_evaluate(
+    model: nn.Module,
+    batch: Batch,
+    loss: Loss,
+    gradients: bool = True,
+    clamps: Clamps | None = None,
+    micro_batch: int | None = None,
+    full_metrics: bool = False,
+) -> Evaluation:
+    """Loss, gradients and predictions by model(tokens) and autograd."""
+    device = next(model.parameters()).device
+    tokens, targets = batch.tokens.to(device), safe_targets(batch).to(device)
+    trained = trained_positions(batch, loss).to(device)
+    evaluated = batch.counted.to(device) if full_metrics else trained
+    nll = torch.full(tokens.shape, torch.nan, device=device)
+    correct = torch.zeros_like(trained)
+    count = int(trained.sum())
+
+    leaves = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    tied = output_is_tied(model) and "embed.W_E" in leaves
+    total = {name: torch.zeros_like(p) for name, p in leaves.items()} if gradients else {}
+    unembedding = model.get_parameter("unembed.W_U")
+    was_trained = unembedding.requires_grad
+    size = micro_batch or 64
+    try:
+        if tied and gradients:
+            unembedding.requires_grad_(True)
+            leaves["unembed.W_U"] = unembedding
+        for start in range(0, len(batch), size):
+            rows = slice(start, start + size)
+            with torch.set_grad_enabled(gradients), _clamped(model, clamps, tokens[rows]):
+                logits = model(tokens[rows])
+                each = cross_entropy(logits, targets[rows])
+                objective = each[trained[rows]].sum() / max(count, 1)
+            nll[rows] = torch.where(evaluated[rows], each.detach(), torch.nan)
+            if not batch.soft:
+                correct[rows] = evaluated[rows] & (logits.detach().argmax(-1) == targets[rows])
+            if gradients and leaves and bool(trained[rows].any()):
+                found = torch.autograd.grad(objective, list(leaves.values()), allow_unused=True)
+                for name, gradient in zip(leaves, found, strict=True):
+                    if gradient is None:
+                        continue
+                    if name == "unembed.W_U" and tied:
+                        total["embed.W_E"] += gradient.T
+                    if name in total:
+                        total[name] += gradient
+    finally:
+        unembedding.requires_grad_(was_trained)
+    return Evaluation(mean_loss(nll, trained), nll, correct, evaluated, total)
+
+
+def cross_entropy(logits: Float[Tensor, "batch pos output"], targets: Tensor) -> Float[Tensor, "batch pos"]:
+    """-log p(target), or its mean under the target's distribution."""
+    log_p = logits.log_softmax(-1)
+    if targets.dim() == 3:
+        return -(targets.to(log_p.dtype) * log_p).sum(-1)
+    return -log_p.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+
+
+def _clamped(model: Any, clamps: Clamps | None, tokens: Tensor) -> Any:
+    """A context in which the model's attention patterns are replaced by the imposed ones."""
+    hooks = []
+    for layer in range(len(model.blocks)):
+        kind = clamps.kind(layer, len(model.blocks)) if clamps else None
+        if kind is not None:
+            pattern = clamped_pattern(kind, tokens)[:, None]
+            hooks.append((f"blocks.{layer}.attn.hook_pattern", partial(_impose, pattern)))
+    return model.hooks(fwd_hooks=hooks) if hooks else nullcontext()
+
+
+def _impose(pattern: Tensor, activation: Tensor, hook: Any) -> Tensor:
+    return pattern.expand_as(activation)

@@ -2,17 +2,16 @@
 
 `evaluate` is the entry. Models that are as `model/building.py` made them take the fast path: hand-written forward and
 backward (`fast/network.py`) on the model's own parameters, in micro-batches that stay in cache, spread over threads.
-Any other model takes the reference path (`reference.py`), and a warning in the log says so once for each reason.
+Any other model takes the reference path (`evaluation.py`), and a warning in the log says so once for each reason.
 
-Gradients are summed per group of micro-batches. The groups do not depend on the number of threads, and their sums are
-added in a fixed order, so the same batch gives the same bits every time.
+The same batch gives the same bits every time, for any number of threads (`fast/micro_batches.py`).
 """
 
 import logging
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from induction_memory.errors import require
 from induction_memory.experiment.train_config import Loss
@@ -23,17 +22,20 @@ from induction_memory.training.evaluation import (
     Evaluation,
     mean_loss,
     output_is_tied,
+    plain_evaluate,
     safe_targets,
     trained_positions,
 )
-from induction_memory.training.fast.network import Network, one_thread_a_call, run_groups
-from induction_memory.training.fast.queries import MicroBatch, chosen_batches, whole_batches
-from induction_memory.training.fast.workspace import Sums, Workspace
-from induction_memory.training.reference import plain_evaluate
+from induction_memory.training.fast.micro_batches import (
+    MicroBatch,
+    Sums,
+    Workspace,
+    micro_batches,
+    one_thread_a_call,
+    run_groups,
+)
+from induction_memory.training.fast.network import Network
 
-__all__ = ["Clamps", "Evaluation", "evaluate", "plain_evaluate", "supported"]
-
-GROUPS = 16
 _said: set[str] = set()
 
 
@@ -53,22 +55,14 @@ def evaluate(
     gradients come from the trained positions alone in either case.
     """
     reason = supported(model) or ("the targets are soft" if batch.soft else None)
+    settings = gradients, clamps or Clamps(), micro_batch, full_metrics
     if reason is None:
-        settings = gradients, clamps or Clamps(), micro_batch, full_metrics
         with one_thread_a_call() as threads, torch.no_grad():
             return _fast_evaluate(model, batch, loss, *settings, threads)
     if reason not in _said:
         _said.add(reason)
         logging.getLogger("induction_memory").warning("evaluating by the slow path: %s", reason)
-    return plain_evaluate(
-        model,
-        batch,
-        loss,
-        gradients=gradients,
-        clamps=clamps,
-        micro_batch=micro_batch,
-        full_metrics=full_metrics,
-    )
+    return plain_evaluate(model, batch, loss, *settings)
 
 
 def supported(model: nn.Module) -> str | None:
@@ -102,30 +96,15 @@ def _fast_evaluate(
     parameters = {name: p.detach() for name, p in model.named_parameters()}
     longest, pos = len(parameters["pos_embed.W_pos"]), batch.tokens.shape[1]
     require(pos <= longest, "batch", f"at most {longest} tokens per sequence (the model's n_ctx)", pos)
-    trained_names = tuple(name for name, p in model.named_parameters() if p.requires_grad and gradients)
+    learning = tuple(name for name, p in model.named_parameters() if p.requires_grad and gradients)
     device = parameters["embed.W_E"].device
     tokens, targets = batch.tokens.to(device), safe_targets(batch).to(device).flatten()
-    trained, counted = trained_positions(batch, loss).to(device), batch.counted.to(device)
-    everything = bool(trained.all()) or (full_metrics and bool(counted.all()))
-    asked = counted if full_metrics else trained
+    trained = trained_positions(batch, loss).to(device)
+    evaluated = batch.counted.to(device) if full_metrics else trained
     weights = trained.flatten().float() / max(int(trained.sum()), 1) if gradients else None
     nll = torch.full(trained.shape, torch.nan, device=device)
     correct = torch.zeros_like(trained)
-
-    network = Network(
-        model.model_config,
-        parameters,
-        trained_names,
-        output_is_tied(model),
-        model.cfg.eps,
-        pos,
-        clamps,
-    )
-    size = micro_batch or _micro_batch(tokens)
-    if everything:
-        pieces = whole_batches(len(batch), size, device)
-    else:
-        pieces = chosen_batches(asked, size, device)
+    network = Network(model.model_config, parameters, learning, output_is_tied(model), model.cfg.eps, pos, clamps)
 
     def work(piece: MicroBatch, buffers: Workspace, sums: Sums) -> None:
         places = piece.places(pos)
@@ -136,16 +115,10 @@ def _fast_evaluate(
         for values, into in zip(found, (nll, correct), strict=True):
             into.view(-1).index_copy_(0, places.view(-1), values.view(-1))
 
-    groups = [pieces[i::GROUPS] for i in range(GROUPS)]
-    sums = run_groups(work, groups, device, threads if device.type == "cpu" else 1)
+    if device.type != "cpu":
+        size, threads = max(1, 2**17 // pos), 1
+    else:  # activations fit the cache, and there are at least four micro-batches
+        size = max(1, min(2**12 // pos, -(-len(batch) // 4)))
+    sums = run_groups(work, micro_batches(evaluated, micro_batch or size), device, threads)
     found = network.gradients(sums) if gradients else {}
-    evaluated = torch.ones_like(trained) if everything else asked
     return Evaluation(mean_loss(nll, trained), nll, correct, evaluated, found)
-
-
-def _micro_batch(tokens: Tensor) -> int:
-    """Sequences per micro-batch: activations fit the CPU cache, and there are at least four micro-batches."""
-    batch, pos = tokens.shape
-    if tokens.device.type != "cpu":
-        return max(1, 2**17 // pos)
-    return max(1, min(2**12 // pos, -(-batch // 4)))

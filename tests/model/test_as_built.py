@@ -12,7 +12,8 @@ from induction_memory.model.config import ModelConfig
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.sampler import sample, step_rng
 from induction_memory.training import forward
-from induction_memory.training.forward import evaluate, plain_evaluate, supported
+from induction_memory.training.evaluation import plain_evaluate
+from induction_memory.training.forward import evaluate, supported
 
 SIZES = {"d_model": 16, "n_ctx": 16}
 MODELS = [

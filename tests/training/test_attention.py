@@ -9,24 +9,25 @@ from torch import Tensor
 
 from induction_memory.training.clamps import induction_pattern, previous_token_pattern
 from induction_memory.training.fast.attention import (
-    BLOCK,
     LOG2_E,
     ProductScores,
     ScoreTables,
-    TableScores,
-    Weighting,
-    add_average,
+    Table,
+    average,
     backward,
-    causal_blocks,
-    causal_mask,
     impose,
     weigh,
-    write_average,
 )
 from induction_memory.training.fast.last_block import cross_entropy
-from induction_memory.training.fast.lookup import Table, add_by_row, look_up
-from induction_memory.training.fast.queries import Queries, chosen_batches, whole_batches
-from induction_memory.training.fast.workspace import Sums, Workspace
+from induction_memory.training.fast.micro_batches import (
+    BLOCK,
+    Piece,
+    Sums,
+    Workspace,
+    causal_blocks,
+    causal_mask,
+    micro_batches,
+)
 
 CPU = torch.device("cpu")
 BATCH, POS, WIDTH, VOCAB = 3, BLOCK + 20, 6, 7
@@ -45,44 +46,47 @@ def softmax_by_loop(q: Tensor, k: Tensor, positions: list[list[int]]) -> Tensor:
     return P
 
 
-def chosen_queries() -> tuple[Queries, list[list[int]]]:
+def everywhere(tokens: Tensor | None = None) -> Piece:
+    """Every position is a query."""
+    tokens = torch.zeros(BATCH, POS, dtype=torch.int64) if tokens is None else tokens
+    return Piece(tokens, causal_blocks(causal_mask(POS, CPU)), Workspace(CPU), Sums(CPU))
+
+
+def chosen_queries() -> tuple[Piece, list[list[int]]]:
     """Chosen positions, more than a block of them, with repetitions at the end of the shorter rows."""
     chosen = torch.zeros(BATCH, POS, dtype=torch.bool)
     chosen[0, ::3] = True
     chosen[1, 5:] = True
     chosen[2, [0, 40, 41]] = True
-    (piece,) = chosen_batches(chosen, BATCH, CPU)
-    mask = causal_mask(POS, CPU)
-    everywhere = Queries(causal_blocks(mask), None, None)
+    (piece,) = micro_batches(chosen, BATCH)
     assert piece.positions is not None
-    return piece.queries(mask, everywhere), piece.positions.tolist()
+    return piece.chosen(everywhere(), causal_mask(POS, CPU)), piece.positions.tolist()
 
 
 @pytest.mark.parametrize("where", ["everywhere", "chosen"])
 def test_blocks_of_queries_give_the_softmax_over_what_each_query_sees(where):
     if where == "everywhere":
-        blocks, positions = causal_blocks(causal_mask(POS, CPU)), [list(range(POS))] * BATCH
+        piece, positions = everywhere(), [list(range(POS))] * BATCH
     else:
-        queries, positions = chosen_queries()
-        blocks = queries.blocks
-    assert len(blocks) == 2
+        piece, positions = chosen_queries()
+    assert len(piece.blocks) == 2
     q, k, v = rows(BATCH, len(positions[0]), WIDTH), rows(BATCH, POS, WIDTH, seed=1), rows(BATCH, POS, 4, seed=2)
-    weighting = weigh(ProductScores(q * LOG2_E, k), BATCH, blocks, Workspace(CPU), "test")
+    weights = weigh(ProductScores(q * LOG2_E, k), piece, "test")
     P = softmax_by_loop(q, k, positions)
-    for block, weights in zip(blocks, weighting.weights, strict=True):
-        torch.testing.assert_close(weights, P[:, block.rows, : block.keys])
+    for block, found in zip(piece.blocks, weights, strict=True):
+        torch.testing.assert_close(found, P[:, block.rows, : block.keys])
         assert (P[:, block.rows, block.keys :] == 0).all()
 
     out = rows(BATCH, len(positions[0]), 4, seed=3)
-    added, written = out.clone(), torch.empty_like(out)
-    add_average(weighting, v, added)
-    write_average(weighting, v, written)
+    added, written = out.clone(), torch.full_like(out, torch.nan)
+    average(weights, v, added, piece, add=True)
+    average(weights, v, written, piece)
     torch.testing.assert_close(written, P @ v)
     torch.testing.assert_close(added, out + P @ v)
 
 
 def test_backward_gives_the_gradients_of_q_k_and_v():
-    queries, positions = chosen_queries()
+    piece, positions = chosen_queries()
     size = len(positions[0])
     q, k, v = rows(BATCH, size, WIDTH), rows(BATCH, POS, WIDTH, seed=1), rows(BATCH, POS, 4, seed=2)
     do = rows(BATCH, size, 4, seed=3)
@@ -94,32 +98,24 @@ def test_backward_gives_the_gradients_of_q_k_and_v():
 
     dq, dk, dv = torch.empty_like(q), torch.ones_like(k), torch.ones_like(v)
     with torch.no_grad():
-        buffers = Workspace(CPU)
         bits = q * LOG2_E
-        weighting = weigh(ProductScores(bits, k), BATCH, queries.blocks, buffers, "test")
-        scores = ProductScores(bits, k, dq, dk)
-        backward(weighting, do, v, buffers, scores=scores, add_dv=dv)
+        weights = weigh(ProductScores(bits, k), piece, "test")
+        backward(weights, do, v, piece, scores=ProductScores(bits, k, dq, dk), add_dv=dv)
     torch.testing.assert_close(dq * LOG2_E, expected[0])
     torch.testing.assert_close(dk - 1, expected[1])
     torch.testing.assert_close(dv - 1, expected[2])
 
 
-def test_an_imposed_pattern_passes_gradients_to_the_values_only():
+def test_an_imposed_pattern_passes_gradients_to_the_values():
     pattern = torch.full((BATCH, POS, POS), 1.0).tril() / torch.arange(1, POS + 1)[:, None]
     v, do = rows(BATCH, POS, 4), rows(BATCH, POS, 4, seed=1)
-    weighting = impose(pattern, causal_blocks(causal_mask(POS, CPU)))
+    piece = everywhere()
+    weights = impose(pattern, piece)
     out = torch.empty(BATCH, POS, 4)
-    write_average(weighting, v, out)
+    average(weights, v, out, piece)
     torch.testing.assert_close(out, pattern @ v)
-
-    class Nothing:
-        def fill(self, block, S):
-            raise AssertionError
-
-        receive = fill
-
     dv = torch.zeros_like(v)
-    backward(weighting, do, v, Workspace(CPU), scores=Nothing(), add_dv=dv)
+    backward(weights, do, v, piece, scores=None, add_dv=dv)
     torch.testing.assert_close(dv, pattern.transpose(1, 2) @ do)
 
 
@@ -132,19 +128,18 @@ def embedded() -> tuple[Table, Tensor, Tensor]:
 def test_tables_give_the_scores_of_products_and_the_gradient_of_the_matrix():
     table, tokens, x = embedded()
     W = rows(WIDTH, WIDTH, seed=3)
-    blocks = causal_blocks(causal_mask(POS, CPU))
-    tables, sums = ScoreTables(W, table), Sums(CPU)
-    scores = TableScores.of(tables, tokens, blocks, Workspace(CPU), sums, "test")
+    piece = everywhere(tokens)
+    scores = ScoreTables(W, table, piece.blocks, "test")
     expected = torch.zeros(WIDTH, WIDTH)
-    for block in blocks:
-        S = torch.empty(BATCH, block.stop - block.start, block.keys)
-        scores.fill(block, S)
+    for block in piece.blocks:
+        S = torch.empty(BATCH, len(range(POS)[block.rows]), block.keys)
+        scores.fill(block, S, piece)
         asked, seen = x[:, block.rows], x[:, : block.keys]
         torch.testing.assert_close(S, asked @ W @ seen.transpose(1, 2), atol=1e-4, rtol=1e-5)
         dS = rows(*S.shape, seed=4)
-        scores.receive(block, dS)
+        scores.receive(block, dS, piece)
         expected += torch.einsum("bti,bts,bsj->ij", asked, dS, seen)
-    found = tables.gradient(sums, "test") * LOG2_E  # of scores in bits
+    found = scores.gradient(piece.sums) * LOG2_E  # of scores in bits
     torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-5)
 
 
@@ -153,19 +148,20 @@ def test_a_map_looked_up_equals_the_product_at_all_or_some_positions():
     W = rows(WIDTH, 5, seed=3)
     mapped = Table(table.by_token @ W, table.by_position @ W)
     out = torch.empty(BATCH, POS, 5)
-    look_up(mapped, tokens, None, out)
+    mapped.look_up(tokens, None, out)
     torch.testing.assert_close(out, x @ W)
     positions = torch.tensor([[3, 1], [0, 9], [60, 60]])
     some = torch.empty(BATCH, 2, 5)
-    look_up(mapped, tokens.gather(1, positions), positions, some)
+    mapped.look_up(tokens.gather(1, positions), positions, some)
     torch.testing.assert_close(some, (x @ W)[torch.arange(BATCH)[:, None], positions])
 
     for where, dy in ((None, rows(BATCH, POS, 5, seed=4)), (positions, rows(BATCH, 2, 5, seed=5))):
         sums = Sums(CPU)
         here = tokens if where is None else tokens.gather(1, where)
-        add_by_row(dy, here, where, sums, "test", VOCAB, POS)
+        mapped.add_gradient(dy, here, where, sums, "test")
         at = x if where is None else x[torch.arange(BATCH)[:, None], where]
-        dW = table.by_token.T @ sums("test.token", VOCAB, 5) + table.by_position.T @ sums("test.position", POS, 5)
+        total = mapped.gradient(sums, "test")
+        dW = table.by_token.T @ total.by_token + table.by_position.T @ total.by_position
         torch.testing.assert_close(dW, at.flatten(0, 1).T @ dy.flatten(0, 1), atol=1e-4, rtol=1e-5)
 
 
@@ -174,7 +170,7 @@ def test_pieces_hold_every_chosen_position_once_and_mark_repetitions():
     chosen[3] = False
     found = torch.zeros_like(chosen, dtype=torch.int64)
     sizes = []
-    for piece in chosen_batches(chosen, 4, CPU):
+    for piece in micro_batches(chosen, 4):
         assert piece.positions is not None
         assert piece.real is not None
         sizes.append(piece.positions.shape[1])
@@ -183,8 +179,8 @@ def test_pieces_hold_every_chosen_position_once_and_mark_repetitions():
             assert (positions[~real] == positions[real][-1]).all()
     assert (found == chosen).all()
     assert sizes == sorted(sizes)
-    assert [len(piece.sequences) for piece in whole_batches(11, 4, CPU)] == [4, 4, 3]
-    assert chosen_batches(torch.zeros(2, 3, dtype=torch.bool), 4, CPU) == []
+    assert [len(piece.sequences) for piece in micro_batches(torch.ones(11, 3, dtype=torch.bool), 4)] == [4, 4, 3]
+    assert micro_batches(torch.zeros(2, 3, dtype=torch.bool), 4) == []
 
 
 def test_cross_entropy_in_bits_and_its_gradient():
@@ -225,10 +221,8 @@ def test_a_buffer_is_the_same_memory_until_it_must_grow():
     assert buffers("a", 5, 6).shape == (5, 6)
 
 
-def test_weightings_of_a_block_are_probabilities():
-    blocks = causal_blocks(causal_mask(POS, CPU))
+def test_the_weights_of_a_block_are_probabilities():
     q, k = 100 * rows(BATCH, POS, WIDTH), 100 * rows(BATCH, POS, WIDTH, seed=1)
-    weighting: Weighting = weigh(ProductScores(q, k), BATCH, blocks, Workspace(CPU), "test")
-    for P in weighting.weights:
+    for P in weigh(ProductScores(q, k), everywhere(), "test"):
         assert P.isfinite().all()
         torch.testing.assert_close(P.sum(-1), torch.ones(P.shape[:2]))

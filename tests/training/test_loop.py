@@ -17,9 +17,9 @@ from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.sampler import sample, step_rng
 from induction_memory.training import tracking
 from induction_memory.training.board import Progress, describe
+from induction_memory.training.evaluation import plain_evaluate
 from induction_memory.training.loop import Metrics, Start, class_mean, recalls, train
 from induction_memory.training.optimizer import adamw_update, sgd_update
-from induction_memory.training.reference import plain_evaluate
 from induction_memory.training.run import start
 from induction_memory.training.tracking import numbers, open_tracker
 from induction_memory.trajectory import verify

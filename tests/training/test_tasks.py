@@ -19,7 +19,8 @@ from induction_memory.task.copying import Copying
 from induction_memory.task.factual_recall import FactualRecall
 from induction_memory.task.markov import MarkovChains
 from induction_memory.task.noisy import NoisyTriggers
-from induction_memory.training.forward import evaluate, plain_evaluate, supported
+from induction_memory.training.evaluation import plain_evaluate
+from induction_memory.training.forward import evaluate, supported
 from induction_memory.training.run import start
 from induction_memory.trajectory.trajectory import load
 

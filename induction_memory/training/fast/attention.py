@@ -7,28 +7,27 @@ computed. With do the gradient of the loss with respect to o:
 
     dv = P^T do        dP = do v^T        dS[t, s] = P[t, s] (dP[t, s] - sum over s' of P[t, s'] dP[t, s'])
 
-`attention_scores.py` computes the scores S and takes their gradient dS. Scores come in bits (times log2 e), because 2^x
-costs half of e^x.
+Scores S come in bits (times log2 e), because 2^x costs half of e^x. They are products of queries and keys,
 
-Attention scores, by products of queries and keys or from tables, and their gradients.
+    S = q k^T        dq = dS k        dk = dS^T q
 
-Products, S = q k^T:
+or, in the first layer, they are looked up. Its input is x_t = w_E(z_t) + p_t, so a linear map of it has one row per
+token and one per position (`Table`):
 
-    dq = dS k        dk = dS^T q
+    x_t W = (W_E W)[z_t] + (W_pos W)[t]        dW = W_E^T (sum of dy by token) + W_pos^T (sum of dy by position)
 
-Tables, in the first layer, where queries and keys are both tokens plus positions, x_t = w_E(z_t) + p_t:
+which costs a twelfth of dW = x^T dy, a sum over all places one by one. The scores are then (`ScoreTables`)
 
     S[t, s] = x_t^T W x_s = R[t, z_s] + C[t, s]      R[t, :] = x_t W W_E^T,    C[t, :] = x_t W W_pos^T
 
-R has one column per token of the vocabulary and C one per position; both are maps of the embedded input (`lookup.py`).
-Looking up costs a third of multiplying. Backward, dR[t, n] sums dS[t, s] over the keys s that hold token n, and
-dC = dS; both go to the sums by token and by position, from which dW follows once per batch:
+R has one column per token of the vocabulary and C one per position; both are maps of the embedded input. Looking up
+costs a third of multiplying. Backward, dR[t, n] sums dS[t, s] over the keys s that hold token n, and dC = dS; both go
+to the sums by token and by position, from which dW follows once per batch:
 
     dW = X^T (dR W_E + dC W_pos)      where X^T dR and X^T dC are the gradients of the maps W W_E^T and W W_pos^T
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -36,140 +35,73 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from induction_memory.training.fast.lookup import Table
-from induction_memory.training.fast.workspace import Sums, Workspace
+from induction_memory.training.fast.micro_batches import Piece, QueryBlock, Sums
 
-LOG2_E = 1 / math.log(2)
-BLOCK = 64
-
-
-@dataclass(frozen=True)
-class QueryBlock:
-    """Queries start..stop-1. At least one of them sees each of the keys 0..keys-1; all of them see 0..shared-1."""
-
-    number: int
-    start: int
-    stop: int
-    keys: int
-    shared: int
-    mask: Float[Tensor, "*batch query masked_key"]
-    """Added to the scores of keys shared..keys-1: 0, or -inf where the key comes after the query."""
-
-    @property
-    def rows(self) -> slice:
-        return slice(self.start, self.stop)
+BIT = math.log(2)  # the natural logarithm of one bit
+LOG2_E = 1 / BIT
 
 
 @runtime_checkable
 class Scores(Protocol):
     """Computes the scores, and receives their gradients."""
 
-    def fill(self, block: QueryBlock, S: Float[Tensor, "batch query key"]) -> None:
+    def fill(self, block: QueryBlock, S: Float[Tensor, "batch query key"], piece: Piece) -> None:
         """Write a block's scores, in bits."""
 
-    def receive(self, block: QueryBlock, dS: Float[Tensor, "batch query key"]) -> None:
+    def receive(self, block: QueryBlock, dS: Float[Tensor, "batch query key"], piece: Piece) -> None:
         """Take a block's gradients with respect to its scores, not in bits: d loss / d(S / log2 e)."""
 
 
-def causal_mask(pos: int, device: torch.device) -> Float[Tensor, "query key"]:
-    """0 where the key is not after the query, else -inf."""
-    return torch.full((pos, pos), -torch.inf, device=device).triu_(1)
-
-
-def causal_blocks(mask: Float[Tensor, "query key"]) -> tuple[QueryBlock, ...]:
-    """Every position is a query."""
-    pos = mask.shape[0]
-    edges = [(start, min(start + BLOCK, pos)) for start in range(0, pos, BLOCK)]
-    return tuple(
-        QueryBlock(number, start, stop, stop, start, mask[start:stop, start:stop])
-        for number, (start, stop) in enumerate(edges)
-    )
-
-
-def chosen_blocks(
-    mask: Float[Tensor, "pos pos"], positions: Int[Tensor, "batch query"], bounds: Sequence[tuple[int, int]]
-) -> tuple[QueryBlock, ...]:
-    """The given positions of each sequence are queries; `bounds` has the least and greatest of each BLOCK of them."""
-    batch, query = positions.shape
-    blocks = []
-    for number, (least, greatest) in enumerate(bounds):
-        start, stop = number * BLOCK, min(number * BLOCK + BLOCK, query)
-        rows = mask[:, least + 1 : greatest + 1].index_select(0, positions[:, start:stop].reshape(-1))
-        rows = rows.view(batch, stop - start, greatest - least)
-        blocks.append(QueryBlock(number, start, stop, greatest + 1, least + 1, rows))
-    return tuple(blocks)
-
-
-@dataclass(frozen=True)
-class Weighting:
-    """Attention weights P, block by block."""
-
-    blocks: tuple[QueryBlock, ...]
-    weights: tuple[Tensor, ...]
-    imposed: bool
-    """A pattern in place of the softmax: its scores get no gradient."""
-
-
-def weigh(scores: Scores, batch: int, blocks: tuple[QueryBlock, ...], buffers: Workspace, name: str) -> Weighting:
-    """The softmax of the scores; the weights are kept in the buffer `name`."""
+def weigh(scores: Scores, piece: Piece, name: str) -> list[Tensor]:
+    """The softmax of the scores, block by block; the weights are kept in the buffer `name`."""
     weights = []
-    for block in blocks:
-        S = buffers(f"{name}.P{block.number}", batch, block.stop - block.start, block.keys)
-        scores.fill(block, S)
+    for block in piece.blocks:
+        S = piece.buffers(f"{name}.P{block.number}", len(piece.tokens), block.mask.shape[-2], block.keys)
+        scores.fill(block, S, piece)
         S[:, :, block.shared :].add_(block.mask)
         S.sub_(S.amax(-1, keepdim=True))
         torch.exp2(S, out=S)
         weights.append(S.mul_(S.sum(-1, keepdim=True).reciprocal_()))
-    return Weighting(blocks, tuple(weights), imposed=False)
+    return weights
 
 
-def impose(pattern: Float[Tensor, "batch query key"], blocks: tuple[QueryBlock, ...]) -> Weighting:
-    """A given pattern in place of the softmax."""
-    weights = tuple(pattern[:, block.rows, : block.keys] for block in blocks)
-    return Weighting(blocks, weights, imposed=True)
+def impose(pattern: Float[Tensor, "batch query key"], piece: Piece) -> list[Tensor]:
+    """A given pattern in place of the softmax, block by block."""
+    return [pattern[:, block.rows, : block.keys] for block in piece.blocks]
 
 
-def add_average(
-    weighting: Weighting,
+def average(
+    weights: list[Tensor],
     v: Float[Tensor, "batch key d_value"],
     out: Float[Tensor, "batch query d_value"],
+    piece: Piece,
+    *,
+    add: bool = False,
 ) -> None:
-    """Add P v to `out`."""
-    for block, P in zip(weighting.blocks, weighting.weights, strict=True):
-        out[:, block.rows].baddbmm_(P, v[:, : block.keys])
-
-
-def write_average(
-    weighting: Weighting,
-    v: Float[Tensor, "batch key d_value"],
-    out: Float[Tensor, "batch query d_value"],
-) -> None:
-    """out = P v."""
-    for block, P in zip(weighting.blocks, weighting.weights, strict=True):
-        torch.bmm(P, v[:, : block.keys], out=out[:, block.rows])
+    """out = P v, or with `add` out + P v."""
+    for block, P in zip(piece.blocks, weights, strict=True):
+        rows = out[:, block.rows]
+        torch.baddbmm(rows, P, v[:, : block.keys], beta=int(add), out=rows)
 
 
 def backward(
-    weighting: Weighting,
+    weights: list[Tensor],
     do: Float[Tensor, "batch query d_value"],
     v: Float[Tensor, "batch key d_value"],
-    buffers: Workspace,
+    piece: Piece,
     *,
     scores: Scores | None,
     add_dv: Float[Tensor, "batch key d_value"] | None,
 ) -> None:
-    """Hand dS to `scores` and add to `add_dv`, if they are given; an imposed pattern has no dS."""
-    for block, P in zip(weighting.blocks, weighting.weights, strict=True):
+    """Hand dS to `scores` and add to `add_dv`, if they are given."""
+    for block, P in zip(piece.blocks, weights, strict=True):
         do_block, keys = do[:, block.rows], slice(0, block.keys)
         if add_dv is not None:
             add_dv[:, keys].baddbmm_(P.transpose(1, 2), do_block)
-        if scores is not None and not weighting.imposed:
-            dS = torch.bmm(do_block, v[:, keys].transpose(1, 2), out=buffers("dS", *P.shape))
+        if scores is not None:
+            dS = torch.bmm(do_block, v[:, keys].transpose(1, 2), out=piece.buffers("dS", *P.shape))
             torch.ops.aten._softmax_backward_data.out(dS, P, -1, torch.float32, grad_input=dS)
-            scores.receive(block, dS)
-
-
-BIT = math.log(2)  # the natural logarithm of one bit
+            scores.receive(block, dS, piece)
 
 
 @dataclass(frozen=True)
@@ -183,10 +115,10 @@ class ProductScores:
     add_dk: Float[Tensor, "batch key d_head"] | None = None
     """Added to by `receive`, when given."""
 
-    def fill(self, block: QueryBlock, S: Float[Tensor, "batch query key"]) -> None:
+    def fill(self, block: QueryBlock, S: Float[Tensor, "batch query key"], piece: Piece) -> None:
         torch.bmm(self.q[:, block.rows], self.k[:, : block.keys].transpose(1, 2), out=S)
 
-    def receive(self, block: QueryBlock, dS: Float[Tensor, "batch query key"]) -> None:
+    def receive(self, block: QueryBlock, dS: Float[Tensor, "batch query key"], piece: Piece) -> None:
         if self.dq is not None:
             dq = self.dq[:, block.rows]
             torch.baddbmm(dq, dS, self.k[:, : block.keys], beta=0, alpha=BIT, out=dq)
@@ -194,83 +126,99 @@ class ProductScores:
             self.add_dk[:, : block.keys].baddbmm_(dS.transpose(1, 2), self.q[:, block.rows], alpha=BIT)
 
 
-class ScoreTables:
-    """The tables of one key-query matrix between embedded inputs."""
-
-    def __init__(self, W: Float[Tensor, "d_model d_model"], embedded: Table) -> None:
-        """`W` in bits."""
-        tokens, positions = embedded.by_token, embedded.by_position
-        self.embedded = embedded
-        self.by_key_token = Table(tokens @ W @ tokens.T, positions @ W @ tokens.T)
-        self.by_key_position = Table(tokens @ W @ positions.T, positions @ W @ positions.T)
-        self._cut: dict[int, Tensor] = {}
-
-    def cut(self, keys: int) -> Float[Tensor, "vocab key"]:
-        """The first columns of C's table by token, as a contiguous copy."""
-        if keys not in self._cut:
-            self._cut[keys] = self.by_key_position.by_token[:, :keys].contiguous()
-        return self._cut[keys]
-
-    def gradient(self, sums: Sums, name: str) -> Float[Tensor, "d_model d_model"]:
-        """dW from the sums that `TableScores.receive` has made."""
-        tokens, positions = self.embedded.by_token, self.embedded.by_position
-        vocab, pos = tokens.shape[0], positions.shape[0]
-        dR_token, dR_position = sums(f"{name}.R.token", vocab, vocab), sums(f"{name}.R.position", pos, vocab)
-        dC_token, dC_position = tokens.new_zeros(vocab, pos), tokens.new_zeros(pos, pos)
-        for number, start in enumerate(range(0, pos, BLOCK)):
-            stop = min(start + BLOCK, pos)
-            dC_token[:, :stop] += sums(f"{name}.C{number}.token", vocab, stop)
-            dC_position[start:stop, :stop] = sums(f"{name}.C{number}.position", stop - start, stop)
-        by_token = dR_token @ tokens + dC_token @ positions
-        by_position = dR_position @ tokens + dC_position @ positions
-        return (tokens.T @ by_token + positions.T @ by_position) * BIT
-
-
 @dataclass(frozen=True)
-class TableScores:
-    """S[t, s] = R[t, z_s] + C[t, s], for queries at every position."""
+class Table:
+    """The two small tables of a linear map of the embedded input: its rows by token and by position."""
 
-    tables: ScoreTables
-    tokens: Int[Tensor, "batch pos"]
-    buffers: Workspace
-    sums: Sums
-    name: str
-    asked: tuple[Tensor, ...]
-    """Tokens at the queries of each block."""
+    by_token: Float[Tensor, "vocab d_out"]
+    by_position: Float[Tensor, "pos d_out"]
 
-    @classmethod
-    def of(
-        cls,
-        tables: ScoreTables,
-        tokens: Int[Tensor, "batch pos"],
-        blocks: tuple[QueryBlock, ...],
-        buffers: Workspace,
+    def times(self, W: Float[Tensor, "d_out d_next"]) -> "Table":
+        """The tables of the map followed by W."""
+        return Table(self.by_token @ W, self.by_position @ W)
+
+    def look_up(
+        self,
+        tokens: Int[Tensor, "batch query"],
+        positions: Int[Tensor, "batch query"] | None,
+        out: Float[Tensor, "batch query d_out"],
+    ) -> None:
+        """out = by_token[tokens] + by_position[positions]; all positions in order when none are given."""
+        rows = out.view(-1, out.shape[-1])
+        torch.index_select(self.by_token, 0, tokens.reshape(-1), out=rows)
+        if positions is None:
+            out.add_(self.by_position)
+        else:
+            rows.add_(self.by_position.index_select(0, positions.reshape(-1)))
+
+    def add_gradient(
+        self,
+        dy: Float[Tensor, "batch query d_out"],
+        tokens: Int[Tensor, "batch query"],
+        positions: Int[Tensor, "batch query"] | None,
         sums: Sums,
         name: str,
-    ) -> "TableScores":
-        """Scores of a micro-batch; `name` is that of the sums."""
-        asked = tuple(tokens[:, block.rows].flatten() for block in blocks)
-        return cls(tables, tokens, buffers, sums, name, asked)
+    ) -> None:
+        """Add the rows of a gradient to the sums of that name."""
+        total, rows = self.gradient(sums, name), dy.view(-1, dy.shape[-1])
+        total.by_token.index_add_(0, tokens.reshape(-1), rows)
+        if positions is None:
+            total.by_position.add_(dy.sum(0))
+        else:
+            total.by_position.index_add_(0, positions.reshape(-1), rows)
 
-    def fill(self, block: QueryBlock, S: Float[Tensor, "batch query key"]) -> None:
-        asked = self.asked[block.number]
-        R, C = self.tables.by_key_token, self.tables.by_key_position
-        by_token = self.buffers("R", *S.shape[:2], R.by_token.shape[1])
-        torch.index_select(R.by_token, 0, asked, out=by_token.flatten(0, 1))
-        by_token.add_(R.by_position[block.rows])
-        seen = self.tokens[:, None, : block.keys].expand_as(S)
-        torch.gather(by_token, 2, seen, out=S)
-        by_position = self.buffers("C", *S.shape)
-        torch.index_select(self.tables.cut(block.keys), 0, asked, out=by_position.flatten(0, 1))
-        S.add_(by_position).add_(C.by_position[block.rows, : block.keys])
+    def gradient(self, sums: Sums, name: str) -> "Table":
+        """The sums of that name: the gradients of both tables."""
+        return Table(sums(f"{name}.token", *self.by_token.shape), sums(f"{name}.position", *self.by_position.shape))
 
-    def receive(self, block: QueryBlock, dS: Float[Tensor, "batch query key"]) -> None:
-        asked = self.asked[block.number]
-        vocab, pos = self.tables.by_key_token.by_token.shape[0], self.tokens.shape[1]
-        dR = self.buffers("dR", *dS.shape[:2], vocab).zero_()
-        dR.scatter_add_(2, self.tokens[:, None, : block.keys].expand_as(dS), dS)
-        self.sums(f"{self.name}.R.token", vocab, vocab).index_add_(0, asked, dR.flatten(0, 1))
-        self.sums(f"{self.name}.R.position", pos, vocab)[block.rows] += dR.sum(0)
-        key = f"{self.name}.C{block.number}"
-        self.sums(f"{key}.token", vocab, block.keys).index_add_(0, asked, dS.flatten(0, 1))
-        self.sums(f"{key}.position", *dS.shape[1:]).add_(dS.sum(0))
+
+class ScoreTables:
+    """The scores of one key-query matrix between embedded inputs, for queries at every position."""
+
+    def __init__(
+        self, W: Float[Tensor, "d_model d_model"], embedded: Table, blocks: tuple[QueryBlock, ...], name: str
+    ) -> None:
+        """`W` in bits; `name` is that of the sums."""
+        self.embedded, self.blocks, self.name = embedded, blocks, name
+        by_query = embedded.times(W)
+        self.R, self.C = by_query.times(embedded.by_token.T), by_query.times(embedded.by_position.T)
+        self.C_cut = [self.C.by_token[:, : block.keys].contiguous() for block in blocks]
+
+    def fill(self, block: QueryBlock, S: Float[Tensor, "batch query key"], piece: Piece) -> None:
+        queried, seen = piece.tokens[:, block.rows].flatten(), piece.tokens[:, None, : block.keys]
+        by_token = piece.buffers("R", *S.shape[:2], self.R.by_token.shape[1])
+        torch.index_select(self.R.by_token, 0, queried, out=by_token.flatten(0, 1))
+        by_token.add_(self.R.by_position[block.rows])
+        torch.gather(by_token, 2, seen.expand_as(S), out=S)
+        by_position = piece.buffers("C", *S.shape)
+        torch.index_select(self.C_cut[block.number], 0, queried, out=by_position.flatten(0, 1))
+        S.add_(by_position).add_(self.C.by_position[block.rows, : block.keys])
+
+    def receive(self, block: QueryBlock, dS: Float[Tensor, "batch query key"], piece: Piece) -> None:
+        queried, seen = piece.tokens[:, block.rows].flatten(), piece.tokens[:, None, : block.keys]
+        dR = piece.buffers("dR", *dS.shape[:2], self.R.by_token.shape[1]).zero_()
+        dR.scatter_add_(2, seen.expand_as(dS), dS)
+        total = self.R.gradient(piece.sums, f"{self.name}.R")
+        total.by_token.index_add_(0, queried, dR.flatten(0, 1))
+        total.by_position[block.rows] += dR.sum(0)
+        dC_token, dC_position = self._dC(block, piece.sums)
+        dC_token.index_add_(0, queried, dS.flatten(0, 1))
+        dC_position.add_(dS.sum(0))
+
+    def _dC(self, block: QueryBlock, sums: Sums) -> tuple[Tensor, Tensor]:
+        """The part of dC by token and by position that the block's queries contribute."""
+        name, (vocab, keys) = f"{self.name}.C{block.number}", self.C_cut[block.number].shape
+        return sums(f"{name}.token", vocab, keys), sums(f"{name}.position", block.mask.shape[-2], keys)
+
+    def gradient(self, sums: Sums) -> Float[Tensor, "d_model d_model"]:
+        """dW from the sums that `receive` has made."""
+        tokens, positions = self.embedded.by_token, self.embedded.by_position
+        dR = self.R.gradient(sums, f"{self.name}.R")
+        dC_token, dC_position = torch.zeros_like(self.C.by_token), torch.zeros_like(self.C.by_position)
+        for block in self.blocks:
+            by_token, by_position = self._dC(block, sums)
+            dC_token[:, : block.keys] += by_token
+            dC_position[block.rows, : block.keys] = by_position
+        by_token = dR.by_token @ tokens + dC_token @ positions
+        by_position = dR.by_position @ tokens + dC_position @ positions
+        return (tokens.T @ by_token + positions.T @ by_position) * BIT

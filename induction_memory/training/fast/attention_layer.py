@@ -1,32 +1,25 @@
-"""The attention of one layer, from its input to its output and back, with the maps of `attention_maps.py`.
+"""The attention of one layer, from its input to its output and back.
 
-    q = a_q W_q,  k = a W_k,  v = a W_v,      out = sum over heads of softmax(q k^T) v W_o
-
-where a is the input at every position and a_q the input at the queries. Backward, each map y = x W gives dW = x^T dy
-and dx = dy W^T, or sums by token and by position if the map is looked up in tables.
-
-The matrices around attention in the cheapest form, and the parameters' gradients from theirs.
-
-TransformerLens writes q = a W_Q, k = a W_K, v = a W_V, out = sum over heads of (P v) W_O. With one head as wide as the
-model, W_Q W_K^T and W_V W_O are matrices no larger than their factors, and the inputs a serve as keys and as values:
+TransformerLens writes q = a W_Q, k = a W_K, v = a W_V, out = sum over heads of (P v) W_O, with P = softmax(q k^T). With
+one head as wide as the model, W_Q W_K^T and W_V W_O are matrices no larger than their factors, and the inputs a serve
+as keys and as values:
 
     q = a (W_Q W_K^T),  k = v = a,  out = (P a) (W_V W_O)
 
-so that only queries are mapped, and the last layer may need only few of them. The factors' gradients follow from those
-of the products once per batch: with G = d(W_Q W_K^T), dW_Q = G W_K and dW_K = G^T W_Q; with H = d(W_V W_O),
-dW_V = H W_O^T and dW_O = W_V^T H.
+so that only queries are mapped, and the last layer may need only few of them. Backward, each map y = x W gives
+dW = x^T dy and dx = dy W^T. The factors' gradients follow from those of the products once per batch: with
+G = d(W_Q W_K^T), dW_Q = G W_K and dW_K = G^T W_Q; with H = d(W_V W_O), dW_V = H W_O^T and dW_O = W_V^T H.
 
-In the first layer, whose input is tokens plus positions, maps are looked up in tables (`lookup.py`), and the product
-W_V W_O is applied before P, where it costs nothing. If no gradient of that input is needed, the scores are looked up as
-well (`attention_scores.py`).
+In the first layer, whose input is tokens plus positions, maps are looked up in tables, and the product W_V W_O is
+applied before P, where it costs nothing. If no gradient of that input is needed, the scores are looked up as well
+(`attention.py`).
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from induction_memory.model.config import ModelConfig
@@ -35,21 +28,19 @@ from induction_memory.training.fast.attention import (
     ProductScores,
     Scores,
     ScoreTables,
-    TableScores,
-    Weighting,
-    add_average,
+    Table,
+    average,
     backward,
     impose,
     weigh,
-    write_average,
 )
-from induction_memory.training.fast.lookup import Table, add_by_row, look_up
-from induction_memory.training.fast.queries import Queries
-from induction_memory.training.fast.workspace import Sums, Workspace
+from induction_memory.training.fast.micro_batches import Piece, QueryBlock, Sums, Workspace
 
 
-class AttentionMaps:
-    """Maps of one layer: `maps["q"]` (in bits), "k", "v" and "o"; one that is missing is the identity."""
+class AttentionLayer:
+    """`maps` has "q" (in bits), "k", "v" and "o"; one that is missing is the identity. `learning` names those whose
+    gradient is needed.
+    """
 
     def __init__(
         self,
@@ -59,52 +50,161 @@ class AttentionMaps:
         trained: frozenset[str],
         embedded: Table | None,
         inputs_wanted: bool,
-        everywhere: bool,
+        blocks: tuple[QueryBlock, ...] | None,
     ) -> None:
         """`embedded` has the embeddings if they are the layer's input. `inputs_wanted` says that the input's gradient
-        is needed, `everywhere` that every position is a query.
+        is needed. `blocks` are those of all positions if every position is a query.
         """
         self.prefix = f"blocks.{layer}.attn"
         self.weights = {name: parameters[f"{self.prefix}.{name}"] for name in ("W_Q", "W_K", "W_V", "W_O")}
-        self.trained = frozenset(name for name in self.weights if f"{self.prefix}.{name}" in trained)
-        self.embedded = embedded
-        self.inputs_wanted = inputs_wanted
+        self.trained = {name for name in self.weights if f"{self.prefix}.{name}" in trained}
+        self.embedded, self.inputs_wanted = embedded, inputs_wanted
         self.heads, self.d_model, self.d_head = self.weights["W_Q"].shape
         self.score_scale = LOG2_E / (math.sqrt(self.d_head) if config.scale_scores else 1)
         self.folded = self.heads == 1 and self.d_head >= self.d_model
-        self.maps, self.factors = self._folded() if self.folded else self._by_head()
-        self.tables = {
-            name: Table(embedded.by_token @ W, embedded.by_position @ W)
-            for name, W in self.maps.items()
-            if embedded is not None and name != "o"
-        }
+        W_Q, W_K, W_V, W_O = self.weights.values()
+        if self.folded:
+            output = "o" if embedded is None else "v"
+            self.maps = {"q": (W_Q[0] @ W_K[0].T) * self.score_scale, output: W_V[0] @ W_O[0]}
+            factors = {"q": {"W_Q", "W_K"}, output: {"W_V", "W_O"}}
+        else:
+            q, k, v = (W.transpose(0, 1).flatten(1) for W in (W_Q, W_K, W_V))
+            self.maps = {"q": q * self.score_scale, "k": k, "v": v, "o": W_O.flatten(0, 1)}
+            factors = {"q": {"W_Q"}, "k": {"W_K"}, "v": {"W_V"}, "o": {"W_O"}}
+        self.learning = {name for name in self.maps if factors[name] & self.trained}
+        self.tables: dict[str, Table] = {}
+        if embedded is not None:
+            self.tables = {name: embedded.times(W) for name, W in self.maps.items() if name != "o"}
         self.score_tables: ScoreTables | None = None
-        if embedded is not None and self.folded and everywhere and not inputs_wanted:
-            self.score_tables = ScoreTables(self.maps["q"], embedded)
+        if embedded is not None and self.folded and blocks is not None and not inputs_wanted:
+            self.score_tables = ScoreTables(self.maps["q"], embedded, blocks, f"{self.prefix}.q")
 
-    def _folded(self) -> tuple[dict[str, Tensor], dict[str, set[str]]]:
-        W_Q, W_K, W_V, W_O = self.weights.values()
-        output = "o" if self.embedded is None else "v"
-        maps = {"q": (W_Q[0] @ W_K[0].T) * self.score_scale, output: W_V[0] @ W_O[0]}
-        return maps, {"q": {"W_Q", "W_K"}, output: {"W_V", "W_O"}}
+    def forward(
+        self,
+        a: Float[Tensor, "batch pos d_model"],
+        a_queries: Float[Tensor, "batch query d_model"],
+        piece: Piece,
+        pattern: Float[Tensor, "batch query key"] | None,
+        residual: Float[Tensor, "batch query d_model"],
+        out: Float[Tensor, "batch query d_model"],
+    ) -> Callable[[Tensor, Tensor | None, Tensor | None], None]:
+        """Write residual + attention to `out`; `pattern` takes the place of the softmax.
 
-    def _by_head(self) -> tuple[dict[str, Tensor], dict[str, set[str]]]:
-        W_Q, W_K, W_V, W_O = self.weights.values()
-        q, k, v = (W.transpose(0, 1).flatten(1) for W in (W_Q, W_K, W_V))
-        maps = {"q": q * self.score_scale, "k": k, "v": v, "o": W_O.flatten(0, 1)}
-        return maps, {"q": {"W_Q"}, "k": {"W_K"}, "v": {"W_V"}, "o": {"W_O"}}
+        The function returned, `back(dout, add_dx, add_dx_queries)`, sums the maps' gradients and adds those of the
+        inputs to `add_dx` (as keys and values) and `add_dx_queries`. These two, or the second, may be `dout` itself.
+        Maps that are looked up leave their inputs' gradients to the tables.
+        """
+        tokens, buffers, queried = piece.tokens, piece.buffers, piece.choose(piece.tokens)
+        q = None
+        if self.score_tables is None:
+            q = self._project("q", a_queries, queried, piece.positions, buffers)
+        k = self._project("k", a, tokens, None, buffers)
+        v = self._project("v", a, tokens, None, buffers)
+        weights = []
+        for head in range(self.heads):
+            if pattern is None:
+                weights.append(weigh(self._scores(head, q, k), piece, f"{self.prefix}.{head}"))
+            else:
+                weights.append(impose(pattern, piece))
+        W_o, o = self.maps.get("o"), None
+        if W_o is None:
+            average(weights[0], v, out.copy_(residual), piece, add=True)
+        else:
+            o = buffers(f"{self.prefix}.o", *a_queries.shape[:2], v.shape[2])
+            for head in range(self.heads):
+                average(weights[head], self._head(v, head), self._head(o, head), piece)
+            torch.addmm(residual.flatten(0, 1), o.flatten(0, 1), W_o, out=out.flatten(0, 1))
 
-    def learns(self, name: str) -> bool:
-        """Whether the gradient of a map is needed."""
-        return not self.trained.isdisjoint(self.factors.get(name, ()))
+        def back(dout: Tensor, add_dx: Tensor | None, add_dx_queries: Tensor | None) -> None:
+            do = self._output_backward(dout, o, add_dx, piece)
+            dq = dk = None
+            if pattern is None:
+                dq = None if q is None or not self._wanted("q") else buffers("dq", *q.shape)
+                dk = self._gradient("k", k, add_dx, buffers)
+            dv = self._gradient("v", v, add_dx, buffers)
+            for head in range(self.heads):
+                scores = None
+                if dq is not None or dk is not None or (pattern is None and q is None and "q" in self.learning):
+                    scores = self._scores(head, q, k, dq, dk)
+                add_dv = None if dv is None else self._head(dv, head)
+                if scores is not None or add_dv is not None:
+                    do_head, v_head = self._head(do, head), self._head(v, head)
+                    backward(weights[head], do_head, v_head, piece, scores=scores, add_dv=add_dv)
+            self._map_backward("q", dq, a_queries, queried, piece.positions, add_dx_queries, piece.sums)
+            self._map_backward("k", dk, a, tokens, None, add_dx, piece.sums)
+            self._map_backward("v", dv, a, tokens, None, add_dx, piece.sums)
 
-    def wanted(self, name: str) -> bool:
+        return back
+
+    def _project(self, name: str, x: Tensor, tokens: Tensor, positions: Tensor | None, buffers: Workspace) -> Tensor:
+        """The rows of q, k or v."""
+        if name not in self.maps:
+            return x
+        W = self.maps[name]
+        y = buffers(f"{self.prefix}.{name}", *x.shape[:2], W.shape[1])
+        if name in self.tables:
+            self.tables[name].look_up(tokens, positions, y)
+        else:
+            torch.mm(x.flatten(0, 1), W, out=y.flatten(0, 1))
+        return y
+
+    def _head(self, x: Tensor, head: int) -> Tensor:
+        """The columns of one head."""
+        return x if self.heads == 1 else x[..., head * self.d_head : (head + 1) * self.d_head]
+
+    def _scores(
+        self, head: int, q: Tensor | None, k: Tensor, dq: Tensor | None = None, add_dk: Tensor | None = None
+    ) -> Scores:
+        if q is None:
+            assert self.score_tables is not None
+            return self.score_tables
+        dq, add_dk = (None if x is None else self._head(x, head) for x in (dq, add_dk))
+        return ProductScores(self._head(q, head), self._head(k, head), dq, add_dk)
+
+    def _wanted(self, name: str) -> bool:
         """Whether the gradient of q, k or v is needed."""
-        return self.learns(name) or self.inputs_wanted
+        return self.inputs_wanted or name in self.learning
+
+    def _gradient(self, name: str, y: Tensor, add_dx: Tensor | None, buffers: Workspace) -> Tensor | None:
+        """What the gradient of k or v is added to: a buffer, the inputs' gradient itself, or nothing."""
+        if not self._wanted(name):
+            return None
+        return buffers(f"d{name}", *y.shape).zero_() if name in self.maps else add_dx
+
+    def _output_backward(self, dout: Tensor, o: Tensor | None, add_dx: Tensor | None, piece: Piece) -> Tensor:
+        """The gradient of P v; `o` is P v if a map follows it."""
+        if o is None:  # copied if dout is also add_dx, which changes while dout is still needed
+            return piece.buffers("do", *dout.shape).copy_(dout) if dout is add_dx else dout
+        W_o, rows = self.maps["o"], dout.flatten(0, 1)
+        if "o" in self.learning:
+            piece.sums(f"{self.prefix}.o", *W_o.shape).addmm_(o.flatten(0, 1).T, rows)
+        return torch.mm(rows, W_o.T, out=piece.buffers("do", len(rows), len(W_o))).view_as(o)
+
+    def _map_backward(
+        self,
+        name: str,
+        dy: Tensor | None,
+        x: Tensor,
+        tokens: Tensor,
+        positions: Tensor | None,
+        add_dx: Tensor | None,
+        sums: Sums,
+    ) -> None:
+        """From the gradient of q, k or v: sum the gradient of its map, and add that of its inputs."""
+        if dy is None or name not in self.maps:
+            return
+        W, key = self.maps[name], f"{self.prefix}.{name}"
+        if name in self.tables:
+            self.tables[name].add_gradient(dy, tokens, positions, sums, key)
+            return
+        if name in self.learning:
+            sums(key, *W.shape).addmm_(x.flatten(0, 1).T, dy.flatten(0, 1))
+        if add_dx is not None:
+            add_dx.flatten(0, 1).addmm_(dy.flatten(0, 1), W.T)
 
     def gradients(self, sums: Sums) -> dict[str, Tensor]:
         """Gradients of the trained parameters, from the sums over the batch."""
-        products = {name: self._gradient(name, sums) for name in self.maps if self.learns(name)}
+        products = {name: self._map_gradient(name, sums) for name in self.learning}
         if "q" in products:
             products["q"] = products["q"] * self.score_scale
         found: dict[str, Tensor] = {}
@@ -125,186 +225,21 @@ class AttentionMaps:
                 found["W_O"] = products["o"].view_as(W_O)
         return {f"{self.prefix}.{name}": found[name] for name in self.trained}
 
-    def _gradient(self, name: str, sums: Sums) -> Tensor:
-        """Gradient of a map."""
+    def _map_gradient(self, name: str, sums: Sums) -> Tensor:
         W, key = self.maps[name], f"{self.prefix}.{name}"
         if name not in self.tables or self.embedded is None:
             return sums(key, *W.shape)
         if name == "q" and self.score_tables is not None:
-            return self.score_tables.gradient(sums, key)
-        by_token, by_position = self._by_row(name, sums)
-        return self.embedded.by_token.T @ by_token + self.embedded.by_position.T @ by_position
-
-    def _by_row(self, name: str, sums: Sums) -> tuple[Tensor, Tensor]:
-        """The sums of `lookup.add_by_row`."""
-        table, key = self.tables[name], f"{self.prefix}.{name}"
-        return sums(f"{key}.token", *table.by_token.shape), sums(f"{key}.position", *table.by_position.shape)
+            return self.score_tables.gradient(sums)
+        total = self.tables[name].gradient(sums, key)
+        return self.embedded.by_token.T @ total.by_token + self.embedded.by_position.T @ total.by_position
 
     def embedding_gradients(self, sums: Sums) -> Table:
         """The gradients of the embeddings that come through the tables."""
         assert self.embedded is not None
         token, position = torch.zeros_like(self.embedded.by_token), torch.zeros_like(self.embedded.by_position)
-        for name in self.tables:
-            by_token, by_position = self._by_row(name, sums)
-            token += by_token @ self.maps[name].T
-            position += by_position @ self.maps[name].T
+        for name, table in self.tables.items():
+            total = table.gradient(sums, f"{self.prefix}.{name}")
+            token += total.by_token @ self.maps[name].T
+            position += total.by_position @ self.maps[name].T
         return Table(token, position)
-
-
-@dataclass(frozen=True)
-class Attended:
-    """What the backward of the layer needs."""
-
-    inputs: Tensor
-    queries_in: Tensor
-    q: Tensor | None
-    """None if the scores come from tables."""
-    k: Tensor
-    v: Tensor
-    o: Tensor | None
-    """P v; None if no map follows it."""
-    weightings: tuple[Weighting, ...]
-    table_scores: TableScores | None
-
-
-@dataclass(frozen=True)
-class AttentionLayer:
-    """Attention with given maps."""
-
-    maps: AttentionMaps
-
-    def forward(
-        self,
-        inputs: Float[Tensor, "batch pos d_model"],
-        queries_in: Float[Tensor, "batch query d_model"],
-        tokens: Int[Tensor, "batch pos"],
-        queries: Queries,
-        pattern: Float[Tensor, "batch query key"] | None,
-        residual: Float[Tensor, "batch query d_model"],
-        out: Float[Tensor, "batch query d_model"],
-        buffers: Workspace,
-        sums: Sums,
-    ) -> Attended:
-        """Write residual + attention to `out`; `pattern` takes the place of the softmax."""
-        prefix, W_o = self.maps.prefix, self.maps.maps.get("o")
-        q, table_scores = None, None
-        if self.maps.score_tables is None:
-            q = self._project("q", queries_in, queries.choose(tokens), queries.positions, buffers)
-        else:
-            table_scores = TableScores.of(self.maps.score_tables, tokens, queries.blocks, buffers, sums, f"{prefix}.q")
-        k = self._project("k", inputs, tokens, None, buffers)
-        v = self._project("v", inputs, tokens, None, buffers)
-        weightings = []
-        for head in range(self.maps.heads):
-            if pattern is not None:
-                weightings.append(impose(pattern, queries.blocks))
-                continue
-            scores = table_scores or self._product_scores(head, q, k)
-            weightings.append(weigh(scores, len(tokens), queries.blocks, buffers, f"{prefix}.{head}"))
-        if W_o is None:
-            add_average(weightings[0], v, out.copy_(residual))
-            return Attended(inputs, queries_in, q, k, v, None, tuple(weightings), table_scores)
-        o = buffers(f"{prefix}.o", *queries_in.shape[:2], v.shape[2])
-        for head, weighting in enumerate(weightings):
-            write_average(weighting, self._head(v, head), self._head(o, head))
-        torch.addmm(residual.flatten(0, 1), o.flatten(0, 1), W_o, out=out.flatten(0, 1))
-        return Attended(inputs, queries_in, q, k, v, o, tuple(weightings), table_scores)
-
-    def backward(
-        self,
-        dout: Float[Tensor, "batch query d_model"],
-        saved: Attended,
-        tokens: Int[Tensor, "batch pos"],
-        queries: Queries,
-        add_dx: Float[Tensor, "batch pos d_model"] | None,
-        add_dx_queries: Float[Tensor, "batch query d_model"] | None,
-        buffers: Workspace,
-        sums: Sums,
-    ) -> None:
-        """Sum the maps' gradients; add the inputs' gradients to `add_dx` (keys and values) and `add_dx_queries`.
-
-        `add_dx_queries`, or both, may be `dout` itself. Maps that are looked up leave their inputs' gradients to the
-        tables.
-        """
-        do = self._output_backward(dout, saved, add_dx, buffers, sums)
-        dq, dk, dv = (self._gradient(name, saved, add_dx, buffers) for name in ("q", "k", "v"))
-        for head, weighting in enumerate(saved.weightings):
-            scores: Scores | None = saved.table_scores if self.maps.learns("q") else None
-            if dq is not None or dk is not None:
-                scores = self._product_scores(head, saved.q, saved.k, dq, dk)
-            add_dv = None if dv is None else self._head(dv, head)
-            if scores is not None or add_dv is not None:
-                here = self._head(do, head), self._head(saved.v, head)
-                backward(weighting, *here, buffers, scores=scores, add_dv=add_dv)
-        self._map_backward("q", dq, saved.queries_in, queries.choose(tokens), queries.positions, add_dx_queries, sums)
-        self._map_backward("k", dk, saved.inputs, tokens, None, add_dx, sums)
-        self._map_backward("v", dv, saved.inputs, tokens, None, add_dx, sums)
-
-    def _head(self, x: Tensor, head: int) -> Tensor:
-        """The columns of one head."""
-        width = self.maps.d_head
-        return x if self.maps.heads == 1 else x[..., head * width : (head + 1) * width]
-
-    def _product_scores(
-        self, head: int, q: Tensor | None, k: Tensor, dq: Tensor | None = None, add_dk: Tensor | None = None
-    ) -> ProductScores:
-        assert q is not None
-        columns = (None if x is None else self._head(x, head) for x in (dq, add_dk))
-        return ProductScores(self._head(q, head), self._head(k, head), *columns)
-
-    def _project(self, name: str, x: Tensor, tokens: Tensor, positions: Tensor | None, buffers: Workspace) -> Tensor:
-        """The rows of q, k or v."""
-        if name not in self.maps.maps:
-            return x
-        W = self.maps.maps[name]
-        y = buffers(f"{self.maps.prefix}.{name}", *x.shape[:2], W.shape[1])
-        if name in self.maps.tables:
-            look_up(self.maps.tables[name], tokens, positions, y)
-        else:
-            torch.mm(x.flatten(0, 1), W, out=y.flatten(0, 1))
-        return y
-
-    def _output_backward(
-        self, dout: Tensor, saved: Attended, add_dx: Tensor | None, buffers: Workspace, sums: Sums
-    ) -> Float[Tensor, "batch query d_value"]:
-        """The gradient of P v."""
-        if saved.o is None:  # copied if dout is also add_dx, which changes while dout is still needed
-            return buffers("do", *dout.shape).copy_(dout) if dout is add_dx else dout
-        W_o, rows = self.maps.maps["o"], dout.flatten(0, 1)
-        if self.maps.learns("o"):
-            sums(f"{self.maps.prefix}.o", *W_o.shape).addmm_(saved.o.flatten(0, 1).T, rows)
-        return torch.mm(rows, W_o.T, out=buffers("do", len(rows), len(W_o))).view_as(saved.o)
-
-    def _gradient(self, name: str, saved: Attended, add_dx: Tensor | None, buffers: Workspace) -> Tensor | None:
-        """The tensor for the gradient of q, k or v: a buffer, the inputs' gradient itself, or None."""
-        activation = getattr(saved, name)
-        if activation is None or not self.maps.wanted(name):
-            return None
-        if name not in self.maps.maps:
-            return add_dx
-        gradient = buffers(f"d{name}", *activation.shape)
-        written = name == "q" and not saved.weightings[0].imposed
-        return gradient if written else gradient.zero_()
-
-    def _map_backward(
-        self,
-        name: str,
-        dy: Tensor | None,
-        x: Tensor,
-        tokens: Tensor,
-        positions: Tensor | None,
-        add_dx: Tensor | None,
-        sums: Sums,
-    ) -> None:
-        """From the gradient of q, k or v: sum the gradient of its map, and add that of its inputs."""
-        if dy is None or name not in self.maps.maps:
-            return
-        W, key = self.maps.maps[name], f"{self.maps.prefix}.{name}"
-        if name in self.maps.tables:
-            table = self.maps.tables[name]
-            add_by_row(dy, tokens, positions, sums, key, len(table.by_token), len(table.by_position))
-            return
-        if self.maps.learns(name):
-            sums(key, *W.shape).addmm_(x.flatten(0, 1).T, dy.flatten(0, 1))
-        if add_dx is not None:
-            add_dx.flatten(0, 1).addmm_(dy.flatten(0, 1), W.T)

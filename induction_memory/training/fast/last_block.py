@@ -11,17 +11,13 @@ to all logits changes nothing, so the logit of the last token is subtracted from
 enough. If every position is a query and the vocabulary is narrower than the model, values are mapped before P,
 otherwise after.
 
-Logits to loss and back.
-
-    nll = log(sum exp(logits)) - logits[target]        dlogits = w (softmax(logits) - 1{target})
-
-where w is the weight of a row in the loss: one over the number of trained positions, or zero. As in attention, logits
-are computed in bits, because powers of two are cheaper; a gradient with respect to bits is log 2 times dlogits.
+The loss is nll = log(sum exp(logits)) - logits[target], with dlogits = w (softmax(logits) - 1{target}), where w is the
+weight of a row in the loss: one over the number of trained positions, or zero. As in attention, logits are computed in
+bits, because powers of two are cheaper; a gradient with respect to bits is log 2 times dlogits.
 """
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -29,19 +25,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from induction_memory.model.config import ModelConfig
-from induction_memory.training.fast.attention import (
-    LOG2_E,
-    ProductScores,
-    Weighting,
-    backward,
-    impose,
-    weigh,
-    write_average,
-)
-from induction_memory.training.fast.attention_layer import AttentionMaps
-from induction_memory.training.fast.block import Block, LayerNorm, learns_below
-from induction_memory.training.fast.queries import Queries
-from induction_memory.training.fast.workspace import Sums, Workspace
+from induction_memory.training.fast.attention import LOG2_E, ProductScores, average, backward, impose, weigh
+from induction_memory.training.fast.block import Block, LayerNorm
+from induction_memory.training.fast.micro_batches import Piece, Sums
+
+Found = tuple[Tensor, Tensor, Tensor | None]
+"""-log p(target), correctness, and the gradient of the last block's input, if it is needed."""
 
 
 def cross_entropy(
@@ -66,10 +55,6 @@ def cross_entropy(
     return nll, correct
 
 
-Found = tuple[Tensor, Tensor, Tensor | None]
-"""-log p(target), correctness, and the gradient of the last block's input."""
-
-
 @runtime_checkable
 class Tail(Protocol):
     """The end of a network, from the last block's input to the loss."""
@@ -77,13 +62,10 @@ class Tail(Protocol):
     def run(
         self,
         x: Float[Tensor, "batch pos d_model"],
-        tokens: Int[Tensor, "batch pos"],
-        queries: Queries,
+        piece: Piece,
         pattern: Float[Tensor, "batch query key"] | None,
         targets: Int[Tensor, " row"],
         weights: Float[Tensor, " row"] | None,
-        buffers: Workspace,
-        sums: Sums,
     ) -> Found:
         """Predict the targets of all queries; with weights, add the gradients to the sums."""
         ...
@@ -107,93 +89,60 @@ class BlockTail:
         W_U: Float[Tensor, "d_model vocab"],
         unembedding_learns: bool,
     ) -> None:
-        self.block = block
-        self.norm = norm
+        self.block, self.norm, self.unembedding_learns = block, norm, unembedding_learns
         self.W_U_bits = W_U * LOG2_E
-        self.unembedding_learns = unembedding_learns
-        norm_learns = norm is not None and any(norm.trained)
-        self.output_wanted = block.wanted or norm_learns
+        self.output_wanted = block.wanted or (norm is not None and norm.learns)
 
     def run(
         self,
         x: Float[Tensor, "batch pos d_model"],
-        tokens: Int[Tensor, "batch pos"],
-        queries: Queries,
+        piece: Piece,
         pattern: Float[Tensor, "batch query key"] | None,
         targets: Int[Tensor, " row"],
         weights: Float[Tensor, " row"] | None,
-        buffers: Workspace,
-        sums: Sums,
     ) -> Found:
-        y, passed = self.block.forward(x, tokens, queries, pattern, buffers, sums)
-        f, normalized = (y, None) if self.norm is None else self.norm.forward(y)
+        y, block_back = self.block.forward(x, piece, pattern)
+        f, norm_back = (y, None) if self.norm is None else self.norm.forward(y, piece)
         rows = f.flatten(0, 1)
-        bits = torch.mm(rows, self.W_U_bits, out=buffers("bits", len(rows), self.W_U_bits.shape[1]))
+        bits = torch.mm(rows, self.W_U_bits, out=piece.buffers("bits", len(rows), self.W_U_bits.shape[1]))
         nll, correct = cross_entropy(bits, targets, weights)
         if weights is None:
             return nll, correct, None
         if self.unembedding_learns:
-            sums("unembed.W_U", *self.W_U_bits.shape).addmm_(rows.T, bits)
+            piece.sums("unembed.W_U", *self.W_U_bits.shape).addmm_(rows.T, bits)
         if not self.output_wanted:
             return nll, correct, None
-        dy = torch.mm(bits, self.W_U_bits.T, out=buffers("drows", *rows.shape)).view_as(y)
-        if self.norm is not None and normalized is not None:
-            dy = self.norm.backward(dy, normalized, sums)
-        if not self.block.wanted:
-            return nll, correct, None
-        return nll, correct, self.block.backward(dy, passed, tokens, buffers, sums)
+        dy = torch.mm(bits, self.W_U_bits.T, out=piece.buffers("drows", *rows.shape)).view_as(y)
+        if norm_back is not None:
+            dy = norm_back(dy)
+        return nll, correct, block_back(dy) if self.block.wanted else None
 
     def gradients(self, sums: Sums) -> dict[str, Tensor]:
-        return self.block.maps.gradients(sums)
+        return self.block.attention.gradients(sums)
 
     def unembedding_gradient(self, sums: Sums) -> Float[Tensor, "d_model vocab"]:
         return sums("unembed.W_U", *self.W_U_bits.shape) * LOG2_E
-
-
-@dataclass(frozen=True)
-class _Attended:
-    """What the backward of a `LinearTail` needs."""
-
-    x: Tensor
-    q: Tensor
-    rows: Tensor
-    """x at the queries."""
-    weighting: Weighting
-    v: Tensor
-    o: Tensor
-    """P v."""
-    mapped: bool
-    """Whether v is x mapped to the vocabulary; otherwise v is x itself."""
 
 
 class LinearTail:
     """The last block and the unembedding where they are linear."""
 
     def __init__(
-        self,
-        config: ModelConfig,
-        parameters: Mapping[str, Tensor],
-        trained: frozenset[str],
-        unembedding_learns: bool,
+        self, block: Block, parameters: Mapping[str, Tensor], trained: frozenset[str], unembedding_learns: bool
     ) -> None:
-        layer = config.n_layers - 1
-        self.input_wanted = learns_below(layer, trained)
-        self.attention = AttentionMaps(layer, config, parameters, trained, None, self.input_wanted, False)
-        self.feed_name = f"blocks.{layer}.mlp.W_F"
-        self.parallel = config.parallel_blocks
+        self.attention, self.parallel, self.input_wanted = block.attention, block.parallel, block.input_wanted
         self.W_U = parameters["unembed.W_U"]
+        self.feed_name = "" if block.feed is None else block.feed.last
         self.W_F = parameters.get(self.feed_name)
         self.feed_learns = self.feed_name in trained
-        self.unembedding_learns = unembedding_learns
         fed = self.W_U if self.W_F is None else self.W_U + self.W_F @ self.W_U
         self.attended_map = self.W_U if self.parallel else fed
-        self.W = self.attention.maps["q"]
-        self.Phi = self.attention.maps["o"]
+        self.W, self.Phi = self.attention.maps["q"], self.attention.maps["o"]
         self.M = _narrow(fed) * LOG2_E
         self.N = self.Phi @ _narrow(self.attended_map) * LOG2_E
         self.M_wanted = self.feed_learns or unembedding_learns
-        self.N_wanted = self.M_wanted or self.attention.learns("o")
-        self.q_wanted = self.attention.wanted("q")
+        self.N_wanted = self.M_wanted or "o" in self.attention.learning
+        self.q_wanted = self.input_wanted or "q" in self.attention.learning
 
     @staticmethod
     def fits(config: ModelConfig) -> bool:
@@ -204,103 +153,64 @@ class LinearTail:
     def run(
         self,
         x: Float[Tensor, "batch pos d_model"],
-        tokens: Int[Tensor, "batch pos"],
-        queries: Queries,
+        piece: Piece,
         pattern: Float[Tensor, "batch query key"] | None,
         targets: Int[Tensor, " row"],
         weights: Float[Tensor, " row"] | None,
-        buffers: Workspace,
-        sums: Sums,
     ) -> Found:
-        x_queries = queries.choose(x)
+        buffers, width, x_queries = piece.buffers, self.M.shape[1], piece.choose(x)
         shape, rows = x_queries.shape[:2], x_queries.flatten(0, 1)
         q = torch.mm(rows, self.W, out=buffers("tail.q", *rows.shape)).view(*shape, -1)
-        if pattern is None:
-            weighting = weigh(ProductScores(q, x), len(x), queries.blocks, buffers, "tail")
-        else:
-            weighting = impose(pattern, queries.blocks)
-        passed = _Attended(x, q, rows, weighting, *self._average(x, shape, queries, weighting, buffers))
-        bits = self._logits(passed, buffers)
-        nll, correct = cross_entropy(bits, targets, weights)
-        if weights is None:
-            return nll, correct, None
-        return nll, correct, self._backward(bits[:, :-1], passed, queries, buffers, sums)
-
-    def _average(
-        self, x: Tensor, shape: torch.Size, queries: Queries, weighting: Weighting, buffers: Workspace
-    ) -> tuple[Tensor, Tensor, bool]:
-        """Values, their average under the pattern, and whether values are mapped to the vocabulary before it."""
-        width = self.M.shape[1]
-        mapped = queries.positions is None and width < x.shape[2]
-        v = x
+        P = weigh(ProductScores(q, x), piece, "tail") if pattern is None else impose(pattern, piece)
+        v, mapped = x, piece.positions is None and width < x.shape[2]
         if mapped:
             v = torch.mm(x.flatten(0, 1), self.N, out=buffers("tail.v", x.shape[0] * x.shape[1], width))
             v = v.view(*x.shape[:2], width)
         o = buffers("tail.o", *shape, v.shape[2])
-        write_average(weighting, v, o)
-        return v, o, mapped
-
-    def _logits(self, passed: "_Attended", buffers: Workspace) -> Float[Tensor, "row vocab"]:
-        """The logits in bits, with 0 for the last token."""
-        width = self.M.shape[1]
-        bits = buffers("bits", len(passed.rows), width + 1)
+        average(P, v, o, piece)
+        bits = buffers("bits", len(rows), width + 1)
         bits[:, width] = 0
-        out, o = bits[:, :width], passed.o.flatten(0, 1)
-        if passed.mapped:
-            torch.addmm(o, passed.rows, self.M, out=out)
+        logits = bits[:, :width]
+        if mapped:
+            torch.addmm(o.flatten(0, 1), rows, self.M, out=logits)
         else:
-            torch.mm(passed.rows, self.M, out=out)
-            out.addmm_(o, self.N)
-        return bits
+            torch.mm(rows, self.M, out=logits)
+            logits.addmm_(o.flatten(0, 1), self.N)
+        nll, correct = cross_entropy(bits, targets, weights)
+        if weights is None:
+            return nll, correct, None
 
-    def _backward(
-        self, dlogits: Float[Tensor, "row less"], passed: "_Attended", queries: Queries, buffers: Workspace, sums: Sums
-    ) -> Tensor | None:
-        """Sum the gradients of the maps; return that of the input, if it is needed."""
-        x, rows, shape = passed.x, passed.rows, passed.q.shape[:2]
+        sums, dlogits = piece.sums, bits[:, :-1]
         if self.M_wanted:
             sums("tail.M", *self.M.shape).addmm_(rows.T, dlogits)
         dx = dx_queries = None
         if self.input_wanted:
             dx_queries = torch.mm(dlogits, self.M.T, out=buffers("tail.dx_queries", *rows.shape)).view(*shape, -1)
-            dx = dx_queries if queries.positions is None else buffers("tail.dx", *x.shape).zero_()
-        dq = buffers("tail.dq", *passed.q.shape) if self.q_wanted and not passed.weighting.imposed else None
-        self._attention_backward(dlogits, passed, dq, dx, buffers, sums)
-        if dq is not None:
-            sums(f"{self.attention.prefix}.q", *self.W.shape).addmm_(rows.T, dq.flatten(0, 1))
-            if dx_queries is not None:
-                dx_queries.flatten(0, 1).addmm_(dq.flatten(0, 1), self.W.T)
-        if dx is not None and dx_queries is not None and queries.positions is not None:
-            queries.add_back(dx, dx_queries)
-        return dx
-
-    def _attention_backward(
-        self,
-        dlogits: Float[Tensor, "row less"],
-        passed: "_Attended",
-        dq: Tensor | None,
-        dx: Tensor | None,
-        buffers: Workspace,
-        sums: Sums,
-    ) -> None:
-        """Sum dN, write dq and add to dx, as far as they are given."""
-        x, v, o, shape = passed.x, passed.v, passed.o, passed.q.shape[:2]
-        if passed.mapped:
+            dx = dx_queries if piece.positions is None else buffers("tail.dx", *x.shape).zero_()
+        dq = buffers("tail.dq", *q.shape) if self.q_wanted and pattern is None else None
+        scores = None if dq is None else ProductScores(q, x, dq, dx)
+        if mapped:
             do = dlogits.view(*shape, -1)
             dv = buffers("tail.dv", *v.shape).zero_() if self.N_wanted or self.input_wanted else None
         else:
             if self.N_wanted:
                 sums("tail.N", *self.N.shape).addmm_(o.flatten(0, 1).T, dlogits)
-            do = torch.mm(dlogits, self.N.T, out=buffers("tail.do", *passed.rows.shape)).view(*shape, -1)
+            do = torch.mm(dlogits, self.N.T, out=buffers("tail.do", *rows.shape)).view(*shape, -1)
             dv = dx
-        scores = None if dq is None else ProductScores(passed.q, x, dq, dx)
         if scores is not None or dv is not None:
-            backward(passed.weighting, do, v, buffers, scores=scores, add_dv=dv)
-        if passed.mapped and dv is not None:
+            backward(P, do, v, piece, scores=scores, add_dv=dv)
+        if mapped and dv is not None:
             if self.N_wanted:
                 sums("tail.N", *self.N.shape).addmm_(x.flatten(0, 1).T, dv.flatten(0, 1))
             if dx is not None:
                 dx.flatten(0, 1).addmm_(dv.flatten(0, 1), self.N.T)
+        if dq is not None:
+            sums(f"{self.attention.prefix}.q", *self.W.shape).addmm_(rows.T, dq.flatten(0, 1))
+            if dx_queries is not None:
+                dx_queries.flatten(0, 1).addmm_(dq.flatten(0, 1), self.W.T)
+        if dx is not None and dx_queries is not None and piece.positions is not None:
+            piece.add_back(dx, dx_queries)
+        return nll, correct, dx
 
     def gradients(self, sums: Sums) -> dict[str, Tensor]:
         dN = self._gradient("tail.N", sums)
