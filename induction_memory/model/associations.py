@@ -135,14 +135,13 @@ def fact(task: Task | None, name: str, what: str) -> Any:
 
 def _whole(m: Memories, memory: str, norm: Norm, task: Task | None) -> Association:
     """A memory with all its inputs and outputs; W_K1 with queries from the second position on."""
-    row, fold = TABLE[memory], norm == "folded"
+    row = TABLE[memory]
     layers = memories.layers_of(row.matrix, row.inputs)
-    W = memories.headed_matrix(m, row.matrix, layers, fold=fold)
+    W = memories.headed_matrix(m, row.matrix, layers, fold=norm == "folded")
+    u, v = memories.headed_rows(m, row.inputs, layers, norm), memories.headed_rows(m, row.outputs, layers, norm)
     if norm == "full":
         reader = f"blocks.{int(memory[-1]) - 1}.ln1"
-        u, v = (m.normed(reader, memories.normed_rows(m, rows, layers)) for rows in (row.inputs, row.outputs))
-    else:
-        u, v = (memories.headed_rows(m, rows, layers, fold=fold) for rows in (row.inputs, row.outputs))
+        u, v = m.normed(reader, u), m.normed(reader, v)
     return _labelled(m, memory, W, u, v, layers, task)
 
 

@@ -21,21 +21,14 @@ has a norm of its own: `associations.py` offers W_K's recall folded, with the wh
 adds a constant per reader and is left out. An RMSNorm, x -> gamma * x / |x| * sqrt(d), has the same parts without the
 centring. Rotary positions turn queries and keys, which W_K<l> leaves out: it is the score at distance 0.
 
-Heads of several layers as leading axes: step, then one head axis per layer that takes part.
-
-The keys of W_K2 are written by a head of layer 1 and read by a head of layer 2, so its table of scores has both axes:
-[step, earlier head, head, query, key]. A matrix has its heads at the place of its own layer and ones elsewhere.
-
-Heads that share keys and values (grouped queries), as weights with one matrix per head.
-
-TransformerLens stores one key and one value matrix per group of heads, under `_W_K`, `_W_V`, `_b_K` and `_b_V`. Head h
-uses those of group h // (heads per group), so `W_K` repeats each of them for every head of its group.
+Leading axes are step, then one head axis per layer that takes part. The keys of W_K2 are written by a head of layer 1
+and read by a head of layer 2, so its table of scores has both: [step, earlier head, head, query, key]. A matrix has its
+heads at the place of its own layer and ones elsewhere.
 """
 
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -43,17 +36,22 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from induction_memory.errors import InputError, UnsupportedError, require
+from induction_memory.model.names import Norm
 
 _AXES_AFTER_HEAD = {"W_K": 2, "W_V": 2, "b_K": 1, "b_V": 1}
 
 
 def ungrouped(weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """The weights with `W_K`, `W_V` and their biases for each head; the mapping itself if no heads are grouped."""
-    return Ungrouped(weights) if any(name.endswith("attn._W_K") for name in weights) else weights
+    return Ungrouped(weights) if "blocks.0.attn._W_K" in weights else weights
 
 
 class Ungrouped(Mapping[str, Tensor]):
-    """Weights of a model with grouped heads, each matrix repeated when it is asked for."""
+    """Weights of a model whose heads share keys and values in groups, as one matrix per head.
+
+    TransformerLens stores one matrix per group, under `_W_K`, `_W_V`, `_b_K` and `_b_V`. Head h uses those of group
+    h // (heads per group). Each is repeated when it is read.
+    """
 
     def __init__(self, weights: Mapping[str, Tensor]) -> None:
         self._weights = weights
@@ -80,6 +78,7 @@ class Ungrouped(Mapping[str, Tensor]):
 
 _MATRIX = re.compile(r"^(?:(W_K|W_V|W_O|Phi_|W_F)(\d+)|(W_F))$")
 _EMBEDDING = re.compile(r"^((?:(?:Phi_|W_V)\d+ )*)(w_E|p|w_U)$")
+_STORED = {"w_E": "embed.W_E", "p": "pos_embed.W_pos", "w_U": "unembed.W_U"}
 _AXES = {"W_E": 2, "W_pos": 2, "W_U": 2, "W_Q": 3, "W_K": 3, "W_V": 3, "W_O": 3, "W_F": 2, "W_in": 2, "W_out": 2}
 _AXES |= {"w": 1, "b": 1, "b_Q": 2, "b_K": 2, "b_V": 2, "b_O": 1, "b_U": 1, "b_in": 1, "b_out": 1, "eps": 0}
 
@@ -105,7 +104,7 @@ class Memories:
     def __post_init__(self) -> None:
         object.__setattr__(self, "weights", ungrouped(self.weights))
 
-    @cached_property
+    @property
     def n_layers(self) -> int:
         return number_of_layers(self.weights)
 
@@ -123,27 +122,16 @@ class Memories:
 
     def memory(self, name: str, *, fold: bool = True) -> Float[Tensor, "step head d_out d_in"]:
         """The matrix `name` of each step and head; W_F has one head."""
-
-        def compute() -> Tensor:
+        key = "memory", name, fold
+        if key not in self.kept:
             self._require_readable()
             W = _matrix(self.weights, name, fold)
-            return W if W.dim() == 4 else W[None]
+            self.kept[key] = W if W.dim() == 4 else W[None]
+        return self.kept[key]
 
-        return self.once(f"{name}, fold {fold}", compute)
-
-    def embedding(self, name: str, *, fold: bool = True) -> Float[Tensor, "step head n d"]:
-        """Rows of `w_E`, `p` or `w_U`; a matrix before it, as in `Phi_1 w_E`, remaps them."""
-
-        def compute() -> Tensor:
-            self._require_readable()
-            *remaps, rows_name = name.split(" ")
-            rows = _rows(self.weights, rows_name, fold)
-            rows = rows[None, None] if rows.dim() == 2 else rows[:, None]
-            for remap in reversed(remaps):
-                rows = rows @ self.memory(remap, fold=fold).mT
-            return rows
-
-        return self.once(f"{name}, fold {fold}", compute)
+    def embedding(self, name: str, *, fold: bool = True) -> Float[Tensor, "step *head n d"]:
+        """Rows of `w_E`, `p` or `w_U`; a matrix before it, as in `Phi_1 w_E`, remaps them, one head axis per layer."""
+        return headed_rows(self, name, layers_of(name) or (0,), "folded" if fold else "none")
 
     def parameter(self, name: str) -> Float[Tensor, "step ..."]:
         """A parameter by TransformerLens's name, always with a step axis."""
@@ -198,8 +186,7 @@ def matrix(source: Any, name: str, *, fold: bool = True) -> Float[Tensor, "*lead
     >>> matrix(build(ModelConfig(d_model=16, n_ctx=8), seed=0), "W_O2").shape
     torch.Size([16, 16])
     """
-    W = _matrix(weights_of(source), name, fold)
-    return W.squeeze(-3)
+    return _matrix(weights_of(source), name, fold).squeeze(-3)
 
 
 def embedding(source: Any, name: str, *, fold: bool = True) -> Float[Tensor, "*lead n d"]:
@@ -266,39 +253,37 @@ def _matrix(weights: Mapping[str, Tensor], name: str, fold: bool) -> Float[Tenso
     """The matrix `name`, always with a head axis (of one for W_F)."""
     kind, layer = _place(name, number_of_layers(weights))
     block = f"blocks.{layer - 1}"
-    if kind == "W_F":
-        require(f"{block}.mlp.W_F" in weights, "memory", "a model with a linear feed-forward in that layer", repr(name))
-        return _read_norm(weights, f"{block}.ln2", fold, weights[f"{block}.mlp.W_F"]).mT.unsqueeze(-3)
-
-    def reading(matrix: str) -> Tensor:
-        return _read_norm(weights, f"{block}.ln1", fold, weights[f"{block}.attn.{matrix}"], heads=True)
-
-    if kind == "W_K":
-        W_Q, W_K = reading("W_Q"), reading("W_K")
-        return W_K.mT if _is_identity(W_Q) else W_Q @ W_K.mT
-    if kind == "W_V":
-        return reading("W_V").mT
-    W_O = weights[f"{block}.attn.W_O"]
-    return W_O.mT if kind == "W_O" else (reading("W_V") @ W_O).mT
+    match kind:
+        case "W_F":
+            stored = f"{block}.mlp.W_F"
+            require(stored in weights, "memory", "a model with a linear feed-forward in that layer", repr(name))
+            return _read(weights, stored, fold).mT.unsqueeze(-3)
+        case "W_K":
+            W_Q, W_K = _read(weights, f"{block}.attn.W_Q", fold), _read(weights, f"{block}.attn.W_K", fold)
+            return W_K.mT if _is_identity(W_Q) else W_Q @ W_K.mT
+        case "W_V":
+            return _read(weights, f"{block}.attn.W_V", fold).mT
+        case "W_O":
+            return weights[f"{block}.attn.W_O"].mT
+        case _:
+            return (_read(weights, f"{block}.attn.W_V", fold) @ weights[f"{block}.attn.W_O"]).mT
 
 
 def _rows(weights: Mapping[str, Tensor], name: str, fold: bool) -> Float[Tensor, "*step n d"]:
     """The rows of `w_E`, `p` or `w_U`."""
-    if name == "w_E":
-        return weights["embed.W_E"]
-    if name == "p":
-        return weights["pos_embed.W_pos"]
-    if name == "w_U":
-        return _read_norm(weights, "ln_final", fold, weights["unembed.W_U"]).mT
-    raise InputError(f"embedding: expected w_E, p or w_U, alone or after Phi_ or W_V with a layer, got {name!r}")
+    if name not in _STORED:
+        raise InputError(f"embedding: expected w_E, p or w_U, alone or after Phi_ or W_V with a layer, got {name!r}")
+    return _read(weights, "unembed.W_U", fold).mT if name == "w_U" else weights[_STORED[name]]
 
 
-def _read_norm(weights: Mapping[str, Tensor], norm: str, fold: bool, W: Tensor, *, heads: bool = False) -> Tensor:
-    """(I - 11^T/d) diag(gamma) W: the linear part of the LayerNorm in front of W, in row orientation."""
+def _read(weights: Mapping[str, Tensor], name: str, fold: bool) -> Float[Tensor, "*lead d n"]:
+    """(I - 11^T/d) diag(gamma) W: a parameter, with the linear part of the LayerNorm in front of it if `fold`."""
+    W, (*block, part, _) = weights[name], name.split(".")
+    norm = ".".join((*block, {"attn": "ln1", "mlp": "ln2", "unembed": "ln_final"}[part]))
     if not fold or f"{norm}.w" not in weights:
         return W
     gain = weights[f"{norm}.w"].unsqueeze(-1)
-    scaled = (gain.unsqueeze(-3) if heads else gain) * W
+    scaled = (gain.unsqueeze(-3) if part == "attn" else gain) * W
     return scaled - scaled.mean(-2, keepdim=True) if _centres(weights, norm) else scaled
 
 
@@ -345,15 +330,17 @@ def set_matrix(model: nn.Module, name: str, W: Float[Tensor, "*head d_out d_in"]
 
 def layers_of(*names: str) -> tuple[int, ...]:
     """The layers whose head axes the named matrices and embeddings have, in order; W_F has none."""
-    found = {int(n) for name in names for n in re.findall(r"(?:W_[KVO]|Phi_)(\d+)", name)}
-    return tuple(sorted(found))
+    return tuple(sorted({*map(int, re.findall(r"(?:W_[KVO]|Phi_)(\d+)", " ".join(names)))}))
 
 
 def spread(
-    X: Float[Tensor, "step head a b"], layers: tuple[int, ...], layer: int | None = None
+    X: Float[Tensor, "step *head a b"], layers: tuple[int, ...], layer: int | None = None
 ) -> Float[Tensor, "step *heads a b"]:
     """X with its head axis at the place of `layer` among `layers`; without a `layer`, X has no head axis."""
-    return X.reshape(X.shape[0], *[X.shape[1] if at == layer else 1 for at in layers], *X.shape[-2:])
+    shape = [1] * len(layers)
+    if layer is not None:
+        shape[layers.index(layer)] = X.shape[1]
+    return X.reshape(X.shape[0], *shape, *X.shape[-2:])
 
 
 def headed_matrix(
@@ -364,25 +351,21 @@ def headed_matrix(
 
 
 def headed_rows(
-    m: Memories, name: str, layers: tuple[int, ...], *, fold: bool = True
+    m: Memories, name: str, layers: tuple[int, ...], norm: Norm = "folded"
 ) -> Float[Tensor, "step *heads n d"]:
-    """Rows of embeddings along these layers' heads, each remap by the heads of its own layer: `W_V2 Phi_1 w_E`."""
-    *remaps, of = name.split(" ")
+    """Rows of embeddings along these layers' heads, each remap by the heads of its own layer: `W_V2 Phi_1 w_E`.
 
-    def compute() -> Tensor:
-        vectors = spread(m.embedding(of, fold=fold), layers)
+    LayerNorms are folded into the matrices, or applied in full to the vectors that each layer reads, or left out.
+    """
+    key = "rows", name, layers, norm
+    if key not in m.kept:
+        m._require_readable()
+        *remaps, of = name.split(" ")
+        rows = _rows(m.weights, of, norm == "folded")
+        vectors = spread(rows if rows.dim() == 3 else rows[None], layers)
         for remap in reversed(remaps):
-            vectors = vectors @ headed_matrix(m, remap, layers, fold=fold).mT
-        return vectors
-
-    return m.once(f"{name} along {layers}, fold {fold}", compute)
-
-
-def normed_rows(m: Memories, name: str, layers: tuple[int, ...]) -> Float[Tensor, "step *heads n d"]:
-    """Rows as in `rows`, with the LayerNorm of each layer applied in full to the vectors that the layer reads."""
-    *remaps, of = name.split(" ")
-    vectors = spread(m.embedding(of, fold=False), layers)
-    for remap in reversed(remaps):
-        vectors = m.normed(f"blocks.{layers_of(remap)[0] - 1}.ln1", vectors)
-        vectors = vectors @ headed_matrix(m, remap, layers, fold=False).mT
-    return vectors
+            if norm == "full":
+                vectors = m.normed(f"blocks.{layers_of(remap)[0] - 1}.ln1", vectors)
+            vectors = vectors @ headed_matrix(m, remap, layers, fold=norm == "folded").mT
+        m.kept[key] = vectors
+    return m.kept[key]
