@@ -24,12 +24,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from induction_memory import files
 from induction_memory.experiment.run_config import RunConfig
 from induction_memory.sweep import results
 from induction_memory.sweep.job import Engine, Job
 from induction_memory.sweep.loop import COPY, engine, job_of, look, work_off
 from induction_memory.sweep.plan import PlannedRun, read
-from induction_memory.trajectory import durable, rows
+from induction_memory.trajectory import rows
 from induction_memory.trajectory.layout import METRICS
 from induction_memory.trajectory.manifest import Manifest, provenance
 
@@ -49,11 +50,11 @@ train.steps = {steps}
 def stub(config: dict[str, Any], out: str, command: str) -> None:
     """Leave the manifest and the metrics of a finished run."""
     folder = Path(out)
-    durable.make_folder(folder)
-    lines = [rows.encode({"step": step, "loss": 1.0 / (step + 1), "checkpoint": True}) for step in range(STEPS + 1)]
-    durable.write_durably(folder / METRICS, lines)
-    made = provenance(command, 1)
-    Manifest(state="finished", config=config, rows=len(lines), seconds=0.0, **made).write(folder)
+    files.make_folder(folder)
+    manifest = Manifest(state="finished", config=config, seconds=0.0, **provenance(command, 1))
+    done = [{"step": step, "loss": 1.0 / (step + 1), "checkpoint": True} for step in range(STEPS + 1)]
+    files.write_file(folder / METRICS, b"".join(rows.encode(row, manifest.key) for row in done))
+    manifest.write(folder)
 
 
 def sweep_file(folder: Path, runs: int) -> Path:
@@ -137,8 +138,8 @@ def operations() -> dict[str, int]:
     from induction_memory.experiment.presets import preset
     from induction_memory.training.run import start
 
-    counts: dict[str, int] = {"_write": 0, "_sync": 0, "_rename": 0}
-    originals = {name: getattr(durable, name) for name in counts}
+    counts: dict[str, int] = {"write": 0, "sync": 0, "rename": 0}
+    originals = {name: getattr(files, name) for name in counts}
 
     def counted(name: str) -> Any:
         def operation(*arguments: Any) -> None:
@@ -151,14 +152,14 @@ def operations() -> dict[str, int]:
     config: RunConfig = preset("demo").config.with_settings([*small, "train.threads=1"])
     with tempfile.TemporaryDirectory() as folder:
         for name in counts:
-            setattr(durable, name, counted(name))
+            setattr(files, name, counted(name))
         try:
             start(config, Path(folder) / "run", quiet=True)
         finally:
             for name, original in originals.items():
-                setattr(durable, name, original)
-        files = sum(path.is_file() for path in Path(folder).rglob("*"))
-    return {"writes": counts["_write"], "flushes": counts["_sync"], "renames": counts["_rename"], "files": files}
+                setattr(files, name, original)
+        count = sum(path.is_file() for path in Path(folder).rglob("*"))
+    return {"writes": counts["write"], "flushes": counts["sync"], "renames": counts["rename"], "files": count}
 
 
 def kills(jobs: int = 3_000, pause: float = 20.0) -> None:

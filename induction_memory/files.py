@@ -1,14 +1,18 @@
-"""Files of results (tables, pictures, pages): written completely or not at all. Bad paths are refused before any work.
+"""Files that are written completely or not at all, and paths that are refused before any work.
 
-The files of a trajectory are written by `trajectory.durable`, which is also safe against a power cut.
+A file is written under a temporary name, flushed to the disk and renamed, and the folder with the new name is flushed.
+So at every moment, also after a kill or a power cut, the name stands for the complete old content or for the complete
+new one. Files reach the disk in the order in which they are written, so a file may refer to one that was written
+before it. Every such write goes through `write`, `sync` and `rename`.
 """
 
 import errno
 import io
 import itertools
 import os
+import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,8 +24,91 @@ if TYPE_CHECKING:
 
 LONGEST_NAME = 255
 """The largest number of bytes of one name in a path."""
+READABLE = 0o644
+"""The mode of every file, regardless of the umask: a group shares its runs."""
+PART = re.compile(r"\.\d+-\d+\.part")
+"""The temporary name of a file that is being written: process and number."""
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 _numbers = itertools.count()
+Bytes = bytes | memoryview
+
+
+def replace_file(path: Path, chunks: Iterable[Bytes]) -> None:
+    """Make `path` hold the chunks, all of them or none. An OSError leaves the old content and no temporary file."""
+    part = path.with_name(f".{os.getpid()}-{next(_numbers)}.part")
+    try:
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, READABLE)
+        try:
+            os.fchmod(descriptor, READABLE)
+            for chunk in chunks:
+                write(descriptor, chunk)
+            sync(descriptor)
+        finally:
+            os.close(descriptor)
+        rename(part, path)
+        sync_folder(path.parent)
+    except OSError:
+        with suppress(OSError):
+            part.unlink()
+        raise
+
+
+def write(descriptor: int, data: Bytes) -> None:
+    """Write all bytes."""
+    view = memoryview(data)
+    while len(view):
+        view = view[os.write(descriptor, view) :]
+
+
+def sync(descriptor: int) -> None:
+    """Flush a file, or a folder's names, to the disk."""
+    os.fsync(descriptor)
+
+
+def rename(source: Path, target: Path) -> None:
+    """Give a file its name; one that has it already is replaced."""
+    os.replace(source, target)
+
+
+def sync_folder(path: Path) -> None:
+    """Flush a folder's names to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        sync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_folder(path: Path) -> None:
+    """Create a folder, parents included, and flush its name to the disk."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        sync_folder(path.parent)
+    except OSError as error:
+        raise not_written(path, error) from error
+
+
+def not_written(path: Path, error: OSError) -> StorageError:
+    """The error of a write that the disk refused, in one line."""
+    kept = "what was kept before is intact" if path.parent.exists() else f"the folder {path.parent} is gone"
+    return StorageError(f"{path}: expected to write it, got {error.strerror or error}; {kept}")
+
+
+def write_file(path: Path, content: bytes | str, field: str = "out") -> None:
+    """Make `path`, or the file that it links to, hold the content of a result; folders that are missing are made."""
+    path = Path(os.path.realpath(path))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, [content.encode() if isinstance(content, str) else content])
+    except OSError as error:
+        raise _refused(path, error, field) from error
+
+
+def write_figure(figure: "Figure", path: Path, field: str = "out", **options: Any) -> None:
+    """Write a matplotlib figure, in the format that the file's name ends in."""
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format=path.suffix[1:], **options)
+    write_file(path, drawn.getvalue(), field)
 
 
 def require_file(path: Any, endings: Sequence[str], field: str = "out") -> Path:
@@ -46,29 +133,6 @@ def require_folder(path: Any, field: str = "out") -> Path:
         raise _refused(path, error, field, "a folder") from error
     _require_parents(path, "a folder that can be made", field)
     return path
-
-
-def write_file(path: Path, content: bytes | str, field: str = "out") -> None:
-    """Make `path` hold the content, all of it or none: it is written under a temporary name and renamed."""
-    path = Path(os.path.realpath(path))
-    part = path.parent / f".{os.getpid()}-{next(_numbers)}.part"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(part, "xb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-        os.replace(part, path)
-    except OSError as error:
-        raise _refused(path, error, field) from error
-    finally:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
-
-
-def write_figure(figure: "Figure", path: Path, field: str = "out", **options: Any) -> None:
-    """Write a matplotlib figure, in the format that the file's name ends in."""
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format=path.suffix[1:], **options)
-    write_file(path, drawn.getvalue(), field)
 
 
 def _path(path: Any, expected: str, field: str) -> Path:

@@ -21,8 +21,6 @@ Parametrisation = Literal["code", "text", "unit-embeddings"]
 Positions = Literal["random", "sinusoidal"]
 LARGEST = 1_000_000
 """The largest allowed value of any size of a model."""
-_BEFORE_PARAMETRISATION = {"one": "code", "1/d": "unit-embeddings"}
-"""What older stored configurations call `embedding_variance` -> the parametrisation with the same initial weights."""
 
 
 @field_docs
@@ -200,13 +198,7 @@ class ModelConfig:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "ModelConfig":
-        """The inverse of `to_dict`; keys that are not fields are refused.
-
-        Older stored runs have the field `embedding_variance` in the place of `parametrisation`.
-        """
-        if "parametrisation" not in values and values.get("embedding_variance") in _BEFORE_PARAMETRISATION:
-            values = values | {"parametrisation": _BEFORE_PARAMETRISATION[values["embedding_variance"]]}
-            del values["embedding_variance"]
+        """The inverse of `to_dict`; keys that are not fields are refused."""
         return from_plain(cls, values, "model")
 
     def replace(self, **changes: Any) -> "ModelConfig":

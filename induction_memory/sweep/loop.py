@@ -23,7 +23,7 @@ from types import FrameType
 
 from induction_memory.errors import DamagedError, Error, InputError, require
 from induction_memory.field_docs import field_docs
-from induction_memory.files import require_folder
+from induction_memory.files import make_folder, require_folder, write_file
 from induction_memory.sweep import job as jobs
 from induction_memory.sweep import plan
 from induction_memory.sweep.board import Board
@@ -184,8 +184,6 @@ def start(
     The same call resumes a sweep that was stopped. A run that fails does not stop the others. The file is copied to
     `out`, and the errors of failed runs are kept beside it.
     """
-    from induction_memory.trajectory.durable import make_folder, write_durably
-
     require_workers(workers)
     folder = require_folder(out)
     require(not (folder / MANIFEST).exists(), "out", "a folder outside of other runs", f"the run {str(folder)!r}")
@@ -196,12 +194,12 @@ def start(
     on = engine(min(workers, len(waiting)), scheduler) if waiting else None  # a wrong address leaves no folder behind
     make_folder(folder)
     if not ((folder / COPY).exists() and (folder / COPY).read_bytes() == content):
-        write_durably(folder / COPY, [content])
+        write_file(folder / COPY, content)
     jobs_left = [job_of(run, folder) for run in waiting]
     ended = {} if on is None else work_off(jobs_left, on, quiet=quiet)
     failed = {name: outcome.error for name, outcome in ended.items() if outcome.state != "done"}
     if failed or (folder / FAILURES).exists():
-        write_durably(folder / FAILURES, [json.dumps(failed, indent=1).encode() + b"\n"])
+        write_file(folder / FAILURES, json.dumps(failed, indent=1) + "\n")
     done = tuple(name for name in ended if name not in failed)
     return Finished(tuple(name for name, state in states.items() if state == "done"), done, failed)
 
@@ -241,4 +239,4 @@ def _state(run: PlannedRun, folder: Path) -> str:
     for path, (asked, there) in differences.items():
         if path != "train.steps" or asked < there:
             raise InputError(f"{folder}: expected {path} = {asked!r}, as in the sweep's file, got {there!r}")
-    return "done" if manifest.state == "finished" and not differences else "begun"
+    return "done" if manifest.finished and not differences else "begun"

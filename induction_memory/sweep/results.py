@@ -65,7 +65,7 @@ def _row(place: Path, there: bool, error: str | None) -> tuple[dict[str, Any], R
         lines = row_files.of(place, manifest)
     except Error as mistake:  # damage, or no run of this package
         return {"state": "failed", "error": str(mistake)}, None
-    if manifest.state == "finished":
+    if manifest.finished:
         row = {"state": "finished", "error": ""}
     elif not error:
         row["state"] = "training"

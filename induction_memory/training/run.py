@@ -311,7 +311,7 @@ def run_from(
 def _go_on(out: Path, config: RunConfig, quiet: bool, log: str | None) -> None:
     """Train the prepared run in the locked folder to its end."""
     manifest = Manifest.read(out)
-    if manifest.state == "finished":
+    if manifest.finished:
         tidy(out)
         return
     point = resume_point(out, manifest, config)

@@ -1,18 +1,15 @@
-"""Writing one step as a folder like those of Hugging Face, with config.json and model.safetensors, and reading it.
+"""One step as a folder like those of Hugging Face, and what others saved: a folder of plain state dicts.
 
-model.safetensors has every parameter by its name in the HookedTransformer. config.json has the configuration of model,
-task and training, the step, the SHA-256 of the weights and of those before training (null if unknown), whether the
-step was kept rounded (rounded.py), and as `seal` the SHA-256 of all these fields. `load` reads such a folder as a
-trajectory of one step.
+An exported step is config.json and model.safetensors. The latter has every parameter by its name in the
+HookedTransformer. The former has the configuration of model, task and training, the step, the SHA-256 of the weights
+and of those before training (null if unknown), whether the step was kept rounded (tensors.py), and a seal.
 
-Trajectories that others saved: a folder of plain state dicts of a HookedTransformer, one file per step.
-
-Files end in .safetensors, .pt or .pth. The last number in a file's name is its step (`model-300.pt`). Pickled files are
-read with `weights_only`, so nothing in them is executed. Parameters go by HookedTransformer's names. Buffers such as
-masks are left out. Nothing says what was frozen, so every parameter counts as changing. Only shapes can be checked.
+State dicts of a HookedTransformer stand in one file per step, which ends in .safetensors, .pt or .pth. The last number
+in a file's name is its step (`model-300.pt`). Pickled files are read with `weights_only`, so nothing in them is
+executed. Parameters go by HookedTransformer's names. Buffers such as masks are left out. Nothing says what was frozen,
+so every parameter counts as changing. Only shapes can be checked.
 """
 
-import json
 import re
 from collections.abc import Sequence
 from functools import cached_property
@@ -26,29 +23,30 @@ from torch import Tensor
 
 from induction_memory.errors import DamagedError, InputError, require
 from induction_memory.experiment.train_config import TrainConfig
+from induction_memory.files import make_folder
 from induction_memory.model.architecture import AnyModel, Architecture, model_from_dict
 from induction_memory.task import protocol
 from induction_memory.task.protocol import Task
-from induction_memory.trajectory.durable import make_folder, open_regular, piece_of, write_durably
 from induction_memory.trajectory.folder import FolderSource
 from induction_memory.trajectory.layout import CONFIG
-from induction_memory.trajectory.manifest import digest
+from induction_memory.trajectory.manifest import digest, read_sealed, write_sealed
+from induction_memory.trajectory.pieces import piece_of, write_piece
 from induction_memory.trajectory.states import stored_names, with_tied
 
 _BUFFERS = ("mask", "IGNORE", "rotary_sin", "rotary_cos")
 _ENDINGS = (".safetensors", ".pt", ".pth")
+WEIGHTS, MODEL_TYPE, FORMAT = "model.safetensors", "induction_memory", "induction_memory step"
 
 
 class PlainSource:
     """A folder of state dicts. A request for one parameter reads the whole file; the last one read is kept."""
 
     parent: dict[str, Any] | None = None
-    identity: str | None = None
-    key = 0
     initial_checksum: str | None = None
+    """None, because the initial weights are unknown: the seed in `train` is a default."""
+    finished = True
+    frozen: tuple[str, ...] = ()
     rounded: tuple[int, ...] = ()
-    trained_from_seed = False
-    """False, because the initial weights are unknown: the seed in `train` is a default."""
 
     def __init__(self, path: Path, model: AnyModel, task: Task | None = None) -> None:
         self.path, self.task = path, task
@@ -60,17 +58,8 @@ class PlainSource:
         self.train = TrainConfig(steps=self.steps[-1])
 
     @cached_property
-    def frozen(self) -> tuple[str, ...]:
-        return ()
-
-    @cached_property
     def moving(self) -> tuple[str, ...]:
-        return tuple(self._state(self.steps[0]))
-
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of every stored parameter."""
-        return {name: tuple(value.shape) for name, value in self._state(self.steps[0]).items()}
+        return tuple(self.state(self.steps[0]))
 
     @cached_property
     def fingerprint(self) -> str:
@@ -84,15 +73,16 @@ class PlainSource:
         raise KeyError(name)
 
     def read_step(self, name: str, step: int) -> Tensor:
-        return self._state(step)[name]
+        return self.state(step)[name]
 
     def read_stack(self, name: str, steps: Sequence[int]) -> Tensor:
-        return torch.stack([self._state(step)[name] for step in steps])
+        return torch.stack([self.state(step)[name] for step in steps])
 
     def optimizer(self, step: int) -> dict[str, Tensor] | None:
         return None
 
-    def _state(self, step: int) -> dict[str, Tensor]:
+    def state(self, step: int) -> dict[str, Tensor]:
+        """Every parameter at one step."""
         if self._last is None or self._last[0] != step:
             state = read_state(self._files[step], self._given)
             self._last = step, with_tied(self._given, state)
@@ -142,19 +132,15 @@ def _all_trained(config: AnyModel) -> AnyModel:
     return config.replace(trained=tuple(names))
 
 
-WEIGHTS, MODEL_TYPE, VERSION = "model.safetensors", "induction_memory", 2
-
-
 def write_export(
     source: FolderSource | PlainSource, step: int, state: dict[str, Tensor], initial: str | None, folder: Path
 ) -> None:
     """Write the state of a step. config.json is written last and completes the folder."""
     weights = {name: state[name].contiguous() for name in stored_names(source.model_config, state)}
     make_folder(folder)
-    piece = write_durably(folder / WEIGHTS, [save(weights, {"format": "pt"})])
+    piece = write_piece(folder / WEIGHTS, [save(weights, {"format": "pt"})])
     config = {
         "model_type": MODEL_TYPE,
-        "version": VERSION,
         "architectures": ["HookedTransformer"],
         "step": step,
         "model": source.model_config.to_dict(),
@@ -164,9 +150,7 @@ def write_export(
         "initial": initial,
         "rounded": step in source.rounded,
     }
-    config = json.loads(json.dumps(config))
-    text = json.dumps(config | {"seal": digest(config)}, indent=1)
-    write_durably(folder / CONFIG, [text.encode() + b"\n"])
+    write_sealed(folder / CONFIG, FORMAT, config)
 
 
 def is_export(folder: Path) -> bool:
@@ -178,34 +162,20 @@ class ExportSource(PlainSource):
     """The one step of an exported folder."""
 
     def __init__(self, path: Path) -> None:
-        config = _read_config(path / CONFIG)
-        self.path, self.parent = path, None
+        config = read_sealed(path / CONFIG, FORMAT)
+        self.path = path
         try:
             self.model_config = self._given = model_from_dict(config["model"])
             self.task = None if config["task"] is None else protocol.from_dict(config["task"])
             self.train = TrainConfig.from_dict(config["train"])
-            self.initial_checksum = config.get("initial")
-            self._sha256, self.fingerprint, step = config["sha256"], config["seal"], int(config["step"])
+            self.initial_checksum, self._sha256, step = config["initial"], config["sha256"], int(config["step"])
+            self.rounded = (step,) if config["rounded"] else ()
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
             raise DamagedError(path / CONFIG, f"an invalid configuration ({error})") from error
+        self.fingerprint = digest(config)
         self.steps, self._files, self._last = (step,), {step: path / WEIGHTS}, None
-        self.rounded = self.steps if config.get("rounded") else ()
 
-    def _state(self, step: int) -> dict[str, Tensor]:
+    def state(self, step: int) -> dict[str, Tensor]:
         if self._last is None and piece_of(self.path / WEIGHTS).sha256 != self._sha256:
             raise DamagedError(self.path / WEIGHTS, "content that differs from its SHA-256")
-        return super()._state(step)
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    try:
-        with open_regular(path) as file:
-            config = json.loads(file.read().decode())
-        ours, version = config["model_type"] == MODEL_TYPE, config["version"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DamagedError(path, "no configuration of this package") from error
-    if ours and isinstance(version, int) and version > VERSION:
-        raise InputError(f"{path}: expected version {VERSION} or older, got {version}: a newer package wrote it")
-    if config.get("seal") != digest({key: value for key, value in config.items() if key != "seal"}):
-        raise DamagedError(path, "a configuration that differs from its seal")
-    return config
+        return super().state(step)

@@ -15,7 +15,6 @@ import contextlib
 import hashlib
 import io
 import json
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
@@ -28,9 +27,8 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from induction_memory.files import replace_file
 from induction_memory.trajectory.checkpoint_files import Checkpoint
-from induction_memory.trajectory.durable import READABLE
-from induction_memory.trajectory.layout import part_path
 
 _OLD = 3600.0
 """Seconds after which a temporary file counts as left by a killed process."""
@@ -48,16 +46,10 @@ def read(path: Path, key: str) -> bytes | None:
 
 def write(path: Path, key: str, content: bytes) -> None:
     """Keep the content under a key, if the disk allows it."""
-    part = part_path(path)
-    try:
+    with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_bytes(_seal(key, content) + b"\n" + content)
-        part.chmod(READABLE)  # regardless of the umask: a group shares its runs
-        os.replace(part, path)
+        replace_file(path, [_seal(key, content) + b"\n" + content])
         _remove_old_parts(path.parent)
-    except OSError:
-        with contextlib.suppress(OSError):
-            part.unlink()
 
 
 def _seal(key: str, content: bytes) -> bytes:

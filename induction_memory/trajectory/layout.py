@@ -5,12 +5,13 @@ metrics.jsonl           one line per step (rows.py)
 frozen.safetensors      parameters that never change
 grafts.safetensors      matrices to graft, in the order of train.grafts
 trained.safetensors     once finished: every other parameter, [step, ...]
-rounded.safetensors     in a thinned run: the steps that were kept rounded (rounded.py)
+rounded.safetensors     in a thinned run: the steps that were kept rounded (tensors.py)
 optimizer.safetensors   once finished: the optimiser's state, [step, ...]
 steps/00000300.safetensors   while training: weights and, under optimizer/, the optimiser's state of one step
 latest.safetensors           while training: the same for the latest state, to resume from
-.NAME.part              a file that is being written
+.PROCESS-NUMBER.part    a file that is being written
 .lock                   held by the process that trains
+.cache/                 what analyses have kept; it may be deleted at any time
 """
 
 import re
@@ -18,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from induction_memory.errors import InputError
+from induction_memory.files import PART
 
 MANIFEST = "manifest.json"
 CONFIG = "config.json"
@@ -79,13 +81,6 @@ def require_stored(step: int, stored: Sequence[int]) -> None:
     )
 
 
-def part_path(path: Path) -> Path:
-    """Where a file is written before it gets its name."""
-    return path.with_name(f".{path.name}.part")
-
-
 def parts(folder: Path) -> list[Path]:
-    """The temporary files of this format that interrupted writes have left behind."""
-    own = [part_path(folder / name) for name in FILES]
-    steps = [p for p in (folder / STEPS).glob(".*.part") if _STEP.fullmatch(p.name[1 : -len(".part")])]
-    return [path for path in [*own, *steps] if path.is_file() and not path.is_symlink()]
+    """The temporary files that interrupted writes have left behind."""
+    return [path for path in [*folder.glob(".*.part"), *(folder / STEPS).glob(".*.part")] if PART.fullmatch(path.name)]

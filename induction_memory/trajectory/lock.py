@@ -1,31 +1,28 @@
-"""One writer per folder.
+"""One writer per folder, and which files of a folder are a trajectory's.
 
 The lock is the kernel's (flock on the file `.lock`) and lasts as long as the process. A killed process may leave the
 file, but no lock. The text in the file only names the holder.
 
-Which files of a folder certainly belong to a trajectory: no other file is ever overwritten or removed.
-
-A name is not enough, since `steps` or `latest.safetensors` may belong to something else. A file belongs to a trajectory
-if its content shows it: a sealed file with its seal, metrics with their checksums, a lock with the name of its holder.
+What a folder with a manifest has under the names of `layout.py` is the run's. In a folder without one, such files are
+what a killed process left of a run that never began, and only if its `.lock` is still there. A folder with anything
+else in it is refused, so no other file is ever overwritten or removed.
 """
 
 import fcntl
 import os
-import re
+import shutil
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
-from induction_memory.errors import Error, InputError, StorageError
-from induction_memory.trajectory import rows
-from induction_memory.trajectory.durable import READABLE, explain, make_folder, remove_parts
-from induction_memory.trajectory.layout import FILES, LATEST, LOCK, MANIFEST, METRICS, STEPS, parts, step_files
+from induction_memory.errors import InputError
+from induction_memory.files import READABLE, make_folder, not_written
+from induction_memory.trajectory.layout import FILES, LATEST, LOCK, MANIFEST, PIECES, STEPS, parts, step_files
 from induction_memory.trajectory.manifest import Manifest
-from induction_memory.trajectory.tensors import SealedFile
 
-_HOLDER = re.compile(rb"process \d+ on .* since [-0-9:+ ]+")
+CACHE = Path(".cache") / "probes"
 
 
 class BusyError(InputError):
@@ -39,8 +36,6 @@ def locked(folder: Path) -> Iterator[None]:
     """Hold the lock of the folder, which is created if missing; a BusyError names the process that holds it already."""
     make_folder(folder)
     path = folder / LOCK
-    if (path.exists() or path.is_symlink()) and not is_ours(path):
-        raise InputError(f"{folder}: expected no {LOCK} but one of this package, got another's")
     descriptor = _acquire(path)
     try:
         since = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
@@ -51,16 +46,10 @@ def locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         with suppress(OSError):  # the folder may be gone, or read-only by now
-            path.unlink(missing_ok=True)
+            never_began = not (folder / MANIFEST).exists()
+            if not (never_began and any((folder / name).exists() for name in (STEPS, LATEST, *PIECES))):
+                path.unlink(missing_ok=True)  # else it marks what is left
         os.close(descriptor)
-
-
-def is_ours(path: Path) -> bool:
-    """Whether a lock file is one of this package: empty, or with the name of a holder."""
-    if path.is_symlink() or not path.is_file() or path.stat().st_size > 1000:
-        return False
-    text = path.read_bytes()
-    return not text or _HOLDER.fullmatch(text) is not None
 
 
 def _acquire(path: Path) -> int:
@@ -68,51 +57,41 @@ def _acquire(path: Path) -> int:
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, READABLE)
         except OSError as error:
-            raise StorageError(explain(path, error)) from error
+            raise not_written(path, error) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             holder = os.pread(descriptor, 200, 0).decode(errors="replace") or "another process"
             os.close(descriptor)
             raise BusyError(f"{path.parent}: expected a folder no other process trains in, got {holder}") from error
-        if _number(path) == os.fstat(descriptor).st_ino:
-            return descriptor
+        with suppress(FileNotFoundError):
+            if path.stat().st_ino == os.fstat(descriptor).st_ino:
+                return descriptor
         os.close(descriptor)  # its holder has just removed the file, so this lock is no longer the folder's
 
 
-def _number(path: Path) -> int | None:
-    try:
-        return path.stat().st_ino
-    except FileNotFoundError:
-        return None
-
-
-CACHE = Path(".cache") / "probes"
-_CACHED = re.compile(r"[0-9a-f]{64}\.(result|parquet)|\.[0-9a-f]{64}\.result\.part|tmp\w+\.part")
-
-
 def may_begin(folder: Path) -> bool:
-    """Whether a run may begin here: there is no folder, or only leftovers of a run that never began."""
+    """Whether a run may begin here: no folder, an empty one, or one with what is left of a run that never began."""
     if not folder.exists():
         return True
-    return folder.is_dir() and not (folder / MANIFEST).exists() and not strangers(folder)
+    if not folder.is_dir() or (folder / MANIFEST).exists():
+        return False
+    return not any(folder.iterdir()) or ((folder / LOCK).is_file() and not strangers(folder))
 
 
 def strangers(folder: Path) -> list[Path]:
-    """What is in the folder and does not certainly belong to a trajectory."""
-    own = {*parts(folder)}
+    """What is in the folder under names that a trajectory does not have."""
+    own = {folder / name for name in (*FILES, LOCK, CACHE.parent)} | set(parts(folder))
+    found = list(folder.iterdir())
     if (folder / STEPS).is_dir() and not (folder / STEPS).is_symlink():
-        own |= {folder / STEPS, *(path for path in step_files(folder) if _is_sealed(path))}
-    if not _others_in_cache(folder):
-        own |= {folder / CACHE.parent}
-    found = [*folder.iterdir(), *((folder / STEPS).iterdir() if folder / STEPS in own else ())]
-    return sorted(path for path in found if path not in own and not _is_ours(path, folder))
+        own |= {folder / STEPS, *step_files(folder)}
+        found += (folder / STEPS).iterdir()
+    return sorted(path for path in found if path not in own or path.is_symlink())
 
 
 def tidy(folder: Path) -> None:
     """Remove what a finished run no longer needs: the files of single steps and leftovers of interrupted writes."""
-    remove_parts(folder)
-    for path in [folder / LATEST, *step_files(folder)]:
+    for path in [*parts(folder), folder / LATEST, *step_files(folder)]:
         path.unlink(missing_ok=True)
     with suppress(OSError):  # it holds files of something else, or is gone
         (folder / STEPS).rmdir()
@@ -120,55 +99,18 @@ def tidy(folder: Path) -> None:
 
 def remove(folder: Path) -> None:
     """Remove a trajectory and its folder; refused if another process holds it or it contains other files."""
+    others = strangers(folder)
+    if others:
+        raise InputError(f"{folder}: expected a trajectory and nothing else, got {others[0].name!r} in it")
+    if not may_begin(folder):
+        Manifest.read(folder)
     with locked(folder):
-        others = strangers(folder)
-        if others:
-            raise InputError(f"{folder}: expected a trajectory and nothing else, got {others[0].name!r} in it")
         try:
-            for path in [folder / MANIFEST, *(folder / CACHE).glob("*")]:
-                path.unlink(missing_ok=True)
             tidy(folder)
-            for path in [folder / name for name in FILES]:
-                path.unlink(missing_ok=True)
-            for path in (folder / CACHE, folder / CACHE.parent):
-                if path.is_dir():
-                    path.rmdir()
+            for name in FILES:
+                (folder / name).unlink(missing_ok=True)
+            shutil.rmtree(folder / CACHE.parent, ignore_errors=True)
         except OSError as error:
-            raise StorageError(explain(folder, error)) from error
+            raise not_written(folder, error) from error
     with suppress(OSError):
         os.rmdir(folder)
-
-
-def _others_in_cache(folder: Path) -> list[Path]:
-    """What is under .cache besides cached results of probes."""
-    top, inner = folder / CACHE.parent, folder / CACHE
-    if top.is_symlink() or inner.is_symlink() or (top.exists() and not top.is_dir()):
-        return [top]
-    outside = [path for path in top.glob("*") if path != inner]
-    return outside + [path for path in inner.glob("*") if not _CACHED.fullmatch(path.name) or not path.is_file()]
-
-
-def _is_ours(path: Path, folder: Path) -> bool:
-    if path.parent != folder or path.is_symlink():
-        return False
-    if path.name == LOCK:
-        return is_ours(path)
-    if path.name == MANIFEST:
-        return _reads(lambda: Manifest.read(folder))
-    if path.name == METRICS:
-        with path.open("rb") as file:
-            line = file.readline(100_000)
-        return not line or rows.MARK in line
-    return path.name in FILES and _is_sealed(path)
-
-
-def _is_sealed(path: Path) -> bool:
-    return _reads(lambda: SealedFile.open(path))
-
-
-def _reads(read: Callable[[], object]) -> bool:
-    try:
-        read()
-    except (Error, OSError):
-        return False
-    return True

@@ -10,28 +10,30 @@ not written.
 
 import hashlib
 import json
+import os
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from induction_memory import files
 from induction_memory.errors import DamagedError
-from induction_memory.trajectory.durable import open_regular
 from induction_memory.trajectory.layout import METRICS
 from induction_memory.trajectory.manifest import Manifest
+from induction_memory.trajectory.pieces import open_regular
 
-MARK = b', "crc32": '
+_MARK = b', "crc32": '
 
 
-def encode(row: Mapping[str, Any], key: int = 0) -> bytes:
+def encode(row: Mapping[str, Any], key: int) -> bytes:
     """The line of a row."""
     text = json.dumps(dict(row), allow_nan=False).encode()[:-1]
-    return text + MARK + str(zlib.crc32(text, key)).encode() + b"}\n"
+    return text + _MARK + str(zlib.crc32(text, key)).encode() + b"}\n"
 
 
-def decode(line: bytes, key: int = 0) -> dict[str, Any] | None:
+def decode(line: bytes, key: int) -> dict[str, Any] | None:
     """The row of a line with its line end; None if the line is incomplete, damaged or from another run."""
-    text, mark, checksum = line.rpartition(MARK)
+    text, mark, checksum = line.rpartition(_MARK)
     if not mark or checksum != str(zlib.crc32(text, key)).encode() + b"}\n":
         return None
     try:
@@ -42,40 +44,72 @@ def decode(line: bytes, key: int = 0) -> dict[str, Any] | None:
     return row if whole else None
 
 
-def intact(path: Path, first_step: int, key: int = 0) -> tuple[list[dict[str, Any]], list[int]]:
-    """The rows up to the first line that is incomplete, damaged or out of order, and the byte at which each ends."""
-    return _intact(_content(path), first_step, key)
-
-
 def of(folder: Path, manifest: Manifest) -> list[dict[str, Any]]:
     """All rows of a run; the file is read once. While the run grows, the last line may be incomplete."""
-    path, expected, piece = folder / METRICS, manifest.rows, manifest.pieces.get(METRICS)
-    content = _content(path)
+    content, piece = _content(folder), manifest.pieces.get(METRICS)
     if piece is not None and hashlib.sha256(content).hexdigest() != piece.sha256:
         what = "no such file" if not content else f"content of {len(content)} bytes that differs from its SHA-256"
-        raise DamagedError(path, what)
-    rows, ends = _intact(content, manifest.first_step, manifest.key)
+        raise DamagedError(folder / METRICS, what)
+    rows, ends = _intact(content, manifest)
     rest = content[ends[-1] if ends else 0 :]
-    torn = expected is None and b"\n" not in rest
-    if (rest and not torn) or (expected is not None and len(rows) != expected):
-        raise DamagedError(path, f"a damaged or missing line {len(rows) + 1}")
+    if rest and (manifest.finished or b"\n" in rest):
+        raise DamagedError(folder / METRICS, f"a damaged or missing line {len(rows) + 1}")
     return rows
 
 
-def _content(path: Path) -> bytes:
+def intact(folder: Path, manifest: Manifest) -> tuple[list[dict[str, Any]], list[int]]:
+    """The rows up to the first line that is incomplete, damaged or out of order, and the byte at which each ends."""
+    return _intact(_content(folder), manifest)
+
+
+def _content(folder: Path) -> bytes:
+    path = folder / METRICS
     if not path.exists() and not path.is_symlink():
         return b""
     with open_regular(path) as file:
         return file.read()
 
 
-def _intact(content: bytes, first_step: int, key: int) -> tuple[list[dict[str, Any]], list[int]]:
+def _intact(content: bytes, manifest: Manifest) -> tuple[list[dict[str, Any]], list[int]]:
     rows: list[dict[str, Any]] = []
-    ends: list[int] = []
+    ends, end, key = [], 0, manifest.key
     for line in content.splitlines(keepends=True):
         row = decode(line, key)
-        if row is None or row["step"] != first_step + len(rows):
+        if row is None or row["step"] != manifest.first_step + len(rows):
             break
+        end += len(line)
         rows.append(row)
-        ends.append((ends[-1] if ends else 0) + len(line))
+        ends.append(end)
     return rows, ends
+
+
+class Appender:
+    """A file that grows by whole lines; `sync` puts them on the disk."""
+
+    def __init__(self, path: Path, keep: int) -> None:
+        """Open the file and cut it to its first `keep` bytes."""
+        self.path = path
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+            self._descriptor = os.open(path, flags, files.READABLE)
+            os.fchmod(self._descriptor, files.READABLE)
+            os.ftruncate(self._descriptor, keep)
+            files.sync(self._descriptor)
+            files.sync_folder(path.parent)
+        except OSError as error:
+            raise files.not_written(path, error) from error
+
+    def append(self, line: bytes) -> None:
+        try:
+            files.write(self._descriptor, line)
+        except OSError as error:
+            raise files.not_written(self.path, error) from error
+
+    def sync(self) -> None:
+        try:
+            files.sync(self._descriptor)
+        except OSError as error:
+            raise files.not_written(self.path, error) from error
+
+    def close(self) -> None:
+        os.close(self._descriptor)

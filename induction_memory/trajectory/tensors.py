@@ -1,4 +1,4 @@
-"""Safetensors files that notice their own damage.
+"""Files of tensors that notice their own damage, and steps that are kept rounded.
 
 A file is ordinary safetensors: 8 bytes with the header's length, a JSON header, the tensors' bytes. Its metadata hold
 
@@ -13,9 +13,8 @@ Opening checks the seal, and that the file is the expected one: the piece in the
 checks each block that is read, so that one matrix over all steps, or one step, is verified without touching the rest. A
 CRC-32 catches every single flipped bit, and bursts of up to 32.
 
-Steps that are kept rounded, in about a quarter of the space: rounded.safetensors.
-
-Each parameter W has a unit, a power of two between 2^-11 and 2^-10 of its root mean square over the rounded steps:
+rounded.safetensors keeps steps in about a quarter of the space. Each parameter W has a unit, a power of two between
+2^-11 and 2^-10 of its root mean square over the rounded steps:
 
     q_s = round(W_s / unit)              each weight is off by at most unit / 2, 0.05 % of the root mean square
     d_s = q_s - q_(s-1), q_(-1) = 0      small numbers, because a parameter moves little from one kept step to the next
@@ -26,12 +25,12 @@ deflated bytes) and `unit/NAME` for each parameter. The weights that are read ba
 rounding them again with the same unit changes nothing.
 """
 
-import hashlib
 import json
 import math
+import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -42,65 +41,62 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from induction_memory.errors import DamagedError, InputError
-from induction_memory.trajectory.durable import Bytes, Piece, check_piece, open_regular, write_durably
+from induction_memory.files import Bytes
 from induction_memory.trajectory.layout import ROUNDED
-from induction_memory.trajectory.manifest import Manifest
+from induction_memory.trajectory.manifest import Manifest, digest
+from induction_memory.trajectory.pieces import Piece, open_regular, write_piece
 
-_NAMES = {"F32": np.float32, "F64": np.float64, "F16": np.float16, "I64": np.int64, "U8": np.uint8}
-_CODES = {torch.from_numpy(np.empty(0, kind)).dtype: code for code, kind in _NAMES.items()}
+_KINDS = {"F32": np.float32, "F64": np.float64, "F16": np.float16, "I64": np.int64, "U8": np.uint8}
+_CODES = {torch.from_numpy(np.empty(0, kind)).dtype: code for code, kind in _KINDS.items()}
 _LARGEST_HEADER = 100_000_000
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One tensor to be written: its name, kind, shape (with the step axis, if stacked) and the CRC of each block."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    checksums: tuple[int, ...]
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape) * np.dtype(_NAMES[self.dtype]).itemsize
 
 
 def write_tensors(
     path: Path, tensors: Mapping[str, Tensor], steps: Sequence[int] = (), run: str | None = None
 ) -> Piece:
     """Write whole tensors, one block each; `run` is the identity of the run whose step this is."""
-    blocks = {name: as_bytes(tensor) for name, tensor in tensors.items()}
-    entries = [
-        Entry(name, _CODES[tensor.dtype], tuple(tensor.shape), (zlib.crc32(blocks[name]),))
-        for name, tensor in tensors.items()
-    ]
-    return _write(path, entries, steps, False, (blocks[entry.name] for entry in entries), run)
+    identity = {} if run is None else {"run": run}
+    return _write(path, tensors, lambda name: [tensors[name]], {"stacked": "false"} | identity, steps)
 
 
 def write_stack(
-    path: Path, steps: Sequence[int], first: Mapping[str, Entry], read: Callable[[str, int], Tensor]
+    path: Path, steps: Sequence[int], like: Mapping[str, Tensor], read: Callable[[str, int], Tensor]
 ) -> Piece:
     """Write tensors with a leading step axis, holding one block at a time.
 
-    `first` describes each tensor without that axis. `read` gives the block of a name and a step. It is called twice for
-    each, because the checksums stand in the header, before the data.
+    `like` has the name, type and shape of each tensor at one step. `read` gives the block of a name and a step. It is
+    called twice for each, because the checksums stand in the header, before the data.
     """
-    entries = [
-        Entry(
-            name,
-            entry.dtype,
-            (len(steps), *entry.shape),
-            tuple(zlib.crc32(as_bytes(read(name, step))) for step in steps),
-        )
-        for name, entry in first.items()
-    ]
-    blocks = (as_bytes(read(entry.name, step)) for entry in entries for step in steps)
-    return _write(path, entries, steps, True, blocks, None)
+    return _write(path, like, lambda name: (read(name, step) for step in steps), {"stacked": "true"}, steps)
 
 
-def describe(name: str, tensor: Shaped[Tensor, "..."]) -> Entry:
-    """The entry of a tensor, without checksums."""
-    return Entry(name, _CODES[tensor.dtype], tuple(tensor.shape), ())
+def _write(
+    path: Path,
+    like: Mapping[str, Tensor],
+    blocks: Callable[[str], Iterable[Tensor]],
+    metadata: dict[str, str],
+    steps: Sequence[int],
+) -> Piece:
+    tensors: dict[str, Any] = {}
+    checksums, offset = {}, 0
+    for name, one in like.items():
+        shape = [len(steps), *one.shape] if metadata["stacked"] == "true" else list(one.shape)
+        size = math.prod(shape) * one.element_size()
+        tensors[name] = {"dtype": _CODES[one.dtype], "shape": shape, "data_offsets": [offset, offset + size]}
+        checksums[name] = "".join(f"{zlib.crc32(as_bytes(block)):08x}" for block in blocks(name))
+        offset += size
+    listed = json.dumps([int(step) for step in steps])
+    metadata = {"format": "induction_memory", "steps": listed, "checksums": json.dumps(checksums), **metadata}
+    seal = digest({"__metadata__": metadata, **tensors})
+    text = json.dumps({"__metadata__": metadata | {"seal": seal}, **tensors}).encode()
+    text += b" " * (-len(text) % 8)
+
+    def chunks() -> Iterator[Bytes]:
+        yield len(text).to_bytes(8, "little") + text
+        for name in like:
+            yield from map(as_bytes, blocks(name))
+
+    return write_piece(path, chunks(), seal)
 
 
 def as_bytes(tensor: Shaped[Tensor, "..."]) -> memoryview:
@@ -108,172 +104,105 @@ def as_bytes(tensor: Shaped[Tensor, "..."]) -> memoryview:
     return tensor.detach().cpu().contiguous().reshape(-1).numpy().view(np.uint8).data
 
 
-def _write(
-    path: Path,
-    entries: list[Entry],
-    steps: Sequence[int],
-    stacked: bool,
-    blocks: Iterable[Bytes],
-    run: str | None,
-) -> Piece:
-    checksums = {entry.name: "".join(f"{crc:08x}" for crc in entry.checksums) for entry in entries}
-    metadata = {
-        "format": "induction_memory",
-        "steps": json.dumps([int(step) for step in steps]),
-        "stacked": "true" if stacked else "false",
-        "checksums": json.dumps(checksums),
-    }
-    if run is not None:
-        metadata["run"] = run
-    header: dict[str, Any] = {"__metadata__": metadata}
-    offset = 0
-    for entry in entries:
-        header[entry.name] = {
-            "dtype": entry.dtype,
-            "shape": list(entry.shape),
-            "data_offsets": [offset, offset + entry.size],
-        }
-        offset += entry.size
-    metadata["seal"] = _seal(header)
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-
-    def chunks() -> Iterator[Bytes]:
-        yield len(text).to_bytes(8, "little") + text
-        yield from blocks
-
-    return replace(write_durably(path, chunks()), seal=metadata["seal"])
-
-
-def _seal(header: dict[str, Any]) -> str:
-    metadata = {key: value for key, value in header["__metadata__"].items() if key != "seal"}
-    text = json.dumps({**header, "__metadata__": metadata}, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
 @dataclass(frozen=True)
+class Stored:
+    """Where a tensor stands in a file, and the CRC of each of its blocks."""
+
+    dtype: Any
+    shape: tuple[int, ...]
+    start: int
+    size: int
+    checksums: str
+
+
 class SealedFile:
-    """The checked header of a sealed file; tensors are read, and checked, when asked for."""
+    """A file of tensors with a checked header; tensors are read, and checked, when asked for."""
 
-    path: Path
-    steps: tuple[int, ...]
-    stacked: bool
-    entries: dict[str, Entry]
-    starts: dict[str, int]
-    run: str | None
-    seal: str
-
-    @classmethod
-    def open(cls, path: Path) -> "SealedFile":
+    def __init__(self, path: Path) -> None:
         """Read and check the header."""
+        self.path = path
         with open_regular(path) as file:
-            size = file.seek(0, 2)
-            file.seek(0)
+            size = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(8), "little")
             if not 2 <= length <= min(size - 8, _LARGEST_HEADER):
                 raise DamagedError(path, f"a header of {length} bytes in a file of {size}")
             text = file.read(length)
         try:
             header = json.loads(text.decode())
-            sealed = header["__metadata__"]["seal"] == _seal(header)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise DamagedError(path, "a header that cannot be read") from error
-        if not sealed:
-            raise DamagedError(path, "a header that differs from its seal")
-        try:
-            found = cls._of(path, header, 8 + length)
+            self.seal = header["__metadata__"].pop("seal")
+            if self.seal != digest(header):
+                raise DamagedError(path, "a header that differs from its seal")
+            end = self._describe(header.pop("__metadata__"), header, 8 + length)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DamagedError(path, "a header that does not describe tensors") from error
-        expected = 8 + length + sum(entry.size for entry in found.entries.values())
-        if size != expected:
-            raise DamagedError(path, f"{size} bytes instead of {expected}")
-        return found
+        if size != end:
+            raise DamagedError(path, f"{size} bytes instead of {end}")
 
-    @classmethod
-    def open_piece(cls, path: Path, piece: Piece | None) -> "SealedFile":
-        """Open a file that the manifest lists: it must be that very file."""
-        if piece is None:
-            raise DamagedError(path, "a manifest that does not list it")
-        if piece.seal is None:  # format version 1: the whole content is compared
-            check_piece(path, piece)
-        found = cls.open(path)
-        if piece.seal is not None and found.seal != piece.seal:
-            raise DamagedError(path, "another file than the manifest lists")
-        return found
-
-    @classmethod
-    def open_step(cls, path: Path, run: str | None, step: int | None = None) -> "SealedFile":
-        """Open the state of one step; it must be of that run (None: begun in format version 1) and of that step."""
-        found = cls.open(path)
-        if len(found.steps) != 1 or (step is not None and found.steps[0] != step):
-            raise DamagedError(path, f"the state of {' and '.join(map(str, found.steps)) or 'no'} step")
-        if found.run != run:
-            raise DamagedError(path, "the state of another run")
-        return found
-
-    @classmethod
-    def _of(cls, path: Path, header: dict[str, Any], begin: int) -> "SealedFile":
-        """The file that a header describes; raises ValueError, KeyError or TypeError if it describes none."""
-        metadata = header.pop("__metadata__")
-        checksums, steps = json.loads(metadata["checksums"]), json.loads(metadata["steps"])
-        stacked = metadata["stacked"] == "true"
-        entries, starts, offset = {}, {}, 0
+    def _describe(self, metadata: dict[str, str], header: dict[str, Any], start: int) -> int:
+        """Take over what the header says, and return where the last tensor ends; a ValueError if it cannot be."""
+        self.steps: tuple[int, ...] = tuple(json.loads(metadata["steps"]))
+        self.stacked = metadata["stacked"] == "true"
+        self.run = metadata.get("run")
+        self.tensors: dict[str, Stored] = {}
+        checksums, offset = json.loads(metadata["checksums"]), 0
+        blocks = len(self.steps) if self.stacked else 1
         for name, entry in header.items():
-            found = Entry(name, entry["dtype"], tuple(entry["shape"]), _split(checksums[name]))
-            blocks = len(steps) if stacked else 1
-            shaped = all(isinstance(n, int) and n >= 0 for n in found.shape) and len(found.checksums) == blocks
-            placed = entry["data_offsets"] == [offset, offset + found.size]
-            if not shaped or not placed or (stacked and found.shape[0] != len(steps)):
+            shape, dtype = tuple(entry["shape"]), _KINDS[entry["dtype"]]
+            size = math.prod(shape) * np.dtype(dtype).itemsize
+            whole = len(checksums[name]) == 8 * blocks and min(shape, default=0) >= 0
+            if not whole or entry["data_offsets"] != [offset, offset + size] or (self.stacked and shape[0] != blocks):
                 raise ValueError(name)
-            entries[name], starts[name] = found, begin + offset
-            offset += found.size
-        if not all(isinstance(step, int) and step >= 0 for step in steps) or sorted(set(steps)) != steps:
-            raise ValueError(steps)
-        return cls(path, tuple(steps), stacked, entries, starts, metadata.get("run"), metadata["seal"])
+            self.tensors[name] = Stored(dtype, shape, start + offset, size, checksums[name])
+            offset += size
+        return start + offset
 
-    def read(self, name: str) -> Tensor:
-        """A whole tensor, every block checked."""
-        return self._read(name, 0, len(self._entry(name).checksums), self._entry(name).shape)
-
-    def read_step(self, name: str, step: int) -> Tensor:
-        """One step of a stacked tensor."""
-        assert self.stacked
-        index = self.steps.index(step)
-        return self._read(name, index, index + 1, self._entry(name).shape[1:])
-
-    def _entry(self, name: str) -> Entry:
-        if name not in self.entries:
+    def read(self, name: str, step: int | None = None) -> Tensor:
+        """A tensor, or one step of a stacked one; every block that is read is checked."""
+        if name not in self.tensors:
             raise DamagedError(self.path, f"a file without {name}")
-        return self.entries[name]
-
-    def _read(self, name: str, first: int, last: int, shape: tuple[int, ...]) -> Tensor:
-        entry = self._entry(name)
-        block = entry.size // max(1, len(entry.checksums))
+        found = self.tensors[name]
+        first, last, shape = 0, len(found.checksums) // 8, found.shape
+        block = found.size // max(1, last)
+        if step is not None:
+            first, shape = self.steps.index(step), shape[1:]
+            last = first + 1
         data = np.empty((last - first) * block, dtype=np.uint8)
-        view = data.data
         with open_regular(self.path) as file:
-            file.seek(self.starts[name] + first * block)
-            done = file.readinto(view)
-        if done < len(view):
-            raise DamagedError(self.path, f"a file that ends within {name}")
+            file.seek(found.start + first * block)
+            if file.readinto(data.data) < len(data):
+                raise DamagedError(self.path, f"a file that ends within {name}")
         for i in range(first, last):
-            if zlib.crc32(view[(i - first) * block : (i - first + 1) * block]) != entry.checksums[i]:
+            checksum = zlib.crc32(data[(i - first) * block : (i - first + 1) * block])
+            if f"{checksum:08x}" != found.checksums[8 * i : 8 * i + 8]:
                 where = f" at step {self.steps[i]}" if self.stacked else ""
                 raise DamagedError(self.path, f"flipped bits in {name}{where}")
-        return torch.from_numpy(data.view(_NAMES[entry.dtype]).reshape(shape))
+        return torch.from_numpy(data.view(found.dtype).reshape(shape))
 
-    def damage(self) -> DamagedError | None:
-        """What is wrong with the blocks; None if all checksums are right."""
-        try:
-            for name in self.entries:
-                self.read(name)
-        except DamagedError as error:
-            return error
-        return None
+    def check(self) -> None:
+        """Check every block."""
+        for name in self.tensors:
+            self.read(name)
 
 
-def _split(digits: str) -> tuple[int, ...]:
-    return tuple(int(digits[i : i + 8], 16) for i in range(0, len(digits), 8))
+def open_listed(folder: Path, manifest: Manifest, name: str) -> SealedFile:
+    """Open a file that the manifest lists: it must be that very file."""
+    path = folder / name
+    if name not in manifest.pieces:
+        raise DamagedError(path, "a manifest that does not list it")
+    found = SealedFile(path)
+    if found.seal != manifest.pieces[name].seal:
+        raise DamagedError(path, "another file than the manifest lists")
+    return found
+
+
+def open_state(path: Path, manifest: Manifest, step: int | None = None) -> SealedFile:
+    """Open the state of one step; it must be of the manifest's run, and of that step."""
+    found = SealedFile(path)
+    if len(found.steps) != 1 or step not in (None, found.steps[0]):
+        raise DamagedError(path, f"the state of {' and '.join(map(str, found.steps)) or 'no'} step")
+    if found.run != manifest.identity:
+        raise DamagedError(path, "the state of another run")
+    return found
 
 
 BITS = 10
@@ -313,7 +242,7 @@ class RoundedFile:
     """The rounded steps of a run. A parameter is inflated when it is first asked for, and kept."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
-        self.file = SealedFile.open_piece(folder / ROUNDED, manifest.pieces.get(ROUNDED))
+        self.file = open_listed(folder, manifest, ROUNDED)
         self._read: dict[str, Tensor] = {}
 
     @property
@@ -323,7 +252,7 @@ class RoundedFile:
     @cached_property
     def units(self) -> dict[str, float]:
         """Parameter -> its unit."""
-        names = [name.removeprefix(_UNIT) for name in self.file.entries if name.startswith(_UNIT)]
+        names = [name.removeprefix(_UNIT) for name in self.file.tensors if name.startswith(_UNIT)]
         return {name: float(self.file.read(_UNIT + name)) for name in names}
 
     def read_step(self, name: str, step: int, shape: tuple[int, ...]) -> Tensor:

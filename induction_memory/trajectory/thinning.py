@@ -1,28 +1,26 @@
 """A smaller trajectory out of a larger one: chosen steps and the whole metrics, with the optimiser's state on request.
 
-On request all chosen steps except the last are rounded (`rounded.py`), which takes about a quarter of the space.
+On request all chosen steps except the last are rounded (`tensors.py`), which takes about a quarter of the space.
 
 Thinning to all steps also converts a folder of plain state dicts to this package's format.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
-
-from torch import Tensor
 
 from induction_memory.errors import require
 from induction_memory.files import require_folder
 from induction_memory.task import protocol
-from induction_memory.trajectory import manifest as manifests
-from induction_memory.trajectory import rows as row_files
-from induction_memory.trajectory.durable import remove_parts, write_durably
+from induction_memory.trajectory.export import PlainSource
 from induction_memory.trajectory.folder import FolderSource
 from induction_memory.trajectory.layout import FROZEN, METRICS, OPTIMIZER, ROUNDED, TRAINED
-from induction_memory.trajectory.lock import locked, may_begin
-from induction_memory.trajectory.manifest import Manifest
+from induction_memory.trajectory.lock import locked, may_begin, tidy
+from induction_memory.trajectory.manifest import Manifest, provenance
+from induction_memory.trajectory.pieces import Piece, write_piece
+from induction_memory.trajectory.rows import encode
 from induction_memory.trajectory.states import checksum, stored_names
-from induction_memory.trajectory.tensors import Piece, describe, write_rounded, write_stack, write_tensors
+from induction_memory.trajectory.tensors import write_rounded, write_stack, write_tensors
 from induction_memory.trajectory.trajectory import Trajectory, load
 
 
@@ -61,50 +59,45 @@ def thin(
     states = {step: state for step in asked if (state := source.optimizer(step)) is not None}
     require(bool(states) or not asked, "keep_optimizer", "steps whose optimiser state is stored", "none")
     initial = run.initial()
+    manifest = Manifest(
+        state="finished",
+        config=_config(run),
+        parent=run.parent,
+        identity=source.manifest.identity if isinstance(source, FolderSource) else source.fingerprint,
+        initial=None if initial is None else checksum(run.model_config, initial),
+        **_provenance(run, command),
+    )
     with locked(folder):
-        require(may_begin(folder), "out", "a new or an empty folder", repr(str(folder)))
         pieces = _write_weights(source, folder, chosen, rounded)
-        rows = [row | {"checkpoint": row["step"] in chosen} if "checkpoint" in row else row for row in source.rows()]
+        rows = [row | {"checkpoint": row["step"] in chosen} for row in source.rows()]
         if not keep_norms:
             rows = [{name: value for name, value in row.items() if "_norm_" not in name} for row in rows]
         if states:
-            pieces[OPTIMIZER] = _write_states(folder, states)
+            like = states[max(states)]
+            pieces[OPTIMIZER] = write_stack(folder / OPTIMIZER, list(states), like, lambda name, s: states[s][name])
         if rows:
-            lines = (row_files.encode(row, source.key) for row in rows)
-            pieces[METRICS] = write_durably(folder / METRICS, lines)
-        Manifest(
-            state="finished",
-            config=_config(run),
-            first_step=rows[0]["step"] if rows else chosen[0],
-            parent=run.parent,
-            rows=len(rows),
-            pieces=pieces,
-            identity=source.identity,
-            initial=None if initial is None else checksum(run.model_config, initial),
-            **_provenance(run, command),
-        ).write(folder)
-        remove_parts(folder)
+            pieces[METRICS] = write_piece(folder / METRICS, [encode(row, manifest.key) for row in rows])
+        first_step = rows[0]["step"] if rows else chosen[0]
+        manifest.replace(first_step=first_step, pieces=pieces).write(folder)
+        tidy(folder)
     return load(folder)
 
 
-def _write_states(folder: Path, states: Mapping[int, Mapping[str, Tensor]]) -> Piece:
-    """The file of the optimiser's states."""
-    names = {name: describe(name, value) for name, value in states[max(states)].items()}
-    return write_stack(folder / OPTIMIZER, list(states), names, lambda name, step: states[step][name])
-
-
-def _write_weights(source: Any, folder: Path, steps: Sequence[int], rounded: bool) -> dict[str, Any]:
+def _write_weights(
+    source: FolderSource | PlainSource, folder: Path, steps: Sequence[int], rounded: bool
+) -> dict[str, Piece]:
     """Write the files of the frozen and of the changing parameters."""
     frozen, moving = (stored_names(source.model_config, names) for names in (source.frozen, source.moving))
-    first = {name: describe(name, source.read_step(name, steps[0])) for name in moving}
     coarse = [step for step in steps if step in source.rounded or (rounded and step != steps[-1])]
     exact = [step for step in steps if step not in coarse]
+    like = {name: source.read_step(name, steps[0]) for name in moving}
     pieces = {
         FROZEN: write_tensors(folder / FROZEN, {name: source.read_frozen(name) for name in frozen}),
-        TRAINED: write_stack(folder / TRAINED, exact, first, source.read_step),
+        TRAINED: write_stack(folder / TRAINED, exact, like, source.read_step),
     }
     if coarse:
-        units = source.rounding.units if source.rounded else {}
+        rounding = source.rounding if isinstance(source, FolderSource) else None
+        units = {} if rounding is None else rounding.units
         pieces[ROUNDED] = write_rounded(folder / ROUNDED, coarse, moving, source.read_step, units)
     return pieces
 
@@ -121,12 +114,7 @@ def _config(run: Trajectory) -> dict[str, Any]:
 def _provenance(run: Trajectory, command: str | None) -> dict[str, Any]:
     """How the numbers were computed: the run's own provenance if it has one."""
     if not isinstance(run.source, FolderSource):
-        return manifests.provenance(command, None)
+        return provenance(command, None)
     kept = run.source.manifest
-    return {
-        "versions": kept.versions,
-        "command": command or kept.command,
-        "created": kept.created,
-        "seconds": kept.seconds,
-        "threads": kept.threads,
-    }
+    found = {name: getattr(kept, name) for name in ("versions", "created", "seconds", "threads")}
+    return found | {"command": command or kept.command}

@@ -27,10 +27,9 @@ from induction_memory.model.config import ModelConfig
 from induction_memory.task.protocol import Task
 from induction_memory.trajectory.export import ExportSource, PlainSource, is_export, write_export
 from induction_memory.trajectory.folder import FolderSource, closest, expand
-from induction_memory.trajectory.initial import initial_weights
 from induction_memory.trajectory.layout import MANIFEST, require_stored
 from induction_memory.trajectory.search import find
-from induction_memory.trajectory.states import checksum, fill
+from induction_memory.trajectory.states import checksum, fill, initial_weights
 
 if TYPE_CHECKING:
     from induction_memory.model.building import HookedTransformer
@@ -102,7 +101,7 @@ class Trajectory:
 
     @property
     def finished(self) -> bool:
-        return getattr(self.source, "finished", True)
+        return self.source.finished
 
     @property
     def parent(self) -> dict[str, Any] | None:

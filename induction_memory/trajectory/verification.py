@@ -1,6 +1,7 @@
-"""Every checksum of a trajectory, without stopping at the first that fails.
+"""Damage in a trajectory, and what is odd about a series of checkpoints that somebody else trained.
 
-What trips people up in public series of checkpoints, found on the files alone: no model is made.
+`verify` goes through every checksum of a trajectory without stopping at the first that fails. `check` finds duplicates,
+gaps and damage in a series by reading its files; no model is made:
 
 identical checkpoint   all weights that train equal those of another step
 identical shard        one file of several equals that of another step: half of a revision was uploaded
@@ -21,7 +22,8 @@ their hash, and a blob that several revisions share is read once.
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,12 +38,13 @@ from induction_memory.errors import DamagedError, Error, InputError
 from induction_memory.model.bridge import PASSING
 from induction_memory.trajectory import rows as row_files
 from induction_memory.trajectory.checkpoint_files import Checkpoint
-from induction_memory.trajectory.durable import check_piece
 from induction_memory.trajectory.layout import LATEST, MANIFEST, step_path
 from induction_memory.trajectory.manifest import Manifest
+from induction_memory.trajectory.pieces import check_piece
 from induction_memory.trajectory.search import find
 from induction_memory.trajectory.series import Revisions
-from induction_memory.trajectory.tensors import SealedFile, rounded_steps
+from induction_memory.trajectory.tensors import open_listed, open_state
+from induction_memory.trajectory.writer import kept_alone
 
 
 def verify(path: str | Path) -> list[str]:
@@ -56,38 +59,40 @@ def verify(path: str | Path) -> list[str]:
         raise InputError(f"{folder}: expected a trajectory (a folder with {MANIFEST}), got none there")
     try:
         manifest = Manifest.read(folder)
-        manifest.parts(folder)
+        for part in manifest.config:
+            manifest.part(folder, part)
     except DamagedError as error:
         return [str(error)]
     damage: list[str] = []
 
-    def check(action: Callable[[], object]) -> None:
+    @contextmanager
+    def noted() -> Iterator[None]:
         try:
-            action()
+            yield
         except InputError:
             raise
         except Error as error:
             damage.append(str(error))
 
     for name, piece in manifest.pieces.items():
-        check(lambda: check_piece(folder / name, piece))  # noqa: B023
+        with noted():
+            check_piece(folder / name, piece)
         if name.endswith(".safetensors"):
-            check(lambda: _blocks(SealedFile.open_piece(folder / name, piece)))  # noqa: B023
-    rows: list[dict] = []
-    check(lambda: rows.extend(row_files.of(folder, manifest)))
-    if manifest.state != "finished":
-        rounded: list[int] = []
-        check(lambda: rounded.extend(rounded_steps(folder, manifest)))
-        steps = [row["step"] for row in rows if row["checkpoint"] and row["step"] not in rounded]
-        kept = [(step_path(folder, step), step) for step in steps]
-        for state, step in [(folder / LATEST, None), *kept]:
-            check(lambda: _blocks(SealedFile.open_step(state, manifest.identity, step)))  # noqa: B023
+            with noted():
+                open_listed(folder, manifest, name).check()
+    rows: list[dict[str, Any]] = []
+    with noted():
+        rows = row_files.of(folder, manifest)
+    if not manifest.finished:
+        with noted():
+            open_state(folder / LATEST, manifest).check()
+        kept: list[int] = []
+        with noted():
+            kept = kept_alone(folder, manifest, rows)
+        for step in kept:
+            with noted():
+                open_state(step_path(folder, step), manifest, step).check()
     return list(dict.fromkeys(damage))
-
-
-def _blocks(file: SealedFile) -> None:
-    if (damage := file.damage()) is not None:
-        raise damage
 
 
 JUMP = 5.0

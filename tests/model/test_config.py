@@ -38,22 +38,6 @@ def test_configurations_survive_json():
     assert ModelConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
 
 
-@pytest.mark.parametrize(("older", "now"), [("one", "code"), ("1/d", "unit-embeddings")])
-def test_configurations_of_older_runs_are_read(older, now):
-    values = ModelConfig().to_dict()
-    del values["parametrisation"]
-    read = ModelConfig.from_dict(values | {"embedding_variance": older})
-    assert read == ModelConfig(parametrisation=now)
-
-
-@pytest.mark.parametrize(
-    "values", [{"embedding_variance": "2/d"}, {"embedding_variance": "one", "parametrisation": "text"}]
-)
-def test_an_older_field_that_says_nothing_known_is_refused(values):
-    with pytest.raises(InputError, match=r"model\.embedding_variance: expected one of d_model"):
-        ModelConfig.from_dict(values)
-
-
 def test_names_count_layers_from_one():
     names = ModelConfig.full(layer_norm=True).parameters
     assert names["W_K1"] == "blocks.0.attn.W_K"

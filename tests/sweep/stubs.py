@@ -78,10 +78,10 @@ def job(name: str, place: Path, work=note, **arguments) -> Job:
 
 def train_slowly(**arguments) -> None:
     """Train a run; each flush takes a while."""
+    from induction_memory import files
     from induction_memory.sweep.job import train
-    from induction_memory.trajectory import durable
 
-    durable._sync = lambda descriptor: time.sleep(0.01)
+    files.sync = lambda descriptor: time.sleep(0.01)
     train(**arguments)
 
 

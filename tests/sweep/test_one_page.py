@@ -50,7 +50,7 @@ def test_every_run_has_a_row_its_settings_its_results_and_curves(folder):
     assert {link[1:] for link in found.links} <= {*found.ids}
     assert "train.learning_rate" in text
     shown = re.sub(r"<[^>]*>", " ", text)
-    assert "a manifest that cannot be read" in shown
+    assert "a file that cannot be read" in shown
     finished = rows[rows["state"] == "finished"]
     for value in finished["loss"]:
         assert f"{value:.3g}" in shown

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from induction_memory import files
 from induction_memory.errors import DivergedError, Error, InputError, StorageError
 from induction_memory.experiment.run_config import RunConfig
 from induction_memory.model.config import ModelConfig
@@ -14,7 +15,7 @@ from induction_memory.task.bigrams import BigramTask
 from induction_memory.training import run as training_run
 from induction_memory.training.branching import branch
 from induction_memory.training.run import Stopped, start, train
-from induction_memory.trajectory import durable, load, thin, verify
+from induction_memory.trajectory import load, thin, verify
 from induction_memory.trajectory.writer import Writer
 from tests.tiny_runs import MODEL, TASK, tiny
 from tests.training.test_resume import Disk, Killed, content, half
@@ -23,7 +24,7 @@ from tests.training.test_resume import Disk, Killed, content, half
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Flush nothing: what a flush does, no process can see."""
-    monkeypatch.setattr(durable, "_sync", lambda descriptor: None)
+    monkeypatch.setattr(files, "sync", lambda descriptor: None)
 
 
 @pytest.fixture(scope="module")
@@ -161,13 +162,13 @@ def test_a_read_only_folder_and_one_that_vanishes_are_clear_errors(tmp_path, mon
         raise PermissionError(13, "Permission denied")
 
     with monkeypatch.context() as patch:
-        patch.setattr(durable.os, "open", read_only)
+        patch.setattr(files.os, "open", read_only)
         with pytest.raises(InputError, match=r"^out: expected a folder that can be made, got .*\(Permission denied\)$"):
             start(tiny(), tmp_path / "run", quiet=True)
     (tmp_path / "run").mkdir()
     with monkeypatch.context() as patch:
         patch.setattr(training_run, "require_folder", lambda out: out)  # it was writable a moment ago
-        patch.setattr(durable.os, "open", read_only)
+        patch.setattr(files.os, "open", read_only)
         with pytest.raises(StorageError, match="Permission denied"):
             start(tiny(), tmp_path / "run", quiet=True)
     record = Writer.record

@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from induction_memory import files
 from induction_memory.errors import DamagedError, InputError, StorageError
 from induction_memory.experiment.constraints import Graft
 from induction_memory.model.config import ModelConfig
 from induction_memory.training.branching import branch
 from induction_memory.training.run import resume, start
-from induction_memory.trajectory import durable, load, thin, verify
+from induction_memory.trajectory import load, thin, verify
 from induction_memory.trajectory.lock import tidy
 from induction_memory.trajectory.manifest import Manifest
 from induction_memory.trajectory.writer import Origin, Writer, begin, lengthen, resume_point
@@ -38,7 +39,7 @@ def content(folder: Path) -> dict[str, bytes]:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Flush nothing here: what a flush does, no process can see. The real training processes do flush."""
-    monkeypatch.setattr(durable, "_sync", lambda descriptor: None)
+    monkeypatch.setattr(files, "sync", lambda descriptor: None)
 
 
 # The writer alone, fed with made-up weights: fast enough to be stopped at each of its operations.
@@ -70,7 +71,7 @@ def write_run(folder: Path) -> None:
         origin = Origin(frozen | made_up("weights", 0), made_up("optimizer", 0), grafts, None)
         begin(folder, CONFIG, origin, "made up", 1)
     manifest = Manifest.read(folder)
-    if manifest.state == "finished":
+    if manifest.finished:
         tidy(folder)
         return
     point = resume_point(folder, manifest, CONFIG)
@@ -91,7 +92,7 @@ class Killed(BaseException):
     pass
 
 
-OPERATIONS = ("_write", "_sync", "_rename")
+OPERATIONS = ("write", "sync", "rename")
 
 
 class Disk:
@@ -100,7 +101,7 @@ class Disk:
     def __init__(self, monkeypatch, at=None, instead=None):
         self.count = 0
         for name in OPERATIONS:
-            self._wrap(monkeypatch, name, getattr(durable, name), at, instead)
+            self._wrap(monkeypatch, name, getattr(files, name), at, instead)
 
     def _wrap(self, monkeypatch, name, original, at, instead):
         def operation(*arguments):
@@ -110,7 +111,7 @@ class Disk:
             self.before(name, arguments)
             original(*arguments)
 
-        monkeypatch.setattr(durable, name, operation)
+        monkeypatch.setattr(files, name, operation)
 
     def before(self, name, arguments):
         pass
@@ -134,7 +135,7 @@ def operations(tmp_path_factory):
 
 def half(name, original, arguments):
     """Half of a write reaches the disk; anything else does not happen."""
-    if name == "_write":
+    if name == "write":
         descriptor, data = arguments
         os.write(descriptor, memoryview(data)[: len(data) // 2])
 
@@ -189,13 +190,13 @@ class PowerCut(Disk):
         super().__init__(monkeypatch, at, self.cut)
 
     def before(self, name, arguments):
-        if name == "_rename":
+        if name == "rename":
             source, target = arguments
             self.safe[str(target)] = self.safe.pop(str(source))
             self.renamed.append((target, target.read_bytes() if target.exists() else None))
             return
         path = os.readlink(f"/proc/self/fd/{arguments[0]}")
-        if name == "_write":
+        if name == "write":
             self.safe.setdefault(path, 0)
         elif Path(path).is_dir():
             self.renamed = [(target, old) for target, old in self.renamed if str(target.parent) != path]

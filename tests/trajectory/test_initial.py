@@ -1,8 +1,6 @@
 """The weights before training: stored, computed again from configuration and seed, or unknown; never guessed."""
 
-import json
 import logging
-import shutil
 
 import pytest
 import torch
@@ -14,7 +12,6 @@ from induction_memory.source.sources import subject
 from induction_memory.training.branching import branch
 from induction_memory.training.run import start
 from induction_memory.trajectory import load, thin
-from induction_memory.trajectory.initial import initial_weights
 from induction_memory.trajectory.manifest import Manifest
 from tests.tiny_runs import MODEL, TASK, tiny
 
@@ -98,19 +95,3 @@ def test_weights_that_another_generator_would_draw_are_unknown_and_said_once(run
     with caplog.at_level(logging.WARNING, logger="induction_memory"):
         assert load(late.path).initial() is None
     assert "cannot be computed again" in caplog.text
-
-
-def test_a_run_of_format_version_1_is_believed_only_if_it_was_trained_here_from_its_seed(run, tmp_path):
-    def old(source, name):
-        """The folder as version 1 wrote its manifest."""
-        folder = tmp_path / name
-        shutil.copytree(source.path, folder)
-        Manifest.read(folder).replace(initial=None, identity=None).write(folder)
-        text = json.loads((folder / "manifest.json").read_text())
-        assert text["initial"] is None
-        return load(folder)
-
-    late = thin(run, tmp_path / "late", [12])
-    assert same(initial_weights(old(late, "old").source), run.state(0))
-    off = thin(branch(run, 4, tmp_path / "branch", quiet=True), tmp_path / "thinned")
-    assert old(off, "old branch").initial() is None

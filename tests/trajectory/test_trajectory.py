@@ -352,8 +352,8 @@ def test_other_architectures_come_back_too(model, tmp_path):
 def test_a_newer_format_is_refused_with_its_version(run, tmp_path):
     newer = thin(run, tmp_path / "newer", [0])
     path = newer.path / "manifest.json"
-    path.write_text(path.read_text().replace('"version": 2', '"version": 4'))
-    with pytest.raises(InputError, match=r"manifest\.json: expected format version 3 or older, got 4: a newer"):
+    path.write_text(path.read_text().replace('"version": 4', '"version": 5'))
+    with pytest.raises(InputError, match=r"manifest\.json: expected format version 4, got 5: another"):
         load(newer.path)
     assert Manifest.read(run.path).state == "finished"
 
