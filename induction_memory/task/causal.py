@@ -24,7 +24,7 @@ With q = p this is the exact posterior mean of pi(j | z_t); with q(i) = i - 1 it
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -118,8 +118,28 @@ class CausalGraph:
 
     def sample(self, n: int, rng: np.random.Generator) -> "Batch":
         """Draw `n` sequences. The only group is `query`: the positions that are asked."""
-
-        return sample(self, n, rng)
+        require_draw(n, self.length, rng)
+        S, T = self.symbols, self.length
+        rows = rng.dirichlet(np.full(S, self.alpha), size=(n, S))
+        thresholds = rows.cumsum(-1)[..., :-1]
+        roots = rng.integers(S, size=(n, T))
+        uniform = rng.random((n, T))
+        tokens, here = np.empty((n, T), dtype=np.int64), np.arange(n)
+        for i, parent in enumerate(self.parents):
+            child = (uniform[:, i, None] >= thresholds[here, tokens[:, parent]]).sum(-1) if parent >= 0 else roots[:, i]
+            tokens[:, i] = child
+        targets = (rng.random((n, T, 1)) >= thresholds[here[:, None], tokens]).sum(-1)
+        asked = torch.ones(n, T, dtype=torch.bool)
+        if self.asked == "last":
+            asked[:, :-1] = False
+        return Batch(
+            torch.from_numpy(tokens),
+            torch.from_numpy(targets),
+            counted=asked,
+            groups={"query": asked},
+            main=self.main,
+            latents={"rows": torch.from_numpy(rows)},
+        )
 
     def labels(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         both = tuple(str(symbol) for symbol in range(self.symbols))
@@ -127,13 +147,22 @@ class CausalGraph:
 
     def predictors(self) -> dict[str, Predictor]:
         """`uniform`, `chain` (takes each position for the child of the one before) and `bayes` (knows the graph)."""
-
-        return predictors(self)
+        parents = torch.from_numpy(np.array(self.parents))
+        chain = torch.arange(self.length) - 1
+        S, alpha = self.symbols, self.alpha
+        return {
+            "uniform": lambda tokens: torch.full((*tokens.shape, S), 1 / S, dtype=torch.float64),
+            "chain": partial(along, parents=chain, symbols=S, alpha=alpha),
+            "bayes": partial(along, parents=parents, symbols=S, alpha=alpha),
+        }
 
     def sources(self, batch: "Batch") -> "dict[str, Tensor]":
         """`parent`: the query's parent. `induction`: positions whose parent has the query's symbol."""
-
-        return sources(self, batch)
+        parents = torch.from_numpy(np.array(self.parents))[: batch.tokens.shape[1]]
+        return {
+            "parent": one_key(parents.expand_as(batch.tokens), batch.tokens.shape[1]),
+            "induction": children(batch.tokens, parents),
+        }
 
     def associations(self) -> dict[str, Ideal]:
         """The memories of the construction in the paper."""
@@ -152,45 +181,22 @@ class CausalGraph:
     def corruptions(self) -> "dict[str, Callable[[Batch, np.random.Generator], Pairs]]":
         """`children`: other symbols at every position whose parent has the query's symbol."""
 
-        return {"children": partial(other_children, self)}
+        return {"children": self.other_children}
 
+    def other_children(self, batch: Batch, rng: np.random.Generator) -> Pairs:
+        """Another symbol at every position whose parent has the last position's symbol.
 
-def sample(task: Any, n: int, rng: np.random.Generator) -> Batch:
-    """Draw `n` sequences of T symbols, and a target for each position that is asked."""
-    require_draw(n, task.length, rng)
-    S, T = task.symbols, task.length
-    rows = rng.dirichlet(np.full(S, task.alpha), size=(n, S))
-    thresholds = rows.cumsum(-1)[..., :-1]
-    roots = rng.integers(S, size=(n, T))
-    uniform = rng.random((n, T))
-    tokens, here = np.empty((n, T), dtype=np.int64), np.arange(n)
-    for i, parent in enumerate(task.parents):
-        child = (uniform[:, i, None] >= thresholds[here, tokens[:, parent]]).sum(-1) if parent >= 0 else roots[:, i]
-        tokens[:, i] = child
-    targets = (rng.random((n, T, 1)) >= thresholds[here[:, None], tokens]).sum(-1)
-    asked = torch.ones(n, T, dtype=torch.bool)
-    if task.asked == "last":
-        asked[:, :-1] = False
-    return Batch(
-        torch.from_numpy(tokens),
-        torch.from_numpy(targets),
-        counted=asked,
-        groups={"query": asked},
-        main=task.main,
-        latents={"rows": torch.from_numpy(rows)},
-    )
-
-
-def predictors(task: Any) -> dict[str, Predictor]:
-    """Candidate predictors, the one that knows least first. A unigram predictor would be worse than the uniform one."""
-    parents = torch.from_numpy(np.array(task.parents))
-    chain = torch.arange(task.length) - 1
-    S, alpha = task.symbols, task.alpha
-    return {
-        "uniform": lambda tokens: torch.full((*tokens.shape, S), 1 / S, dtype=torch.float64),
-        "chain": partial(along, parents=chain, symbols=S, alpha=alpha),
-        "bayes": partial(along, parents=parents, symbols=S, alpha=alpha),
-    }
+        The query is the last position. Its target is random, so no single symbol is right there: measure the change in KL.
+        A changed symbol may itself be a parent; the predictors read the corrupted sequence as it is.
+        """
+        n, T = batch.tokens.shape
+        query = torch.full((n,), T - 1)
+        changed = children(batch.tokens, torch.from_numpy(np.array(self.parents)))[:, -1]
+        shift = torch.from_numpy(rng.integers(1, self.symbols, size=n))
+        shifted = (batch.tokens + shift[:, None]) % self.symbols
+        corrupted = replace(batch, tokens=torch.where(changed, shifted, batch.tokens))
+        assert bool((at(corrupted.tokens, query) == at(batch.tokens, query)).all())
+        return Pairs(batch, corrupted, query, None, None)
 
 
 def along(
@@ -212,28 +218,3 @@ def children(tokens: Int[Tensor, "batch pos"], parents: Int[Tensor, " longest"])
     of_parent = torch.where(parents >= 0, tokens[:, parents.clamp(min=0)], -1)
     here = torch.arange(pos, device=tokens.device)
     return (tokens[:, :, None] == of_parent[:, None, :]) & (here[None, :] <= here[:, None])
-
-
-def sources(task: Any, batch: Batch) -> dict[str, Bool[Tensor, "batch query key"]]:
-    """Keys by role."""
-    parents = torch.from_numpy(np.array(task.parents))[: batch.tokens.shape[1]]
-    return {
-        "parent": one_key(parents.expand_as(batch.tokens), batch.tokens.shape[1]),
-        "induction": children(batch.tokens, parents),
-    }
-
-
-def other_children(task: Any, batch: Batch, rng: np.random.Generator) -> Pairs:
-    """Another symbol at every position whose parent has the last position's symbol.
-
-    The query is the last position. Its target is random, so no single symbol is right there: measure the change in KL.
-    A changed symbol may itself be a parent; the predictors read the corrupted sequence as it is.
-    """
-    n, T = batch.tokens.shape
-    query = torch.full((n,), T - 1)
-    changed = children(batch.tokens, torch.from_numpy(np.array(task.parents)))[:, -1]
-    shift = torch.from_numpy(rng.integers(1, task.symbols, size=n))
-    shifted = (batch.tokens + shift[:, None]) % task.symbols
-    corrupted = replace(batch, tokens=torch.where(changed, shifted, batch.tokens))
-    assert bool((at(corrupted.tokens, query) == at(batch.tokens, query)).all())
-    return Pairs(batch, corrupted, query, None, None)

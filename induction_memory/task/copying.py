@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from induction_memory.errors import require
@@ -95,8 +95,28 @@ class Copying:
 
     def sample(self, n: int, rng: np.random.Generator) -> "Batch":
         """Draw `n` sequences. The only group is `query`, the second trigger."""
-
-        return sample(self, n, rng)
+        require_draw(n, self.length, rng)
+        T, here = self.length, np.arange(n)
+        span = np.array(self.spans)[rng.integers(len(self.spans), size=n)]
+        first = span
+        if self.placement == "elsewhere":
+            first = rng.integers(2 * span)  # 0 .. 2l without l, by stepping over it
+            first = first + (first >= span)
+        second = 2 * span + 2
+        if self.placement == "any":
+            second = span + np.array(self.spans)[rng.integers(len(self.spans), size=n)] + 2
+        tokens = rng.integers(self.alphabet, size=(n, T + 1))
+        tokens[here, first] = tokens[here, second] = self.trigger
+        tokens[here, second + 1] = output = tokens[here, first + 1]
+        asked = torch.arange(T) == torch.from_numpy(second)[:, None]
+        return Batch(
+            torch.from_numpy(np.ascontiguousarray(tokens[:, :-1])),
+            torch.where(asked, torch.from_numpy(output)[:, None], 0),
+            counted=asked,
+            groups={"query": asked},
+            main=self.main,
+            latents={"first": torch.from_numpy(first), "output": torch.from_numpy(output)},
+        )
 
     def labels(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         outputs = tuple(str(token) for token in range(self.alphabet))
@@ -104,13 +124,21 @@ class Copying:
 
     def predictors(self) -> dict[str, Predictor]:
         """`uniform`, `shortcut` (copies the middle of what has been read) and `induction`, which is Bayes-optimal."""
-
-        return predictors(self)
+        return {
+            "uniform": lambda tokens: _copied(self, tokens, torch.full_like(tokens, -1)),
+            "shortcut": lambda tokens: _copied(self, tokens, middle(self, tokens)),
+            "induction": lambda tokens: _copied(self, tokens, after_first(self, tokens)),
+        }
 
     def sources(self, batch: "Batch") -> "dict[str, Tensor]":
         """`previous`; for the query `induction`, where the output stands, and `shortcut`, the middle."""
-
-        return sources(self, batch)
+        tokens, pos = batch.tokens, batch.tokens.shape[1]
+        asked = batch.group("query")[:, :, None]
+        return {
+            "previous": previous(tokens),
+            "induction": after_same_context(tokens) & asked,
+            "shortcut": one_key(middle(self, tokens), pos) & asked,
+        }
 
     def associations(self) -> dict[str, Ideal]:
         """The two ways to find the output, and the copy."""
@@ -139,42 +167,17 @@ class Copying:
     def corruptions(self) -> "dict[str, Callable[[Batch, np.random.Generator], Pairs]]":
         """`output`: another output after the first trigger. `trigger`: the first trigger becomes another token."""
 
-        return {"output": partial(corrupted, self, "output"), "trigger": partial(corrupted, self, "trigger")}
+        return {"output": partial(self.corrupted, "output"), "trigger": partial(self.corrupted, "trigger")}
 
-
-def sample(task: Any, n: int, rng: np.random.Generator) -> Batch:
-    """Draw `n` sequences; what follows the second trigger is its output and then more of the alphabet."""
-    require_draw(n, task.length, rng)
-    T, here = task.length, np.arange(n)
-    span = np.array(task.spans)[rng.integers(len(task.spans), size=n)]
-    first = span
-    if task.placement == "elsewhere":
-        first = rng.integers(2 * span)  # 0 .. 2l without l, by stepping over it
-        first = first + (first >= span)
-    second = 2 * span + 2
-    if task.placement == "any":
-        second = span + np.array(task.spans)[rng.integers(len(task.spans), size=n)] + 2
-    tokens = rng.integers(task.alphabet, size=(n, T + 1))
-    tokens[here, first] = tokens[here, second] = task.trigger
-    tokens[here, second + 1] = output = tokens[here, first + 1]
-    asked = torch.arange(T) == torch.from_numpy(second)[:, None]
-    return Batch(
-        torch.from_numpy(np.ascontiguousarray(tokens[:, :-1])),
-        torch.where(asked, torch.from_numpy(output)[:, None], 0),
-        counted=asked,
-        groups={"query": asked},
-        main=task.main,
-        latents={"first": torch.from_numpy(first), "output": torch.from_numpy(output)},
-    )
-
-
-def predictors(task: Any) -> dict[str, Predictor]:
-    """Candidate predictors, from the one that knows least to the Bayes-optimal one."""
-    return {
-        "uniform": lambda tokens: _copied(task, tokens, torch.full_like(tokens, -1)),
-        "shortcut": lambda tokens: _copied(task, tokens, middle(task, tokens)),
-        "induction": lambda tokens: _copied(task, tokens, after_first(task, tokens)),
-    }
+    def corrupted(self, kind: Literal["output", "trigger"], batch: Batch, rng: np.random.Generator) -> Pairs:
+        """Another token of the alphabet in the place of the output, or of the first trigger."""
+        n, query = len(batch), last_of(batch.group("query"))
+        answer, first = at(batch.targets, query), batch.latents["first"]
+        other = (answer + torch.from_numpy(rng.integers(1, self.alphabet, size=n))) % self.alphabet
+        tokens = batch.tokens.clone()
+        tokens[torch.arange(n), first + (kind == "output")] = other
+        changed = replace(batch, tokens=tokens)
+        return Pairs(batch, changed, query, answer, other, {"trigger": first, "output": first + 1})
 
 
 def middle(task: Any, tokens: Int[Tensor, "batch pos"]) -> Int[Tensor, "batch pos"]:
@@ -201,25 +204,3 @@ def _copied(
     known = (place >= 0) & (found < task.n_outputs)
     copy = torch.nn.functional.one_hot(torch.where(known, found, 0), task.n_outputs).to(torch.float64)
     return torch.where(known.unsqueeze(-1), copy, 1 / task.n_outputs)
-
-
-def sources(task: Any, batch: Batch) -> dict[str, Bool[Tensor, "batch query key"]]:
-    """Keys by role."""
-    tokens, pos = batch.tokens, batch.tokens.shape[1]
-    asked = batch.group("query")[:, :, None]
-    return {
-        "previous": previous(tokens),
-        "induction": after_same_context(tokens) & asked,
-        "shortcut": one_key(middle(task, tokens), pos) & asked,
-    }
-
-
-def corrupted(task: Any, kind: Literal["output", "trigger"], batch: Batch, rng: np.random.Generator) -> Pairs:
-    """Another token of the alphabet in the place of the output, or of the first trigger."""
-    n, query = len(batch), last_of(batch.group("query"))
-    answer, first = at(batch.targets, query), batch.latents["first"]
-    other = (answer + torch.from_numpy(rng.integers(1, task.alphabet, size=n))) % task.alphabet
-    tokens = batch.tokens.clone()
-    tokens[torch.arange(n), first + (kind == "output")] = other
-    changed = replace(batch, tokens=tokens)
-    return Pairs(batch, changed, query, answer, other, {"trigger": first, "output": first + 1})

@@ -109,8 +109,26 @@ class FactualRecall:
 
     def sample(self, n: int, rng: np.random.Generator) -> "Batch":
         """Draw `n` sequences. The only group is `query`, the last position."""
-
-        return sample(self, n, rng)
+        require_draw(n, self.length, rng)
+        T = self.length
+        subject, relation = rng.integers(self.subjects, size=n), rng.integers(self.relations, size=n)
+        tokens = self.first_noise + rng.integers(max(self.noise_tokens, 1), size=(n, T))
+        places = rng.random((n, T - 1)).argsort(1)[:, :2]
+        here = np.arange(n)
+        tokens[here, places[:, 0]] = subject
+        tokens[here, places[:, 1]] = self.first_relation + relation
+        tokens[:, -1] = self.asking
+        answer = torch.from_numpy(self.facts[subject, relation])
+        asked = torch.zeros(n, T, dtype=torch.bool)
+        asked[:, -1] = True
+        return Batch(
+            torch.from_numpy(tokens),
+            answer[:, None].expand(n, T).contiguous(),
+            counted=asked,
+            groups={"query": asked},
+            main=self.main,
+            latents={"subject": torch.from_numpy(subject), "relation": torch.from_numpy(relation)},
+        )
 
     def labels(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         inputs = [f"s{s}" for s in range(self.subjects)] + [f"r{r}" for r in range(self.relations)]
@@ -119,13 +137,27 @@ class FactualRecall:
 
     def predictors(self) -> dict[str, Predictor]:
         """`marginal` (how often each answer is right), `relation` (knows the relation alone) and `fact`."""
+        facts = torch.nn.functional.one_hot(torch.from_numpy(np.array(self.facts)), self.n_outputs).to(torch.float64)
+        facts = torch.cat([facts, facts.mean(0, keepdim=True)])  # the last subject: not known
+        facts = torch.cat([facts, facts.mean(1, keepdim=True)], 1)  # the last relation: not known
 
-        return predictors(self)
+        def fact(tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos answer"]:
+            return facts[_seen(self, tokens, "subject"), _seen(self, tokens, "relation")]
+
+        return {
+            "marginal": lambda tokens: facts[-1, -1].expand(*tokens.shape, -1),
+            "relation": lambda tokens: facts[-1, _seen(self, tokens, "relation")],
+            "fact": fact,
+        }
 
     def sources(self, batch: "Batch") -> "dict[str, Tensor]":
         """`subject` and `relation`: where they stand, for the position that asks."""
-
-        return sources(self, batch)
+        found = {}
+        for part in ("subject", "relation"):
+            key = torch.full_like(batch.tokens, -1)
+            key[:, -1] = _place(self, batch.tokens, part)
+            found[part] = one_key(key, batch.tokens.shape[1])
+        return found
 
     def associations(self) -> dict[str, Ideal]:
         """What one value matrix would store: the answers of each subject, and of each relation."""
@@ -147,50 +179,29 @@ class FactualRecall:
     def corruptions(self) -> "dict[str, Callable[[Batch, np.random.Generator], Pairs]]":
         """`subject` and `relation`: another one, with another answer."""
 
-        return {"subject": partial(other_fact, self, "subject"), "relation": partial(other_fact, self, "relation")}
+        return {"subject": partial(self.other_fact, "subject"), "relation": partial(self.other_fact, "relation")}
+
+    def other_fact(self, part: Part, batch: Batch, rng: np.random.Generator) -> Pairs:
+        """Another subject, or relation, with another answer; sequences for which none exists are left out."""
+        facts = torch.from_numpy(np.array(self.facts))
+        subject, relation = batch.latents["subject"], batch.latents["relation"]
+        answers = facts[:, relation].T if part == "subject" else facts[subject]
+        right = facts[subject, relation]
+        differs = answers != right[:, None]
+        possible = torch.zeros_like(batch.counted)
+        possible[:, -1] = differs.any(1)
+        chosen = torch.from_numpy(rng.random(differs.shape)).masked_fill(~differs, -1).argmax(1)
+        kept = differs.any(1)
+        batch, query = with_queries(batch, possible, f"another {part} has another answer")
+        chosen, answer, other = chosen[kept], right[kept], answers.gather(1, chosen[:, None]).squeeze(1)[kept]
+        place = _place(self, batch.tokens, part)
+        tokens = batch.tokens.clone()
+        tokens[torch.arange(len(batch)), place] = chosen + (0 if part == "subject" else self.first_relation)
+        roles = {name: _place(self, batch.tokens, name) for name in ("subject", "relation")}
+        return Pairs(batch, replace(batch, tokens=tokens), query, answer, other, roles)
 
 
 Part = Literal["subject", "relation"]
-
-
-def sample(task: Any, n: int, rng: np.random.Generator) -> Batch:
-    """Draw `n` sequences, each with a random fact in random places."""
-    require_draw(n, task.length, rng)
-    T = task.length
-    subject, relation = rng.integers(task.subjects, size=n), rng.integers(task.relations, size=n)
-    tokens = task.first_noise + rng.integers(max(task.noise_tokens, 1), size=(n, T))
-    places = rng.random((n, T - 1)).argsort(1)[:, :2]
-    here = np.arange(n)
-    tokens[here, places[:, 0]] = subject
-    tokens[here, places[:, 1]] = task.first_relation + relation
-    tokens[:, -1] = task.asking
-    answer = torch.from_numpy(task.facts[subject, relation])
-    asked = torch.zeros(n, T, dtype=torch.bool)
-    asked[:, -1] = True
-    return Batch(
-        torch.from_numpy(tokens),
-        answer[:, None].expand(n, T).contiguous(),
-        counted=asked,
-        groups={"query": asked},
-        main=task.main,
-        latents={"subject": torch.from_numpy(subject), "relation": torch.from_numpy(relation)},
-    )
-
-
-def predictors(task: Any) -> dict[str, Predictor]:
-    """Candidate predictors, from the one that knows least to the Bayes-optimal one."""
-    facts = torch.nn.functional.one_hot(torch.from_numpy(np.array(task.facts)), task.n_outputs).to(torch.float64)
-    facts = torch.cat([facts, facts.mean(0, keepdim=True)])  # the last subject: not known
-    facts = torch.cat([facts, facts.mean(1, keepdim=True)], 1)  # the last relation: not known
-
-    def fact(tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos answer"]:
-        return facts[_seen(task, tokens, "subject"), _seen(task, tokens, "relation")]
-
-    return {
-        "marginal": lambda tokens: facts[-1, -1].expand(*tokens.shape, -1),
-        "relation": lambda tokens: facts[-1, _seen(task, tokens, "relation")],
-        "fact": fact,
-    }
 
 
 def is_part(task: Any, tokens: Int[Tensor, "batch pos"], part: Part) -> Bool[Tensor, "batch pos"]:
@@ -211,35 +222,5 @@ def _seen(task: Any, tokens: Int[Tensor, "batch pos"], part: Part) -> Int[Tensor
     return torch.where(mask.cumsum(1) > 0, number, count)
 
 
-def sources(task: Any, batch: Batch) -> dict[str, Bool[Tensor, "batch query key"]]:
-    """Keys by role: the places of subject and relation, for the last position."""
-    found = {}
-    for part in ("subject", "relation"):
-        key = torch.full_like(batch.tokens, -1)
-        key[:, -1] = _place(task, batch.tokens, part)
-        found[part] = one_key(key, batch.tokens.shape[1])
-    return found
-
-
 def _place(task: Any, tokens: Int[Tensor, "batch pos"], part: Part) -> Int[Tensor, " batch"]:
     return is_part(task, tokens, part).int().argmax(1)
-
-
-def other_fact(task: Any, part: Part, batch: Batch, rng: np.random.Generator) -> Pairs:
-    """Another subject, or relation, with another answer; sequences for which none exists are left out."""
-    facts = torch.from_numpy(np.array(task.facts))
-    subject, relation = batch.latents["subject"], batch.latents["relation"]
-    answers = facts[:, relation].T if part == "subject" else facts[subject]
-    right = facts[subject, relation]
-    differs = answers != right[:, None]
-    possible = torch.zeros_like(batch.counted)
-    possible[:, -1] = differs.any(1)
-    chosen = torch.from_numpy(rng.random(differs.shape)).masked_fill(~differs, -1).argmax(1)
-    kept = differs.any(1)
-    batch, query = with_queries(batch, possible, f"another {part} has another answer")
-    chosen, answer, other = chosen[kept], right[kept], answers.gather(1, chosen[:, None]).squeeze(1)[kept]
-    place = _place(task, batch.tokens, part)
-    tokens = batch.tokens.clone()
-    tokens[torch.arange(len(batch)), place] = chosen + (0 if part == "subject" else task.first_relation)
-    roles = {name: _place(task, batch.tokens, name) for name in ("subject", "relation")}
-    return Pairs(batch, replace(batch, tokens=tokens), query, answer, other, roles)

@@ -30,7 +30,7 @@ and the `memorised 1-gram` does the same with the stationary frequencies of each
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -116,8 +116,35 @@ class MarkovChains:
 
     def sample(self, n: int, rng: np.random.Generator) -> "Batch":
         """Draw `n` sequences. Groups: `chain` (the context is complete) and `start` (it is not: any symbol follows)."""
-
-        return sample(self, n, rng)
+        require_draw(n, self.length, rng)
+        S, order, T = self.symbols, self.order, self.length
+        if self.chains is None:
+            chosen = np.full(n, -1)
+            rows = rng.dirichlet(np.full(S, self.alpha), size=(n, self.contexts))
+        else:
+            chosen = rng.integers(len(self.chains), size=n)
+            rows = self.chains[chosen]
+        thresholds = rows.cumsum(-1)[..., :-1]
+        tokens = np.empty((n, T + 1), dtype=np.int64)
+        tokens[:, :order] = rng.integers(S, size=(n, order))
+        uniform = rng.random((n, T + 1 - order))
+        here, powers = np.arange(n), S ** np.arange(order)
+        next_row = np.full((n, T, S), 1 / S)
+        for t in range(order - 1, T):
+            context = tokens[:, t - order + 1 : t + 1][:, ::-1] @ powers
+            tokens[:, t + 1] = (uniform[:, t + 1 - order, None] >= thresholds[here, context]).sum(-1)
+            next_row[:, t] = rows[here, context]
+        complete = torch.arange(T).expand(n, -1) >= order - 1
+        inputs = torch.from_numpy(np.ascontiguousarray(tokens[:, :-1]))
+        hard = torch.from_numpy(np.ascontiguousarray(tokens[:, 1:]))
+        return Batch(
+            inputs,
+            torch.from_numpy(next_row).float() if self.soft_targets else hard,
+            counted=torch.ones_like(complete),
+            groups={"chain": complete, "start": ~complete},
+            main=self.main,
+            latents={"rows": torch.from_numpy(rows), "chain": torch.from_numpy(chosen), "next": hard},
+        )
 
     def labels(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         both = tuple(str(symbol) for symbol in range(self.symbols))
@@ -128,8 +155,15 @@ class MarkovChains:
 
         The last one is Bayes-optimal.
         """
-
-        return predictors(self)
+        S, n = self.symbols, self.order
+        found: dict[str, Predictor] = {
+            f"{m}-gram": partial(gram, m=m, symbols=S, alpha=self.alpha) for m in range(1, n + 2)
+        }
+        if self.chains is not None:
+            chains = torch.from_numpy(np.array(self.chains))
+            found["memorised 1-gram"] = partial(memorised, chains=stationary(chains, n)[:, None, :], order=0)
+            found[f"memorised {n + 1}-gram"] = partial(memorised, chains=chains, order=n)
+        return found
 
     def sources(self, batch: "Batch") -> "dict[str, Tensor]":
         """`previous`: the n positions before. `induction`: what followed the current context before."""
@@ -158,68 +192,21 @@ class MarkovChains:
     def corruptions(self) -> "dict[str, Callable[[Batch, np.random.Generator], Pairs]]":
         """`successors`: other symbols after every earlier occurrence of the query's context."""
 
-        return {"successors": partial(other_successors, self)}
+        return {"successors": self.other_successors}
 
+    def other_successors(self, batch: Batch, rng: np.random.Generator) -> Pairs:
+        """Another symbol after every earlier occurrence of the query's context, the same shift for a whole sequence.
 
-def sample(task: Any, n: int, rng: np.random.Generator) -> Batch:
-    """Draw `n` sequences of T + 1 symbols: inputs z_1..z_T, targets z_2..z_{T+1} or their distributions."""
-    require_draw(n, task.length, rng)
-    S, order, T = task.symbols, task.order, task.length
-    if task.chains is None:
-        chosen = np.full(n, -1)
-        rows = rng.dirichlet(np.full(S, task.alpha), size=(n, task.contexts))
-    else:
-        chosen = rng.integers(len(task.chains), size=n)
-        rows = task.chains[chosen]
-    thresholds = rows.cumsum(-1)[..., :-1]
-    tokens = np.empty((n, T + 1), dtype=np.int64)
-    tokens[:, :order] = rng.integers(S, size=(n, order))
-    uniform = rng.random((n, T + 1 - order))
-    here, powers = np.arange(n), S ** np.arange(order)
-    next_row = np.full((n, T, S), 1 / S)
-    for t in range(order - 1, T):
-        context = tokens[:, t - order + 1 : t + 1][:, ::-1] @ powers
-        tokens[:, t + 1] = (uniform[:, t + 1 - order, None] >= thresholds[here, context]).sum(-1)
-        next_row[:, t] = rows[here, context]
-    complete = torch.arange(T).expand(n, -1) >= order - 1
-    inputs = torch.from_numpy(np.ascontiguousarray(tokens[:, :-1]))
-    hard = torch.from_numpy(np.ascontiguousarray(tokens[:, 1:]))
-    return Batch(
-        inputs,
-        torch.from_numpy(next_row).float() if task.soft_targets else hard,
-        counted=torch.ones_like(complete),
-        groups={"chain": complete, "start": ~complete},
-        main=task.main,
-        latents={"rows": torch.from_numpy(rows), "chain": torch.from_numpy(chosen), "next": hard},
-    )
-
-
-def other_successors(task: Any, batch: Batch, rng: np.random.Generator) -> Pairs:
-    """Another symbol after every earlier occurrence of the query's context, the same shift for a whole sequence.
-
-    The query is the last position. No single symbol is right there: measure the change in KL.
-    """
-    n, T = batch.tokens.shape
-    query = torch.full((n,), T - 1)
-    changed = after_same_context(batch.tokens, task.order)[:, -1].clone()
-    changed[:, T - task.order :] = False  # the query's own context stays
-    shift = torch.from_numpy(rng.integers(1, task.symbols, size=n))
-    shifted: Tensor = (batch.tokens + shift[:, None]) % task.symbols
-    corrupted = replace(batch, tokens=torch.where(changed, shifted, batch.tokens))
-    return Pairs(batch, corrupted, query, None, None)
-
-
-def predictors(task: Any) -> dict[str, Predictor]:
-    """Candidate predictors, from the one that knows least to the Bayes-optimal one."""
-    S, n = task.symbols, task.order
-    found: dict[str, Predictor] = {
-        f"{m}-gram": partial(gram, m=m, symbols=S, alpha=task.alpha) for m in range(1, n + 2)
-    }
-    if task.chains is not None:
-        chains = torch.from_numpy(np.array(task.chains))
-        found["memorised 1-gram"] = partial(memorised, chains=stationary(chains, n)[:, None, :], order=0)
-        found[f"memorised {n + 1}-gram"] = partial(memorised, chains=chains, order=n)
-    return found
+        The query is the last position. No single symbol is right there: measure the change in KL.
+        """
+        n, T = batch.tokens.shape
+        query = torch.full((n,), T - 1)
+        changed = after_same_context(batch.tokens, self.order)[:, -1].clone()
+        changed[:, T - self.order :] = False  # the query's own context stays
+        shift = torch.from_numpy(rng.integers(1, self.symbols, size=n))
+        shifted: Tensor = (batch.tokens + shift[:, None]) % self.symbols
+        corrupted = replace(batch, tokens=torch.where(changed, shifted, batch.tokens))
+        return Pairs(batch, corrupted, query, None, None)
 
 
 def gram(tokens: Int[Tensor, "batch pos"], m: int, symbols: int, alpha: float) -> Float[Tensor, "batch pos symbol"]:

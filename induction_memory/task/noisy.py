@@ -27,7 +27,7 @@ Fixed triggers are known in advance, so P_t(i) is always one or zero.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -141,8 +141,37 @@ class NoisyTriggers:
         Groups: `in_context` (a trigger whose output has been seen), `first` (a trigger whose output has not) and
         `global` (no trigger; the noise token included).
         """
+        require_draw(n, self.length, rng)
+        base, tau = self.bigrams, self.noise_token
+        chain, outputs_given_trigger = _tables(base)
+        if base.fixed_triggers is None:
+            triggers = race(base.trigger_probabilities, base.k, n, rng)
+        else:
+            triggers = np.tile(base.fixed_triggers, (n, 1))
+        outputs = outputs_given_trigger.draw(triggers, rng.random((n, base.k)))
+        output_of = np.full((n, tau + 1), -1)
+        np.put_along_axis(output_of, triggers, outputs, axis=1)
 
-        return sample(self, n, rng)
+        tokens = np.empty((self.length + 1, n), dtype=np.int64)
+        tokens[0] = rng.choice(base.vocab_size, size=n, p=base.unigram)
+        here = np.arange(n)
+        for t in range(self.length):
+            uniform = rng.random((2, n))
+            output = output_of[here, tokens[t]]
+            after_trigger = np.where(uniform[1] < self.noise, tau, output)
+            tokens[t + 1] = np.where(output < 0, chain.draw(tokens[t], uniform[0]), after_trigger)
+        inputs = torch.from_numpy(np.ascontiguousarray(tokens[:-1].T))
+        targets = torch.from_numpy(np.ascontiguousarray(tokens[1:].T))
+        is_trigger = torch.from_numpy(output_of).gather(1, inputs) >= 0
+        seen = output_place(inputs, tau) >= 0
+        return Batch(
+            inputs,
+            targets,
+            counted=torch.ones_like(is_trigger),
+            groups={"in_context": is_trigger & seen, "global": ~is_trigger, "first": is_trigger & ~seen},
+            main=self.main,
+            latents={"triggers": torch.from_numpy(triggers), "outputs": torch.from_numpy(outputs)},
+        )
 
     def labels(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         both = (*self.bigrams.vocabulary, NOISE_LABEL)
@@ -150,13 +179,24 @@ class NoisyTriggers:
 
     def predictors(self) -> dict[str, Predictor]:
         """`unigram`, `distribution only` (knows triggers and noise, ignores the context) and `bayes`."""
-
-        return predictors(self)
+        chain = distribution_only(self)
+        first = torch.zeros(self.n_inputs, dtype=torch.float64)
+        first[:-1] = torch.from_numpy(np.array(self.bigrams.unigram))
+        unigram = marginal(first, chain, self.length)
+        return {
+            "unigram": lambda tokens: unigram.expand(*tokens.shape, -1),
+            "distribution only": lambda tokens: chain[tokens],
+            "bayes": lambda tokens: bayes(self, tokens),
+        }
 
     def sources(self, batch: "Batch") -> "dict[str, Tensor]":
         """`previous`; `induction`: outputs after earlier occurrences of the query's token; `noise`: tau after them."""
-
-        return sources(self, batch)
+        tokens, tau = batch.tokens, self.noise_token
+        return {
+            "previous": previous(tokens),
+            "induction": after_token(tokens, tau),
+            "noise": after_same_context(tokens) & (tokens == tau)[:, None, :],
+        }
 
     def associations(self) -> dict[str, Ideal]:
         """The memories of the paper's construction; the feed-forward stores `bigram`."""
@@ -173,42 +213,22 @@ class NoisyTriggers:
     def corruptions(self) -> "dict[str, Callable[[Batch, np.random.Generator], Pairs]]":
         """`output`: another output after every earlier occurrence of the query's trigger."""
 
-        return {"output": partial(other_output, self)}
+        return {"output": self.other_output}
 
+    def other_output(self, batch: Batch, rng: np.random.Generator) -> Pairs:
+        """Another output after every earlier occurrence of the query's trigger; noise stays where it was.
 
-def sample(task: Any, n: int, rng: np.random.Generator) -> Batch:
-    """Draw `n` sequences of T + 1 tokens: inputs z_1..z_T, targets z_2..z_{T+1}."""
-    require_draw(n, task.length, rng)
-    base, tau = task.bigrams, task.noise_token
-    chain, outputs_given_trigger = _tables(base)
-    if base.fixed_triggers is None:
-        triggers = race(base.trigger_probabilities, base.k, n, rng)
-    else:
-        triggers = np.tile(base.fixed_triggers, (n, 1))
-    outputs = outputs_given_trigger.draw(triggers, rng.random((n, base.k)))
-    output_of = np.full((n, tau + 1), -1)
-    np.put_along_axis(output_of, triggers, outputs, axis=1)
-
-    tokens = np.empty((task.length + 1, n), dtype=np.int64)
-    tokens[0] = rng.choice(base.vocab_size, size=n, p=base.unigram)
-    here = np.arange(n)
-    for t in range(task.length):
-        uniform = rng.random((2, n))
-        output = output_of[here, tokens[t]]
-        after_trigger = np.where(uniform[1] < task.noise, tau, output)
-        tokens[t + 1] = np.where(output < 0, chain.draw(tokens[t], uniform[0]), after_trigger)
-    inputs = torch.from_numpy(np.ascontiguousarray(tokens[:-1].T))
-    targets = torch.from_numpy(np.ascontiguousarray(tokens[1:].T))
-    is_trigger = torch.from_numpy(output_of).gather(1, inputs) >= 0
-    seen = output_place(inputs, tau) >= 0
-    return Batch(
-        inputs,
-        targets,
-        counted=torch.ones_like(is_trigger),
-        groups={"in_context": is_trigger & seen, "global": ~is_trigger, "first": is_trigger & ~seen},
-        main=task.main,
-        latents={"triggers": torch.from_numpy(triggers), "outputs": torch.from_numpy(outputs)},
-    )
+        The query is a random trigger whose output has been seen and is its target.
+        """
+        tau, place = self.noise_token, output_place(batch.tokens, self.noise_token)
+        seen = batch.tokens.gather(1, place.clamp(min=0))
+        possible = batch.group("in_context") & (batch.targets == seen) & (batch.targets != batch.tokens)
+        batch, query = with_queries(batch, possible, "a trigger comes again, its output after it", rng)
+        changed = after_token(batch.tokens, tau)[torch.arange(len(batch)), query]
+        other = strangers(batch, rng, barred=tau)[1]
+        first = changed.int().argmax(1)
+        corrupted = replace(batch, tokens=torch.where(changed, other[:, None], batch.tokens))
+        return Pairs(batch, corrupted, query, at(batch.targets, query), other, {"trigger": first - 1, "output": first})
 
 
 @lru_cache(maxsize=8)
@@ -226,50 +246,6 @@ def output_place(tokens: Int[Tensor, "batch pos"], tau: int) -> Int[Tensor, "bat
     """The first key of `after_token`; -1 where there is none."""
     places = after_token(tokens, tau)
     return torch.where(places.any(-1), places.int().argmax(-1), -1)
-
-
-def sources(task: Any, batch: Batch) -> dict[str, Bool[Tensor, "batch query key"]]:
-    """Keys by role."""
-    tokens, tau = batch.tokens, task.noise_token
-    return {
-        "previous": previous(tokens),
-        "induction": after_token(tokens, tau),
-        "noise": after_same_context(tokens) & (tokens == tau)[:, None, :],
-    }
-
-
-def other_output(task: Any, batch: Batch, rng: np.random.Generator) -> Pairs:
-    """Another output after every earlier occurrence of the query's trigger; noise stays where it was.
-
-    The query is a random trigger whose output has been seen and is its target.
-    """
-    tau, place = task.noise_token, output_place(batch.tokens, task.noise_token)
-    seen = batch.tokens.gather(1, place.clamp(min=0))
-    possible = batch.group("in_context") & (batch.targets == seen) & (batch.targets != batch.tokens)
-    batch, query = with_queries(batch, possible, "a trigger comes again, its output after it", rng)
-    changed = after_token(batch.tokens, tau)[torch.arange(len(batch)), query]
-    other = strangers(batch, rng, barred=tau)[1]
-    first = changed.int().argmax(1)
-    corrupted = replace(batch, tokens=torch.where(changed, other[:, None], batch.tokens))
-    return Pairs(batch, corrupted, query, at(batch.targets, query), other, {"trigger": first - 1, "output": first})
-
-
-def predictors(task: Any) -> dict[str, Predictor]:
-    """Candidate predictors, from the one that knows least to the Bayes-optimal one.
-
-    `unigram` knows how often each token is a target, if outputs were drawn anew at each occurrence. `distribution only`
-    knows the current token alone. It predicts noise and pi_o after a trigger, pi_b after other tokens, weighted by the
-    prior probability that the token is a trigger.
-    """
-    chain = distribution_only(task)
-    first = torch.zeros(task.n_inputs, dtype=torch.float64)
-    first[:-1] = torch.from_numpy(np.array(task.bigrams.unigram))
-    unigram = marginal(first, chain, task.length)
-    return {
-        "unigram": lambda tokens: unigram.expand(*tokens.shape, -1),
-        "distribution only": lambda tokens: chain[tokens],
-        "bayes": lambda tokens: bayes(task, tokens),
-    }
 
 
 def distribution_only(task: Any) -> Float[Tensor, "vocab vocab"]:
