@@ -16,7 +16,7 @@ from induction_memory.fields import parsed, require_texts
 from induction_memory.model.architecture import AnyModel, Architecture, model_from_dict
 from induction_memory.model.config import ModelConfig
 from induction_memory.task import protocol
-from induction_memory.task.protocol import Task, choose
+from induction_memory.task.protocol import Task, choose, offered
 
 SIZES = {"d_vocab", "d_vocab_out", "n_ctx"}
 """Fields of the model that follow from the task unless they are set."""
@@ -49,7 +49,7 @@ class RunConfig:
         require(model.d_vocab == task.n_inputs, "model.d_vocab", inputs, model.d_vocab)
         outputs = f"the number of outputs {task.n_outputs}"
         require(model.n_outputs == task.n_outputs, "model.d_vocab_out", outputs, model.n_outputs)
-        losses = ("all", "main", "trigger-output", *(getattr(task, "groups", None) or (train.loss,)))
+        losses = ("all", "main", "trigger-output", *(offered(task, "groups") or (train.loss,)))
         require(train.loss in losses, "train.loss", f"one of {', '.join(losses)}", repr(train.loss))
         trained, known = model.trained_names, model.parameters
         for rule in train.freezes:

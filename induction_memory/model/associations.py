@@ -31,7 +31,7 @@ from induction_memory.memory.recall import signal_to_interference
 from induction_memory.model import memories
 from induction_memory.model.memories import Memories, has_step_axis, weights_of
 from induction_memory.model.names import Norm, Spec, head_names
-from induction_memory.task.protocol import Ideal, NotOfferedError, Task, ask
+from induction_memory.task.protocol import Ideal, Task, ask, offered
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,9 @@ def associate(
     if spec.memory == "W_K1":
         a = _window(a, spec)
     if spec.triggers:
-        Q = fact(task, "fixed_triggers", "triggers")
+        Q = offered(required(task), "fixed_triggers")
         if Q is None:
-            raise UnsupportedError("needs fixed triggers, the task draws them at random")
+            raise UnsupportedError("needs fixed triggers, the task draws them at random or has none")
         chosen = torch.tensor(Q.copy(), device=a.ideal.device)
         a = a.at(chosen, chosen)
     return (a.reversed() if spec.reversed else a).at(name=what)
@@ -124,13 +124,6 @@ def required(task: Task | None) -> Task:
     if task is None:
         raise UnsupportedError("needs the task (pass task=...), a model alone does not say it")
     return task
-
-
-def fact(task: Task | None, name: str, what: str) -> Any:
-    """An attribute that only some tasks have; for others, an error that says what is missing."""
-    if not hasattr(required(task), name):
-        raise UnsupportedError(f"needs {what}, the task {required(task).name!r} has none")
-    return getattr(task, name)
 
 
 def _whole(m: Memories, memory: str, norm: Norm, task: Task | None) -> Association:
@@ -186,18 +179,16 @@ def _labelled(
 
 def _ideal(task: Task | None, matrix: str) -> Ideal:
     """What the task says that a matrix would store; an error if it says nothing."""
-    offered = ask(required(task), "associations")
-    if matrix not in offered:
+    stored = ask(required(task), "associations")
+    if matrix not in stored:
         raise UnsupportedError(f"needs a task that names what {matrix} stores, {required(task).name!r} does not")
-    return offered[matrix]
+    return stored[matrix]
 
 
 def token_names(task: Task, outputs: bool = True) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Names of input tokens and of outputs (of input tokens again without `outputs`); numbers if there are no names."""
-    try:
-        read, said = ask(task, "labels")
-    except NotOfferedError:
-        read, said = tuple(map(str, range(task.n_inputs))), tuple(map(str, range(task.n_outputs)))
+    numbers = tuple(map(str, range(task.n_inputs))), tuple(map(str, range(task.n_outputs)))
+    read, said = offered(task, "labels") or numbers
     return tuple(read), tuple(said if outputs else read)
 
 

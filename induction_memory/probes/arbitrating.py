@@ -31,6 +31,7 @@ from induction_memory.errors import require
 from induction_memory.probes.prediction import VISIBLE, visible_kind
 from induction_memory.source.sources import Sequences, Steps, subject
 from induction_memory.task.batch import Batch
+from induction_memory.task.protocol import offered
 
 QUESTIONS = ("in-context accuracy", "copying", "copying, ambiguous")
 RANKS = {"0": (0, 0), "1 to 2": (1, 2), "3 or more": (3, None), "0 to 2": (0, 2)}
@@ -115,7 +116,7 @@ def share(hits: Bool[Tensor, "batch pos"], where: Bool[Tensor, "batch pos"]) -> 
 
 
 def _bigram_table(task: Any) -> np.ndarray:
-    table = getattr(task, "bigram", None)
+    table = offered(task, "bigram")
     require(table is not None, "task", "a task with a table of global bigrams, as `bigrams` has", type(task).__name__)
     return np.asarray(table)
 

@@ -16,9 +16,10 @@ from torch import Tensor
 from induction_memory.errors import UnsupportedError, require
 from induction_memory.memory.association import Association
 from induction_memory.memory.recall import first_lasting, hits, margin, target_scores
+from induction_memory.model.associations import token_names
 from induction_memory.probes.measuring import over_chunks
 from induction_memory.source.sources import Stack, Steps, Subject, subject
-from induction_memory.task.protocol import Task
+from induction_memory.task.protocol import Task, offered
 
 CHUNK = 32  # steps whose score tables are held at once
 
@@ -137,8 +138,8 @@ def _labels(a: Association) -> tuple[list[Any], list[Any]]:
 def _property(stack: Stack, memory: str, labels: list[Any]) -> tuple[str, Any]:
     if memory.startswith("W_K1"):
         return "position", labels
-    if not hasattr(stack.task, "unigram"):
+    often = None if stack.task is None else offered(stack.task, "unigram")
+    if often is None:
         return "frequency", np.nan
-    tokens, often = stack.fact("vocabulary", "tokens"), stack.fact("unigram", "global frequencies")
-    frequency = dict(zip(tokens, often, strict=True))
+    frequency = dict(zip(token_names(stack.task)[0], often, strict=True))
     return "frequency", [frequency[token] for token in labels]

@@ -47,7 +47,7 @@ from induction_memory.probes.registry import Probe, registered
 from induction_memory.runner.recording import Runner
 from induction_memory.source.sources import SEQUENCES, Stack, Subject
 from induction_memory.task.batch import Batch
-from induction_memory.task.protocol import NotOfferedError, Task, ask, to_dict
+from induction_memory.task.protocol import Task, offered, to_dict
 from induction_memory.terminal import keeping, track
 from induction_memory.trajectory import kept_results
 from induction_memory.trajectory.lock import CACHE
@@ -207,9 +207,7 @@ def _by_default(source: Subject) -> list[Probe]:
     if _has_memories(source):
         return [find(name) for name in memory_recall.PAPER]
     assert source.known_task is not None
-    try:
-        ask(source.known_task, "predictors")
-    except NotOfferedError:
+    if offered(source.known_task, "predictors") is None:
         return _meant("prediction", source)
     return OF_TASK["predictors"](source)
 
@@ -218,10 +216,8 @@ def _has_memories(source: Subject) -> bool:
     """Whether the task, if it is known, says what the matrices of an induction head would store."""
     if source.known_task is None:
         return True
-    try:
-        return any(name in memory_recall.TABLE for name in ask(source.known_task, "associations"))
-    except NotOfferedError:
-        return False
+    stored = offered(source.known_task, "associations") or {}
+    return any(name in memory_recall.TABLE for name in stored)
 
 
 def _of_group(name: str, source: Subject) -> Probe | None:

@@ -54,6 +54,7 @@ from induction_memory.model.memories import Memories
 from induction_memory.model.names import Spec, head_names
 from induction_memory.probes.registry import Probe
 from induction_memory.source.sources import Stack, Steps, Subject, subject
+from induction_memory.task.protocol import offered
 from induction_memory.trajectory.kept_results import key_of
 from induction_memory.trajectory.series import joined
 
@@ -138,7 +139,7 @@ def feed_forward_logits(m: Memories) -> Float[Tensor, "step i j"]:
 def feed_forward_kl(kind: Kind, stack: Stack) -> Float[Tensor, " step"]:
     """Mean over the tokens that are not fixed triggers of the divergence between the feed-forward and pi_b."""
     logits = stack.once("logits of W_F", lambda: feed_forward_logits(stack)).double()
-    table, triggers = stack.fact("bigram", "global bigrams"), stack.fact("fixed_triggers", "triggers")
+    table, triggers = stack.ask("bigram"), offered(stack.task, "fixed_triggers")
     pi_b = torch.tensor(table, device=logits.device)
     if triggers is not None:
         others = torch.tensor(np.setdiff1d(np.arange(len(table)), triggers), device=logits.device)

@@ -152,7 +152,7 @@ def _reference(a: Activations, name: str) -> Float[Tensor, "#batch #pos vocab"]:
     n, device = a.stack.require_task().n_outputs, a.logits.device
     if name == "uniform":
         return torch.full((1, 1, n), 1 / n, dtype=torch.float64, device=device)
-    table = torch.tensor(a.stack.fact(name, f"global {name}s"), device=device)
+    table = torch.tensor(a.stack.ask(name), device=device)
     return table[None, None] if name == "unigram" else table[a.batch.tokens]
 
 

@@ -31,14 +31,14 @@ from induction_memory.field_docs import field_docs
 from induction_memory.fields import require_integer
 from induction_memory.memory.association import Association
 from induction_memory.model.architecture import Architecture
-from induction_memory.model.associations import associate, fact, required
+from induction_memory.model.associations import associate, required
 from induction_memory.model.memories import Memories, has_step_axis
 from induction_memory.runner.choice import runner
 from induction_memory.runner.parameters import parameters
 from induction_memory.runner.recording import Runner, Via
 from induction_memory.runner.support import of_settings, unreadable
 from induction_memory.task.batch import Batch, within_context
-from induction_memory.task.protocol import Task
+from induction_memory.task.protocol import Task, ask
 from induction_memory.task.sampler import step_rng, with_counts
 from induction_memory.terminal import track
 from induction_memory.trajectory.kept_results import key_of
@@ -73,9 +73,9 @@ class Stack(Memories):
     def require_task(self) -> Task:
         return required(self.task)
 
-    def fact(self, name: str, what: str) -> Any:
-        """An attribute that only some tasks have, such as `bigram`; for other tasks an error."""
-        return fact(self.task, name, what)
+    def ask(self, capability: str) -> Any:
+        """What the task offers, such as `bigram`; an error if the task is not known or offers none."""
+        return ask(required(self.task), capability)
 
     def require_initial(self) -> Mapping[str, Tensor]:
         if self.initial is None:

@@ -111,6 +111,12 @@ class Batch:
         )
 
 
+def require_tokens(tokens: Int[Tensor, "*lead"], size: int, field: str = "tokens") -> None:
+    """Raise an InputError unless all ids are those of a vocabulary of this size."""
+    bad = tokens[(tokens < 0) | (tokens >= size)]
+    require(len(bad) == 0, field, f"ids of 0 to {size - 1} (the vocabulary)", int(bad[0]) if len(bad) else "")
+
+
 def masked_mean(
     values: Float[Tensor, "*variant batch pos"], mask: Bool[Tensor, "*#variant batch pos"]
 ) -> tuple[Float[Tensor, "*variant"], Float[Tensor, "*variant"]]:

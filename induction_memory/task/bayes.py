@@ -25,7 +25,7 @@ from torch import Tensor
 
 from induction_memory.errors import require
 from induction_memory.field_docs import field_docs
-from induction_memory.task.batch import masked_mean
+from induction_memory.task.batch import masked_mean, require_tokens
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.protocol import Predictor
 from induction_memory.task.sampler import BigramBatch
@@ -93,8 +93,7 @@ def predict(task: BigramTask, tokens: Int[Tensor, "batch pos"]) -> Prediction:
     torch.Size([1, 32, 65])
     """
     n = task.vocab_size
-    bad = tokens[(tokens < 0) | (tokens >= n)]
-    require(len(bad) == 0, "tokens", f"ids of 0 to {n - 1} (the vocabulary)", bad[:1].tolist())
+    require_tokens(tokens, n)
     pi_b, pi_o, pi_q = map(_table, (task.bigram, task.output_probabilities, task.trigger_probabilities))
     log_trigger, log_other, followed = evidence(tokens, pi_b.log(), pi_o.log())
     posterior = trigger_posterior(tokens, pi_q, task.k, log_trigger, log_other)

@@ -231,6 +231,10 @@ class BigramTask:
 
         return sample(self, n, rng)
 
+    def about(self) -> str:
+        triggers = "triggers drawn anew for each sequence" if self.fixed_triggers is None else "fixed triggers"
+        return f"sequences of {self.length} tokens, {self.k} {triggers}"
+
     def labels(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         return self.vocabulary, self.vocabulary
 

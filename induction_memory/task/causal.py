@@ -34,9 +34,9 @@ from torch import Tensor
 from induction_memory.errors import require
 from induction_memory.field_docs import field_docs
 from induction_memory.fields import check_fields, require_integer
-from induction_memory.task.batch import Batch
+from induction_memory.task.batch import Batch, require_tokens
 from induction_memory.task.corruptions import Pairs, at
-from induction_memory.task.ideals import one_key
+from induction_memory.task.ideals import induction_head, one_key
 from induction_memory.task.protocol import (
     Ideal,
     Predictor,
@@ -112,11 +112,9 @@ class CausalGraph:
     def n_inputs(self) -> int:
         return self.symbols
 
-    @property
-    def n_outputs(self) -> int:
-        return self.symbols
+    n_outputs = n_inputs
 
-    def sample(self, n: int, rng: np.random.Generator) -> "Batch":
+    def sample(self, n: int, rng: np.random.Generator) -> Batch:
         """Draw `n` sequences. The only group is `query`: the positions that are asked."""
         require_draw(n, self.length, rng)
         S, T = self.symbols, self.length
@@ -156,7 +154,7 @@ class CausalGraph:
             "bayes": partial(along, parents=parents, symbols=S, alpha=alpha),
         }
 
-    def sources(self, batch: "Batch") -> "dict[str, Tensor]":
+    def sources(self, batch: Batch) -> dict[str, Tensor]:
         """`parent`: the query's parent. `induction`: positions whose parent has the query's symbol."""
         parents = torch.from_numpy(np.array(self.parents))[: batch.tokens.shape[1]]
         return {
@@ -166,8 +164,6 @@ class CausalGraph:
 
     def associations(self) -> dict[str, Ideal]:
         """The memories of the construction in the paper."""
-        from induction_memory.task.ideals import induction_head
-
         S, T = self.symbols, self.length
         parent = (self.parents[:, None] == np.arange(T)).astype(np.float64)
         return induction_head(T, S, before=parent, about="each position stores its parent")
@@ -178,7 +174,7 @@ class CausalGraph:
         found = {"chain": replace(self, graph="chain"), "other graph": other}
         return {name: task for name, task in found.items() if not np.array_equal(task.parents, self.parents)}
 
-    def corruptions(self) -> "dict[str, Callable[[Batch, np.random.Generator], Pairs]]":
+    def corruptions(self) -> dict[str, Callable[[Batch, np.random.Generator], Pairs]]:
         """`children`: other symbols at every position whose parent has the query's symbol."""
 
         return {"children": self.other_children}
@@ -186,8 +182,8 @@ class CausalGraph:
     def other_children(self, batch: Batch, rng: np.random.Generator) -> Pairs:
         """Another symbol at every position whose parent has the last position's symbol.
 
-        The query is the last position. Its target is random, so no single symbol is right there: measure the change in KL.
-        A changed symbol may itself be a parent; the predictors read the corrupted sequence as it is.
+        The query is the last position. Its target is random, so no single symbol is right there: measure the change in
+        KL. A changed symbol may itself be a parent; the predictors read the corrupted sequence as it is.
         """
         n, T = batch.tokens.shape
         query = torch.full((n,), T - 1)
@@ -203,8 +199,7 @@ def along(
     tokens: Int[Tensor, "batch pos"], parents: Int[Tensor, " longest"], symbols: int, alpha: float
 ) -> Float[Tensor, "batch pos symbol"]:
     """Probabilities of a child of the current position, for a reader who assumes these parents."""
-    bad = tokens[(tokens < 0) | (tokens >= symbols)]
-    require(len(bad) == 0, "tokens", f"ids of 0 to {symbols - 1} (the vocabulary)", bad[:1].tolist())
+    require_tokens(tokens, symbols)
     require(tokens.shape[1] <= len(parents), "tokens", f"at most {len(parents)} positions", tokens.shape[1])
     symbol = torch.nn.functional.one_hot(tokens, symbols).to(torch.float64)
     counts = children(tokens, parents).to(torch.float64) @ symbol

@@ -29,9 +29,9 @@ from torch import Tensor
 from induction_memory.errors import require
 from induction_memory.field_docs import field_docs
 from induction_memory.fields import check_fields, require_integer
-from induction_memory.task.batch import Batch
+from induction_memory.task.batch import Batch, require_tokens
 from induction_memory.task.corruptions import Pairs, at, last_of
-from induction_memory.task.ideals import after_same_context, one_key, previous
+from induction_memory.task.ideals import after_same_context, induction_head, one_key, previous
 from induction_memory.task.protocol import (
     Ideal,
     Predictor,
@@ -93,7 +93,7 @@ class Copying:
     def n_outputs(self) -> int:
         return self.alphabet
 
-    def sample(self, n: int, rng: np.random.Generator) -> "Batch":
+    def sample(self, n: int, rng: np.random.Generator) -> Batch:
         """Draw `n` sequences. The only group is `query`, the second trigger."""
         require_draw(n, self.length, rng)
         T, here = self.length, np.arange(n)
@@ -130,7 +130,7 @@ class Copying:
             "induction": lambda tokens: _copied(self, tokens, after_first(self, tokens)),
         }
 
-    def sources(self, batch: "Batch") -> "dict[str, Tensor]":
+    def sources(self, batch: Batch) -> dict[str, Tensor]:
         """`previous`; for the query `induction`, where the output stands, and `shortcut`, the middle."""
         tokens, pos = batch.tokens, batch.tokens.shape[1]
         asked = batch.group("query")[:, :, None]
@@ -142,8 +142,6 @@ class Copying:
 
     def associations(self) -> dict[str, Ideal]:
         """The two ways to find the output, and the copy."""
-        from induction_memory.task.ideals import induction_head
-
         T = self.length
         middle = np.zeros((T, T))
         for span in self.spans:
@@ -164,7 +162,7 @@ class Copying:
             found["other spans"] = replace(self, spans=unseen, longest=largest)
         return found
 
-    def corruptions(self) -> "dict[str, Callable[[Batch, np.random.Generator], Pairs]]":
+    def corruptions(self) -> dict[str, Callable[[Batch, np.random.Generator], Pairs]]:
         """`output`: another output after the first trigger. `trigger`: the first trigger becomes another token."""
 
         return {"output": partial(self.corrupted, "output"), "trigger": partial(self.corrupted, "trigger")}
@@ -198,8 +196,7 @@ def _copied(
     task: Any, tokens: Int[Tensor, "batch pos"], place: Int[Tensor, "batch pos"]
 ) -> Float[Tensor, "batch pos output"]:
     """Probability one for the token at that place; uniform where there is no place, or a trigger stands there."""
-    bad = tokens[(tokens < 0) | (tokens >= task.n_inputs)]
-    require(len(bad) == 0, "tokens", f"ids of 0 to {task.n_inputs - 1} (the vocabulary)", bad[:1].tolist())
+    require_tokens(tokens, task.n_inputs)
     found = tokens.gather(1, place.clamp(min=0))
     known = (place >= 0) & (found < task.n_outputs)
     copy = torch.nn.functional.one_hot(torch.where(known, found, 0), task.n_outputs).to(torch.float64)

@@ -29,7 +29,7 @@ from torch import Tensor
 from induction_memory.errors import require
 from induction_memory.field_docs import field_docs
 from induction_memory.fields import check_fields
-from induction_memory.task.batch import Batch
+from induction_memory.task.batch import Batch, require_tokens
 from induction_memory.task.corruptions import Pairs, with_queries
 from induction_memory.task.ideals import one_key
 from induction_memory.task.protocol import (
@@ -40,6 +40,8 @@ from induction_memory.task.protocol import (
     register,
     require_draw,
 )
+
+Part = Literal["subject", "relation"]
 
 
 @register
@@ -107,7 +109,7 @@ class FactualRecall:
     def n_outputs(self) -> int:
         return self.relations * self.answers
 
-    def sample(self, n: int, rng: np.random.Generator) -> "Batch":
+    def sample(self, n: int, rng: np.random.Generator) -> Batch:
         """Draw `n` sequences. The only group is `query`, the last position."""
         require_draw(n, self.length, rng)
         T = self.length
@@ -150,7 +152,7 @@ class FactualRecall:
             "fact": fact,
         }
 
-    def sources(self, batch: "Batch") -> "dict[str, Tensor]":
+    def sources(self, batch: Batch) -> dict[str, Tensor]:
         """`subject` and `relation`: where they stand, for the position that asks."""
         found = {}
         for part in ("subject", "relation"):
@@ -176,7 +178,7 @@ class FactualRecall:
             f"the task {self.name!r} offers no variants: facts are memorised, and other facts cannot be known"
         )
 
-    def corruptions(self) -> "dict[str, Callable[[Batch, np.random.Generator], Pairs]]":
+    def corruptions(self) -> dict[str, Callable[[Batch, np.random.Generator], Pairs]]:
         """`subject` and `relation`: another one, with another answer."""
 
         return {"subject": partial(self.other_fact, "subject"), "relation": partial(self.other_fact, "relation")}
@@ -201,9 +203,6 @@ class FactualRecall:
         return Pairs(batch, replace(batch, tokens=tokens), query, answer, other, roles)
 
 
-Part = Literal["subject", "relation"]
-
-
 def is_part(task: Any, tokens: Int[Tensor, "batch pos"], part: Part) -> Bool[Tensor, "batch pos"]:
     """Where a subject, or a relation, stands."""
     if part == "subject":
@@ -213,8 +212,7 @@ def is_part(task: Any, tokens: Int[Tensor, "batch pos"], part: Part) -> Bool[Ten
 
 def _seen(task: Any, tokens: Int[Tensor, "batch pos"], part: Part) -> Int[Tensor, "batch pos"]:
     """The number of the subject (or relation) at or before each position; S (or R) if there is none yet."""
-    bad = tokens[(tokens < 0) | (tokens >= task.n_inputs)]
-    require(len(bad) == 0, "tokens", f"ids of 0 to {task.n_inputs - 1} (the vocabulary)", bad[:1].tolist())
+    require_tokens(tokens, task.n_inputs)
     mask = is_part(task, tokens, part)
     require(bool((mask.sum(1) <= 1).all()), "tokens", f"at most one {part} per sequence", int(mask.sum(1).max()))
     first, count = (0, task.subjects) if part == "subject" else (task.first_relation, task.relations)

@@ -40,9 +40,9 @@ from torch import Tensor
 from induction_memory.errors import require
 from induction_memory.field_docs import field_docs
 from induction_memory.fields import check_fields, require_integer
-from induction_memory.task.batch import Batch
+from induction_memory.task.batch import Batch, require_tokens
 from induction_memory.task.corruptions import Pairs
-from induction_memory.task.ideals import after_same_context
+from induction_memory.task.ideals import after_same_context, induction_head, previous
 from induction_memory.task.protocol import (
     Ideal,
     Predictor,
@@ -110,11 +110,9 @@ class MarkovChains:
     def n_inputs(self) -> int:
         return self.symbols
 
-    @property
-    def n_outputs(self) -> int:
-        return self.symbols
+    n_outputs = n_inputs
 
-    def sample(self, n: int, rng: np.random.Generator) -> "Batch":
+    def sample(self, n: int, rng: np.random.Generator) -> Batch:
         """Draw `n` sequences. Groups: `chain` (the context is complete) and `start` (it is not: any symbol follows)."""
         require_draw(n, self.length, rng)
         S, order, T = self.symbols, self.order, self.length
@@ -165,10 +163,8 @@ class MarkovChains:
             found[f"memorised {n + 1}-gram"] = partial(memorised, chains=chains, order=n)
         return found
 
-    def sources(self, batch: "Batch") -> "dict[str, Tensor]":
+    def sources(self, batch: Batch) -> dict[str, Tensor]:
         """`previous`: the n positions before. `induction`: what followed the current context before."""
-        from induction_memory.task.ideals import after_same_context, previous
-
         return {
             "previous": previous(batch.tokens, self.order),
             "induction": after_same_context(batch.tokens, self.order),
@@ -176,8 +172,6 @@ class MarkovChains:
 
     def associations(self) -> dict[str, Ideal]:
         """The memories of the induction head that counts transitions."""
-        from induction_memory.task.ideals import induction_head
-
         S, T = self.symbols, self.length
         before = sum(np.eye(T, k=-back) for back in range(1, self.order + 1))
         return induction_head(T, S, before=np.asarray(before), about="each position stores the n before it")
@@ -189,7 +183,7 @@ class MarkovChains:
             found["fresh"] = replace(self, pool=None)
         return found
 
-    def corruptions(self) -> "dict[str, Callable[[Batch, np.random.Generator], Pairs]]":
+    def corruptions(self) -> dict[str, Callable[[Batch, np.random.Generator], Pairs]]:
         """`successors`: other symbols after every earlier occurrence of the query's context."""
 
         return {"successors": self.other_successors}
@@ -211,7 +205,7 @@ class MarkovChains:
 
 def gram(tokens: Int[Tensor, "batch pos"], m: int, symbols: int, alpha: float) -> Float[Tensor, "batch pos symbol"]:
     """The m-gram reader's probabilities of the next symbol."""
-    _require_symbols(tokens, symbols)
+    require_tokens(tokens, symbols)
     symbol = torch.nn.functional.one_hot(tokens, symbols).to(torch.float64)
     if m == 1:
         counts = symbol.cumsum(1)
@@ -228,7 +222,7 @@ def memorised(
     A chain of order 0 is one row: every symbol is evidence, and the prediction is the same after every context.
     """
     S = chains.shape[-1]
-    _require_symbols(tokens, S)
+    require_tokens(tokens, S)
     batch, pos = tokens.shape
     context = torch.zeros_like(tokens)
     for i in range(order):
@@ -265,8 +259,3 @@ def stationary(
     frequency = step.mean(1)
     symbols = torch.zeros(M, S, dtype=torch.float64)
     return symbols.index_add(1, here % S, frequency)
-
-
-def _require_symbols(tokens: Int[Tensor, "batch pos"], symbols: int) -> None:
-    bad = tokens[(tokens < 0) | (tokens >= symbols)]
-    require(len(bad) == 0, "tokens", f"ids of 0 to {symbols - 1} (the vocabulary)", bad[:1].tolist())

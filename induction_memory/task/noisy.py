@@ -38,11 +38,11 @@ from torch import Tensor
 from induction_memory.errors import require
 from induction_memory.field_docs import field_docs
 from induction_memory.fields import check_fields
-from induction_memory.task.batch import Batch
+from induction_memory.task.batch import Batch, require_tokens
 from induction_memory.task.bayes import inclusion, marginal, require_possible, trigger_posterior
 from induction_memory.task.bigrams import BigramTask, OutputDistribution, TriggerChoice, TriggerDistribution
 from induction_memory.task.corruptions import Pairs, at, strangers, with_queries
-from induction_memory.task.ideals import after_same_context, previous
+from induction_memory.task.ideals import after_same_context, feed_forward, induction_head, previous
 from induction_memory.task.protocol import (
     Ideal,
     Predictor,
@@ -50,7 +50,7 @@ from induction_memory.task.protocol import (
     register,
     require_draw,
 )
-from induction_memory.task.sampler import AliasTable, alias_table, race
+from induction_memory.task.sampler import AliasTable, alias_table, draw_triggers
 
 NOISE_LABEL = "τ"
 
@@ -112,9 +112,7 @@ class NoisyTriggers:
     def n_inputs(self) -> int:
         return self.bigrams.vocab_size + 1
 
-    @property
-    def n_outputs(self) -> int:
-        return self.n_inputs
+    n_outputs = n_inputs
 
     @property
     def fixed_triggers(self) -> Int[np.ndarray, " k"] | None:
@@ -135,7 +133,7 @@ class NoisyTriggers:
             table[self.fixed_triggers, tau] = self.noise
         return read_only(table)
 
-    def sample(self, n: int, rng: np.random.Generator) -> "Batch":
+    def sample(self, n: int, rng: np.random.Generator) -> Batch:
         """Draw `n` sequences.
 
         Groups: `in_context` (a trigger whose output has been seen), `first` (a trigger whose output has not) and
@@ -145,7 +143,7 @@ class NoisyTriggers:
         base, tau = self.bigrams, self.noise_token
         chain, outputs_given_trigger = _tables(base)
         if base.fixed_triggers is None:
-            triggers = race(base.trigger_probabilities, base.k, n, rng)
+            triggers = draw_triggers(base.trigger_probabilities, base.k, n, rng)
         else:
             triggers = np.tile(base.fixed_triggers, (n, 1))
         outputs = outputs_given_trigger.draw(triggers, rng.random((n, base.k)))
@@ -173,6 +171,9 @@ class NoisyTriggers:
             latents={"triggers": torch.from_numpy(triggers), "outputs": torch.from_numpy(outputs)},
         )
 
+    def about(self) -> str:
+        return f"{self.bigrams.about()}, noise {self.noise:g}"
+
     def labels(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         both = (*self.bigrams.vocabulary, NOISE_LABEL)
         return both, both
@@ -189,7 +190,7 @@ class NoisyTriggers:
             "bayes": lambda tokens: bayes(self, tokens),
         }
 
-    def sources(self, batch: "Batch") -> "dict[str, Tensor]":
+    def sources(self, batch: Batch) -> dict[str, Tensor]:
         """`previous`; `induction`: outputs after earlier occurrences of the query's token; `noise`: tau after them."""
         tokens, tau = batch.tokens, self.noise_token
         return {
@@ -200,8 +201,6 @@ class NoisyTriggers:
 
     def associations(self) -> dict[str, Ideal]:
         """The memories of the paper's construction; the feed-forward stores `bigram`."""
-        from induction_memory.task.ideals import feed_forward, induction_head
-
         matched = np.append(self.bigrams.trigger_probabilities > 0, False)
         attention = induction_head(self.length, self.n_inputs, matched=matched, ask_all=True)
         return attention | {"W_F": feed_forward(self.bigram)}
@@ -210,7 +209,7 @@ class NoisyTriggers:
         """`clean`: the same without noise."""
         return {"clean": replace(self, noise=0.0)} if self.noise > 0 else {}
 
-    def corruptions(self) -> "dict[str, Callable[[Batch, np.random.Generator], Pairs]]":
+    def corruptions(self) -> dict[str, Callable[[Batch, np.random.Generator], Pairs]]:
         """`output`: another output after every earlier occurrence of the query's trigger."""
 
         return {"output": self.other_output}
@@ -270,8 +269,7 @@ def conditionals(task: Any) -> tuple[Float[Tensor, "vocab vocab"], Float[Tensor,
 def bayes(task: Any, tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos vocab"]:
     """The optimal prediction of the next token after every prefix of every sequence."""
     n, tau = task.n_inputs, task.noise_token
-    bad = tokens[(tokens < 0) | (tokens >= n)]
-    require(len(bad) == 0, "tokens", f"ids of 0 to {n - 1} (the vocabulary)", bad[:1].tolist())
+    require_tokens(tokens, n)
     trigger, other = conditionals(task)
     place = output_place(tokens, tau)
     known = torch.where(place >= 0, tokens.gather(1, place.clamp(min=0)), -1)

@@ -10,8 +10,11 @@ not offer is left out with a one-line reason:
     sources(batch)    role -> which keys a head in that role would attend to from each query
     associations()    name -> what the matrix of that name would store in a perfect model
     variants()        name -> the same task under another distribution, for evaluation
-    groups            names of the groups of positions of its batches
     corruptions()     name -> function (batch, rng) that gives clean and corrupted sequences for patching
+    groups            names of the groups of positions of its batches
+    unigram, bigram   how often each token occurs, and what follows each token, in all sequences together
+    fixed_triggers    the tokens that are triggers in every sequence, if there are any
+    about()           a clause on its sequences, for headings
 
 A variant has two Bayes-optimal predictors: that of the task on which the model was trained and its own.
 
@@ -115,6 +118,11 @@ CAPABILITIES = {
     "associations": "no recall of memories is measured",
     "variants": "nothing is measured out of distribution",
     "corruptions": "there are no corrupted sequences to patch from",
+    "groups": "its batches alone name them",
+    "unigram": "no token is more frequent than another",
+    "bigram": "there are no global bigrams",
+    "fixed_triggers": "no token is a trigger in every sequence",
+    "about": "it is called by its name",
 }
 """What a task may offer -> what follows if it does not."""
 
@@ -129,18 +137,31 @@ def ask(task: Any, capability: str, *arguments: Any) -> Any:
     ['1-gram', '2-gram']
     """
     require(capability in CAPABILITIES, "capability", f"one of {', '.join(CAPABILITIES)}", repr(capability))
-    method = getattr(task, capability, None)
-    offered = method(*arguments) if callable(method) else None
-    if offered is None or (isinstance(offered, Mapping) and not offered):
+    member = getattr(task, capability, None)
+    found = member(*arguments) if callable(member) else member
+    if found is None or (isinstance(found, Mapping) and not found):
         raise NotOfferedError(f"the task {task.name!r} offers no {capability}: {CAPABILITIES[capability]}")
-    return offered
+    return found
+
+
+def offered(task: Any, capability: str, *arguments: Any) -> Any | None:
+    """What the task offers under that name; None if nothing.
+
+    >>> import induction_memory as im
+    >>> im.task.protocol.offered(im.task.MarkovChains(), "bigram") is None
+    True
+    """
+    try:
+        return ask(task, capability, *arguments)
+    except NotOfferedError:
+        return None
 
 
 def choose(task: Any, capability: str, name: str) -> Any:
     """One entry of a capability that maps names to something, such as the variant of that name."""
-    offered = ask(task, capability)
-    require(name in offered, capability, f"one of {', '.join(offered)} (of the task {task.name!r})", repr(name))
-    return offered[name]
+    found = ask(task, capability)
+    require(name in found, capability, f"one of {', '.join(found)} (of the task {task.name!r})", repr(name))
+    return found[name]
 
 
 MOST_TOKENS = 2**28

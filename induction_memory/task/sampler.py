@@ -27,7 +27,7 @@ from torch import Tensor
 
 from induction_memory.errors import require
 from induction_memory.fields import require_integer
-from induction_memory.task.batch import Batch as AnyBatch
+from induction_memory.task.batch import Batch, require_tokens
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.protocol import Task, require_draw
 
@@ -83,7 +83,7 @@ BLOCK = 32  # steps of the chain whose random numbers are drawn at once
 
 
 @dataclass(frozen=True, eq=False)
-class BigramBatch(AnyBatch):
+class BigramBatch(Batch):
     """Sequences of the task: z_1..z_T as inputs, z_2..z_{T+1} as targets, with their triggers and outputs.
 
     Groups: `in_context` (second and later occurrences of a trigger: the target stands in the context), `global` (other
@@ -154,8 +154,8 @@ def step_rng(seed: int, step: int) -> np.random.Generator:
 @overload
 def sample(task: BigramTask, batch: int, rng: np.random.Generator) -> BigramBatch: ...
 @overload
-def sample(task: Task, batch: int, rng: np.random.Generator) -> AnyBatch: ...
-def sample(task: Any, batch: int, rng: np.random.Generator) -> AnyBatch:
+def sample(task: Task, batch: int, rng: np.random.Generator) -> Batch: ...
+def sample(task: Any, batch: int, rng: np.random.Generator) -> Batch:
     """Draw `batch` sequences of a task; in-context bigrams have T + 1 tokens each.
 
     >>> import induction_memory as im
@@ -169,7 +169,7 @@ def sample(task: Any, batch: int, rng: np.random.Generator) -> AnyBatch:
     require_draw(batch, task.length, rng, "batch")
     chain, outputs_given_trigger = _alias_tables(task)
     if task.fixed_triggers is None:
-        triggers = race(task.trigger_probabilities, task.k, batch, rng)
+        triggers = draw_triggers(task.trigger_probabilities, task.k, batch, rng)
     else:
         triggers = np.tile(task.fixed_triggers, (batch, 1))
     outputs = outputs_given_trigger.draw(triggers, rng.random((batch, task.k)))
@@ -202,9 +202,7 @@ def make_batch(
     require(len(triggers) == len(tokens), "triggers", f"one row per sequence ({len(tokens)})", len(triggers))
     require(outputs.shape == triggers.shape, "outputs", f"shape {tuple(triggers.shape)}", tuple(outputs.shape))
     for name, array in arrays.items():
-        bad = array[(array < 0) | (array >= task.vocab_size)]
-        allowed = f"ids of 0 to {task.vocab_size - 1} (the vocabulary)"
-        require(bad.size == 0, name, allowed, bad[0] if bad.size else "")
+        require_tokens(torch.from_numpy(array), task.vocab_size, name)
     is_trigger = (arrays["tokens"][:, :-1, None] == arrays["triggers"][:, None, :]).any(-1)
     return _assemble(arrays["tokens"], is_trigger, arrays["triggers"], arrays["outputs"])
 
@@ -226,7 +224,7 @@ def from_text(task: BigramTask, text: str) -> BigramBatch:
     return make_batch(task, tokens[None], none, none)
 
 
-def race(
+def draw_triggers(
     probabilities: Float[np.ndarray, " vocab"], k: int, batch: int, rng: np.random.Generator
 ) -> Int[np.ndarray, "batch k"]:
     """K distinct tokens per sequence in the order of successive draws without replacement."""

@@ -44,7 +44,7 @@ from induction_memory.source.text import has_tokenizer, tokens_of, words_of
 from induction_memory.task.batch import Batch
 from induction_memory.task.corpus import encode
 from induction_memory.task.ideals import after_same_context, sources_of
-from induction_memory.task.protocol import Task
+from induction_memory.task.protocol import Task, offered
 from induction_memory.views.attention_page import framed, page
 from induction_memory.views.light_maps import picture as light_picture
 
@@ -284,7 +284,7 @@ def _triggers(tokens: Int[Tensor, " pos"], task: Task | None, given: Mapping[str
         sides = (encode(list(side), names, "triggers").tolist() for side in (given, given.values()))
         return dict(zip(*sides, strict=True))
     found: dict[int, int] = {}
-    fixed = getattr(task, "fixed_triggers", None)
+    fixed = None if task is None else offered(task, "fixed_triggers")
     for q in [] if fixed is None else fixed.tolist():
         after = tokens[1:][tokens[:-1] == q].unique()
         if len(after) == 1:

@@ -10,7 +10,7 @@ from scipy.stats import chi2_contingency, chisquare
 from bench.sampler import sample_by_token
 from induction_memory.errors import InputError
 from induction_memory.task import Batch, BigramTask, Corpus, from_text, make_batch, sample, step_rng
-from induction_memory.task.sampler import alias_table, race
+from induction_memory.task.sampler import alias_table, draw_triggers
 from tests.random_tasks import make, task_fields
 
 UNLIKELY = 1e-4  # a fixed seed: a test that passes once passes always
@@ -119,7 +119,7 @@ def test_triggers_are_successive_draws_without_replacement(k: int):
     pi_q = np.array([0.5, 0.25, 0.0, 0.15, 0.1])
     chances = ordered_draws(pi_q, k)
     assert abs(sum(chances.values()) - 1) < 1e-12
-    drawn = [tuple(row) for row in race(pi_q, k, 20_000, np.random.default_rng(k)).tolist()]
+    drawn = [tuple(row) for row in draw_triggers(pi_q, k, 20_000, np.random.default_rng(k)).tolist()]
     observed = np.array([drawn.count(order) for order in chances])
     assert observed.sum() == 20_000
     assert goodness(observed, np.array(list(chances.values()))) > UNLIKELY

@@ -14,6 +14,7 @@ from induction_memory import probes
 from induction_memory.task.batch import Batch
 from induction_memory.task.predictors import describe
 from induction_memory.task.predictors import phases as named_phases
+from induction_memory.task.protocol import offered
 from induction_memory.trajectory.trajectory import Trajectory
 from induction_memory.views.page import words
 
@@ -76,7 +77,7 @@ def recorded(run: Trajectory, batch: Batch) -> dict[str, dict[str, str]]:
 
 def _distances(run: Trajectory, batch: Batch) -> pd.DataFrame:
     """KL to the references of in-context bigrams, or to the predictors of another task."""
-    globally = hasattr(run.task, "unigram") and hasattr(run.task, "bigram")
+    globally = all(offered(run.task, name) is not None for name in ("unigram", "bigram"))
     return probes.table(run, list(DISTANCE) if globally else "predictors", batch=batch)
 
 

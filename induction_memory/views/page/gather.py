@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from induction_memory.task.batch import Batch
+from induction_memory.task.protocol import offered
 from induction_memory.task.sampler import step_rng
 from induction_memory.trajectory.trajectory import Trajectory
 from induction_memory.views.attention_maps import telling_rows
@@ -98,7 +99,8 @@ def spread(steps: Sequence[int], n: int) -> list[int]:
 def _facts(run: Trajectory, steps: Sequence[int], batch: Batch) -> dict[str, Any]:
     task, model = run.task, run.model_config
     heads = [f"L{layer}H{head}" for layer in range(1, model.n_layers + 1) for head in range(1, model.n_heads + 1)]
-    likely = np.argwhere(task.bigram >= LIKELY_BIGRAM).tolist() if hasattr(task, "bigram") else []
+    table = offered(task, "bigram")
+    likely = [] if table is None else np.argwhere(table >= LIKELY_BIGRAM).tolist()
     return words.facts(run, batch) | {
         "name": run.name,
         "steps": [int(step) for step in steps],
@@ -117,11 +119,7 @@ def _about(run: Trajectory) -> str:
     layers = "one layer" if model.n_layers == 1 else f"{model.n_layers} layers"
     feed = {"none": "no feed-forward", "linear": "a linear feed-forward", "relu": "ReLU feed-forwards"}
     feed |= {"other": "feed-forwards of another kind"}
-    asked = f"{task.name}, sequences of {task.length} tokens"
-    if hasattr(task, "fixed_triggers"):
-        triggers = "triggers drawn anew for each sequence" if task.fixed_triggers is None else "fixed triggers"
-        noise = f", noise {task.noise:g}" if hasattr(task, "noise") else ""
-        asked = f"sequences of {task.length} tokens, {task.k} {triggers}{noise}"
+    asked = offered(task, "about") or f"{task.name}, sequences of {task.length} tokens"
     kind = "Simplified model" if model.identity_queries else "Transformer"
     return (
         f"{kind}: {layers} of {heads}, d = {model.d_model}, {feed[model.feed_forward]}"

@@ -22,6 +22,7 @@ from torch import Tensor
 from induction_memory import probes
 from induction_memory.model.associations import token_names
 from induction_memory.source.sources import subject
+from induction_memory.task.protocol import offered
 from induction_memory.trajectory.trajectory import Trajectory
 
 WINDOW = "W_K1_first64"  # the positions of W_K1's table
@@ -61,7 +62,7 @@ def tables(run: Trajectory, steps: Sequence[int]) -> tuple[list[Table], dict[str
             known = dict(zip(birth["association"], birth["birth"], strict=True))
             listed = [None if np.isnan(b := known.get(label, np.nan)) else float(b) for label in labels]
             found.append(Table(memory, head, h, scores[:, h].double().numpy(), listed, first, pairs))
-    if run.model_config.feed_forward == "linear" and hasattr(run.task, "bigram"):
+    if run.model_config.feed_forward == "linear" and offered(run.task, "bigram") is not None:
         scores, _ = score_tables(run, "W_F", steps)
         found.append(Table("W_F", "", 0, scores[:, 0].double().numpy(), None, 0, None))
     else:

@@ -14,6 +14,7 @@ from induction_memory.interventions.scores import scored_groups
 from induction_memory.model.associations import token_names
 from induction_memory.shown_tokens import visible
 from induction_memory.task.batch import Batch
+from induction_memory.task.protocol import offered
 from induction_memory.trajectory.trajectory import Trajectory
 
 BIGRAMS = {"in_context": "At triggers seen before", "global": "Elsewhere"}
@@ -46,7 +47,7 @@ def facts(run: Trajectory, batch: Batch) -> dict[str, Any]:
     """Tokens, outputs, and the words that differ between tasks."""
     task = run.task
     read, said = token_names(task)
-    frequency, fixed = getattr(task, "unigram", None), getattr(task, "fixed_triggers", None)
+    frequency, fixed = offered(task, "unigram"), offered(task, "fixed_triggers")
     triggers = has_triggers(batch)
     everywhere = bool(batch.group().all())
     return {
