@@ -94,10 +94,13 @@ def test_the_line_is_narrower_than_the_terminal_whatever_is_nested(monkeypatch):
 
 
 def test_the_time_left_is_that_of_the_outermost_work():
-    work = progress._Work("steps", total=4, done=1, seconds=10.0, began=100.0)
-    assert progress._left(work, now=110.0) == 30.0
-    assert progress._left(work, now=115.0) == 25.0  # it counts down while the second step is under way
-    assert progress._left(progress._Work("steps", total=4), now=115.0) is None
+    works = [
+        progress._Work("steps", total=4, cell=None, done=1, seconds=10.0, began=100.0),
+        progress._Work("runs", total=9, cell=None, done=8, seconds=5.0, began=110.0),
+    ]
+    assert progress._described(works, now=110.0).endswith(" 8/9, 0:30 left")
+    assert progress._described(works, now=115.0).endswith(" 8/9, 0:25 left")  # counts down during the second step
+    assert progress._described([progress._Work("steps", 4, None, 0.0)], now=115.0).endswith(". 0/4")
 
 
 @pytest.fixture
@@ -117,9 +120,9 @@ def cell(monkeypatch):
         return Handle(outputs[-1])
 
     monkeypatch.setattr("IPython.display.display", display)
-    monkeypatch.setattr(progress, "in_notebook", lambda: True)
-    monkeypatch.setattr("induction_memory.training.board.in_notebook", lambda: True)
-    monkeypatch.setattr(progress, "_LINE", progress._Line())
+    monkeypatch.setattr(progress, "notebook_cell", lambda: 1)
+    monkeypatch.setattr("induction_memory.training.board.notebook_cell", lambda: 1)
+    monkeypatch.setattr(progress, "_LINE", progress.Line())
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     monkeypatch.setattr(progress, "PATIENCE", -1.0)
     monkeypatch.setattr(progress, "PAUSE", -1.0)
@@ -134,7 +137,7 @@ def test_a_cell_has_one_output_for_all_its_work_that_is_empty_in_the_end(cell):
 
 def test_another_cell_has_an_output_of_its_own(cell, monkeypatch):
     for number in (1, 2):
-        monkeypatch.setattr(progress, "_cell", lambda number=number: number)
+        monkeypatch.setattr(progress, "notebook_cell", lambda number=number: number)
         assert list(progress.track(range(2), "steps")) == [0, 1]
     assert [len(texts) for texts in cell] == [3, 3]
 
@@ -147,4 +150,4 @@ def test_training_in_a_notebook_rewrites_one_line_and_leaves_the_last(cell, tmp_
 
 def test_a_program_that_has_only_imported_a_kernel_is_no_notebook(monkeypatch):
     monkeypatch.setitem(sys.modules, "ipykernel", progress)
-    assert not progress.in_notebook()
+    assert progress.notebook_cell() is None

@@ -24,7 +24,7 @@ class Board:
     """Follows the jobs of a sweep; a context manager, so that the terminal is left tidy."""
 
     def __init__(self, jobs: Mapping[str, Job], *, quiet: bool, console: Console | None = None) -> None:
-        self._jobs = jobs
+        self._jobs, self._quiet = jobs, quiet
         self._console = console or Console(stderr=True, highlight=False)
         self.is_live = self._console.is_terminal and not quiet
         self._live = Live(console=self._console, auto_refresh=False)
@@ -44,9 +44,9 @@ class Board:
             self._live.stop()
 
     def note(self, line: str) -> None:
-        """A line that stays, above the table."""
-        if self.is_live:
-            self._console.print(Text(line))
+        """A line that stays, above the table, unless quiet."""
+        if not self._quiet:
+            self._console.print(Text(line), soft_wrap=True)
 
     def show(self, done: Collection[str], failed: Collection[str], running: Callable[[], set[str]]) -> None:
         """Draw the table again, unless it has just been drawn."""

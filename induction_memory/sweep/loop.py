@@ -11,7 +11,6 @@ Start or resume a sweep: completed runs are skipped, the others are trained, and
 
 import json
 import signal
-import sys
 import threading
 import time
 from collections import Counter
@@ -72,7 +71,7 @@ def work_off(jobs: Sequence[Job], on: Engine, *, quiet: bool = False) -> dict[st
                 raise_if_stopped()
                 work.ask_again()
                 if (found := on.next(SECONDS_BETWEEN_LOOKS)) is not None and (line := work.note(*found)):
-                    _tell(board, quiet, line)
+                    board.note(line)
                 board.show(work.done, work.failed, on.running)
     except Stopped as stopped:
         stopped.done, stopped.jobs = len(work.done), len(by_name)
@@ -117,13 +116,6 @@ class _Work:
                 self.ended[name] = outcome
                 (self.done if outcome.state == "done" else self.failed).append(name)
         return None
-
-
-def _tell(board: Board, quiet: bool, line: str) -> None:
-    if board.is_live:
-        board.note(line)
-    elif not quiet:
-        print(line, file=sys.stderr, flush=True)
 
 
 @contextmanager

@@ -3,56 +3,46 @@
     step 300/1000 loss 1.234 acc 0.91 W_K1 0.98 W_K2 1.00 W_O2 1.00 2.9/s 4:02 left
 
 All values of a line are those of the step it names; acc is the accuracy on the task's main group. A line has at most
-80 columns. Everything goes to standard error: standard output is for results.
+79 columns. Everything goes to standard error: standard output is for results.
 """
 
 import math
+import sys
 import time
 from types import TracebackType
 from typing import Any
 
-from rich.console import Console
-from rich.live import Live
-from rich.text import Text
-
-from induction_memory.terminal import CellOutput, in_notebook
+from induction_memory.errors import printable
+from induction_memory.terminal import Line, notebook_cell
 from induction_memory.training.loop import Metrics, Snapshot, recalls
 
 PLAIN_LINES = 20  # lines for a whole run if there is no terminal
 LIVE_SECONDS = 0.5  # time between two updates in a terminal or a notebook
-COLUMNS = 80
+COLUMNS = 79  # a wrapped line of a terminal cannot be rewritten
 
 
 class Progress:
-    """Follows a run from its first step to its last; a context manager, so that the terminal is left tidy."""
+    """Follows a run from its first step to its last; a context manager, so that the last line stays."""
 
-    def __init__(self, first: int, last: int, task: Any, *, quiet: bool = False, console: Console | None = None):
+    def __init__(self, first: int, last: int, task: Any, *, quiet: bool = False) -> None:
         self._first, self._last, self._task, self._quiet = first, last, task, quiet
-        self._console = console or Console(stderr=True, highlight=False)
-        self._live = Live(console=self._console, auto_refresh=False, transient=False)
-        self._cell = CellOutput() if in_notebook() and not self._console.is_terminal else None
+        self._line = Line() if sys.stderr.isatty() or notebook_cell() is not None else None
         self._started = time.perf_counter()
         self._shown = -LIVE_SECONDS
 
-    @property
-    def _is_live(self) -> bool:
-        return self._console.is_terminal and not self._quiet
-
     def __enter__(self) -> "Progress":
-        if self._is_live:
-            self._live.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._is_live:
-            self._live.stop()
+        if self._line is not None and self._line.text and sys.stderr.isatty():
+            print(file=sys.stderr)
 
     def note(self, text: str) -> None:
-        """Print a separate line, unless quiet."""
+        """Print a separate line before the first step is shown, unless quiet."""
         if not self._quiet:
-            self._console.print(text, markup=False, soft_wrap=True)
+            print(printable(text), file=sys.stderr)
 
     def update(self, snapshot: Snapshot) -> None:
         """Show a step."""
@@ -60,19 +50,19 @@ class Progress:
             return
         elapsed, last = time.perf_counter() - self._started, snapshot.step == self._last
         every = max(1, (self._last - self._first) // PLAIN_LINES)
-        live = self._is_live or self._cell is not None
-        due = elapsed - self._shown >= LIVE_SECONDS if live else (snapshot.step - self._first) % every == 0
+        if self._line is None:
+            due = (snapshot.step - self._first) % every == 0
+        else:
+            due = elapsed - self._shown >= LIVE_SECONDS
         if not due and not last:
             return
         self._shown = elapsed
         recalled = recalls(snapshot.model, self._task)
         line = describe(snapshot.metrics, recalled, self._first, self._last, elapsed)
-        if self._is_live:
-            self._live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
-        elif self._cell is not None:
-            self._cell.write(line)
+        if self._line is None:
+            print(line, file=sys.stderr, flush=True)
         else:
-            self._console.print(line, markup=False, soft_wrap=True)
+            self._line.write(line)
 
 
 def describe(metrics: Metrics, recalled: dict[str, float], first: int, last: int, elapsed: float) -> str:
