@@ -32,7 +32,9 @@ def check_fields(config: Any, part: str, **bounds: tuple[Any, ...]) -> None:
             good = not limits or typed is None or limits[0] <= typed <= (limits[1] or math.inf)
         except TypeError:
             typed, good = value, False
-        require(good, f"{part}.{field.name}", expected(field.type, *limits), repr(value)[:80])
+        if not good:
+            allowed = expected(field.type, *limits)
+            raise InputError(f"{part}.{field.name}: expected {allowed}, got {repr(value)[:80]}")
         object.__setattr__(config, field.name, typed)
 
 

@@ -123,11 +123,15 @@ class Association:
 
     def reversed(self) -> "Association":
         """The same memory with the other side given: for attention, recall as the paper prints it."""
-        return self._sharing(replace(self, given="input" if self.given == "output" else "output"), self.scores)
+        other = replace(self, given="input" if self.given == "output" else "output")
+        other.__dict__["scores"] = self.scores
+        return other
 
     def among(self, allowed: Bool[Tensor, "j i"]) -> "Association":
         """The same memory with fewer candidates."""
-        return self._sharing(replace(self, allowed=allowed), self.scores)
+        other = replace(self, allowed=allowed)
+        other.__dict__["scores"] = self.scores
+        return other
 
     def at(
         self,
@@ -136,7 +140,8 @@ class Association:
         name: str | None = None,
     ) -> "Association":
         """The memory among some of its inputs and outputs. Scores that are already computed are not computed again."""
-        i, j = (side if isinstance(side, slice) else torch.as_tensor(side) for side in (inputs, outputs))
+        i = inputs if isinstance(inputs, slice) else torch.as_tensor(inputs)
+        j = outputs if isinstance(outputs, slice) else torch.as_tensor(outputs)
         part = replace(
             self,
             name=name or self.name,
@@ -148,8 +153,9 @@ class Association:
             input_names=_chosen(self.input_names, i),
             output_names=_chosen(self.output_names, j),
         )
-        known = self.__dict__.get("scores")
-        return part if known is None else self._sharing(part, known[..., j, :][..., i])
+        if "scores" in self.__dict__:
+            part.__dict__["scores"] = self.scores[..., j, :][..., i]
+        return part
 
     def number(self, text: str, field: str) -> tuple[int, int]:
         """The pair that `a->b` names, or `a` for the pair that a is asked with: numbers of an input and an output."""
@@ -160,11 +166,6 @@ class Association:
         if len(partners) != 1:
             raise InputError(f"{field}: expected a pair 'a->b' for {self.name}, got {text!r}")
         return i, partners[0]
-
-    @staticmethod
-    def _sharing(other: "Association", scores: Tensor) -> "Association":
-        other.__dict__["scores"] = scores
-        return other
 
 
 def matching(

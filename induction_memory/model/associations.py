@@ -74,8 +74,10 @@ def associate(
     if bare:
         a = _bare(m, what, task, through)
     else:
-        key = ("association", spec.memory, spec.norm, task)
-        a = m.once(key, lambda: _whole(m, spec.memory, spec.norm, task))
+        key = "association", spec.memory, spec.norm, task
+        if key not in m.kept:
+            m.kept[key] = _whole(m, spec.memory, spec.norm, task)
+        a = m.kept[key]
     if spec.memory == "W_K1":
         a = _window(a, spec)
     if spec.triggers:

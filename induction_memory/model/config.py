@@ -170,9 +170,8 @@ class ModelConfig:
             return tuple(name for name in self.parameters if name in self.trained)
         if not self.identity_queries:
             return tuple(name for name in self.parameters if not (self.tied_output and name == "W_U"))
-        learns = {f"W_K{layer}" for layer in range(1, self.n_layers + 1)} | {f"W_O{self.n_layers}"}
-        feed_forward = ("W_F", "W_in", "W_out")
-        return tuple(n for n in self.parameters if n in learns or n.startswith(feed_forward))
+        learns = ("W_K", f"W_O{self.n_layers}", "W_F", "W_in", "W_out")
+        return tuple(name for name in self.parameters if name.startswith(learns))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as JSON has them."""

@@ -9,7 +9,7 @@ the text is then taken to start afresh, pi_b( . | i) = pi_u.
 
 The counts of tiny Shakespeare ship with the package; the text does not.
 
-A text as tokens of a vocabulary: the one definition for corpora, tasks and views.
+A text becomes tokens of a vocabulary by one rule, for corpora, tasks and views:
 
 names of one character each      the text is read character by character
 names without white space        words, separated by white space
@@ -30,6 +30,8 @@ from jaxtyping import Float, Int, Shaped
 
 from induction_memory.errors import InputError, require
 from induction_memory.field_docs import field_docs
+from induction_memory.fields import require_texts
+from induction_memory.task.protocol import read_only
 
 
 def split(text: str, names: Sequence[str]) -> list[str]:
@@ -73,19 +75,6 @@ def encode(text: str | Sequence[str], names: Sequence[str], field: str = "text")
 SHIPPED = ("tinyshakespeare",)
 
 
-def unigram_probabilities(counts: Shaped[np.ndarray, " vocab"]) -> Float[np.ndarray, " vocab"]:
-    """pi_u: counts over their sum."""
-    return counts / counts.sum()
-
-
-def bigram_probabilities(
-    counts: Shaped[np.ndarray, "vocab vocab"], unigram: Float[np.ndarray, " vocab"]
-) -> Float[np.ndarray, "vocab vocab"]:
-    """pi_b: each row of counts over its sum, or pi_u where the row is empty."""
-    totals = counts.sum(axis=1, keepdims=True)
-    return np.where(totals > 0, counts / np.where(totals > 0, totals, 1), unigram)
-
-
 @field_docs
 @dataclass(frozen=True, eq=False)
 class Corpus:
@@ -110,14 +99,10 @@ class Corpus:
     def __post_init__(self) -> None:
         n = len(self.vocabulary)
         require(n > 0, "corpus.vocabulary", "at least one token", "none")
-        require(
-            all(isinstance(token, str) for token in self.vocabulary),
-            "corpus.vocabulary",
-            "strings",
-            next((repr(token) for token in self.vocabulary if not isinstance(token, str)), ""),
-        )
-        repeated = [token for i, token in enumerate(self.vocabulary) if token in self.vocabulary[:i]]
-        require(not repeated, "corpus.vocabulary", "each token once", f"{repeated[:1]} twice")
+        require_texts(self.vocabulary, "corpus.vocabulary", "strings")
+        if len(set(self.vocabulary)) < n:
+            repeated = sorted(token for token in set(self.vocabulary) if self.vocabulary.count(token) > 1)
+            raise InputError(f"corpus.vocabulary: expected each token once, got {repeated[:1]} twice")
         for field, shape in (("unigram_counts", (n,)), ("bigram_counts", (n, n))):
             counts = np.array(getattr(self, field))  # a copy that the caller cannot change
             where = f"corpus.{field}"
@@ -126,7 +111,7 @@ class Corpus:
             lowest = counts.min()
             require(bool(np.isfinite(counts).all() and lowest >= 0), where, "finite counts of 0 or more", lowest)
             counts = counts.astype(np.float64 if counts.dtype.kind == "f" else np.int64)
-            object.__setattr__(self, field, _frozen(counts))
+            object.__setattr__(self, field, read_only(counts))
         require(bool(self.unigram_counts.sum() > 0), "corpus.unigram_counts", "a positive sum", 0)
 
     @classmethod
@@ -134,8 +119,7 @@ class Corpus:
         """Count any sequence of tokens. The vocabulary is sorted (single characters: by code point)."""
         text = list(tokens)
         require(len(text) > 0, "corpus", "a text of at least one token", "an empty one")
-        odd = [token for token in text if not isinstance(token, str)]
-        require(not odd, "corpus", "tokens that are strings", repr(odd[0]) if odd else "")
+        require_texts(text, "corpus", "tokens that are strings")
         vocabulary = tuple(sorted(set(text)))
         n = len(vocabulary)
         number = {token: i for i, token in enumerate(vocabulary)}
@@ -157,12 +141,14 @@ class Corpus:
     @cached_property
     def unigram(self) -> Float[np.ndarray, " vocab"]:
         """pi_u."""
-        return _frozen(unigram_probabilities(self.unigram_counts))
+        return read_only(self.unigram_counts / self.unigram_counts.sum())
 
     @cached_property
     def bigram(self) -> Float[np.ndarray, "vocab vocab"]:
         """pi_b, row = current token, column = next; pi_u in the row of a token without successors."""
-        return _frozen(bigram_probabilities(self.bigram_counts, self.unigram))
+        totals = self.bigram_counts.sum(axis=1, keepdims=True)
+        rows = self.bigram_counts / np.where(totals > 0, totals, 1)
+        return read_only(np.where(totals > 0, rows, self.unigram))
 
     @property
     def size(self) -> int:
@@ -170,7 +156,7 @@ class Corpus:
         return len(self.vocabulary)
 
     def encode(self, text: str | Iterable[str], field: str = "text") -> Int[np.ndarray, " pos"]:
-        """Token ids of a text (`text.py`), or of a sequence of tokens; `field` is named when a token is unknown."""
+        """Token ids of a text , or of a sequence of tokens; `field` is named when a token is unknown."""
         return encode(text if isinstance(text, str) else list(text), self.vocabulary, field)
 
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
@@ -236,8 +222,3 @@ def load_corpus(source: str | Path, field: str = "corpus") -> Corpus:
         raise InputError(f"{field}: expected UTF-8 text, got {str(source)!r} ({error.reason})") from error
     require(text != "", field, "a text of at least one character", f"the empty file {str(source)!r}")
     return Corpus.from_text(text, name=path.stem)
-
-
-def _frozen(array: np.ndarray) -> np.ndarray:
-    array.setflags(write=False)
-    return array
