@@ -4,7 +4,7 @@ Hyper-parameters are those of the paper's Appendix E where it gives them; moment
 512 sequences of T = 256, d = 128 throughout. What it leaves open is chosen here: every number of steps, the task and
 the step size of Figures 10 and 11, the dimensions and step sizes of Figure 8. The vanilla transformers of Figures 2 and
 11 warm up for 30 steps: at the paper's step size of 0.2 from the first step on, those with random triggers diverge
-within 15. Experiments on other tasks are in `other_tasks.py`.
+within 15.
 
 Presets that end in `-text` use the model of the paper's text instead of that of the authors' code: Gaussian weights,
 embeddings of unit norm, and attention scores as in equation 2, without the division by sqrt(d). Gradients are smaller
@@ -14,11 +14,10 @@ in Figure 7 (10 diverges).
 `demo`, `heads` and `late-keys-*` are not panels of the paper. They are a first look, a comparison of many seeds, and a
 test of why keys are learned late with one trigger, all three in smaller batches.
 
-Experiments on the other tasks, each about two minutes of one thread (papers named in the tasks' own modules).
-
-Unless a line says otherwise, AdamW trains every parameter with a step size that falls linearly to zero. With a constant
-step size, the noise of the updates keeps the loss 1.5 to 3 times as far from the Bayes-optimal loss. The models are the
-smallest that come close to it in that time.
+`OTHER_TASKS` are experiments on the other tasks, each about two minutes of one thread (their papers are named in the
+tasks' own modules). Unless a line says otherwise, AdamW trains every parameter with a step size that falls linearly to
+zero. With a constant step size, the noise of the updates keeps the loss 1.5 to 3 times as far from the Bayes-optimal
+loss. The models are the smallest that come close to it in that time.
 """
 
 from dataclasses import dataclass, replace

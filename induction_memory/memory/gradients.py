@@ -11,12 +11,11 @@ why gradient descent writes associative memories:
                          1/t sum_{s <= t} (Phi_1 x_s)^T W_2 x_T (p_s - p_bar_{1:t}) p_t^T ]                at W = 0
     LayerNorm   sum_k E[ (p_hat(k | x) - p(k | x)) / |W x| (I - W x (W x)^T / |W x|^2) w_U(k) x^T ]
 
-The losses are those of `losses.py`. Lemma 5's four terms are the two factors of the display above multiplied out.
+Lemma 5's four terms are the two factors of the display above multiplied out.
 
-The population losses of the paper's lemmas, on finite distributions.
-
-Every expectation is a weighted sum over atoms, so that the same distribution can be put through autograd and through
-the closed forms of `gradients.py`. All use the cross-entropy l(y, xi) = log sum_j exp(xi_j) - xi_y.
+The losses stand beside their gradients. Every expectation is a weighted sum over the atoms of a finite distribution, so
+that it can be put through autograd and through the closed forms. All use the cross-entropy l(y, xi) = log sum_j
+exp(xi_j) - xi_y.
 
 The appendix writes the attention scores of both lemmas as keys^T W query, the transpose of Section 4's
 x_q^T W_K x_k; here as there, rows of these W belong to keys and columns to queries.

@@ -1,4 +1,6 @@
-"""The non-linear memory of an MLP block (Appendix D, "MLP blocks").
+"""Two other forms of an associative memory (Appendix D): the MLP block, and the product of two factors.
+
+The MLP block ("MLP blocks"):
 
     F(x) = sum over (i, j) in M of v_j sigma(u_i^T x - b),    sigma = ReLU
 
@@ -9,10 +11,8 @@ interference of a linear memory is gone as long as b separates. The inputs may b
 
 which a linear memory cannot map to a separate output: W u_{i, j} is always proportional to W u_i + W u_j.
 
-The factorised memory (Appendix D, "Factorizations").
-
-The memory W_* = sum_i y_i x_i^T need not be stored as one d x d matrix. With random U_0 (d x d') and V_0
-(d' x d) of variance 1/d, one gradient-like step on each factor gives
+The factorised memory ("Factorizations"): the memory W_* = sum_i y_i x_i^T need not be stored as one d x d matrix. With
+random U_0 (d x d') and V_0 (d' x d) of variance 1/d, one gradient-like step on each factor gives
 
     U = U_0 + sum_i y_i (V_0 x_i)^T,    V = V_0 + sum_i (U_0^T y_i) x_i^T,    W = d / (2 d') U V,
 

@@ -11,8 +11,7 @@ The ideal pairs are the task's (`Task.associations`, `task/ideals.py`); those ab
 a task they are t-1 -> t and k -> k. A trigger is a token of the support of pi_q: of the set Q if triggers are fixed,
 any token that can be drawn if they are random. Recall of W_K2 asks for every token, also for those that are not stored
 in the ideal memory. `W_K2_triggers` restricts both sides to Q, as the authors do for fixed triggers. W_O2_spurious
-holds the pairs that the theory expects in W_O2 besides the ideal ones (Appendix B). `memory_names.py` lists the
-variants.
+holds the pairs that the theory expects in W_O2 besides the ideal ones (Appendix B). `names.py` lists the variants.
 
 Several heads are never added up: W_K1 and W_O2 have one matrix per head, W_K2 and W_O2_spurious one table per pair
 `L1H3>L2H1`, layer-1 head 3 whose output layer-2 head 1 reads.

@@ -1,35 +1,26 @@
-"""ModelConfig or Architecture -> HookedTransformer: only this module depends on the version of TransformerLens.
+"""A HookedTransformer from its configuration: modules, initial weights, and whether it is still as it was built.
 
-Row vectors, as in TransformerLens: the block computes x + attention(x), then x + x W_F (linear) or
-x + relu(x W_in) W_out. The initial weights are those of `initial.py`. An Architecture has TransformerLens's own modules
-and initialisation.
+Only this module and `own_transformer.py` depend on the version of TransformerLens. Row vectors, as in TransformerLens:
+the block computes x + attention(x), then x + x W_F (linear) or x + relu(x W_in) W_out. An `Architecture` has
+TransformerLens's own modules and initialisation.
 
-The initial weights, each parameter from a stream of its own, in one of three parametrisations.
+The initial weights of a `ModelConfig`, each parameter from a stream of its own, in one of three parametrisations:
 
                   code (the experiments)     text (Sections 4.1 and 4.2)    unit-embeddings
     W_E, W_pos    N(0, 1)                    N(0, 1/d)                      N(0, 1/d)
     other maps    uniform, variance 1/(3n)   N(0, 1/n)                      uniform, variance 1/(3n)
 
 n is the map's number of inputs (fan-in): d itself in the simplified model. Under `text` every embedding, output
-embedding and remapped embedding has norm 1 on average. Under `code` with d = 128 the norms are |w_E| = 11.3,
-|Phi_1 w_E| = 3.8 and |w_U| = 0.58. `unit-embeddings` changes the embeddings alone. In all three:
-
-    W_Q           the identity if the configuration says so
-    W_pos         sine and cosine if the configuration says so, with the norm of the random embeddings
-    LayerNorm     gain 1, bias 0; every other bias 0
+embedding and remapped embedding has norm 1 on average. Under `code` with d = 128 the norms are |w_E| = 11.3, |Phi_1
+w_E| = 3.8 and |w_U| = 0.58. `unit-embeddings` changes the embeddings alone. In all three, W_Q is the identity and W_pos
+sine and cosine if the configuration says so, LayerNorms have gain 1, and every bias is 0.
 
 A stream is keyed by the seed and the parameter's name, so two models that differ in one part share all the others, and
 the initial weights of a run can be computed again from its configuration and its seed.
 
-Whether a model is still as `build` made it from its configuration.
-
-The hand-written forward of `training/fast` runs on weights and configuration, so it may take a model only if nothing
-else decides what the model computes. These are compared with a fresh model of the same configuration:
-
-    every module       its name, its exact type, its plain attributes (act_fn, attn_scale ...) and its buffers
-    the configuration  every field of TransformerLens's configuration that a forward pass can read, one for all modules
-    hooks              none, on any module or on all of torch's
-    forward            not replaced on any module
+`departure` says how a model differs from what `build` makes: in the type, attributes, buffers, hooks or forward of a
+module, or in a field of the configuration that a forward pass can read. The hand-written forward of `training/fast`
+runs on weights and configuration, so it takes only models without a departure.
 """
 
 import math

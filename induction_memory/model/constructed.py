@@ -1,4 +1,4 @@
-"""The paper's hand-built induction head: a model whose circuit is known (Section 4.2, equations 7 and 8).
+"""Hand-built induction heads, whose circuit is known: `construct` is the paper's (Section 4.2, equations 7 and 8).
 
     W_K1 = sum_t p_t p_{t-1}^T                          previous-token head
     W_K2 = sum_{k in Q} w_E(k) (Phi_1 w_E(k))^T         induction head: match the trigger with its remapped self
@@ -16,9 +16,7 @@ over j only shifts the logits. The cross-talk of W_F with what W_O2 writes falls
 The frozen maps W_V1, W_O1, W_V2 are Gaussian with variance 1/d, as in Section 4.1, so that a remapped embedding keeps
 its norm. Everything else is as `build` initialises it.
 
-A multi-head model whose circuit is known: the paper's construction, written head by head.
-
-Two layers with W_Q = I and heads as wide as the model. In layer 1
+`plant` writes the construction head by head into two layers with W_Q = I and heads as wide as the model. In layer 1
 
     previous-token head     W_K1 = sum_t p_t p_{t-1}^T,   writes R_P w_E(z_{t-1})
     two current-token heads W_K1 = sum_t p_t p_t^T,       both write R_C w_E(z_t): either is enough
@@ -53,6 +51,7 @@ from induction_memory.model.associations import associate, written
 from induction_memory.model.building import HookedTransformer, build, remap
 from induction_memory.model.config import ModelConfig
 from induction_memory.model.memories import embedding, set_matrix, weights_of
+from induction_memory.model.names import head_names
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.ideals import bigram_logits
 from induction_memory.task.protocol import Task
@@ -147,11 +146,9 @@ def memory(
 
 
 def _ideal(a: Association, task: BigramTask, scales: Scales) -> Float[Tensor, "j i"]:
-    return _feed_forward(task, scales.smoothing) if a.name == "W_F" else a.ideal
-
-
-def _feed_forward(task: BigramTask, smoothing: float) -> Float[Tensor, "j i"]:
-    return torch.from_numpy(bigram_logits(task.bigram, task.fixed_triggers, smoothing)).float().mT
+    if a.name != "W_F":
+        return a.ideal
+    return torch.from_numpy(bigram_logits(task.bigram, task.fixed_triggers, scales.smoothing)).float().mT
 
 
 def _unit(rows: Float[Tensor, "*lead n d"]) -> Float[Tensor, "*lead n d"]:
@@ -228,15 +225,18 @@ def plant(
     basis = torch.linalg.qr(torch.randn(d_model, d_model, generator=generator)).Q
     if embeddings == "orthonormal":
         require(d_model >= 5 * N + 4 * T, "d_model", f"at least {5 * N + 4 * T} for orthonormal embeddings", d_model)
-        _write_embeddings(model, basis[:N], basis[N : N + T], basis[4 * (N + T) : 5 * N + 4 * T])
+        with torch.no_grad():
+            model.embed.W_E.copy_(basis[:N])
+            model.pos_embed.W_pos.copy_(basis[N : N + T])
+            model.unembed.W_U.copy_(basis[4 * (N + T) : 5 * N + 4 * T].T)
     R_P, R_C, R_idle = (basis.T @ basis.roll(-block * (N + T), 0) for block in (1, 2, 3))
     p, w_E, w_U = (embedding(model, name) for name in ("p", "w_E", "w_U"))
     undo_scaling = d_model**0.5
 
-    before = KEYS * undo_scaling * store(_dual(p)[:-1], _dual(p)[1:])
-    itself = KEYS * undo_scaling * store(_dual(p), _dual(p))
-    match = MATCH * undo_scaling * store(_dual(w_E @ R_P.T), _dual(w_E @ R_C.T))
-    copy = OUTPUT * store(_dual(w_E), _dual(w_U))
+    before = KEYS * undo_scaling * store(_unit(p)[:-1], _unit(p)[1:])
+    itself = KEYS * undo_scaling * store(_unit(p), _unit(p))
+    match = MATCH * undo_scaling * store(_unit(w_E @ R_P.T), _unit(w_E @ R_C.T))
+    copy = OUTPUT * store(_unit(w_E), _unit(w_U))
     unread = _outside(w_U, generator)
     nothing, eye, idle = torch.zeros_like(match), torch.eye(d_model), [R_idle] * (n_heads - 3)
 
@@ -246,7 +246,13 @@ def plant(
     set_matrix(model, "W_K2", torch.stack([match] * 3 + [nothing] * len(idle)))
     set_matrix(model, "W_V2", torch.stack([eye] * n_heads))
     set_matrix(model, "W_O2", torch.stack([shares[0] * copy, shares[1] * copy, *[unread] * (n_heads - 2)]))
-    return Planted(model, _roles(n_heads), _shares(n_heads, shares), "L2H3", ("L1H2", "L1H3"))
+    more = ["none"] * (n_heads - 3)
+    first = ["previous-token", "current-token", "current-token", *more]
+    second = ["induction", "induction", "none", *more]
+    written = [share / sum(shares) for share in shares] + [0.0] * (n_heads - 2)
+    earlier, later = head_names((1,), n_heads), head_names((2,), n_heads)
+    roles = dict(zip(earlier + later, first + second, strict=True))
+    return Planted(model, roles, dict(zip(later, written, strict=True)), "L2H3", ("L1H2", "L1H3"))
 
 
 def permuted(model: HookedTransformer, orders: Mapping[int, Sequence[int]]) -> HookedTransformer:
@@ -269,34 +275,6 @@ def permuted(model: HookedTransformer, orders: Mapping[int, Sequence[int]]) -> H
             state[key] = state[key][list(order)]
     other.load_state_dict(state)
     return other
-
-
-def _roles(n_heads: int) -> dict[str, str]:
-    first = ["previous-token", "current-token", "current-token"] + ["none"] * (n_heads - 3)
-    second = ["induction", "induction", "none"] + ["none"] * (n_heads - 3)
-    named = (
-        (f"L{layer}H{h}", role) for layer, roles in ((1, first), (2, second)) for h, role in enumerate(roles, start=1)
-    )
-    return dict(named)
-
-
-def _shares(n_heads: int, shares: Sequence[float]) -> dict[str, float]:
-    written = [share / sum(shares) for share in shares] + [0.0] * (n_heads - 2)
-    return {f"L2H{h}": share for h, share in enumerate(written, start=1)}
-
-
-def _dual(rows: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
-    """The rows divided by their mean squared norm, so that a stored pair scores 1 with the rows themselves."""
-    return rows / rows.square().sum(-1).mean()
-
-
-def _write_embeddings(
-    model: HookedTransformer, w_E: Float[Tensor, "n d"], p: Float[Tensor, "t d"], w_U: Float[Tensor, "n d"]
-) -> None:
-    with torch.no_grad():
-        model.embed.W_E.copy_(w_E)
-        model.pos_embed.W_pos.copy_(p)
-        model.unembed.W_U.copy_(w_U.T)
 
 
 def _outside(w_U: Float[Tensor, "n d"], generator: torch.Generator) -> Float[Tensor, "d d"]:

@@ -1,8 +1,6 @@
-"""Names of heads in every table: `L2H1`, and `L1H3>L2H1` for a pair. Layers and heads count from 1.
+"""Names of heads (`L2H1`, and `L1H3>L2H1` for a pair, counting from 1) and of memories with a way to read them.
 
-Names of memories and of the ways to read them: `W_K1[0:64]_causal`, `W_K2_triggers`, `W_O2_spurious`.
-
-A name begins with one of the memories of `associations.py` and may go on, in this order:
+The name of a memory begins with one of those of `associations.py` and may go on, in this order:
 
     W_K1[a:b]                 positions a to b-1, counted from 0: queries a+1 to b-1, keys a to b-2. A window that goes
                               beyond the sequence is refused

@@ -7,8 +7,6 @@ soft (a distribution over outputs). The loss of a batch is a mean of
 
 with y_t the target's distribution: one at the right output if the target is hard.
 
-Means over some positions of a batch, with the standard error of a ratio.
-
 Over the positions M of a batch a score y has the mean
 
     r = sum over sequences b of s_b / sum over b of n_b,    s_b = sum of y over M in b,  n_b = |M in b|.
@@ -17,7 +15,7 @@ Sequences are independent, positions within one are not. The standard error is t
 
     se^2 = B / (B - 1) * sum_b (s_b - r n_b)^2 / (sum_b n_b)^2.
 
-Random tokens repeated once: the usual test of induction, for models whose task is not known.
+Random tokens repeated once (`within_context`) are the usual test of induction for models whose task is not known.
 """
 
 from collections.abc import Mapping

@@ -11,8 +11,8 @@ The evidence on a token i is the list of its successors s_1, s_2, ... up to z_t.
 
     pi_o(s_1 | i) 1{s_1 = s_2 = ...} if i is a trigger,      prod_n pi_b(s_n | i) if it is not,
 
-and the prior over the sets of K triggers is that of draws from pi_q without replacement: `races.py` has the posterior.
-Fixed triggers are the case where only K tokens have positive pi_q.
+and the prior over the sets of K triggers is that of draws from pi_q without replacement: `trigger_posterior.py` has the
+posterior. Fixed triggers are the case where only K tokens have positive pi_q.
 """
 
 from dataclasses import dataclass

@@ -11,8 +11,6 @@ parent. When all are asked, each has its own target, which does not occur in the
 root drawn from the stationary distribution would be evidence on pi, and counts + alpha would not be the exact
 posterior.
 
-Sequences over a causal graph and what their readers would predict (model in `task.py`).
-
 A reader who takes q(i) for the parent of i counts what the children of the query's symbol were,
 
     p(y = j | z_1..z_t) = (N_t(z_t, j) + alpha) / (N_t(z_t) + S alpha),

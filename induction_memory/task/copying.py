@@ -9,11 +9,10 @@ with l drawn from the given spans. The output then stands at the middle of what 
 shortcut does as well as an induction head. With few spans the shortcut is easy to store; with many it is not. Twins
 with l_1 != l_2 and the second trigger where it stood before tell the two apart.
 
-Sequences that ask for a copy, and what their readers would say (model in `task.py`; positions count from 0).
-
-The second trigger stands at P = l_1 + l_2 + 2 and the output at l_1 + 1. In training both spans are l, so that the
-output stands at P / 2: `shortcut` copies that token, wherever the first trigger is. `induction` copies what followed
-the first trigger. Where there is nothing to copy, both say that all outputs are equally likely.
+Counting positions from 0, the second trigger stands at P = l_1 + l_2 + 2 and the output at l_1 + 1. In training both
+spans are l, so that the output stands at P / 2: `shortcut` copies that token, wherever the first trigger is.
+`induction` copies what followed the first trigger. Where there is nothing to copy, both say that all outputs are
+equally likely.
 """
 
 from collections.abc import Callable

@@ -13,10 +13,9 @@ Replacements are drawn from tokens that are neither triggers nor outputs of thei
 that they replace. The query and everything after it stay as they were. A trigger that is its own output is not used as
 a query.
 
-Clean sequences beside corrupted ones, for patching.
-
-Only the tokens change: targets, groups and latents of the corrupted batch are the clean ones. A predictor reads tokens,
-so it says what a perfect reader of the corrupted sequence would answer.
+`Pairs` hold the clean sequences beside the corrupted ones. Only the tokens change: targets, groups and latents of the
+corrupted batch are the clean ones. A predictor reads tokens, so it says what a perfect reader of the corrupted sequence
+would answer.
 """
 
 from collections.abc import Mapping

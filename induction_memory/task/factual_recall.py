@@ -10,10 +10,8 @@ tokens in random places, and ends with a token that asks:
 Answers are a vocabulary of their own. A model that knows the relation alone says one of its D answers: the paper's
 "hallucination" phase.
 
-Sequences that ask for a fact, and what their readers would answer (model in `task.py`).
-
-Each reader says what it can after every prefix: `fact` is the mean of 1{j = a(s, r)} over the pairs (s, r) that the
-prefix leaves possible, `relation` averages over all subjects, `marginal` over all pairs.
+Each reader of a sequence says what it can after every prefix: `fact` is the mean of 1{j = a(s, r)} over the pairs (s,
+r) that the prefix leaves possible, `relation` averages over all subjects, `marginal` over all pairs.
 """
 
 from collections.abc import Callable

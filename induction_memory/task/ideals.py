@@ -1,4 +1,4 @@
-"""What the matrices of an induction head would store, as tasks say it (`Task.associations`).
+"""What tasks say of a perfect model: what its matrices would store, and which keys its heads would attend to.
 
     W_K1   each position t stores the one before it, t-1
     W_K2   each token, remapped by layer 1, stores itself
@@ -7,7 +7,7 @@
 
 log pi_b is not finite where a bigram never occurs, hence the smoothing. The mean over j only shifts the logits.
 
-Which keys a head would attend to, as masks over (query, key): the building blocks of a task's sources.
+The keys that a head in some role attends to are masks over (query, key).
 """
 
 import numpy as np

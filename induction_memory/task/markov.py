@@ -9,11 +9,7 @@ With a pool, M chains are drawn once, and each sequence takes one of them at ran
 or infer the chain from the context. First symbols drawn from the chain's stationary distribution would be evidence on
 the chain, and counts + alpha would not be the exact posterior. That is why they are uniform.
 
-Sequences of the Markov chains, all of a batch at once (model in `task.py`).
-
 A context z_{t-n+1}..z_t has the number sum_i z_{t-i} S^i: the current symbol is its lowest digit.
-
-What readers of Markov chains would predict (model in `task.py`).
 
 The m-gram reader counts what followed earlier occurrences of the last m - 1 symbols, c = z_{t-m+2}..z_t:
 

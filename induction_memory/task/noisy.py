@@ -11,11 +11,7 @@ again from pi_u. That a trigger is followed by tau is an association of the trai
 only be read from the context. The clean twin (p = 0) shows which of the two a part of a model serves. Choose p below
 0.5: at 0.5 noise and output are equally likely and accuracy means nothing.
 
-Sequences of the noisy triggers, all of a batch at once (model in `task.py`).
-
-What readers of the noisy triggers would predict (model in `task.py`).
-
-`bayes` is the optimal one. With P_t(i) the posterior probability that i = z_t is a trigger of the sequence,
+`bayes` is the optimal predictor. With P_t(i) the posterior probability that i = z_t is a trigger of the sequence,
 
     p(z_{t+1} = j | z_1..z_t) = P_t(i) [ p 1{j = tau} + (1 - p) p_o(j) ] + (1 - P_t(i)) pi_b(j | i),
 

@@ -13,12 +13,11 @@ A model that mixes algorithms is described by weights w on the simplex that mini
 
 a convex problem, solved by expectation maximisation from equal weights.
 
-Which predictor a model is closest to, over training, as named phases.
-
-The closest predictor flickers where two curves cross. A phase therefore ends only when another predictor has been
-clearly closer at several steps in a row: nearer than (1 - margin) times the distance of the phase's own predictor. The
-new phase begins at the first of these steps. Where too few steps are left for that, the new predictor must be at less
-than half the distance. If two predictors are equally close, the simpler one, which is listed first, counts.
+The phases of a training run are the stretches in which one predictor is the closest. The closest predictor flickers
+where two curves cross. A phase therefore ends only when another predictor has been clearly closer at several steps in a
+row: nearer than (1 - margin) times the distance of the phase's own predictor. The new phase begins at the first of
+these steps. Where too few steps are left for that, the new predictor must be at less than half the distance. If two
+predictors are equally close, the simpler one, which is listed first, counts.
 """
 
 from collections.abc import Mapping, Sequence

@@ -6,10 +6,9 @@ in the alias tables for the whole batch, where a trigger of a sequence is sent t
 
 All random numbers come from the generator that is given, in a fixed order: same generator state, same batch.
 
-Walker's alias tables: one draw from any of many distributions by two look-ups.
-
-A distribution p over N outcomes is cut into N columns of equal mass 1/N. Column c holds outcome c with probability
-accept[c] and another outcome, alias[c], with the rest. With u uniform in [0, N), c = floor(u) and f = u - c,
+Walker's alias tables make one draw from any of many distributions by two look-ups. A distribution p over N outcomes is
+cut into N columns of equal mass 1/N. Column c holds outcome c with probability accept[c] and another outcome, alias[c],
+with the rest. With u uniform in [0, N), c = floor(u) and f = u - c,
 
     outcome = c if f < accept[c] else alias[c].
 
@@ -210,7 +209,7 @@ def make_batch(
 def from_text(task: BigramTask, text: str) -> BigramBatch:
     """A batch of one sequence, the text: all but its last token as inputs, all but its first as targets.
 
-    The text is split into tokens of the task's vocabulary (`text.py`). Its triggers are unknown: K = 0, and every
+    The text is split into tokens of the task's vocabulary (`corpus.py`). Its triggers are unknown: K = 0, and every
     position counts as global.
 
     >>> import induction_memory as im
