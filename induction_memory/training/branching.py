@@ -27,7 +27,8 @@ from induction_memory.memory import edits
 from induction_memory.model.associations import associate, written
 from induction_memory.model.config import ModelConfig
 from induction_memory.model.memories import matrix, set_matrix
-from induction_memory.training.run import Resume, donor, graft_matrices, run_from, zero_optimizer
+from induction_memory.training.optimizer import zero_state
+from induction_memory.training.run import Resume, donor, graft_matrices, run_from
 from induction_memory.trajectory.trajectory import Trajectory
 from induction_memory.trajectory.writer import Origin
 
@@ -137,7 +138,7 @@ def branch(
     other field by its path. The optimiser continues from its stored state, or from zero if none was kept.
 
     `grafts` are rules such as "W_O2=RUN@STEP" or "W_O2=constructed", or a mapping from names to replacements from `at`
-    on: a matrix in the paper's orientation, a model, or a trajectory (`grafting.py` lists all). The momentum of a
+    on: a matrix in the paper's orientation, a model, or a trajectory (this module's docstring lists all). The momentum of a
     grafted matrix begins at zero, and the matrix goes on training: freeze it to keep it as it is.
 
     `edit` changes associations of one memory before the first update: `{"memory": "W_K2", "erase": "e"}`, or "insert".
@@ -171,7 +172,7 @@ def _origin(
     """The weights and the optimiser's state with which a branch begins."""
     parameters = run.state(at)
     changed = {} if edit is None else edited(parameters, edit, config.task)
-    optimizer = zero_optimizer(config, parameters)
+    optimizer = zero_state(config, parameters)
     stored = run.source.optimizer(at) if config.train.optimizer == run.config.train.optimizer else None
     unchanged = [name for name in optimizer if name.partition("/")[2] not in changed]
     optimizer |= {name: stored[name] for name in unchanged if stored is not None and name in stored}

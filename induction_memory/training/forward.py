@@ -73,13 +73,13 @@ def supported(model: nn.Module) -> str | None:
     config: Any = model.model_config
     if config.d_vocab < 2:
         return "the vocabulary has one token only"
-    known = frozenset(config.parameters.values())
-    for name, parameter in model.named_parameters():
+    known, parameters = config.parameters.values(), dict(model.named_parameters())
+    for name, parameter in parameters.items():
         if parameter.dtype != torch.float32:
             return f"{name} is {str(parameter.dtype).removeprefix('torch.')}, not float32"
         if name not in known and (parameter.requires_grad or bool(parameter.any())):
             return f"{name} is a bias that is trained or not zero"
-    missing = known - {name for name, _ in model.named_parameters()}
+    missing = set(known) - parameters.keys()
     return f"the model has no {min(missing)}" if missing else None
 
 

@@ -11,10 +11,8 @@ At step n, for n = 0 ... steps:
 The weights of a step, the optimiser's state and the step's number are the whole state of a run: started from them, the
 loop continues with the same bits.
 
-What each training step reports, measured on a fresh batch before it is used.
-
-Means of -log p(target), and of 1{the likeliest output is the target}, over each group of positions of the task. For
-in-context bigrams these are
+The metrics are means of -log p(target), and of 1{the likeliest output is the target}, over each group of positions of
+the task. For in-context bigrams these are
 
     in_context         second and later occurrences of a trigger
     global             tokens that are not triggers
@@ -23,10 +21,8 @@ in-context bigrams these are
 A group that was not evaluated at this step (see TrainConfig.full_metrics_every), or that has no position in the batch,
 is None; so is an accuracy where targets are soft. Norms are Frobenius norms; a frozen matrix has no gradient.
 
-The three recalls of the paper (Section 5), computed quickly for the progress line and for adaptive checkpoints.
-
-With several heads, or pairs of heads, the best value counts. `probes` measures these recalls and their variants on
-whole trajectories.
+`recalls` has the three recalls of the paper, for the progress line and for adaptive checkpoints; `probes` measures them
+and their variants on whole trajectories.
 """
 
 import math
@@ -41,7 +37,7 @@ from torch import Tensor, nn
 from induction_memory.errors import DivergedError, UnsupportedError, require
 from induction_memory.experiment.constraints import Graft, clamped_kinds, frozen_names
 from induction_memory.experiment.run_config import RunConfig
-from induction_memory.experiment.schedule import Keeper, learning_rate
+from induction_memory.experiment.schedule import Keeper
 from induction_memory.experiment.train_config import TrainConfig
 from induction_memory.field_docs import field_docs
 from induction_memory.memory.recall import recall
@@ -52,7 +48,7 @@ from induction_memory.task.sampler import step_rng
 from induction_memory.training.clamps import Clamps
 from induction_memory.training.evaluation import Evaluation, trained_positions
 from induction_memory.training.forward import evaluate
-from induction_memory.training.optimizer import adamw_update, reset, sgd_update, zero_state
+from induction_memory.training.optimizer import reset, update, zero_state
 
 
 @field_docs
@@ -87,49 +83,16 @@ class Metrics:
         flat |= {f"{kind}_{name}": value for kind, values in named.items() for name, value in values.items()}
         return {name: None if value is None or not math.isfinite(value) else value for name, value in flat.items()}
 
-    @property
-    def watched(self) -> dict[str, float | None]:
-        """The values that adaptive checkpoints follow."""
-        return watched_values(self.row(), self.main)
 
-
-def watched_values(row: Mapping[str, Any], main: str) -> dict[str, float | None]:
-    """The columns of a row that adaptive checkpoints follow: the accuracy of the main group and the recalls."""
-    return {name: row[name] for name in row if name == f"accuracy_{main}" or name.startswith("recall_")}
-
-
-def measure(
-    step: int,
-    evaluation: Evaluation,
-    batch: Batch,
-    *,
-    weights: Mapping[str, Tensor],
-    gradients: Mapping[str, Tensor | None],
-    out_of_distribution: float | None = None,
-    recalls: Mapping[str, float] | None = None,
-) -> Metrics:
-    """The metrics of one evaluated batch."""
-    return Metrics(
-        step=step,
-        loss=evaluation.loss,
-        main=batch.main,
-        losses={name: class_mean(evaluation.nll, mask, evaluation.evaluated) for name, mask in batch.groups.items()},
-        accuracies={name: accuracy(evaluation, batch, name) for name in batch.groups},
-        out_of_distribution_accuracy=out_of_distribution,
-        weight_norms={name: float(value.norm()) for name, value in weights.items()},
-        gradient_norms={name: None if g is None else float(g.norm()) for name, g in gradients.items()},
-        recalls=dict(recalls or {}),
-    )
+def watched_values(row: Mapping[str, Any], main: str) -> dict[str, float]:
+    """What adaptive checkpoints follow, out of a row: the accuracy of the main group and the recalls, if measured."""
+    measured = {name: value for name, value in row.items() if value is not None}
+    return {name: measured[name] for name in measured if name == f"accuracy_{main}" or name.startswith("recall_")}
 
 
 def accuracy(evaluation: Evaluation, batch: Batch, group: str) -> float | None:
     """How often the likeliest output is the target, over a group; None where targets are soft."""
     return None if batch.soft else class_mean(evaluation.correct, batch.group(group), evaluation.evaluated)
-
-
-def main_accuracy(evaluation: Evaluation, batch: Batch) -> float | None:
-    """The accuracy over the main group: for bigrams from the second occurrence of a trigger on."""
-    return accuracy(evaluation, batch, batch.main)
 
 
 def class_mean(
@@ -148,7 +111,8 @@ def class_mean(
 def recalls(model: nn.Module, task: Any) -> dict[str, float]:
     """Recall of W_K1 and, in a model of two or more layers, of W_K2 and W_O2; nothing for a sequence of one token.
 
-    A memory that the task does not name, or whose items have several partners, is left out.
+    With several heads, or pairs of heads, the best value counts. A memory that the task does not name, or whose items
+    have several partners, is left out.
     """
     if task.length < 2:
         return {}
@@ -217,106 +181,68 @@ def train(
 
     `grafts` holds the matrix of each rule of `config.grafts`, in the model's own orientation.
     """
-    model_config: Any = model.model_config
-    run = RunConfig(task, model_config, config)
-    missing = [str(rule) for rule in config.graft_rules if rule not in (grafts or {})]
-    require(not missing, "grafts", "a matrix for each of train.grafts", f"none for {', '.join(missing)}")
-    return _steps(run, model, start or Start(), dict(grafts or {}))
-
-
-def _steps(run: RunConfig, model: nn.Module, start: Start, grafts: dict[Graft, Tensor]) -> Iterator[Snapshot]:
-    config, paper_names = run.train, run.model.parameters
-    parameters = dict(model.named_parameters())
-    trained = {name: parameters[paper_names[name]] for name in run.model.trained_names}
-    optimizer = zero_state(config.optimizer, {paper_names[n]: p.detach() for n, p in trained.items()})
+    start, grafts, model_config = start or Start(), grafts or {}, getattr(model, "model_config", None)
+    run, parameters = RunConfig(task, model_config, config), dict(model.named_parameters())
+    names = run.model.parameters
+    for rule in config.graft_rules:
+        require(rule in grafts, "grafts", "a matrix for each of train.grafts", f"none for {rule}")
+        wanted, got = tuple(parameters[names[rule.name]].shape), tuple(grafts[rule].shape)
+        require(got == wanted, "train.grafts", f"a matrix of shape {wanted}", f"{got} for {rule}")
+    trained = {name: parameters[names[name]] for name in run.model.trained_names}
+    optimizer = zero_state(run, parameters)
     if start.optimizer is not None:
         for name, value in optimizer.items():
             value.copy_(start.optimizer[name])
     keeper = Keeper(config.checkpoint_rule, start.first_step, dict(start.reference))
     try:
         for step in range(start.step, config.steps + 1):
-            for rule in (rule for rule in grafts if rule.start == step):
-                _graft(parameters[paper_names[rule.name]], grafts[rule], rule)
-                if rule.name in trained:
-                    reset(config.optimizer, optimizer, [paper_names[rule.name]])
+            for rule in config.graft_rules:
+                if rule.start == step:
+                    parameters[names[rule.name]].data.copy_(grafts[rule])
+                    if rule.name in trained:
+                        reset(config.optimizer, optimizer, [names[rule.name]])
             frozen = frozen_names(config.freezes, step)
             for name, parameter in trained.items():
                 parameter.requires_grad_(name not in frozen)
-            metrics, gradients = _look(run, model, step, trained)
-            yield Snapshot(step, metrics, keeper.keeps(step, metrics.watched), model, optimizer)
+            metrics, gradients = _measure(run, model, step, trained)
+            kept = keeper.keeps(step, watched_values(metrics.row(), metrics.main))
+            yield Snapshot(step, metrics, kept, model, optimizer)
             if step < config.steps:
-                moving = {paper_names[n]: p for n, p in trained.items() if n not in frozen}
-                _update(config, step, moving, gradients, optimizer)
-                reset(config.optimizer, optimizer, (paper_names[name] for name in frozen))
+                moving = {names[n]: p.detach() for n, p in trained.items() if n not in frozen}
+                update(config, step, moving, gradients, optimizer)
+                reset(config.optimizer, optimizer, [names[name] for name in frozen])
     finally:
         for parameter in trained.values():
             parameter.requires_grad_(True)
 
 
-def _look(
+def _measure(
     run: RunConfig, model: nn.Module, step: int, trained: Mapping[str, Tensor]
 ) -> tuple[Metrics, dict[str, Tensor]]:
     """The metrics of a step and the gradients of its update, from one pass over its batch."""
-    config, last = run.train, step == run.train.steps
+    config, task, last = run.train, run.task, step == run.train.steps
     kinds = clamped_kinds(config.clamp_rules, step)
-    clamps = Clamps("previous-token" in kinds, "induction" in kinds) if kinds else None
-    batch = run.task.sample(config.batch_size, step_rng(config.data_seed, step))
-    evaluation = evaluate(
-        model,
-        batch,
-        config.loss,
-        gradients=not last,
-        clamps=clamps,
-        micro_batch=config.micro_batch,
-        full_metrics=step % config.full_metrics_every == 0 or last,
-    )
-    asked = bool(trained_positions(batch, config.loss).any())
-    if asked and not math.isfinite(evaluation.loss):
-        raise DivergedError(f"the loss is {evaluation.loss} at step {step}; train.learning_rate may be too large")
-    metrics = measure(
-        step,
-        evaluation,
-        batch,
-        weights={name: parameter.detach() for name, parameter in trained.items()},
-        gradients={name: evaluation.gradients.get(run.model.parameters[name]) for name in trained},
-        out_of_distribution=_second_accuracy(run, model, step, clamps),
-        recalls=recalls(model, run.task) if config.checkpoint_rule.adaptive_from is not None else {},
-    )
-    return metrics, evaluation.gradients
+    clamps = Clamps("previous-token" in kinds, "induction" in kinds)
+    how: dict[str, Any] = {"clamps": clamps, "micro_batch": config.micro_batch}
+    full = step % config.full_metrics_every == 0 or last
+    batch = task.sample(config.batch_size, step_rng(config.data_seed, step))
+    seen = evaluate(model, batch, config.loss, gradients=not last, full_metrics=full, **how)
+    if not math.isfinite(seen.loss) and bool(trained_positions(batch, config.loss).any()):
+        raise DivergedError(f"the loss is {seen.loss} at step {step}; train.learning_rate may be too large")
 
-
-def _update(
-    config: TrainConfig,
-    step: int,
-    moving: Mapping[str, Tensor],
-    gradients: Mapping[str, Tensor],
-    state: dict[str, Tensor],
-) -> None:
-    rate = learning_rate(
-        step, config.steps, config.learning_rate, config.schedule, config.warmup, config.final_fraction
-    )
-    for name, parameter in moving.items():
-        weights, gradient = parameter.detach(), gradients[name]
-        if config.optimizer == "sgd":
-            sgd_update(weights, gradient, state[f"momentum/{name}"], rate, config.momentum, config.weight_decay)
-        else:
-            count = state[f"count/{name}"].add_(1)
-            first, second = state[f"first/{name}"], state[f"second/{name}"]
-            adamw_update(weights, gradient, first, second, int(count), rate, config.betas, config.weight_decay)
-
-
-@torch.no_grad()
-def _graft(parameter: Tensor, matrix: Tensor, rule: Graft) -> None:
-    wanted, got = tuple(parameter.shape), tuple(matrix.shape)
-    require(got == wanted, "train.grafts", f"a matrix of shape {wanted}", f"{got} for {rule}")
-    parameter.copy_(matrix)
-
-
-def _second_accuracy(run: RunConfig, model: nn.Module, step: int, clamps: Clamps | None) -> float | None:
-    """Accuracy on the main group of the second task; None at steps that do not measure it."""
-    config, second = run.train, run.evaluation_task
-    if second is None or (step % config.out_of_distribution_every and step != config.steps):
-        return None
-    batch = second.sample(config.out_of_distribution_batch, step_rng(config.eval_seed, step))
-    evaluation = evaluate(model, batch, "main", gradients=False, clamps=clamps, micro_batch=config.micro_batch)
-    return main_accuracy(evaluation, batch)
+    beyond, second = None, run.evaluation_task
+    if second is not None and (step % config.out_of_distribution_every == 0 or last):
+        other = second.sample(config.out_of_distribution_batch, step_rng(config.eval_seed, step))
+        beyond = accuracy(evaluate(model, other, "main", gradients=False, **how), other, other.main)
+    losses, accuracies = {}, {}
+    for group, where in batch.groups.items():
+        losses[group] = class_mean(seen.nll, where, seen.evaluated)
+        accuracies[group] = accuracy(seen, batch, group)
+    weight_norms, gradient_norms = {}, {}
+    for name, parameter in trained.items():
+        gradient = seen.gradients.get(run.model.parameters[name])
+        weight_norms[name] = float(parameter.detach().norm())
+        gradient_norms[name] = None if gradient is None else float(gradient.norm())
+    recalled = {} if config.checkpoint_rule.adaptive_from is None else recalls(model, task)
+    found = losses, accuracies, beyond, weight_norms, gradient_norms, recalled
+    return Metrics(step, seen.loss, batch.main, *found), seen.gradients

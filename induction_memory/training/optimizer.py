@@ -18,19 +18,23 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from induction_memory.experiment.train_config import Optimizer
+from induction_memory.experiment.run_config import RunConfig
+from induction_memory.experiment.schedule import learning_rate
+from induction_memory.experiment.train_config import Optimizer, TrainConfig
 
 EPSILON = 1e-8
 _PARTS: dict[Optimizer, tuple[str, ...]] = {"sgd": ("momentum",), "adamw": ("first", "second", "count")}
 
 
-def zero_state(kind: Optimizer, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The state before the first update of these parameters."""
-    return {
-        f"{part}/{name}": torch.zeros((), dtype=torch.int64) if part == "count" else torch.zeros_like(value)
-        for name, value in parameters.items()
-        for part in _PARTS[kind]
-    }
+def zero_state(config: RunConfig, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The state before the first update of the parameters that learn."""
+    state = {}
+    for name in config.model.trained_names:
+        parameter = config.model.parameters[name]
+        for part in _PARTS[config.train.optimizer]:
+            zero = torch.zeros((), dtype=torch.int64) if part == "count" else torch.zeros_like(parameters[parameter])
+            state[f"{part}/{parameter}"] = zero
+    return state
 
 
 def reset(kind: Optimizer, state: dict[str, Tensor], names: Iterable[str]) -> None:
@@ -38,6 +42,25 @@ def reset(kind: Optimizer, state: dict[str, Tensor], names: Iterable[str]) -> No
     for name in names:
         for part in _PARTS[kind]:
             state[f"{part}/{name}"].zero_()
+
+
+def update(
+    config: TrainConfig,
+    step: int,
+    weights: Mapping[str, Tensor],
+    gradients: Mapping[str, Tensor],
+    state: dict[str, Tensor],
+) -> None:
+    """The update of a step, in place, of the parameters in `weights`."""
+    schedule = config.schedule, config.warmup, config.final_fraction
+    rate, decay = learning_rate(step, config.steps, config.learning_rate, *schedule), config.weight_decay
+    for name, value in weights.items():
+        if config.optimizer == "sgd":
+            sgd_update(value, gradients[name], state[f"momentum/{name}"], rate, config.momentum, decay)
+        else:
+            count = state[f"count/{name}"].add_(1)
+            first, second = state[f"first/{name}"], state[f"second/{name}"]
+            adamw_update(value, gradients[name], first, second, int(count), rate, config.betas, decay)
 
 
 @torch.no_grad()

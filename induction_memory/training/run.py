@@ -1,22 +1,12 @@
 """Whole runs: train into a folder, resume after a kill, or continue to more steps.
 
 The folder is prepared and locked, and its files are always read back before training. So a new run, a resumed one and a
-branch take the same path, and a run depends only on the bits on the disk.
+branch take the same path, and a run depends only on the bits on the disk. What cannot be trained is refused before
+anything is written.
 
-Checks before a run begins, so that nothing is written for a run that cannot train.
-
-It refuses a model or a batch that does not fit into memory, a missing device, a task that has no position that the loss
-averages over, and a graft of the wrong shape.
-
-What `train` is given to train: a configuration, or a model whose weights it begins with.
-
-A run keeps a configuration and weights by name. A model that has more than these is refused: training would go on with
-another model.
-
-Ctrl-C and SIGTERM end a run with one line; `--resume` goes on from there.
-
-Both leave what is on the disk as it is: a run can be killed at any moment (`trajectory/writer.py`). SIGTERM is turned
-into an exception while a run trains in the main thread, unless the program has its own handler for it.
+Ctrl-C and SIGTERM end a run with one line and leave what is on the disk as it is: a run can be killed at any moment
+(`trajectory/writer.py`), and `--resume` continues it. SIGTERM is turned into an exception while a run trains in the
+main thread, unless the program has its own handler for it.
 """
 
 import math
@@ -46,7 +36,7 @@ from induction_memory.training.board import Progress
 from induction_memory.training.evaluation import trained_positions
 from induction_memory.training.loop import watched_values
 from induction_memory.training.optimizer import zero_state
-from induction_memory.training.tracking import open_tracker, require_tracker
+from induction_memory.training.tracking import require_tracker, tracker
 from induction_memory.trajectory.export import is_export
 from induction_memory.trajectory.layout import MANIFEST, require_begun
 from induction_memory.trajectory.lock import locked, may_begin, tidy
@@ -70,23 +60,37 @@ SEQUENCES = 256  # searched for a position that the loss averages over
 
 def check(config: RunConfig) -> None:
     """Raise an InputError if this machine cannot train the run, or nothing in it would learn."""
-    device = config.train.device
-    require(device == "cpu" or torch.cuda.is_available(), "train.device", "cpu: no CUDA device is there", repr(device))
+    task, train = config.task, config.train
+    cpu = train.device == "cpu" or torch.cuda.is_available()
+    require(cpu, "train.device", "cpu: no CUDA device is there", repr(train.device))
     require(bool(config.model.trained_names), "model.trained", "at least one name to train", "none")
-    _check_memory(config)
-    _check_loss(config)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    fit = f"fit into this machine's memory ({memory / GB:.3g} GB)"
+    copies = 4  # the weights, a copy on their way to the disk, gradients, momentum
+    weights = sum(map(math.prod, config.model.shapes.values())) * 4 * copies
+    require(
+        weights < memory, "model", f"weights that {fit}", f"about {weights / GB:.3g} GB with gradients and momentum"
+    )
+    tokens = train.batch_size * (task.length + 1) * 8 * 4  # tokens, targets, classes, predictions
+    allowed = f"batches that {fit}"
+    require(tokens < memory, "train.batch_size", allowed, f"{train.batch_size}, about {tokens / GB:.3g} GB")
+    batch = task.sample(SEQUENCES, step_rng(train.eval_seed, 0))
+    allowed = f"sequences with positions that the loss {train.loss!r} averages over (later occurrences of triggers ...)"
+    counted = bool(trained_positions(batch, train.loss).any())
+    require(counted, "task", allowed, f"none in {SEQUENCES} sequences of {task.length} tokens")
 
 
 def graft_matrices(config: RunConfig, given: Mapping[Graft, Tensor] | None = None) -> dict[Graft, Tensor]:
     """The matrix of each graft, of the shape that it replaces: those given, and the others from their runs."""
     matrices = dict(given or {})
-    for rule in (rule for rule in config.train.graft_rules if rule not in matrices):
+    for rule in config.train.graft_rules:
+        if rule in matrices:
+            continue
         run = donor(rule.run, config.model)
         known = run.model_config.parameters
         require(rule.name in known, "train.grafts", f"a matrix that {rule.run} has", repr(rule.name))
         matrix = run.stack(rule.name, [rule.step])[0].clone()
-        wanted = config.model.shapes[config.model.parameters[rule.name]]
-        got = tuple(matrix.shape)
+        wanted, got = config.model.shapes[config.model.parameters[rule.name]], tuple(matrix.shape)
         require(got == wanted, "train.grafts", f"a matrix of shape {wanted}", f"{got} for {rule}")
         matrices[rule] = matrix
     return matrices
@@ -97,26 +101,6 @@ def donor(where: str, model: AnyModel) -> Trajectory:
     folder = find(where)
     own = (folder / MANIFEST).exists() or is_export(folder)
     return load(folder) if own else load(folder, model=model)
-
-
-def _check_memory(config: RunConfig) -> None:
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    copies = 4  # the weights, a copy on their way to the disk, gradients, momentum
-    weights = sum(math.prod(shape) for shape in config.model.shapes.values()) * 4 * copies
-    allowed = f"weights that fit into this machine's memory ({memory / GB:.3g} GB)"
-    require(weights < memory, "model", allowed, f"about {weights / GB:.3g} GB with gradients and momentum")
-    tokens = config.train.batch_size * (config.task.length + 1) * 8 * 4  # tokens, targets, classes, predictions
-    allowed = f"batches that fit into this machine's memory ({memory / GB:.3g} GB)"
-    require(tokens < memory, "train.batch_size", allowed, f"{config.train.batch_size}, about {tokens / GB:.3g} GB")
-
-
-def _check_loss(config: RunConfig) -> None:
-    """Refuse a task whose sequences never have a position that the loss averages over."""
-    loss = config.train.loss
-    batch = config.task.sample(SEQUENCES, step_rng(config.train.eval_seed, 0))
-    asked = bool(trained_positions(batch, loss).any())
-    allowed = f"sequences with positions that the loss {loss!r} averages over (later occurrences of triggers ...)"
-    require(asked, "task", allowed, f"none in {SEQUENCES} sequences of {config.task.length} tokens")
 
 
 def model_and_weights(model: Any) -> tuple[AnyModel, dict[str, Tensor] | None]:
@@ -176,24 +160,19 @@ class _Terminated(KeyboardInterrupt):
 @contextmanager
 def terminable() -> Iterator[None]:
     """SIGTERM raises an exception, as Ctrl-C does."""
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        raise _Terminated
+
     ours = threading.current_thread() is threading.main_thread()
     if not ours or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
         return
-    before = signal.signal(signal.SIGTERM, _terminate)
+    signal.signal(signal.SIGTERM, terminate)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def number(stop: KeyboardInterrupt) -> int:
-    """The signal behind an exception."""
-    return signal.SIGTERM if isinstance(stop, _Terminated) else signal.SIGINT
-
-
-def _terminate(number: int, frame: FrameType | None) -> None:
-    raise _Terminated
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 Resume = bool | Literal["or start"]
@@ -290,20 +269,15 @@ def run_from(
     require_tracker(log)
     check(config)
     begun_with = None if weights is None else checksum(config.model, weights)
-    exists = _require_place(out, config, resume, first_step, begun_with)
-    prepared = None if exists else origin()
+    place = out, config, resume, first_step, begun_with
+    prepared = None if _begun(*place) else origin()
     with terminable(), locked(out):
-        manifest = Manifest.read(out) if (out / MANIFEST).exists() else None
+        manifest = _begun(*place)  # again, because another process may have changed the folder before it was locked
         with _threads(config.train.threads if manifest is None else manifest.threads):
             if manifest is None:
-                _require_place(out, config, resume, first_step, begun_with)
                 begin(out, config, prepared or origin(), command, torch.get_num_threads())
-            else:
-                # checked again, because another process may have changed the folder before it was locked
-                require_begun(out, resume)
-                _require_same(out, config, first_step, begun_with)
-                if config.differences(RunConfig.from_dict(manifest.config)):  # more steps, nothing else
-                    lengthen(out, manifest, config, command)
+            elif config.differences(RunConfig.from_dict(manifest.config)):  # more steps, nothing else
+                lengthen(out, manifest, config, command)
             _go_on(out, config, quiet, log)
     return load(out)
 
@@ -315,15 +289,18 @@ def _go_on(out: Path, config: RunConfig, quiet: bool, log: str | None) -> None:
         tidy(out)
         return
     point = resume_point(out, manifest, config)
-    model = _model(config, point)
-    reference = _reference(point.rows, config.task.main)
-    begun = loop.Start(point.step, manifest.first_step, point.optimizer, reference)
+    model, step = _model(config, point), point.step
+    reference: dict[str, float] = {}  # the watched values at the last checkpoints
+    for row in point.rows:
+        if row["checkpoint"]:
+            reference |= watched_values(row, config.task.main)
+    begun = loop.Start(step, manifest.first_step, point.optimizer, reference)
     snapshots = loop.train(config.task, model, config.train, start=begun, grafts=point.grafts)
-    live, step = dict(model.named_parameters()), point.step
+    live = dict(model.named_parameters())
     with (
-        Progress(point.step, config.train.steps, config.task, quiet=quiet) as progress,
+        Progress(step, config.train.steps, config.task, quiet=quiet) as progress,
         closing(Writer(out, manifest, config, point)) as writer,
-        closing(open_tracker(log, out, config.to_dict(), point.step)) as tracker,
+        tracker(log, out, config.to_dict(), step) as track,
     ):
         for note in point.notes:
             progress.note(f"{note}; computed again")
@@ -331,11 +308,12 @@ def _go_on(out: Path, config: RunConfig, quiet: bool, log: str | None) -> None:
             for snapshot in snapshots:
                 row, step = snapshot.metrics.row(), snapshot.step
                 writer.record(step, row, snapshot.checkpoint, live, snapshot.optimizer)
-                tracker.send(step, row)
+                track(step, row)
                 progress.update(snapshot)
             writer.finish()
         except KeyboardInterrupt as stop:
-            raise Stopped(out, step, number(stop)) from None
+            number = signal.SIGTERM if isinstance(stop, _Terminated) else signal.SIGINT
+            raise Stopped(out, step, number) from None
         except DivergedError as error:
             raise DivergedError(f"{out}: {error}; what was kept before is intact") from None
 
@@ -364,49 +342,35 @@ def _new(config: RunConfig, weights: Mapping[str, Tensor] | None = None) -> Orig
     grafts = graft_matrices(config)
     grafted = {config.model.parameters[rule.name]: matrix for rule, matrix in grafts.items() if rule.start == 0}
     initial = with_tied(config.model, parameters | grafted)
-    return Origin(parameters, zero_optimizer(config, parameters), grafts, initial)
+    return Origin(parameters, zero_state(config, parameters), grafts, initial)
 
 
-def zero_optimizer(config: RunConfig, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The optimiser's state before the first update."""
-    names = [config.model.parameters[name] for name in config.model.trained_names]
-    return zero_state(config.train.optimizer, {name: parameters[name] for name in names})
-
-
-def _reference(rows: Sequence[Mapping[str, Any]], main: str) -> dict[str, float]:
-    """The watched values at the last checkpoints."""
-    reference: dict[str, float] = {}
-    for row in rows:
-        if row["checkpoint"]:
-            reference |= {name: value for name, value in watched_values(row, main).items() if value is not None}
-    return reference
-
-
-def _require_place(
+def _begun(
     out: Path, config: RunConfig, resume: Resume, first_step: int | None, begun_with: str | None
-) -> bool:
-    """Whether the folder holds a run to continue; an InputError if it does not and a new run cannot begin there."""
+) -> Manifest | None:
+    """The run in the folder that is to be continued, or None if a new one can begin there; an InputError otherwise."""
     try:
-        if (out / MANIFEST).exists():
-            require_begun(out, resume)
-            _require_same(out, config, first_step, begun_with)
-            return True
-        free = may_begin(out)
+        begun, free = (out / MANIFEST).exists(), may_begin(out)
     except OSError as error:
         raise InputError(f"out: expected a folder, got {str(out)[:200]!r}: {error.strerror}") from None
-    inside = next((folder for folder in out.absolute().parents if (folder / MANIFEST).exists()), None)
-    if inside is not None:
-        raise InputError(
-            f"out: expected a folder outside of other runs, got {str(out)!r} inside the run {inside.name!r}"
-        )
+    if begun:
+        require_begun(out, resume)
+        manifest = Manifest.read(out)
+        _require_same(out, manifest, config, first_step, begun_with)
+        return manifest
+    for folder in out.absolute().parents:
+        if (folder / MANIFEST).exists():
+            inside = f"{str(out)!r} inside the run {folder.name!r}"
+            raise InputError(f"out: expected a folder outside of other runs, got {inside}")
     require(free, "out", "a new or an empty folder", repr(str(out)))
     require_begun(out, resume)
-    return False
+    return None
 
 
-def _require_same(out: Path, config: RunConfig, first_step: int | None, begun_with: str | None) -> None:
+def _require_same(
+    out: Path, manifest: Manifest, config: RunConfig, first_step: int | None, begun_with: str | None
+) -> None:
     """Refuse a configuration or a start that differs from the run in `out`, except for more steps at the end."""
-    manifest = Manifest.read(out)
     begun = "a branch" if manifest.parent else "a run"
     if first_step not in (None, manifest.first_step) or (first_step == 0 and manifest.parent):
         asked = "a run from its beginning" if first_step == 0 else f"a branch from step {first_step}"

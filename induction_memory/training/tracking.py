@@ -4,7 +4,7 @@ Both are optional packages, imported on request. At each step, the measured numb
 the step at which it resumes, and TensorBoard drops later steps that were sent before.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,21 +15,11 @@ from induction_memory.errors import InputError, require
 Tracker = Literal["tensorboard", "wandb"]
 
 
-class Sink:
-    """Receives the metrics of one step after another; this one ignores them."""
-
-    def send(self, step: int, row: Mapping[str, Any]) -> None:
-        """Take the row of a step."""
-
-    def close(self) -> None:
-        """Write out what was taken."""
-
-
 def require_tracker(kind: str | None) -> None:
     """Raise an InputError unless `kind` is None or a tracker that is installed and, if it needs one, has a login."""
     if kind is None:
         return
-    _require_known(kind)
+    require(kind in get_args(Tracker), "log", " or ".join(get_args(Tracker)), repr(kind))
     package = f"the package {kind} (pip install 'induction-memory[{kind}]')"
     require(find_spec(kind) is not None, "log", package, "an installation without it")
     if kind == "wandb":
@@ -39,49 +29,34 @@ def require_tracker(kind: str | None) -> None:
             wandb.login()
 
 
-def open_tracker(kind: str | None, folder: Path, config: Mapping[str, Any], first_step: int) -> Sink:
-    """The tracker of that name, or one that does nothing."""
-    if kind is not None:
-        _require_known(kind)
-    if kind == "tensorboard":
-        return TensorBoard(folder, first_step)
-    return WeightsAndBiases(folder, config) if kind == "wandb" else Sink()
-
-
-class TensorBoard(Sink):
-    """Event files in the run's own folder, under tensorboard/."""
-
-    def __init__(self, folder: Path, first_step: int) -> None:
+@contextmanager
+def tracker(
+    kind: str | None, folder: Path, config: Mapping[str, Any], first_step: int
+) -> Iterator[Callable[[int, Mapping[str, Any]], None]]:
+    """A function that sends the row of a step: to event files under the folder, to the project induction-memory of
+    Weights & Biases, or nowhere.
+    """
+    if kind is None:
+        yield lambda step, row: None
+    elif kind == "tensorboard":
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step)
+        with SummaryWriter(str(folder / "tensorboard"), purge_step=first_step) as writer:
 
-    def send(self, step: int, row: Mapping[str, Any]) -> None:
-        for name, value in numbers(row).items():
-            self._writer.add_scalar(name, value, step)
+            def send(step: int, row: Mapping[str, Any]) -> None:
+                for name, value in numbers(row).items():
+                    writer.add_scalar(name, value, step)
 
-    def close(self) -> None:
-        self._writer.close()
-
-
-class WeightsAndBiases(Sink):
-    """A run named after the folder, in the project induction-memory."""
-
-    def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
+            yield send
+    else:
         import wandb  # pyright: ignore[reportMissingImports]
 
         with _login_errors(wandb.Error):
-            self._run = wandb.init(project="induction-memory", name=folder.name, dir=str(folder), config=dict(config))
-
-    def send(self, step: int, row: Mapping[str, Any]) -> None:
-        self._run.log(numbers(row), step=step)
-
-    def close(self) -> None:
-        self._run.finish()
-
-
-def _require_known(kind: str) -> None:
-    require(kind in get_args(Tracker), "log", " or ".join(get_args(Tracker)), repr(kind))
+            run = wandb.init(project="induction-memory", name=folder.name, dir=str(folder), config=dict(config))
+        try:
+            yield lambda step, row: run.log(numbers(row), step=step)
+        finally:
+            run.finish()
 
 
 @contextmanager

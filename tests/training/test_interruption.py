@@ -73,8 +73,6 @@ def test_resuming_needs_nothing_repeated(whole, tmp_path, monkeypatch):
             start(tiny(), tmp_path / "run", quiet=True)
     with pytest.raises(InputError, match=r"^PRESET: expected the name of an experiment, or --resume, got none$"):
         command(out=tmp_path / "new", quiet=True)
-    with pytest.raises(InputError, match=r"^--out: expected a new or an empty folder \(or --resume .*\), got a run in"):
-        command(out=tmp_path / "run", quiet=True)
     command(out=tmp_path / "run", resume=True, quiet=True)
     assert content(tmp_path / "run") == content(whole.path)
     command(out=tmp_path / "run", steps=14, resume=True, quiet=True)
@@ -109,7 +107,7 @@ def test_what_cannot_be_trained_leaves_nothing_on_the_disk(whole, tmp_path):
             lambda out: branch(whole, 4, out, grafts=[f"W_O2={wide.path}@1"]),
             r"^train\.grafts: expected a matrix",
         ),
-        (lambda out: start(tiny(learning_rate=1e39), out), r"^train\.learning_rate: expected a number up to 1e\+38"),
+        (lambda out: start(tiny(learning_rate=1e39), out), r"^train\.learning_rate: expected a number"),
         (
             lambda out: start(tiny(batch_size=99999999999999), out),
             r"^train\.batch_size: expected batches that",

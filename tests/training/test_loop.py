@@ -20,7 +20,7 @@ from induction_memory.training.evaluation import plain_evaluate
 from induction_memory.training.loop import Metrics, Start, class_mean, recalls, train
 from induction_memory.training.optimizer import adamw_update, sgd_update
 from induction_memory.training.run import start
-from induction_memory.training.tracking import numbers, open_tracker
+from induction_memory.training.tracking import numbers, require_tracker, tracker
 from induction_memory.trajectory import verify
 from tests.tiny_runs import MODEL, TASK, tiny
 
@@ -218,16 +218,15 @@ def test_a_line_of_progress_fits_80_columns():
 def test_tensorboard_gets_the_numbers_and_other_trackers_are_refused(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    tracker = open_tracker("tensorboard", tmp_path, {}, 0)
-    for step in range(3):
-        tracker.send(step, {"step": step, "loss": 1.5 * step, "loss_global": None, "checkpoint": True})
-    tracker.close()
+    with tracker("tensorboard", tmp_path, {}, 0) as send:
+        for step in range(3):
+            send(step, {"step": step, "loss": 1.5 * step, "loss_global": None, "checkpoint": True})
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     assert [(e.step, e.value) for e in events.Scalars("loss")] == [(0, 0.0), (1, 1.5), (2, 3.0)]
     assert numbers({"step": 1, "loss": 2.0, "checkpoint": True, "x": None}) == {"loss": 2.0}
     with pytest.raises(InputError, match=r"^log: expected tensorboard or wandb, got 'mlflow'$"):
-        open_tracker("mlflow", tmp_path, {}, 0)
+        require_tracker("mlflow")
 
 
 def test_a_tracker_that_is_not_installed_or_has_no_login_is_refused_before_anything_is_written(tmp_path, monkeypatch):

@@ -72,6 +72,8 @@ class AttentionLayer:
             self.maps = {"q": q * self.score_scale, "k": k, "v": v, "o": W_O.flatten(0, 1)}
             factors = {"q": {"W_Q"}, "k": {"W_K"}, "v": {"W_V"}, "o": {"W_O"}}
         self.learning = {name for name in self.maps if factors[name] & self.trained}
+        self.wanted = {"q", "k", "v"} if inputs_wanted else self.learning
+        """Which of q, k and v need a gradient."""
         self.tables: dict[str, Table] = {}
         if embedded is not None:
             self.tables = {name: embedded.times(W) for name, W in self.maps.items() if name != "o"}
@@ -119,7 +121,7 @@ class AttentionLayer:
             do = self._output_backward(dout, o, add_dx, piece)
             dq = dk = None
             if pattern is None:
-                dq = None if q is None or not self._wanted("q") else buffers("dq", *q.shape)
+                dq = None if q is None or "q" not in self.wanted else buffers("dq", *q.shape)
                 dk = self._gradient("k", k, add_dx, buffers)
             dv = self._gradient("v", v, add_dx, buffers)
             for head in range(self.heads):
@@ -161,13 +163,9 @@ class AttentionLayer:
         dq, add_dk = (None if x is None else self._head(x, head) for x in (dq, add_dk))
         return ProductScores(self._head(q, head), self._head(k, head), dq, add_dk)
 
-    def _wanted(self, name: str) -> bool:
-        """Whether the gradient of q, k or v is needed."""
-        return self.inputs_wanted or name in self.learning
-
     def _gradient(self, name: str, y: Tensor, add_dx: Tensor | None, buffers: Workspace) -> Tensor | None:
         """What the gradient of k or v is added to: a buffer, the inputs' gradient itself, or nothing."""
-        if not self._wanted(name):
+        if name not in self.wanted:
             return None
         return buffers(f"d{name}", *y.shape).zero_() if name in self.maps else add_dx
 

@@ -89,19 +89,6 @@ def causal_blocks(mask: Float[Tensor, "query key"]) -> tuple[QueryBlock, ...]:
     return tuple(blocks)
 
 
-def chosen_blocks(
-    mask: Float[Tensor, "pos pos"], positions: Int[Tensor, "batch query"], bounds: Sequence[tuple[int, int]]
-) -> tuple[QueryBlock, ...]:
-    """The given positions of each sequence are queries; `bounds` has the least and greatest of each BLOCK of them."""
-    blocks = []
-    for number, (least, greatest) in enumerate(bounds):
-        rows = slice(number * BLOCK, min(number * BLOCK + BLOCK, positions.shape[1]))
-        here = positions[:, rows]
-        masked = mask[:, least + 1 : greatest + 1].index_select(0, here.reshape(-1))
-        blocks.append(QueryBlock(number, rows, greatest + 1, least + 1, masked.view(*here.shape, greatest - least)))
-    return tuple(blocks)
-
-
 @dataclass(frozen=True)
 class Piece:
     """A micro-batch on its way through a layer: its tokens, the layer's queries, and the memory that the work uses."""
@@ -138,15 +125,21 @@ class MicroBatch:
     real: Bool[Tensor, "batch query"] | None = None
     """False for the repetitions that fill up `positions`."""
     bounds: Sequence[tuple[int, int]] = ()
-    """Least and greatest position of each block of queries."""
+    """Least and greatest position of each BLOCK of queries."""
 
     def chosen(self, whole: Piece, mask: Float[Tensor, "pos pos"]) -> Piece:
         """The piece with this micro-batch's queries; `whole` has all positions."""
         if self.positions is None:
             return whole
+        blocks = []
+        for number, (least, greatest) in enumerate(self.bounds):
+            rows = slice(number * BLOCK, min(number * BLOCK + BLOCK, self.positions.shape[1]))
+            here = self.positions[:, rows]
+            masked = mask[:, least + 1 : greatest + 1].index_select(0, here.reshape(-1))
+            masked = masked.view(*here.shape, greatest - least)
+            blocks.append(QueryBlock(number, rows, greatest + 1, least + 1, masked))
         offset = torch.arange(len(self.sequences), device=mask.device)[:, None] * mask.shape[0]
-        blocks = chosen_blocks(mask, self.positions, self.bounds)
-        return replace(whole, blocks=blocks, positions=self.positions, rows=(self.positions + offset).view(-1))
+        return replace(whole, blocks=tuple(blocks), positions=self.positions, rows=(self.positions + offset).view(-1))
 
     def places(self, pos: int) -> Int[Tensor, "batch query"]:
         """Where the queries stand in a whole batch of sequences of that length, laid end to end."""
