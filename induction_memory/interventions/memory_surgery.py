@@ -224,12 +224,10 @@ def edited_memory(
     require(bool(names), name, "names such as 'a->b'", repr(value))
     if name == "swap":
         pairs, scores = _swapped(a, names)
+        after = edits.set_scores(a, pairs, scores)
     else:
-        pairs = _tensor([a.number(text, name) for text in names], a)
-        now = edits.strength(a).unsqueeze(-1)
-        inserted = now if strength is None else torch.full_like(now, strength)
-        scores = (inserted if name == "insert" else torch.zeros_like(now)).expand(*now.shape[:-1], len(pairs))
-    return f"{name} {', '.join(map(visible, names))}", edits.set_scores(a, pairs, scores), pairs
+        after, pairs = edits.erase_or_insert(a, name, names, strength)
+    return f"{name} {', '.join(map(visible, names))}", after, pairs
 
 
 def relying(a: Association, batch: Batch, pairs: Int[Tensor, "pair side"]) -> Bool[Tensor, "batch pos"]:

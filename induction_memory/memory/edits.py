@@ -17,7 +17,7 @@ orthonormal bases of the two sets.
 Solved in float64. The edits return the association with its new matrix.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -58,6 +58,19 @@ def set_scores(a: Association, pairs: Int[Tensor, "pair side"], scores: Float[Te
     gram = (v @ v.mT) * (u @ u.mT)
     weights = torch.linalg.lstsq(gram.expand(*missing.shape[:-1], -1, -1), missing.unsqueeze(-1), driver="gelsd")
     return replace(a, W=(W + (weights.solution * v).mT @ u).to(a.W.dtype))
+
+
+def erase_or_insert(
+    a: Association, kind: str, names: Sequence[str], score: float | None = None
+) -> tuple[Association, Int[Tensor, "pair side"]]:
+    """The memory in which the named pairs have score 0 (kind "erase"), or `score` ("insert"), and the pairs' numbers.
+
+    The default score is the mean score of the ideal pairs.
+    """
+    pairs = torch.tensor([a.number(text, kind) for text in names], device=a.W.device)
+    now = strength(a).unsqueeze(-1)
+    new = torch.zeros_like(now) if kind == "erase" else now if score is None else torch.full_like(now, score)
+    return set_scores(a, pairs, new.expand(*now.shape[:-1], len(pairs))), pairs
 
 
 def project(a: Association, *, complement: bool = False) -> Association:

@@ -1,6 +1,6 @@
 """Branches: continue training from a stored step of a run, with the same batches but under other rules.
 
-What can replace a matrix of a branch, and how the rules are written.
+A matrix of a branch can be replaced (grafted). The rules are written so:
 
 "W_O2=RUN@STEP", "... from STEP"    a stored step of another run
 "W_O2=RUN"                          its last step; also a plain folder of state dicts of the same architecture
@@ -42,7 +42,11 @@ def given_grafts(
 
     In the rule of such a matrix, its checksum takes the place of the run's name.
     """
-    pairs = grafts.items() if isinstance(grafts, Mapping) else map(_pair, _texts(grafts))
+    if not isinstance(grafts, Mapping):
+        parts = [text.partition("=") for text in require_texts(grafts, "grafts", "a list of rules written as text")]
+        pairs = [(name.strip(), source.strip()) for name, _, source in parts]
+    else:
+        pairs = list(grafts.items())
     rules, given = [], dict[Graft, Tensor]()
     for name, source in pairs:
         if isinstance(source, str) and (not source or "@" in source):
@@ -54,15 +58,6 @@ def given_grafts(
         given[rule] = parameter
         rules.append(str(rule))
     return rules, given
-
-
-def _texts(grafts: Sequence[str]) -> list[str]:
-    return require_texts(grafts, "grafts", "a list of rules written as text")
-
-
-def _pair(text: str) -> tuple[str, str]:
-    name, _, source = text.partition("=")
-    return name.strip(), source.strip()
 
 
 def _parameter(run: Trajectory, at: int, name: str, source: Any) -> Tensor:
@@ -138,8 +133,8 @@ def branch(
     other field by its path. The optimiser continues from its stored state, or from zero if none was kept.
 
     `grafts` are rules such as "W_O2=RUN@STEP" or "W_O2=constructed", or a mapping from names to replacements from `at`
-    on: a matrix in the paper's orientation, a model, or a trajectory (this module's docstring lists all). The momentum of a
-    grafted matrix begins at zero, and the matrix goes on training: freeze it to keep it as it is.
+    on: a matrix in the paper's orientation, a model, or a trajectory; the module's docstring lists all. The momentum
+    of a grafted matrix begins at zero, and the matrix goes on training: freeze it to keep it as it is.
 
     `edit` changes associations of one memory before the first update: `{"memory": "W_K2", "erase": "e"}`, or "insert".
     The optimiser's state of the edited matrix begins at zero.
@@ -192,13 +187,8 @@ def _origin(
 def edited(parameters: Mapping[str, Tensor], edit: Mapping[str, str | Sequence[str]], task: Any) -> dict[str, Tensor]:
     """The parameter that an edit changes: associations erased (score 0) or inserted (the ideal pairs' mean score)."""
     kinds = [name for name in edit if name != "memory"] if isinstance(edit, Mapping) else []
-    right = len(kinds) == 1 and kinds[0] in ("erase", "insert") and "memory" in edit
+    right = len(kinds) == 1 and kinds[0] in ("erase", "insert") and isinstance(edit.get("memory"), str)
     require(right, "edit", 'such as {"memory": "W_K2", "erase": "e"} (erase or insert)', repr(edit))
-    kind, memory = kinds[0], edit["memory"]
-    require(isinstance(memory, str), "edit", "the name of one memory", repr(memory))
-    names = [edit[kind]] if isinstance(edit[kind], str) else list(edit[kind])
-    a = associate(parameters, str(memory), task=task, bare=True)
-    pairs = torch.tensor([a.number(str(text), kind) for text in names])
-    now = edits.strength(a).unsqueeze(-1)
-    scores = (now if kind == "insert" else torch.zeros_like(now)).expand(*now.shape[:-1], len(pairs))
-    return written(edits.set_scores(a, pairs, scores), parameters)
+    names, a = edit[kinds[0]], associate(parameters, str(edit["memory"]), task=task, bare=True)
+    after, _ = edits.erase_or_insert(a, kinds[0], [names] if isinstance(names, str) else list(names))
+    return written(after, parameters)
