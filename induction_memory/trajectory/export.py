@@ -132,6 +132,12 @@ def _all_trained(config: AnyModel) -> AnyModel:
     return config.replace(trained=tuple(names))
 
 
+def configuration(source: FolderSource | PlainSource) -> dict[str, Any]:
+    """Task, model and training as plain values; the task is None where it is not known."""
+    task = None if source.task is None else protocol.to_dict(source.task)
+    return {"task": task, "model": source.model_config.to_dict(), "train": source.train.to_dict()}
+
+
 def write_export(
     source: FolderSource | PlainSource, step: int, state: dict[str, Tensor], initial: str | None, folder: Path
 ) -> None:
@@ -143,9 +149,7 @@ def write_export(
         "model_type": MODEL_TYPE,
         "architectures": ["HookedTransformer"],
         "step": step,
-        "model": source.model_config.to_dict(),
-        "task": None if source.task is None else protocol.to_dict(source.task),
-        "train": source.train.to_dict(),
+        **configuration(source),
         "sha256": piece.sha256,
         "initial": initial,
         "rounded": step in source.rounded,

@@ -28,8 +28,8 @@ from induction_memory.trajectory.layout import (
     OPTIMIZER_PREFIX,
     ROUNDED,
     TRAINED,
+    step_files,
     step_path,
-    stored_steps,
 )
 from induction_memory.trajectory.manifest import Manifest, digest
 from induction_memory.trajectory.states import W_E, W_U, stored_names
@@ -88,7 +88,7 @@ class FolderSource:
     @_of_the_run_as_it_is
     def steps(self) -> tuple[int, ...]:
         """The stored steps: as they were when they were first asked for, until the run is seen to have finished."""
-        exact = self._trained.steps if self.finished else stored_steps(self.path)
+        exact = self._trained.steps if self.finished else step_files(self.path)
         return tuple(sorted({*exact, *self.rounded}))
 
     @cached_property

@@ -38,7 +38,7 @@ OPTIMIZER_PREFIX = "optimizer/"
 PIECES = (FROZEN, GRAFTS, TRAINED, ROUNDED, OPTIMIZER, METRICS)
 """The files that a manifest may list."""
 FILES = (MANIFEST, LATEST, *PIECES)
-_STEP = re.compile(r"\d{8,}\.safetensors")
+STEP_FILE = re.compile(r"\d{8,}\.safetensors")
 
 
 def step_path(folder: Path, step: int) -> Path:
@@ -46,15 +46,10 @@ def step_path(folder: Path, step: int) -> Path:
     return folder / STEPS / f"{step:08d}.safetensors"
 
 
-def step_files(folder: Path) -> list[Path]:
-    """The files of steps, in order."""
-    found = [path for path in (folder / STEPS).glob("*.safetensors") if _STEP.fullmatch(path.name)]
-    return sorted(found, key=lambda path: int(path.stem))
-
-
-def stored_steps(folder: Path) -> list[int]:
-    """The steps that have a file, in order."""
-    return [int(path.stem) for path in step_files(folder)]
+def step_files(folder: Path) -> dict[int, Path]:
+    """The steps that have a file of their own, in order, and the file of each."""
+    found = {int(path.stem): path for path in (folder / STEPS).glob("*.safetensors") if STEP_FILE.fullmatch(path.name)}
+    return dict(sorted(found.items()))
 
 
 def require_begun(folder: Path, resume: bool | str, field: str = "out") -> None:

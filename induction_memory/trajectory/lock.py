@@ -18,11 +18,23 @@ from datetime import datetime
 from pathlib import Path
 
 from induction_memory.errors import InputError
-from induction_memory.files import READABLE, make_folder, not_written
-from induction_memory.trajectory.layout import FILES, LATEST, LOCK, MANIFEST, PIECES, STEPS, parts, step_files
+from induction_memory.files import PART, READABLE, make_folder, not_written
+from induction_memory.trajectory.layout import (
+    FILES,
+    LATEST,
+    LOCK,
+    MANIFEST,
+    PIECES,
+    STEP_FILE,
+    STEPS,
+    parts,
+    step_files,
+)
 from induction_memory.trajectory.manifest import Manifest
 
 CACHE = Path(".cache") / "probes"
+OWN = (*FILES, LOCK, STEPS, CACHE.parts[0])
+"""The names in a trajectory's folder."""
 
 
 class BusyError(InputError):
@@ -81,17 +93,17 @@ def may_begin(folder: Path) -> bool:
 
 def strangers(folder: Path) -> list[Path]:
     """What is in the folder under names that a trajectory does not have."""
-    own = {folder / name for name in (*FILES, LOCK, CACHE.parent)} | set(parts(folder))
-    found = list(folder.iterdir())
-    if (folder / STEPS).is_dir() and not (folder / STEPS).is_symlink():
-        own |= {folder / STEPS, *step_files(folder)}
-        found += (folder / STEPS).iterdir()
-    return sorted(path for path in found if path not in own or path.is_symlink())
+    found = []
+    for path in [*folder.iterdir(), *(folder / STEPS).glob("*")]:
+        named = path.name in OWN if path.parent == folder else STEP_FILE.fullmatch(path.name)
+        if path.is_symlink() or not (named or PART.fullmatch(path.name)):
+            found.append(path)
+    return sorted(found)
 
 
 def tidy(folder: Path) -> None:
     """Remove what a finished run no longer needs: the files of single steps and leftovers of interrupted writes."""
-    for path in [*parts(folder), folder / LATEST, *step_files(folder)]:
+    for path in [*parts(folder), folder / LATEST, *step_files(folder).values()]:
         path.unlink(missing_ok=True)
     with suppress(OSError):  # it holds files of something else, or is gone
         (folder / STEPS).rmdir()

@@ -46,23 +46,19 @@ def decode(line: bytes, key: int) -> dict[str, Any] | None:
 
 def of(folder: Path, manifest: Manifest) -> list[dict[str, Any]]:
     """All rows of a run; the file is read once. While the run grows, the last line may be incomplete."""
-    content, piece = _content(folder), manifest.pieces.get(METRICS)
+    content, piece = read(folder), manifest.pieces.get(METRICS)
     if piece is not None and hashlib.sha256(content).hexdigest() != piece.sha256:
         what = "no such file" if not content else f"content of {len(content)} bytes that differs from its SHA-256"
         raise DamagedError(folder / METRICS, what)
-    rows, ends = _intact(content, manifest)
-    rest = content[ends[-1] if ends else 0 :]
+    rows, begins = intact(content, manifest)
+    rest = content[begins[-1] :]
     if rest and (manifest.finished or b"\n" in rest):
         raise DamagedError(folder / METRICS, f"a damaged or missing line {len(rows) + 1}")
     return rows
 
 
-def intact(folder: Path, manifest: Manifest) -> tuple[list[dict[str, Any]], list[int]]:
-    """The rows up to the first line that is incomplete, damaged or out of order, and the byte at which each ends."""
-    return _intact(_content(folder), manifest)
-
-
-def _content(folder: Path) -> bytes:
+def read(folder: Path) -> bytes:
+    """The content of the file; nothing if there is none."""
     path = folder / METRICS
     if not path.exists() and not path.is_symlink():
         return b""
@@ -70,17 +66,17 @@ def _content(folder: Path) -> bytes:
         return file.read()
 
 
-def _intact(content: bytes, manifest: Manifest) -> tuple[list[dict[str, Any]], list[int]]:
+def intact(content: bytes, manifest: Manifest) -> tuple[list[dict[str, Any]], list[int]]:
+    """The rows up to the first line that is incomplete, damaged or out of order; where each begins, and that line."""
     rows: list[dict[str, Any]] = []
-    ends, end, key = [], 0, manifest.key
+    begins, key = [0], manifest.key
     for line in content.splitlines(keepends=True):
         row = decode(line, key)
         if row is None or row["step"] != manifest.first_step + len(rows):
             break
-        end += len(line)
         rows.append(row)
-        ends.append(end)
-    return rows, ends
+        begins.append(begins[-1] + len(line))
+    return rows, begins
 
 
 class Appender:

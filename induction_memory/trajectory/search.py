@@ -33,9 +33,9 @@ def find(path: str | Path) -> Path:
     """The folder that a path or a name stands for."""
     require(isinstance(path, str | PathLike), "run", "the folder or the name of a trajectory", repr(path))
     require(str(path) != "", "run", "the folder or the name of a trajectory", "nothing")
-    for folder in (Path(path), *(place / path for place in search_path())):
-        if _is_folder(folder):
-            return folder
+    for place in (Path(), *search_path()):
+        if os.path.isdir(place / path):  # also for names that are too long, or with a null character in them
+            return place / path
     names = sorted({p.parent.name for place in search_path() for p in place.glob(f"*/{MANIFEST}")})
     near, got = get_close_matches(str(path), names, n=1), f"{str(path)[:200]!r}"
     if near:
@@ -62,10 +62,3 @@ def is_series(path: Path) -> bool:
 def checkpoint_folders(path: Path) -> dict[str, Path]:
     """The folders of checkpoints in a folder, by name."""
     return {p.name: p for p in sorted(path.iterdir()) if p.is_dir() and (p / CONFIG).exists()}
-
-
-def _is_folder(path: Path) -> bool:
-    try:
-        return path.is_dir()
-    except (OSError, ValueError):  # a name that is too long, or with a null character in it
-        return False

@@ -29,7 +29,7 @@ import json
 import math
 import os
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -55,8 +55,7 @@ def write_tensors(
     path: Path, tensors: Mapping[str, Tensor], steps: Sequence[int] = (), run: str | None = None
 ) -> Piece:
     """Write whole tensors, one block each; `run` is the identity of the run whose step this is."""
-    identity = {} if run is None else {"run": run}
-    return _write(path, tensors, lambda name: [tensors[name]], {"stacked": "false"} | identity, steps)
+    return _write(path, tensors, steps, None, {} if run is None else {"run": run})
 
 
 def write_stack(
@@ -67,36 +66,49 @@ def write_stack(
     `like` has the name, type and shape of each tensor at one step. `read` gives the block of a name and a step. It is
     called twice for each, because the checksums stand in the header, before the data.
     """
-    return _write(path, like, lambda name: (read(name, step) for step in steps), {"stacked": "true"}, steps)
+    return _write(path, like, steps, read, {})
 
 
 def _write(
     path: Path,
     like: Mapping[str, Tensor],
-    blocks: Callable[[str], Iterable[Tensor]],
-    metadata: dict[str, str],
     steps: Sequence[int],
+    read: Callable[[str, int], Tensor] | None,
+    metadata: dict[str, str],
 ) -> Piece:
+    """Write the tensors of `like`, or with `read` a stack of tensors like these."""
+
+    def blocks(name: str) -> Iterator[memoryview]:
+        if read is None:
+            yield as_bytes(like[name])
+        else:
+            for step in steps:
+                yield as_bytes(read(name, step))
+
     tensors: dict[str, Any] = {}
     checksums, offset = {}, 0
     for name, one in like.items():
-        shape = [len(steps), *one.shape] if metadata["stacked"] == "true" else list(one.shape)
+        shape = list(one.shape) if read is None else [len(steps), *one.shape]
         size = math.prod(shape) * one.element_size()
         tensors[name] = {"dtype": _CODES[one.dtype], "shape": shape, "data_offsets": [offset, offset + size]}
-        checksums[name] = "".join(f"{zlib.crc32(as_bytes(block)):08x}" for block in blocks(name))
+        checksums[name] = "".join(f"{zlib.crc32(block):08x}" for block in blocks(name))
         offset += size
-    listed = json.dumps([int(step) for step in steps])
-    metadata = {"format": "induction_memory", "steps": listed, "checksums": json.dumps(checksums), **metadata}
+    metadata = metadata | {
+        "format": "induction_memory",
+        "steps": json.dumps(list(map(int, steps))),
+        "stacked": "false" if read is None else "true",
+        "checksums": json.dumps(checksums),
+    }
     seal = digest({"__metadata__": metadata, **tensors})
     text = json.dumps({"__metadata__": metadata | {"seal": seal}, **tensors}).encode()
     text += b" " * (-len(text) % 8)
 
-    def chunks() -> Iterator[Bytes]:
+    def content() -> Iterator[Bytes]:
         yield len(text).to_bytes(8, "little") + text
         for name in like:
-            yield from map(as_bytes, blocks(name))
+            yield from blocks(name)
 
-    return write_piece(path, chunks(), seal)
+    return write_piece(path, content(), seal)
 
 
 def as_bytes(tensor: Shaped[Tensor, "..."]) -> memoryview:

@@ -7,12 +7,11 @@ Thinning to all steps also converts a folder of plain state dicts to this packag
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from induction_memory.errors import require
 from induction_memory.files import require_folder
-from induction_memory.task import protocol
-from induction_memory.trajectory.export import PlainSource
+from induction_memory.trajectory.export import PlainSource, configuration
 from induction_memory.trajectory.folder import FolderSource
 from induction_memory.trajectory.layout import FROZEN, METRICS, OPTIMIZER, ROUNDED, TRAINED
 from induction_memory.trajectory.lock import locked, may_begin, tidy
@@ -59,14 +58,11 @@ def thin(
     states = {step: state for step in asked if (state := source.optimizer(step)) is not None}
     require(bool(states) or not asked, "keep_optimizer", "steps whose optimiser state is stored", "none")
     initial = run.initial()
-    manifest = Manifest(
-        state="finished",
-        config=_config(run),
-        parent=run.parent,
-        identity=source.manifest.identity if isinstance(source, FolderSource) else source.fingerprint,
-        initial=None if initial is None else checksum(run.model_config, initial),
-        **_provenance(run, command),
-    )
+    if isinstance(source, FolderSource):
+        kept = source.manifest.replace(state="finished", command=command or source.manifest.command)
+    else:
+        made = provenance(command, None)
+        kept = Manifest("finished", configuration(source), chosen[0], identity=source.fingerprint, **made)
     with locked(folder):
         pieces = _write_weights(source, folder, chosen, rounded)
         rows = [row | {"checkpoint": row["step"] in chosen} for row in source.rows()]
@@ -76,9 +72,9 @@ def thin(
             like = states[max(states)]
             pieces[OPTIMIZER] = write_stack(folder / OPTIMIZER, list(states), like, lambda name, s: states[s][name])
         if rows:
-            pieces[METRICS] = write_piece(folder / METRICS, [encode(row, manifest.key) for row in rows])
-        first_step = rows[0]["step"] if rows else chosen[0]
-        manifest.replace(first_step=first_step, pieces=pieces).write(folder)
+            pieces[METRICS] = write_piece(folder / METRICS, [encode(row, kept.key) for row in rows])
+        before = None if initial is None else checksum(run.model_config, initial)
+        kept.replace(pieces=pieces, initial=before).write(folder)
         tidy(folder)
     return load(folder)
 
@@ -100,21 +96,3 @@ def _write_weights(
         units = {} if rounding is None else rounding.units
         pieces[ROUNDED] = write_rounded(folder / ROUNDED, coarse, moving, source.read_step, units)
     return pieces
-
-
-def _config(run: Trajectory) -> dict[str, Any]:
-    task = run.source.task
-    return {
-        "task": None if task is None else protocol.to_dict(task),
-        "model": run.model_config.to_dict(),
-        "train": run.source.train.to_dict(),
-    }
-
-
-def _provenance(run: Trajectory, command: str | None) -> dict[str, Any]:
-    """How the numbers were computed: the run's own provenance if it has one."""
-    if not isinstance(run.source, FolderSource):
-        return provenance(command, None)
-    kept = run.source.manifest
-    found = {name: getattr(kept, name) for name in ("versions", "created", "seconds", "threads")}
-    return found | {"command": command or kept.command}

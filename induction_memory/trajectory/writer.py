@@ -45,8 +45,8 @@ from induction_memory.trajectory.layout import (
     STEPS,
     TRAINED,
     parts,
+    step_files,
     step_path,
-    stored_steps,
 )
 from induction_memory.trajectory.lock import tidy
 from induction_memory.trajectory.manifest import Manifest, digest, provenance
@@ -105,7 +105,7 @@ def resume_point(folder: Path, manifest: Manifest, config: RunConfig) -> ResumeP
     if config.train.graft_rules:
         file = open_listed(folder, manifest, GRAFTS)
         grafts = {rule: file.read(str(i)) for i, rule in enumerate(config.train.graft_rules)}
-    rows, ends = row_files.intact(folder, manifest)
+    rows, begins = row_files.intact(row_files.read(folder), manifest)
     notes = _drop_from_first_damage(folder, manifest, rows)
     state = _latest_state(folder, manifest, len(rows), notes)
     optimizer = {}
@@ -116,8 +116,7 @@ def resume_point(folder: Path, manifest: Manifest, config: RunConfig) -> ResumeP
             parameters[name] = state.read(name)
     step = state.steps[0]
     done = step - manifest.first_step
-    size = ends[done - 1] if done else 0
-    return ResumePoint(step, parameters, optimizer, grafts, rows[:done], size, tuple(dict.fromkeys(notes)))
+    return ResumePoint(step, parameters, optimizer, grafts, rows[:done], begins[done], tuple(dict.fromkeys(notes)))
 
 
 def kept_alone(folder: Path, manifest: Manifest, rows: Sequence[Mapping[str, Any]]) -> list[int]:
@@ -143,7 +142,7 @@ def _drop_from_first_damage(folder: Path, manifest: Manifest, rows: list[dict[st
 def _latest_state(folder: Path, manifest: Manifest, done: int, notes: list[str]) -> SealedFile:
     """The latest intact state that includes the optimiser's and all metrics before it; adds damage to `notes`."""
     best: SealedFile | None = None
-    for step in (None, *reversed(stored_steps(folder))):
+    for step in (None, *reversed(step_files(folder))):
         if best is not None and step is not None and step <= best.steps[0]:
             break
         path = folder / LATEST if step is None else step_path(folder, step)
@@ -191,27 +190,25 @@ def begin(folder: Path, config: RunConfig, origin: Origin, command: str | None, 
     if origin.grafts:
         matrices = {str(i): origin.grafts[rule] for i, rule in enumerate(config.train.graft_rules)}
         pieces[GRAFTS] = write_tensors(folder / GRAFTS, matrices)
+    values = config.to_dict()
+    initial = None if origin.initial is None else checksum(config.model, origin.initial)
+    made = provenance(command, threads)
+    lasting = {**values, "train": {**values["train"], "steps": None}}  # more steps do not change the identity
+    seals = {name: piece.seal for name, piece in pieces.items()}
+    identity = digest([lasting, origin.first_step, origin.parent, seals, initial, threads, made["versions"]])
     manifest = Manifest(
         state="training",
-        config=config.to_dict(),
+        config=values,
         first_step=origin.first_step,
         parent=origin.parent,
         seconds=0.0,
         pieces=pieces,
-        initial=None if origin.initial is None else checksum(config.model, origin.initial),
-        **provenance(command, threads),
+        identity=identity,
+        initial=initial,
+        **made,
     )
-    manifest = manifest.replace(identity=_identity(manifest))
     write_state(folder / LATEST, manifest, origin.first_step, started, origin.optimizer)
     manifest.write(folder)
-
-
-def _identity(manifest: Manifest) -> str:
-    """The identity of a run, which more steps do not change."""
-    train = {name: value for name, value in manifest.config["train"].items() if name != "steps"}
-    pieces = {name: piece.sha256 for name, piece in manifest.pieces.items()}
-    what = [manifest.config["task"], manifest.config["model"], train, manifest.first_step, manifest.parent, pieces]
-    return digest([*what, manifest.initial, manifest.threads, manifest.versions])
 
 
 class Writer:
