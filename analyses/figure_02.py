@@ -7,7 +7,7 @@ after any repeated token. One-layer controls are trained beside it for the accur
     python analyses/figure_02.py --scale paper      at the paper's own
 """
 
-from induction_memory.paper.script import run
+from tools.figure_script import run
 
 if __name__ == "__main__":
     run(2, __doc__)

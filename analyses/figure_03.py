@@ -7,7 +7,7 @@ come first.
     python analyses/figure_03.py --scale paper      at the paper's own
 """
 
-from induction_memory.paper.script import run
+from tools.figure_script import run
 
 if __name__ == "__main__":
     run(3, __doc__)

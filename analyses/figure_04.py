@@ -6,7 +6,7 @@ Left: five kinds of triggers. Centre: other outputs in the test than in training
     python analyses/figure_04.py --scale paper      at the paper's own
 """
 
-from induction_memory.paper.script import run
+from tools.figure_script import run
 
 if __name__ == "__main__":
     run(4, __doc__)

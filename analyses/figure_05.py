@@ -6,7 +6,7 @@ With fixed triggers W_K2 is asked about the triggers alone, as in the paper.
     python analyses/figure_05.py --scale paper      at the paper's own
 """
 
-from induction_memory.paper.script import run
+from tools.figure_script import run
 
 if __name__ == "__main__":
     run(5, __doc__)

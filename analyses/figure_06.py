@@ -6,7 +6,7 @@ Uniform outputs fit W_O2 and W_K2 better; W_K1 is about the same.
     python analyses/figure_06.py --scale paper      at the paper's own
 """
 
-from induction_memory.paper.script import run
+from tools.figure_script import run
 
 if __name__ == "__main__":
     run(6, __doc__)

@@ -6,7 +6,7 @@ Diagonals dominate; W_K1's fades with the position, W_K2's follows the tokens' f
     python analyses/figure_07.py --scale paper      at the paper's own
 """
 
-from induction_memory.paper.script import run
+from tools.figure_script import run
 
 if __name__ == "__main__":
     run(7, __doc__)

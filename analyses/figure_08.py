@@ -6,7 +6,7 @@ Higher dimension learns faster.
     python analyses/figure_08.py --scale paper      at the paper's own
 """
 
-from induction_memory.paper.script import run
+from tools.figure_script import run
 
 if __name__ == "__main__":
     run(8, __doc__)

@@ -6,7 +6,7 @@ Nothing is trained: both scales give the same figure.
     python analyses/figure_09.py --scale paper      at the paper's own
 """
 
-from induction_memory.paper.script import run
+from tools.figure_script import run
 
 if __name__ == "__main__":
     run(9, __doc__)

@@ -6,7 +6,7 @@ The paper finds loss, accuracy and recalls similar to those of the simplified mo
     python analyses/figure_10.py --scale paper      at the paper's own
 """
 
-from induction_memory.paper.script import run
+from tools.figure_script import run
 
 if __name__ == "__main__":
     run(10, __doc__)

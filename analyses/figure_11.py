@@ -6,7 +6,7 @@ Which head does what, and whether one can know, is the subject of multihead.py.
     python analyses/figure_11.py --scale paper      at the paper's own
 """
 
-from induction_memory.paper.script import run
+from tools.figure_script import run
 
 if __name__ == "__main__":
     run(11, __doc__)

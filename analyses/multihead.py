@@ -26,7 +26,7 @@ from induction_memory.sweep.loop import engine, work_off
 from induction_memory.sweep.plan import cost
 
 if TYPE_CHECKING:
-    from induction_memory.paper.auditing import HeadStudy
+    from tools.heads_study import HeadStudy
 
 Settings = Annotated[
     tuple[tuple[str, ...], ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="PART.FIELD=VALUE ...")
@@ -64,11 +64,12 @@ def main(
         shipped: make the page from those tables, and train nothing.
     """
     from induction_memory.heads import Identification
-    from induction_memory.paper import auditing, heads_study
+    from induction_memory.paper import records
     from induction_memory.trajectory.search import SHIPPED
+    from tools import heads_study
 
     if shipped:
-        _write_page(auditing.read(SHIPPED / auditing.FOLDER), docs)
+        _write_page(heads_study.read(SHIPPED / records.HEADS), docs)
         return
 
     require(seeds >= 2, "seeds", "2 or more to compare", seeds)
@@ -93,9 +94,9 @@ def main(
     require(len(tables) >= 2, "out", f"two or more finished runs in {out}", len(tables))
     found = Identification.join([Identification.read(folder) for folder in tables])
     accuracies = {folder.name: heads_study.last_accuracy(out / folder.name) for folder in tables}
-    made = auditing.HeadStudy(found, config, _command(seeds, siblings, name), accuracies)
+    made = heads_study.HeadStudy(found, config, _command(seeds, siblings, name), accuracies)
     if ship:
-        auditing.write(made, SHIPPED / auditing.FOLDER)
+        heads_study.write(made, SHIPPED / records.HEADS)
     _write_page(made, docs)
 
 
@@ -107,8 +108,9 @@ def _command(seeds: int, siblings: int, name: str) -> str:
 
 
 def _write_page(made: "HeadStudy", docs: Path) -> None:
-    from induction_memory.paper import heads_study, records
+    from induction_memory.paper import records
     from induction_memory.trajectory.search import SHIPPED
+    from tools import heads_study
 
     heads_study.draw(made.found, docs / "heads")
     written = docs / "heads.md"

@@ -20,14 +20,12 @@ def main(runs: Path = Path("runs"), complete: bool = False) -> None:
         runs: folder of the runs.
         complete: no new runs: measure the shipped last steps, and add to the records what they lack.
     """
+    from tools import shipping
+
     if complete:
-        from induction_memory.paper import auditing
-
-        print("\n".join(auditing.complete()) or "nothing new")
+        print("\n".join(shipping.complete()) or "nothing new")
         return
-    from induction_memory.paper.shipped import ship
-
-    print("\n".join(ship(runs)) or "nothing new")
+    print("\n".join(shipping.ship(runs)) or "nothing new")
 
 
 if __name__ == "__main__":

@@ -24,11 +24,11 @@ def main(only: tuple[str, ...] = (), runs: Path = Path("runs/tasks"), docs: Path
 
     from induction_memory.experiment.presets import OTHER_TASKS
     from induction_memory.files import write_file
-    from induction_memory.paper.shipped import index
-    from induction_memory.paper.task_runs import ship_task, train_task
     from induction_memory.task.predictors import describe
     from induction_memory.trajectory.search import SHIPPED
     from induction_memory.views.figures.predictors import predictor_figure
+    from tools.shipping import index
+    from tools.task_runs import ship_task, train_task
 
     docs.mkdir(parents=True, exist_ok=True)
     for name in only or OTHER_TASKS:

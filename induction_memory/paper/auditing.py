@@ -7,16 +7,8 @@ have checksums.
 
 `audit` notes what each row of the table of claims reads. A row is "recomputed" if all its numbers were measured again,
 "sealed" if one of them comes from an intact record, and "seal broken" if one comes from a record that was changed.
-
-The tables behind docs/heads.md, as they ship: the page is made from them without training.
-
-*.parquet     the tables of all runs (`heads.Identification`)
-study.json    the configuration, the command, the in-context accuracy of each run
-SHA256SUMS    the checksum of every file, in the form that `sha256sum -c` reads
 """
 
-import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -24,80 +16,16 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from induction_memory.errors import InputError, require
-from induction_memory.experiment.run_config import RunConfig
 from induction_memory.field_docs import field_docs
-from induction_memory.heads import Identification
-from induction_memory.paper import plan
 from induction_memory.paper import records as record_files
 from induction_memory.paper.claims import CLAIMS, COLUMNS, Claim, measured
-from induction_memory.paper.heads_study_page import page
 from induction_memory.paper.measurement import make_record
-from induction_memory.paper.plan import FIGURES, Job, jobs
+from induction_memory.paper.plan import FIGURES, TRAJECTORIES, Job, jobs
 from induction_memory.paper.records import Record, Records, after
-from induction_memory.paper.shipped import TRAJECTORIES
 from induction_memory.terminal import track
 from induction_memory.trajectory.layout import MANIFEST
 from induction_memory.trajectory.search import SHIPPED, find, search_path
 from induction_memory.trajectory.trajectory import Trajectory, load
-
-FOLDER = f"{record_files.FOLDER}/heads"
-STUDY = "study.json"
-
-
-@dataclass(frozen=True, eq=False)
-class HeadStudy:
-    """The tables of the study, and the other facts on its page."""
-
-    found: Identification
-    config: RunConfig
-    command: str
-    accuracies: dict[str, float]
-
-    def page(self, records: Path) -> str:
-        """docs/heads.md; `records` is the folder with Figure 11's own run."""
-        last = record_files.read(records / f"{plan.FOUR_HEADS}-seed-0").last
-        figure_11 = {role: last[f"effective_heads_{role}"] for role in ("previous-token", "induction")}
-        return page(self.found, self.config, list(self.accuracies.values()), self.command, "heads", figure_11)
-
-
-def write(study: HeadStudy, folder: Path) -> None:
-    """Write the study to a folder, sealed."""
-    study.found.save(folder)
-    about = {"command": study.command, "config": study.config.to_dict(), "accuracies": study.accuracies}
-    (folder / STUDY).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
-    lines = [f"{_checksum(path)}  {path.name}\n" for path in _files(folder)]
-    (folder / record_files.SEALS).write_text("".join(lines), encoding="utf-8")
-
-
-def read(folder: Path) -> HeadStudy:
-    """The study that `write` wrote."""
-    try:
-        about = json.loads((folder / STUDY).read_text(encoding="utf-8"))
-        found = Identification.read(folder)
-    except (OSError, ValueError) as error:
-        raise InputError(f"{folder}: expected the tables of the study of heads, got {error}") from error
-    return HeadStudy(found, RunConfig.from_dict(about["config"]), about["command"], about["accuracies"])
-
-
-def broken_seals(folder: Path) -> list[str]:
-    """Files that are missing, not sealed, or differ from their checksums; none if there is no study."""
-    if not folder.exists():
-        return []
-    seals = folder / record_files.SEALS
-    lines = seals.read_text(encoding="utf-8").splitlines() if seals.exists() else []
-    sums = {file: checksum for checksum, _, file in (line.partition("  ") for line in lines)}
-    there = {path.name: _checksum(path) for path in _files(folder)}
-    return sorted(f"heads/{name}" for name in sums.keys() | there.keys() if sums.get(name) != there.get(name))
-
-
-def _files(folder: Path) -> list[Path]:
-    return [path for path in sorted(folder.iterdir()) if path.suffix == ".parquet" or path.name == STUDY]
-
-
-def _checksum(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
 
 AGREE = 1e-5
 """Largest difference between a record and its trajectory that rounding explains: records have seven digits."""
@@ -194,50 +122,27 @@ def audit(folder: Path | None = None, figures: Sequence[int] = tuple(FIGURES)) -
     folder = sealed_folder() if folder is None else find(folder)
     planned = jobs(list(figures), "paper")
     shipped, shown = with_shipped(Records([]), planned, folder), {job.preset for job in planned}
-    broken, reads, compared = record_files.broken_seals(folder / record_files.FOLDER), [], []
+    broken, reads, compared = record_files.broken_records(folder / record_files.FOLDER), [], []
     records = {name: _audited(record, None, reads) for name, record in shipped.items()}
-    wanted = [name for name, what in TRAJECTORIES.items() if what.preset in shown]
+    wanted = [name for name, preset in TRAJECTORIES.items() if preset in shown]
     there = [name for name in wanted if (folder / name / MANIFEST).exists()]
     for name in track(there, "measuring what ships"):
-        of, run = f"{TRAJECTORIES[name].preset}-seed-0", load(folder / name)
+        of, run = f"{TRAJECTORIES[name]}-seed-0", load(folder / name)
         if of not in shipped:
             compared.append((name, of, len(run.steps), np.inf, "no record of the preset as it is"))
             continue
         kept, away, where = shipped[of], np.inf, "configuration"
         if run.config == kept.config and np.isin(run.steps, kept.probes.index).all():
-            anew = _of_exact_steps(run, make_record(run, kept.name))
+            anew = of_exact_steps(run, make_record(run, kept.name))
             away, where = distance(kept, anew)
             records[kept.name] = _audited(kept, anew, reads)
         compared.append((name, kept.name, len(run.steps), away, where))
     columns = ["trajectory", "record", "steps", "largest difference", "where"]
     chosen = [claim for claim in CLAIMS.values() if claim.figure in figures]
     verdicts = _verdicts(chosen, Records(list(records.values())), reads, broken)
-    named = sorted(broken) + broken_seals(folder / FOLDER)
+    named = sorted(broken) + [f"heads/{file}" for file in record_files.broken_files(folder / record_files.HEADS)]
     missing = [name for name in wanted if name not in there]
     return Audit(verdicts, pd.DataFrame(compared, columns=columns), named, folder, missing)
-
-
-def complete(names: Sequence[str] | None = None, out: Path = SHIPPED) -> list[str]:
-    """Measure shipped trajectories again (all, or those named), and add new measures of the last step to their records.
-
-    A record whose numbers differ from its trajectory is refused. Returns the names of the records that grew.
-    """
-    folder, grown = out / record_files.FOLDER, []
-    for name in TRAJECTORIES if names is None else names:
-        what = TRAJECTORIES[name]
-        place = folder / f"{what.preset}-seed-0"
-        if not (out / name).exists() or not (place / record_files.FILES[0]).exists():
-            continue
-        kept, run = record_files.read(place), load(out / name)
-        anew = _of_exact_steps(run, make_record(run, kept.name))
-        away, where = distance(kept, anew)
-        require(away <= AGREE, name, f"the numbers of its record within {AGREE}", f"{away:.3g} ({where})")
-        last, errors = {**anew.last, **kept.last}, {**anew.errors, **kept.errors}
-        if last.keys() != kept.last.keys() or errors.keys() != kept.errors.keys():
-            record_files.write(replace(kept, last=last, errors=errors), place)
-            grown.append(kept.name)
-    record_files.seal(folder)
-    return grown
 
 
 def sealed_folder() -> Path:
@@ -280,7 +185,7 @@ def distance(kept: Record, anew: Record) -> tuple[float, str]:
     return away[where], where
 
 
-def _of_exact_steps(run: Trajectory, record: Record) -> Record:
+def of_exact_steps(run: Trajectory, record: Record) -> Record:
     """The record without the recalls at rounded steps, where rounding may change whether an association is recalled."""
     return replace(record, probes=record.probes.drop(index=run.rounded.tolist()))
 

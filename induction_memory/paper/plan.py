@@ -57,6 +57,18 @@ FIGURES: dict[int, tuple[str, ...]] = {
 COMPARED = {10: (OUTPUTS["uniform"],)}
 """Figure -> presets of other figures that its claims compare it with."""
 
+TRAJECTORIES = {
+    "random-triggers": OUTPUTS["uniform"],
+    "fixed-triggers": SETTINGS["K=5, fixed frequent"],
+    "frozen-keys": "figure-3-freeze-keys",
+    "induction-alone": "figure-3",
+    "four-heads": FOUR_HEADS,
+    "layernorm-mlp": REALISTIC,
+    "vanilla-fixed": TWO_LAYERS["fixed"],
+    "vanilla-random": TWO_LAYERS["random"],
+}
+"""Trajectory that ships -> the preset whose first repetition it is."""
+
 SEEDS = dict.fromkeys([*FREEZING.values(), *(f"figure-8-d128-eta{eta}" for eta in (3.2, 6.4, 12.8, 25.6, 51.2))], 3)
 """Independent repetitions of a preset's run at the paper's scale; one if not listed."""
 

@@ -163,6 +163,8 @@ def tuned_runs(records: Records, d: int) -> list[Record]:
 
 
 FOLDER = "records"
+HEADS = f"{FOLDER}/heads"
+"""Folder of the sealed tables behind docs/heads.md."""
 FILES = ("record.json", "metrics.csv", "probes.csv")
 SEALS = "SHA256SUMS"
 DIGITS = 7
@@ -207,24 +209,31 @@ def read_all(folder: Path) -> Records:
     return Records([read(path.parent) for path in sorted(folder.glob("*/record.json"))])
 
 
-def seal(folder: Path) -> None:
-    """Write the checksum of every record in a folder."""
-    files = [path for path in sorted(folder.glob("*/*")) if path.name in FILES]
-    lines = [f"{_checksum(path)}  {path.relative_to(folder).as_posix()}\n" for path in files]
-    write_file(folder / SEALS, "".join(lines))
+def seal(folder: Path, files: Sequence[str]) -> None:
+    """Write the checksums of some files in a folder."""
+    write_file(folder / SEALS, "".join(f"{_checksum(folder / file)}  {file}\n" for file in files))
 
 
-def broken_seals(folder: Path) -> set[str]:
-    """Names of the records in a sealed folder with a file that is missing or differs from its checksum."""
+def broken_files(folder: Path, files: Sequence[str] | None = None) -> list[str]:
+    """Which of these files, or of all in a folder, and of those with a checksum are missing, unsealed or changed."""
     seals = folder / SEALS
+    if files is None:
+        files = [path.name for path in folder.glob("*") if path != seals]
     lines = seals.read_text(encoding="utf-8").splitlines() if seals.exists() else []
     sums = {file: checksum for checksum, _, file in (line.partition("  ") for line in lines)}
-    names = {path.parent.name for path in folder.glob("*/record.json")} | {path.split("/")[0] for path in sums}
-    return {name for name in names if not all(_is_sealed(folder, f"{name}/{file}", sums) for file in FILES)}
+    there = {file: _checksum(folder / file) for file in {*files, *sums} if (folder / file).exists()}
+    return sorted(file for file in {*files, *sums} if file not in there or sums.get(file) != there[file])
 
 
-def _is_sealed(folder: Path, file: str, sums: dict[str, str]) -> bool:
-    return (folder / file).exists() and sums.get(file) == _checksum(folder / file)
+def seal_records(folder: Path) -> None:
+    """Write the checksums of all records in a folder."""
+    seal(folder, [path.relative_to(folder).as_posix() for path in sorted(folder.glob("*/*")) if path.name in FILES])
+
+
+def broken_records(folder: Path) -> set[str]:
+    """Names of the records in a sealed folder with a file that is missing or differs from its checksum."""
+    files = [f"{path.parent.name}/{file}" for path in folder.glob("*/record.json") for file in FILES]
+    return {file.split("/")[0] for file in broken_files(folder, files)}
 
 
 def _checksum(path: Path) -> str:

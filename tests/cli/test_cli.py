@@ -16,7 +16,7 @@ from induction_memory.experiment.presets import PRESETS
 from induction_memory.experiment.train_config import TrainConfig
 from induction_memory.model.config import ModelConfig
 from induction_memory.paper.claims import CLAIMS
-from induction_memory.paper.shipped import TRAJECTORIES
+from induction_memory.paper.plan import TRAJECTORIES
 from induction_memory.task.bigrams import BigramTask
 
 TINY = [

@@ -12,8 +12,8 @@ import re
 import sys
 from pathlib import Path
 
+from analyses.tools.paper_sentences import ELSEWHERE, NOT_MEASURED
 from induction_memory.paper.claims import CLAIMS
-from induction_memory.paper.claims.reading import ELSEWHERE, NOT_MEASURED
 
 SEALED = Path(__file__).with_suffix(".json")
 LEFT_OUT = "[...]"

@@ -16,8 +16,7 @@ from induction_memory.paper import records as record_files
 from induction_memory.paper.auditing import AGREE, audit, distance
 from induction_memory.paper.claims import memories
 from induction_memory.paper.measurement import make_record
-from induction_memory.paper.plan import FIGURES, jobs
-from induction_memory.paper.shipped import TRAJECTORIES
+from induction_memory.paper.plan import FIGURES, TRAJECTORIES, jobs
 from induction_memory.trajectory import load
 from induction_memory.trajectory.search import SHIPPED
 
@@ -27,7 +26,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def measured():
     """What the shipped trajectories give, measured once."""
-    return {what.preset: make_record(load(name), f"{what.preset}-seed-0") for name, what in TRAJECTORIES.items()}
+    return {preset: make_record(load(name), f"{preset}-seed-0") for name, preset in TRAJECTORIES.items()}
 
 
 def measure_once(measured, one_step, patch: pytest.MonkeyPatch) -> None:
@@ -147,12 +146,12 @@ def test_without_runs_the_audit_fails(one_step_once, tmp_path):
 
 def test_a_seal_covers_every_file(copy):
     records = copy / "records"
-    assert record_files.broken_seals(records) == set()
+    assert record_files.broken_records(records) == set()
     (records / "figure-3-seed-0" / "probes.csv").unlink()
     shutil.copytree(records / "figure-3-seed-1", records / "new")
-    assert record_files.broken_seals(records) == {"figure-3-seed-0", "new"}
+    assert record_files.broken_records(records) == {"figure-3-seed-0", "new"}
     (records / record_files.SEALS).unlink()
-    assert "figure-3-seed-1" in record_files.broken_seals(records)
+    assert "figure-3-seed-1" in record_files.broken_records(records)
 
 
 def test_the_distance_names_the_column_that_differs(measured):
@@ -174,7 +173,7 @@ def test_records_get_the_measures_that_are_younger_than_they_are(quick, tmp_path
     record_files.write(replace(whole, last=older), place)
     assert module.complete(["vanilla-fixed"], tmp_path) == [place.name]
     assert record_files.read(place).last == pytest.approx(dict(whole.last), abs=1e-6)
-    assert record_files.broken_seals(tmp_path / "records") == set()
+    assert record_files.broken_records(tmp_path / "records") == set()
     assert module.complete(["vanilla-fixed"], tmp_path) == []
     record_files.write(replace(whole, last={**whole.last, "loss": 1.0}), place)
     with pytest.raises(

@@ -1,60 +1,28 @@
 """The reproduction on small runs: plan, records, training what is missing, figures, page, what ships."""
 
-import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 
 from induction_memory import probes
 from induction_memory.errors import DamagedError, InputError
 from induction_memory.experiment.presets import PRESETS
-from induction_memory.paper import measurement, plan, reproducing, shipped, training
+from induction_memory.paper import measurement, plan, reproducing
 from induction_memory.paper import records as store
 from induction_memory.paper.auditing import with_shipped
 from induction_memory.paper.claims import COLUMNS
 from induction_memory.paper.measurement import make_record
 from induction_memory.paper.records import MissingRunError, Records, continued
-from induction_memory.paper.reproducing import page
+from induction_memory.paper.reproduction_page import page
 from induction_memory.sweep.plan import cost
 from induction_memory.task.sampler import sample, step_rng
-from induction_memory.training.run import start
-from induction_memory.trajectory import load, thin, verify
-from induction_memory.trajectory.search import SHIPPED
+from induction_memory.trajectory import load
+from tests.reproduction.conftest import tiny
 
 pytestmark = pytest.mark.slow
-
-
-def tiny(name: str, seed: int, scale: str):
-    """Any preset at a size that trains in a moment."""
-    run = plan.with_seed(plan.preset(name).config, seed)
-    settings = ["task.length=12", "model.n_ctx=12", "model.d_model=16", "train.batch_size=4", "train.steps=4"]
-    return run.with_settings(
-        [*settings, "train.threads=1", "train.checkpoints=every 1", "train.freeze=", "train.grafts="]
-    )
-
-
-@pytest.fixture
-def small(monkeypatch):
-    monkeypatch.setattr(plan, "_config", tiny)
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """The runs of Figures 4 to 7, trained in this process."""
-    folder = tmp_path_factory.mktemp("runs") / "quick"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(measurement, "BATCHES", 2)
-        patch.setattr(measurement, "RESAMPLES", 10)
-        for preset in plan.FIGURES[4]:
-            job = plan.Job(preset, 0, tiny(preset, 0, "quick"))
-            run = start(job.config, folder / job.name, quiet=True)
-            store.write(make_record(run, job.name), folder / "records" / job.name)
-    return folder
 
 
 def test_every_panel_has_its_runs():
@@ -169,8 +137,8 @@ def test_a_broken_record_is_named(trained, tmp_path):
 
 
 def test_what_is_there_is_not_trained_again(trained, small, monkeypatch):
-    monkeypatch.setattr(training, "_work", lambda *_: pytest.fail("trained again"))
-    found = training.gather(plan.jobs([4, 5], "quick"), trained)
+    monkeypatch.setattr(reproducing, "_work", lambda *_: pytest.fail("trained again"))
+    found = reproducing.gather(plan.jobs([4, 5], "quick"), trained)
     assert len(found) == len(plan.FIGURES[4])
 
 
@@ -181,26 +149,26 @@ def test_a_run_with_other_settings_is_refused(trained, small, monkeypatch):
     ):
         monkeypatch.setattr(plan, "_config", lambda *given, set_=setting: tiny(*given).with_settings([f"train.{set_}"]))
         with pytest.raises(InputError, match=f"figure-4-uniform-seed-0: expected train.{said}"):
-            training.gather(plan.jobs([6], "quick"), trained)
+            reproducing.gather(plan.jobs([6], "quick"), trained)
 
 
 def test_what_is_missing_is_trained_in_processes_once_and_on_when_more_steps_are_asked_for(small, tmp_path):
     (job,) = plan.jobs([7], "quick")[:1]
-    found = training.gather([job], tmp_path, workers=1, quiet=True)
+    found = reproducing.gather([job], tmp_path, workers=1, quiet=True)
     assert list(found) == ["figure-4-uniform-seed-0"]
     assert load(tmp_path / "figure-4-uniform-seed-0").finished
     before = (tmp_path / "records" / job.name / "record.json").stat().st_mtime_ns
-    training.gather([job], tmp_path, workers=1, quiet=True)
+    reproducing.gather([job], tmp_path, workers=1, quiet=True)
     assert (tmp_path / "records" / job.name / "record.json").stat().st_mtime_ns == before
     longer = [replace(job, config=job.config.with_settings(["train.steps=6"]))]
-    assert len(training.gather(longer, tmp_path, train=False)) == 0  # a run of fewer steps counts as unfinished
-    found = training.gather(longer, tmp_path, workers=1, quiet=True)
+    assert len(reproducing.gather(longer, tmp_path, train=False)) == 0  # a run of fewer steps counts as unfinished
+    found = reproducing.gather(longer, tmp_path, workers=1, quiet=True)
     assert found.one("figure-4-uniform").steps == 6
     assert len(found.one("figure-4-uniform").metrics) == 7
 
 
 def test_without_training_only_what_is_there_is_read(small, tmp_path):
-    assert len(training.gather(plan.jobs([10], "quick"), tmp_path, train=False)) == 0
+    assert len(reproducing.gather(plan.jobs([10], "quick"), tmp_path, train=False)) == 0
 
 
 def test_cost_grows_with_the_work():
@@ -271,60 +239,6 @@ def test_the_page_says_why_a_claim_does_not_hold_at_the_papers_scale(scale, verd
     records = with_shipped(Records([]), plan.jobs([2], "paper"))
     text = page([2], scale, records, pd.DataFrame([row], columns=list(COLUMNS)), {2: "x.png"}, {})
     assert ("Explanation: With fixed triggers, accuracy is 0.999 at triggers first" in text) == explained
-
-
-def test_telling_steps_follow_the_curves():
-    steps = np.arange(0, 101)
-    curve = np.clip((steps - 40) / 10, 0, 1)[:, None]  # everything happens between 40 and 50
-    kept = shipped.telling_steps(steps, curve, 16)
-    assert kept[0] == 0
-    assert kept[-1] == 100
-    assert len(kept) <= 16
-    assert np.sum((kept >= 40) & (kept <= 50)) >= 8
-    assert shipped.telling_steps(steps, curve, 1).tolist() == [100]
-
-
-def test_shipping_writes_trajectories_records_and_an_index(trained, small, tmp_path, monkeypatch):
-    runs = tmp_path / "runs"
-    runs.mkdir()
-    (runs / "paper").symlink_to(trained)
-    monkeypatch.setattr(shipped, "jobs", lambda *_: plan.jobs([4], "quick"))
-    small = shipped.Shipped("figure-4-k5-fixed-frequent", 3, small=True)
-    monkeypatch.setitem(shipped.TRAJECTORIES, "fixed-triggers", small)
-    out, elsewhere = tmp_path / "checkpoints", "figure-3-seed-0"  # a record of a run that is not in `runs`
-    shutil.copytree(SHIPPED / "records" / elsewhere, out / "records" / elsewhere)
-    assert shipped.ship(runs, out) == ["random-triggers", "fixed-triggers"]
-    assert shipped.ship(runs, out) == []
-    assert verify(out / "random-triggers") == []
-    records = store.read_all(out / "records")
-    assert set(records) == {elsewhere, *(f"{name}-seed-0" for name in plan.FIGURES[4])}
-    assert store.broken_seals(out / "records") == set()
-    assert "`random-triggers`" in (out / "README.md").read_text()
-    fixed = load(out / "fixed-triggers")
-    assert fixed.rounded.tolist() == fixed.steps.tolist()[:-1]
-    assert f"| {len(fixed.steps)}, 0 to 4 ({len(fixed.rounded)} rounded) | kept |" in (out / "README.md").read_text()
-    assert not [name for name in fixed.metrics if "_norm_" in name]
-    longer = fixed.config.with_settings(["train.steps=6"])
-    shutil.copytree(fixed.path, tmp_path / "longer")
-    ours = start(longer, tmp_path / "longer", resume=True, quiet=True).state(6)
-    theirs = start(longer, tmp_path / "from the start", quiet=True).state(6)
-    assert all(torch.equal(ours[name], value) for name, value in theirs.items())
-    thin(load(trained / "figure-4-bigram-seed-0"), tmp_path / "other")
-    shutil.rmtree(out / "random-triggers")
-    (tmp_path / "other").rename(out / "random-triggers")  # what was made from another run is made again
-    assert shipped.ship(runs, out) == ["random-triggers"]
-
-
-def test_what_ships_is_small_and_sound():
-    files = [path for path in SHIPPED.rglob("*") if path.is_file() and ".cache" not in path.parts]
-    assert sum(path.stat().st_size for path in files) < 80e6
-    for folder in sorted(path.parent for path in SHIPPED.glob("*/manifest.json")):
-        assert verify(folder) == []
-        command = json.loads((folder / "manifest.json").read_text())["command"].split()
-        assert command[0] == "induction-memory"
-        assert command[2] in {"train": PRESETS, "branch": shipped.TRAJECTORIES}[command[1]]
-        assert not [word for word in command if word.startswith("/")]
-        assert f"`{folder.name}`" in (SHIPPED / "README.md").read_text()
 
 
 def test_scripts_say_what_they_draw():

@@ -1,10 +1,15 @@
-"""The study of heads across seeds: which runs it needs, and how their heads are examined.
+"""The study of heads across seeds: which runs it needs, how their heads are examined, and the tables that ship.
 
 Independent seeds show what training decides by chance. Siblings of the first seed share its initial weights or its
-data, and show which of the two decides.
+data, and show which of the two decides. docs/heads.md is made from the tables that ship, without training:
+
+    *.parquet     the tables of all runs (`heads.Identification`)
+    study.json    the configuration, the command, the in-context accuracy of each run
+    SHA256SUMS    the checksum of every file, in the form that `sha256sum -c` reads
 """
 
-from dataclasses import replace
+import json
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +21,16 @@ from induction_memory.experiment.run_config import RunConfig
 from induction_memory.files import write_figure, write_file
 from induction_memory.heads.across_runs import DECIDES
 from induction_memory.heads.identification import Identification, identify
+from induction_memory.paper import plan as presets
+from induction_memory.paper import records
 from induction_memory.trajectory.trajectory import load
 from induction_memory.views.figures import heads as figures
 
+from .heads_page import page
+
 TABLES = "heads"
 """Folder of the tables, beside the runs."""
+STUDY = "study.json"
 OTHER_SEED = 1000
 """Seeds of the siblings' own weights or data start here."""
 
@@ -81,3 +91,37 @@ def draw(found: Identification, folder: Path) -> None:
     }
     for name, figure in drawn.items():
         write_figure(figure, folder / f"{name}.png", dpi=130)
+
+
+@dataclass(frozen=True, eq=False)
+class HeadStudy:
+    """The tables of the study, and the other facts on its page."""
+
+    found: Identification
+    config: RunConfig
+    command: str
+    accuracies: dict[str, float]
+
+    def page(self, folder: Path) -> str:
+        """docs/heads.md; `folder` has the record of Figure 11's own run."""
+        last = records.read(folder / f"{presets.FOUR_HEADS}-seed-0").last
+        figure_11 = {role: last[f"effective_heads_{role}"] for role in ("previous-token", "induction")}
+        return page(self.found, self.config, list(self.accuracies.values()), self.command, "heads", figure_11)
+
+
+def write(study: HeadStudy, folder: Path) -> None:
+    """Write the study to a folder, sealed."""
+    study.found.save(folder)
+    about = {"command": study.command, "config": study.config.to_dict(), "accuracies": study.accuracies}
+    write_file(folder / STUDY, json.dumps(about, indent=1) + "\n")
+    records.seal(folder, [path.name for path in sorted(folder.iterdir()) if path.suffix == ".parquet"] + [STUDY])
+
+
+def read(folder: Path) -> HeadStudy:
+    """The study that `write` wrote."""
+    try:
+        about = json.loads((folder / STUDY).read_text(encoding="utf-8"))
+        found = Identification.read(folder)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{folder}: expected the tables of the study of heads, got {error}") from error
+    return HeadStudy(found, RunConfig.from_dict(about["config"]), about["command"], about["accuracies"])

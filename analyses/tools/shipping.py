@@ -11,20 +11,23 @@ runs do: no figure and no claim reads them.
 
 import shutil
 import textwrap
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from jaxtyping import Float, Int
 
+from induction_memory.errors import require
 from induction_memory.experiment.presets import OTHER_TASKS, preset
 from induction_memory.files import write_file
 from induction_memory.paper import records
-from induction_memory.paper.measurement import provenance
-from induction_memory.paper.plan import FIGURES, jobs
+from induction_memory.paper.auditing import AGREE, distance, of_exact_steps
+from induction_memory.paper.measurement import make_record, provenance
+from induction_memory.paper.plan import FIGURES, TRAJECTORIES, jobs
 from induction_memory.paper.records import Record, continued
-from induction_memory.paper.training import gather
+from induction_memory.paper.reproducing import gather
 from induction_memory.terminal import markdown
 from induction_memory.trajectory.search import SHIPPED
 from induction_memory.trajectory.thinning import thin
@@ -32,28 +35,19 @@ from induction_memory.trajectory.trajectory import Trajectory, load
 
 PATIENCE = 0.5
 """Weight of all steps of training together, relative to a recall that goes from 0 to 1."""
-
-
-@dataclass(frozen=True)
-class Shipped:
-    """A trajectory that ships: the preset whose first repetition it is, and how many of its steps."""
-
-    preset: str
-    steps: int
-    small: bool = False
-    """Whether all steps but the last are rounded, and the norms of weights and gradients left out."""
-
-
-TRAJECTORIES = {
-    "random-triggers": Shipped("figure-4-uniform", 30),
-    "fixed-triggers": Shipped("figure-4-k5-fixed-frequent", 24),
-    "frozen-keys": Shipped("figure-3-freeze-keys", 24),
-    "induction-alone": Shipped("figure-3", 24),
-    "four-heads": Shipped("figure-11", 22, small=True),
-    "layernorm-mlp": Shipped("figure-10", 22, small=True),
-    "vanilla-fixed": Shipped("figure-2-fixed", 3, small=True),
-    "vanilla-random": Shipped("figure-2-random", 4, small=True),
+STEPS = {
+    "random-triggers": 30,
+    "fixed-triggers": 24,
+    "frozen-keys": 24,
+    "induction-alone": 24,
+    "four-heads": 22,
+    "layernorm-mlp": 22,
+    "vanilla-fixed": 3,
+    "vanilla-random": 4,
 }
+"""How many steps of a trajectory ship."""
+SMALL = ("four-heads", "layernorm-mlp", "vanilla-fixed", "vanilla-random")
+"""Trajectories that ship with all steps but the last rounded, and without the norms of weights and gradients."""
 
 
 def telling_steps(
@@ -74,25 +68,47 @@ def ship(runs: Path, out: Path = SHIPPED) -> list[str]:
         if load(runs / "paper" / name).parent is not None:
             record = continued(records.read(place), record)
         records.write(record, place)
-    records.seal(out / records.FOLDER)
+    records.seal_records(out / records.FOLDER)
     written = []
-    for name, what in TRAJECTORIES.items():
-        if f"{what.preset}-seed-0" not in found:
+    for name, preset_name in TRAJECTORIES.items():
+        if f"{preset_name}-seed-0" not in found:
             continue
-        record = found.one(what.preset)
+        record = found.one(preset_name)
         if (out / name).exists():
             if load(out / name).config == record.config:
                 continue
             shutil.rmtree(out / name)
-        chosen = telling_steps(record.probes.index.to_numpy(), _curves(record), what.steps)
+        chosen = telling_steps(record.probes.index.to_numpy(), _curves(record), STEPS[name])
         run = load(runs / "paper" / record.name)
         resumable = run.source.optimizer(int(run.steps[-1])) is not None
         optimizer = "last" if resumable else False
-        kept, small = chosen.tolist(), what.small
+        kept, small = chosen.tolist(), name in SMALL
         thin(run, out / name, kept, keep_optimizer=optimizer, keep_norms=not small, rounded=small)
         written.append(name)
     write_file(out / "README.md", index(out))
     return written
+
+
+def complete(names: Sequence[str] | None = None, out: Path = SHIPPED) -> list[str]:
+    """Measure shipped trajectories again (all, or those named), and add new measures of the last step to their records.
+
+    A record whose numbers differ from its trajectory is refused. Returns the names of the records that grew.
+    """
+    folder, grown = out / records.FOLDER, []
+    for name in TRAJECTORIES if names is None else names:
+        place = folder / f"{TRAJECTORIES[name]}-seed-0"
+        if not (out / name).exists() or not (place / records.FILES[0]).exists():
+            continue
+        kept, run = records.read(place), load(out / name)
+        anew = of_exact_steps(run, make_record(run, kept.name))
+        away, where = distance(kept, anew)
+        require(away <= AGREE, name, f"the numbers of its record within {AGREE}", f"{away:.3g} ({where})")
+        last, errors = {**anew.last, **kept.last}, {**anew.errors, **kept.errors}
+        if last.keys() != kept.last.keys() or errors.keys() != kept.errors.keys():
+            records.write(replace(kept, last=last, errors=errors), place)
+            grown.append(kept.name)
+    records.seal_records(folder)
+    return grown
 
 
 def index(folder: Path) -> str:
@@ -107,13 +123,13 @@ def index(folder: Path) -> str:
         "allow it, and takes the other numbers from the records. Written by `python analyses/ship_checkpoints.py`."
     )
     rows = []
-    for name, what in TRAJECTORIES.items():
+    for name, preset_name in TRAJECTORIES.items():
         if (folder / name).exists():
             run = load(folder / name)
-            about_preset, made_by = preset(what.preset).about, f"`{provenance(run)[0]}`"
+            about_preset, made_by = preset(preset_name).about, f"`{provenance(run)[0]}`"
             size = f"{_megabytes(folder / name):.1f}"
             optimizer = "kept" if run.source.optimizer(int(run.steps[-1])) is not None else ""
-            rows.append((f"`{name}`", what.preset, about_preset, _range(run), optimizer, size, made_by))
+            rows.append((f"`{name}`", preset_name, about_preset, _range(run), optimizer, size, made_by))
     columns = ["name", "preset", "what it is", "steps kept", "optimiser", "MB", "made by"]
     table = pd.DataFrame(rows, columns=columns)
     page = f"# Trained trajectories\n\n{textwrap.fill(about, 120)}\n\n{markdown(table)}\n"

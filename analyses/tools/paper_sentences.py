@@ -1,12 +1,15 @@
-"""The paper read sentence by sentence: what is checked on another page, and what cannot be measured.
+"""The rest of docs/reproduction.md: sentences of the paper without a claim of their own, and measures taken out.
 
-Together with `CLAIMS` this covers what the text, the captions and the appendix assert. Definitions, derivations and
-descriptions of the set-up are not listed.
-
-Measures that were removed or replaced after a look at the runs, with the last values they had.
+Together with `CLAIMS`, the sentences that are checked on another page and those that cannot be measured cover what the
+text, the captions and the appendix assert. Definitions, derivations and descriptions of the set-up are not listed.
 """
 
 from dataclasses import dataclass
+
+import pandas as pd
+
+from induction_memory.paper.reproduction_page import quoted
+from induction_memory.terminal import markdown
 
 
 @dataclass(frozen=True)
@@ -253,3 +256,26 @@ REMOVED = (
     ),
 )
 """In the order in which they were removed. The first three were removed before this list was kept."""
+
+
+def sections() -> str:
+    """The two sections of the page."""
+    removed = pd.DataFrame([(r.claim, r.measure, r.value, r.threshold, r.verdict, r.why) for r in REMOVED])
+    removed.columns = ["claim", "measure", "last value", "threshold", "verdict", "why"]
+    parts = [
+        "## Measures that were removed",
+        "These measures were removed or replaced after their values were known. Their last values were:",
+        markdown(removed),
+        "## The rest of the paper",
+        "These sentences of the paper are checked on other pages:",
+        _table(ELSEWHERE, "where"),
+        "These are not measured:",
+        _table(NOT_MEASURED, "why"),
+    ]
+    return "\n\n".join(parts)
+
+
+def _table(sentences: tuple[Sentence, ...], column: str) -> str:
+    in_order = sorted(sentences, key=lambda sentence: sentence.section)
+    rows = [(sentence.section, quoted(sentence.says), sentence.about) for sentence in in_order]
+    return markdown(pd.DataFrame(rows, columns=["section", "the paper", column]))

@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from induction_memory.paper.heads_study_page import born, largest_paths, verdict
+from analyses.tools.heads_page import born, largest_paths, verdict
 
 
 @pytest.mark.parametrize(

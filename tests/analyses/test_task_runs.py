@@ -4,10 +4,10 @@ import pandas as pd
 import pytest
 
 import induction_memory as im
+from analyses.tools import task_runs
 from induction_memory.experiment import presets
 from induction_memory.experiment.presets import preset
 from induction_memory.experiment.run_config import RunConfig
-from induction_memory.paper import task_runs
 from induction_memory.task.predictors import Phase
 from induction_memory.task.protocol import choose
 from induction_memory.trajectory.search import SHIPPED

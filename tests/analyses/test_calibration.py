@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from analyses.learning_coefficient import calibration_figure
 from induction_memory.errors import InputError
-from induction_memory.paper.figures.calibration import calibration_figure
 from induction_memory.training.run import start
 from tests.tiny_runs import tiny
 

@@ -1,6 +1,6 @@
-"""docs/heads.md: the study of heads across seeds, beside the paper's sentence. No number is typed by hand.
+"""docs/heads.md: the study of heads across seeds, beside the paper's sentence.
 
-Sentences of docs/heads.md that read its tables out. Every number in them comes from the tables.
+Every number on the page, also in the sentences that read the tables out, comes from the tables.
 """
 
 import textwrap

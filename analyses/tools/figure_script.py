@@ -1,4 +1,4 @@
-"""What the scripts analyses/figure_NN.py share: load or train the runs of a figure, draw it and judge its claims."""
+"""The scripts analyses/figure_NN.py: load or train the runs of a figure, draw it and judge its claims."""
 
 from pathlib import Path
 

@@ -13,13 +13,14 @@ import numpy as np
 import pandas as pd
 
 from induction_memory.experiment.presets import OTHER_TASKS
-from induction_memory.paper.shipped import telling_steps
 from induction_memory.probes.predictors import phases_of, predictor_distances
 from induction_memory.task.predictors import Phase
 from induction_memory.training.run import start
 from induction_memory.trajectory.search import SHIPPED
 from induction_memory.trajectory.thinning import thin
 from induction_memory.trajectory.trajectory import Trajectory
+
+from .shipping import telling_steps
 
 MEGABYTES = {"factual-recall": 3.4}
 """Largest size of a run's shipped weights, 1.3 if not listed. The metrics, without norms, come in addition."""

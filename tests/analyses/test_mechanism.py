@@ -6,9 +6,9 @@ import pytest
 import torch
 from matplotlib.patches import FancyArrowPatch
 
+from analyses.arbitration import LINES, arbitration_figure
+from analyses.superposition import superposition_figure
 from induction_memory.errors import InputError
-from induction_memory.paper.figures.arbitration import LINES, arbitration_figure
-from induction_memory.paper.figures.superposition import superposition_figure
 
 
 def test_shares_are_drawn_by_question_and_rank():
