@@ -126,10 +126,10 @@ How much of a head's role is decided by the initial weights, and how much by the
 weights and differ in their data. Others share their data and differ in their initial weights. This paragraph was
 written before the heads of these siblings were examined. The score says whether heads of the same index have the same
 shares of a role's work: 0 is chance, 1 means that the shares are the same up to differences that no order of the heads
-could remove (formulas in `heads/across_runs.py`). If the whole 95 % interval of runs with the same initial
-weights is above {DECIDES:g}, the initial weights decide which head has the role. If it is below, the data decide.
-Otherwise the question is undecided. The initial weights have some influence if `p` is below 0.05, where `p` is the
-share of orders of the heads that agree at least as well. The order of the heads in a layer means nothing before
+could remove (formulas in `induction_memory/heads/across_runs.py`). If the whole 95 % interval of runs with the same
+initial weights is above {DECIDES:g}, the initial weights decide which head has the role. If it is below, the data
+decide. Otherwise the question is undecided. The initial weights have some influence if `p` is below 0.05, where `p` is
+the share of orders of the heads that agree at least as well. The order of the heads in a layer means nothing before
 training, so that the data alone cannot choose an index: runs that share only their data are a control, and their
 interval should contain 0. How unequally the work is shared may depend on either. For the effective number of heads and
 for the largest share, `value` is the part of the variance between independent runs that disappears when the initial

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from analyses.tools import shipping
 from induction_memory.errors import InputError
 from induction_memory.paper import auditing as module
 from induction_memory.paper import records as record_files
@@ -31,7 +32,8 @@ def measured():
 
 def measure_once(measured, one_step, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(memories, "repeated", one_step)
-    patch.setattr(module, "make_record", lambda _, name: measured[name.removesuffix("-seed-0")])
+    for place in (module, shipping):
+        patch.setattr(place, "make_record", lambda _, name: measured[name.removesuffix("-seed-0")])
 
 
 @pytest.fixture
@@ -171,12 +173,12 @@ def test_records_get_the_measures_that_are_younger_than_they_are(quick, tmp_path
     whole, younger = record_files.read(place), "copying, rank 0"
     older = {name: value for name, value in whole.last.items() if name != younger}
     record_files.write(replace(whole, last=older), place)
-    assert module.complete(["vanilla-fixed"], tmp_path) == [place.name]
+    assert shipping.complete(["vanilla-fixed"], tmp_path) == [place.name]
     assert record_files.read(place).last == pytest.approx(dict(whole.last), abs=1e-6)
     assert record_files.broken_records(tmp_path / "records") == set()
-    assert module.complete(["vanilla-fixed"], tmp_path) == []
+    assert shipping.complete(["vanilla-fixed"], tmp_path) == []
     record_files.write(replace(whole, last={**whole.last, "loss": 1.0}), place)
     with pytest.raises(
         InputError, match=r"^vanilla-fixed: expected the numbers of its record within 1e-05, got .*loss"
     ):
-        module.complete(["vanilla-fixed"], tmp_path)
+        shipping.complete(["vanilla-fixed"], tmp_path)

@@ -33,7 +33,7 @@ def test_shipping_writes_trajectories_records_and_an_index(trained, small, tmp_p
     runs = tmp_path / "runs"
     runs.mkdir()
     (runs / "paper").symlink_to(trained)
-    monkeypatch.setattr(shipped, "jobs", lambda *_: plan.jobs([4], "quick"))
+    monkeypatch.setattr(shipping, "jobs", lambda *_: plan.jobs([4], "quick"))
     monkeypatch.setitem(shipping.STEPS, "fixed-triggers", 3)
     monkeypatch.setattr(shipping, "SMALL", ("fixed-triggers",))
     out, elsewhere = tmp_path / "checkpoints", "figure-3-seed-0"  # a record of a run that is not in `runs`
