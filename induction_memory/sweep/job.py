@@ -1,13 +1,12 @@
-"""What an engine receives and returns: a job is a function's name with plain values.
+"""Jobs, and the processes on this machine that do them.
 
-The function runs in a separate process (`child.py`), here or on another machine. Only JSON is sent, so a job is the
-same bytes everywhere.
+A job is a function's name with plain values. The function runs in a child process, here or on another machine. Only
+JSON is sent, so a job is the same bytes everywhere.
 
-A child process that does one job after another, and the class by which its owner controls it.
-
-A pair of sockets joins the two processes. A job goes to the child as JSON and its outcome comes back. When the owner's
-socket closes, for example because the owner was killed, the child ends at once, so that no process is left that holds a
-folder's lock. Runs may be killed at any moment, so the owner stops a child by killing it.
+A child does one job after another. A pair of sockets joins it to its owner: a job goes to the child and its outcome
+comes back. When the owner's socket closes, for example because the owner was killed, the child ends at once, so that no
+process is left that holds a folder's lock. Runs may be killed at any moment, so the owner stops a child by killing it.
+A `Pool` has a few children with one thread each.
 
     python -m induction_memory.sweep.job DESCRIPTOR
 """
@@ -163,6 +162,56 @@ def _ending(code: int) -> str:
     name = signal.Signals(-code).name if -code in known else f"signal {-code}"
     memory = " (perhaps by the kernel, for want of memory)" if -code == signal.SIGKILL else ""
     return f"its process was killed by {name}{memory}"
+
+
+class Pool:
+    """Up to `workers` processes at a time; one that is killed is replaced when there is more to do."""
+
+    def __init__(self, workers: int) -> None:
+        self._waiting: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._ended: queue.SimpleQueue[tuple[str, Outcome]] = queue.SimpleQueue()
+        self._running: dict[threading.Thread, str] = {}
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._serve, daemon=True) for _ in range(workers)]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, job: Job) -> None:
+        self._waiting.put(job)
+
+    def next(self, timeout: float) -> tuple[str, Outcome] | None:
+        try:
+            return self._ended.get(timeout=timeout)
+        except queue.Empty:
+            return None
+
+    def running(self) -> set[str]:
+        return set(self._running.copy().values())
+
+    def close(self) -> None:
+        self._stop.set()
+        for _ in self._threads:
+            self._waiting.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _serve(self) -> None:
+        child, me = None, threading.current_thread()
+        while (job := self._waiting.get()) is not None and not self._stop.is_set():
+            try:
+                child = child or Child()
+            except OSError as error:
+                self._ended.put((job.name, Outcome("failed", f"no process could be started for it: {error}")))
+                continue
+            self._running[me] = job.name
+            outcome = child.run(job, self._stop.is_set)
+            del self._running[me]
+            if outcome.state in ("died", "stopped"):
+                child.kill()
+                child = None
+            self._ended.put((job.name, outcome))
+        if child is not None:
+            child.kill()
 
 
 def _serve(connection: Connection) -> None:

@@ -26,7 +26,7 @@ from induction_memory.files import make_folder, require_folder, write_file
 from induction_memory.sweep import job as jobs
 from induction_memory.sweep import plan
 from induction_memory.sweep.board import Board
-from induction_memory.sweep.job import Engine, Job, Outcome
+from induction_memory.sweep.job import Engine, Job, Outcome, Pool
 from induction_memory.sweep.plan import PlannedRun, cost
 from induction_memory.trajectory.layout import MANIFEST
 
@@ -54,8 +54,6 @@ def engine(workers: int = 2, scheduler: str | None = None) -> Engine:
         from induction_memory.sweep.cluster import Cluster
 
         return Cluster(scheduler)
-    from induction_memory.sweep.pool import Pool
-
     return Pool(workers)
 
 

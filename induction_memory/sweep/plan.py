@@ -18,18 +18,17 @@ A list and a grid together give every combination of both. A value is read as af
 folder, whose name depends only on the run's settings, so adding values or seeds does not move other runs. Runs train
 with one thread unless the file says otherwise.
 
-How long a sweep takes and how much disk it needs, before it starts.
-
-Time: three steps of each kind of run (task, model, batch, loss) are really trained, and the faster of the last two
-counts. After MOST_MEASURED kinds, the time of the others is estimated from their number of multiplications. Disk: the
-bytes of the stored parameters. A finished run holds them once, and twice while it is compacted. Adaptive checkpoints
-keep more.
+`estimate` says how long a sweep takes and how much disk it needs. Time: three steps of each kind of run (task, model,
+batch, loss) are really trained, and the faster of the last two counts. After MOST_MEASURED kinds, the time of the
+others follows from their number of multiplications. Disk: the bytes of the stored parameters. A finished run holds them
+once, and twice while it is compacted. Adaptive checkpoints keep more.
 """
 
 import hashlib
 import heapq
 import itertools
 import json
+import math
 import re
 import shlex
 import time
@@ -134,13 +133,11 @@ def read(path: str | Path) -> Sweep:
     (0,)
     """
     require(isinstance(path, str | Path), "FILE", "a sweep's file", repr(path))
+    require(Path(path).is_file(), "FILE", "a sweep's file", repr(str(path)))  # a device may never end
     try:
-        require(Path(path).is_file(), "FILE", "a sweep's file", repr(str(path)))  # a device may never end
         values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"FILE: expected a sweep's file, got {str(path)!r} ({error.strerror})") from error
-    except InputError:
-        raise
     except (ValueError, RecursionError) as error:  # not TOML, or not text
         raise InputError(f"{path}: expected TOML, got {' '.join(str(error).split())}") from error
     try:
@@ -160,7 +157,10 @@ def _sweep(values: Mapping[str, Any]) -> Sweep:
     find_preset(preset)
     whole = isinstance(seeds, list) and seeds and all(type(seed) is int and seed >= 0 for seed in seeds)
     require(bool(whole), "seeds", "a list of whole numbers of at least 0", repr(seeds))
-    grid = {path: _choices(path, listed) for path, listed in _flat(values.get("grid", {}), "grid").items()}
+    grid: dict[str, tuple[str, ...]] = {}
+    for path, listed in _flat(values.get("grid", {}), "grid").items():
+        require(isinstance(listed, list) and bool(listed), f"grid.{path}", "a list of values", repr(listed))
+        grid[path] = tuple(_text(path, value) for value in listed)
     shared = {path: _text(path, value) for path, value in _flat(values.get("set", {}), "set").items()}
     entries = values.get("runs", [{}])
     require(isinstance(entries, list) and bool(entries), "runs", "a list of tables ([[runs]])", repr(entries))
@@ -193,21 +193,15 @@ def _flat(table: Any, field: str) -> dict[str, Any]:
     return found
 
 
-def _choices(path: str, values: Any) -> tuple[str, ...]:
-    require(isinstance(values, list) and bool(values), f"grid.{path}", "a list of values", repr(values))
-    return tuple(_text(path, value) for value in values)
-
-
 def _text(path: str, value: Any) -> str:
     """A TOML value as `--set` takes it."""
     if isinstance(value, str):
         return value
-    if isinstance(value, bool | int | float | list):
-        try:
-            return json.dumps(value)
-        except TypeError:
-            pass
-    raise InputError(f"{path}: expected text, a number, true or false, or a list, got {str(value)!r}")
+    try:
+        return json.dumps(value)
+    except TypeError:
+        allowed = "text, a number, true or false, or a list"
+        raise InputError(f"{path}: expected {allowed}, got {str(value)!r}") from None
 
 
 def _run_name(name: str | None, settings: Mapping[str, str], seed: int) -> str:
@@ -242,8 +236,9 @@ class Estimate:
 
 def estimate(runs: Sequence[PlannedRun], states: dict[str, str], begun: dict[str, float]) -> list[Estimate]:
     """One estimate per run; `begun` has the completed share of each unfinished run."""
-    measured: dict[str, tuple[float, float]] = {}
+    measured: dict[str, float] = {}  # kind of run -> seconds per step
     sizes: dict[str, tuple[int, int]] = {}
+    work = taken = 0.0
     found = []
     for run in runs:
         config, state, seconds = run.config, states[run.name], 0.0
@@ -251,8 +246,9 @@ def estimate(runs: Sequence[PlannedRun], states: dict[str, str], begun: dict[str
         key = json.dumps(kind.to_dict())
         if state != "done":
             if key not in measured and len(measured) < MOST_MEASURED:
-                measured[key] = cost(kind), _seconds_per_step(kind)
-            per_step = measured[key][1] if key in measured else _by_cost(kind, measured)
+                measured[key] = _seconds_per_step(kind)
+                work, taken = work + cost(kind), taken + measured[key]
+            per_step = measured[key] if key in measured else cost(kind) * taken / work
             seconds = per_step * config.train.steps * (1 - begun.get(run.name, 0.0))
         if key not in sizes:
             sizes[key] = _numbers(config)
@@ -303,10 +299,6 @@ def _seconds_per_step(config: RunConfig) -> float:
     return min(after - earlier for earlier, after in pairwise(moments))
 
 
-def _by_cost(config: RunConfig, measured: dict[str, tuple[float, float]]) -> float:
-    return cost(config) * sum(seconds for _, seconds in measured.values()) / sum(work for work, _ in measured.values())
-
-
 def _bytes(config: RunConfig, still: int, moving: int) -> int:
     states = {"sgd": 1, "adamw": 2}[config.train.optimizer]
     kept = len(config.train.checkpoint_rule.fixed)
@@ -317,8 +309,6 @@ def _bytes(config: RunConfig, still: int, moving: int) -> int:
 
 def _numbers(config: RunConfig) -> tuple[int, int]:
     """How many numbers the frozen and the trained parameters have."""
-    from induction_memory.model.building import build
-
     moving = set(config.moving_parameters)
-    sizes = {name: value.numel() for name, value in build(config.model).named_parameters()}
+    sizes = {name: math.prod(shape) for name, shape in config.model.shapes.items()}
     return sum(n for name, n in sizes.items() if name not in moving), sum(sizes[name] for name in moving)
