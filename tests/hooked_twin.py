@@ -8,5 +8,5 @@ from induction_memory.runner.hooked import HookedRunner
 def hooked_logits(model, tokens, variant):
     runner = HookedRunner(model)
     with torch.no_grad():
-        ((_, logits),) = runner.run(runner.record(tokens), [variant], None)
-    return logits[0]
+        (logits,) = runner.run(runner.record(tokens), [variant], None)
+    return logits

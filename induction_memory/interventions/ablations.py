@@ -33,9 +33,8 @@ from induction_memory.field_docs import field_docs
 from induction_memory.fields import require_seed
 from induction_memory.interventions.scores import Scorer
 from induction_memory.runner.components import ARROW, GROUPS, component_names, listed
-from induction_memory.runner.network import take
 from induction_memory.runner.parameters import parameters
-from induction_memory.runner.recording import Patch, Recording, Runner, Via
+from induction_memory.runner.recording import Patch, Recording, Runner, Via, take
 from induction_memory.runner.swapped_weights import mixed
 from induction_memory.source.sources import Sequences, Steps, Subject, subject
 from induction_memory.task.batch import Batch
@@ -400,11 +399,11 @@ def _ablate_one(
     if group is not None:
         queries, asked = batch.of_group(group)
         intact = take(intact, queries)
-    scorer, measured = Scorer(intact, asked), dict[int, dict[str, float]]()
-    for indices, logits in recording.run([[], *(replacements.changes(*cell) for cell in first)], queries=queries):
-        scored = {name: values.tolist() for name, values in scorer(logits).items()}
-        for place, index in enumerate(indices):
-            measured[index] = {name: values[place] for name, values in scored.items()}
+    scorer, variants = Scorer(intact, asked), [[], *(replacements.changes(*cell) for cell in first)]
+    measured = [
+        {name: value.item() for name, value in scorer(logits).items()}
+        for logits in recording.run(variants, queries=queries)
+    ]
     rows = [measured[0], *(measured[place_of[key]] for key in same)]
     columns = {
         "component": [INTACT, *(name for name, _ in cells)],

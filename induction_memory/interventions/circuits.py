@@ -101,10 +101,10 @@ class _Bench:
         """M and the accuracy of each variant, [2, variant]; with `done`, an interruption keeps those done so far."""
         measured = np.full((2, len(variants)), np.nan)
         with nullcontext() if done is None else keeping(done, "circuits"):
-            for indices, logits in self.recording.run(variants, queries=self.queries):
-                measured[:, indices] = [values.cpu().numpy() for values in self.performance(logits)]
+            for i, logits in enumerate(self.recording.run(variants, queries=self.queries)):
+                measured[:, i] = [value.item() for value in self.performance(logits)]
                 if done is not None:
-                    done.extend(indices)
+                    done.append(i)
         return measured
 
 

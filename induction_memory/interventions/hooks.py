@@ -143,7 +143,7 @@ class _Edit(Patch):
 
     function: Callable[[Tensor], Tensor] = lambda own: own
 
-    def blend(self, own: Tensor, value: Tensor, where: Tensor | None) -> Tensor:
+    def applied(self, own: Tensor, rows: Tensor | None = None) -> Tensor:
         return self.function(own)
 
 

@@ -170,31 +170,27 @@ def effects(contrast: Contrast, variants: Sequence[Variant]) -> pd.DataFrame:
     answer = contrast.pairs.answer
     start, end = (at_query(run, contrast) for run in (contrast.start, contrast.end))
     M_from, M_to = (measured(logits, start, answer) for logits in (start, end))
-    parts: dict[int, dict[str, float]] = {}
-    for indices, logits in contrast.start.run(variants, queries=contrast.queries):
+    rows: list[dict[str, float]] = []
+    for logits in contrast.start.run(variants, queries=contrast.queries):
         M = measured(logits, start, answer)
-        effect, effect_se = _ratio(M_from - M, (M_from - M_to).expand_as(M))
+        effect, effect_se = _ratio(M_from - M, M_from - M_to)
         if answer is None:
             columns = {"kl": -M.mean(-1), "kl_se": _se(M)}
         else:
-            correct = is_right(logits[..., 0, :], answer.expand_as(M))
+            correct = is_right(logits[:, 0], answer)
             columns = {"accuracy": correct.mean(-1), "accuracy_se": _se(correct)}
             columns |= {"logit": M.mean(-1), "logit_se": _se(M)}
         columns |= {"effect": effect, "effect_se": effect_se}
-        for place, index in enumerate(indices):
-            parts[index] = {name: value[place].item() for name, value in columns.items()}
-    return pd.DataFrame.from_dict(parts, orient="index").sort_index()
+        rows.append({name: value.item() for name, value in columns.items()})
+    return pd.DataFrame(rows)
 
 
-def _se(values: Float[Tensor, "variant batch"]) -> Float[Tensor, " variant"]:
-    if values.shape[-1] < 2:
-        return torch.full(values.shape[:-1], torch.nan)
-    return values.std(-1) / values.shape[-1] ** 0.5
+def _se(values: Float[Tensor, " batch"]) -> Float[Tensor, ""]:
+    return values.std() / len(values) ** 0.5 if len(values) > 1 else torch.tensor(torch.nan)
 
 
 def _ratio(
-    above: Float[Tensor, "variant batch"], below: Float[Tensor, "variant batch"]
-) -> tuple[Float[Tensor, " variant"], Float[Tensor, " variant"]]:
-    ratio = above.sum(-1) / below.sum(-1)
-    spread = _se(above - ratio.unsqueeze(-1) * below)
-    return ratio, spread / below.mean(-1).abs()
+    above: Float[Tensor, " batch"], below: Float[Tensor, " batch"]
+) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+    ratio = above.sum() / below.sum()
+    return ratio, _se(above - ratio * below) / below.mean().abs()

@@ -115,7 +115,7 @@ class Activations:
 
         def compute() -> dict[str, Tensor]:
             if self.runner is not None:
-                recording = self.runner.record(self.batch.tokens, patterns=True)
+                recording = self.runner.record(self.batch.tokens)
                 patterns = {pattern_name(layer): recording.pattern(layer) for layer in range(1, self.n_layers + 1)}
                 return {"logits": recording.logits, **recording.activations, **patterns}
             wanted = [pattern_name(layer) for layer in range(1, self.n_layers + 1)]

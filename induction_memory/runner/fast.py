@@ -1,253 +1,235 @@
-"""The shortcut: many patched runs in one batch, nothing computed twice.
+"""The shortcut: what a patch cannot change is read from the recording of the intact run.
 
-It returns the same as `hooked`, up to float32 rounding, for every model that `accepted` allows. A patch puts a value at
-a site (variants.py) and everything downstream is recomputed. The variants of a call are stacked on a new first axis. Up
-to the first patched place everything is read from the recording of the intact run. After it, only what has changed is
-computed:
+It returns the same as `hooked`, up to float32 rounding, for every model that `objection` (support.py) has nothing
+against. Everything before the first layer that a variant patches is as recorded. In that layer only the patched heads
+are computed again,
 
-- an edge into the keys of a head costs those keys, that head's attention and what follows;
-- a patch of a few positions recomputes queries, keys and values there only, in the layer that reads it first;
-- where the logits are wanted at some queries only, the last layer computes those rows only.
+    out' = out + sum over those heads of (z' - z) W_O[head],
 
-It differentiates in the `amount` of a patch.
+and everything after it from the new stream. Where the logits are wanted at some queries only, the last layer computes
+those rows only. It differentiates in the `amount` of a patch.
 """
 
-from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from induction_memory.model.config import ModelConfig
-from induction_memory.model.names import head_name
-from induction_memory.runner import network as attention
-from induction_memory.runner.batched_variants import parts
-from induction_memory.runner.components import ARROW, Graph, head_of, layer_of
-from induction_memory.runner.network import Layer, Network
+from induction_memory.runner.components import ARROW, Graph
+from induction_memory.runner.maps import Maps, maps_of_config, maps_of_model
 from induction_memory.runner.parameters import parameters
-from induction_memory.runner.recording import Patch, Recording, Variant, Via, require_length
-from induction_memory.runner.swapped_weights import replaced
-
-WORTH_A_PATTERN = 3  # the attention of a layer is kept if at least this many variants patch only values in it
-MOST_PATTERN = 2**25  # and has at most this many entries
-TOKENS_AT_ONCE = 4096  # tokens of all variants in one pass: large matrix products that still fit the CPU caches
-
-
-Networks = Callable[[Mapping[str, Tensor]], AbstractContextManager[Network]]
-"""Weights that stand in for others -> the network with them, valid inside the block."""
+from induction_memory.runner.recording import Patches, Recording, Variant, Via, require_length, take
 
 
 class FastRunner:
     """Runs a HookedTransformer, or weights with their configuration."""
 
     via: Via = "fast"
+    refusal = None
+    """Memories can be read from every model that the shortcut computes."""
 
     def __init__(
-        self,
-        graph: Graph,
-        n_ctx: int,
-        networks: Networks,
-        weights: Mapping[str, Tensor],
-        swapped: Mapping[str, Tensor] | None = None,
+        self, graph: Graph, n_ctx: int, weights: Mapping[str, Tensor], maps: Callable[[Mapping[str, Tensor]], Maps]
     ) -> None:
-        self.graph, self.n_ctx = graph, n_ctx
-        self._networks, self._weights, self._swapped = networks, weights, swapped or {}
+        self.graph, self.n_ctx, self.weights, self._maps = graph, n_ctx, weights, maps
 
     @classmethod
     def of_model(cls, model: nn.Module) -> "FastRunner":
-        """Runs a HookedTransformer that `accepted` allows, with the weights that it has at the time."""
-
-        @contextmanager
-        def networks(swapped: Mapping[str, Tensor]) -> Iterator[Network]:
-            with replaced(model, swapped):
-                yield Network.of_model(model)
-
+        """Runs a HookedTransformer that `objection` has nothing against, with the weights that it has at the time."""
         cfg: Any = model.cfg
-        return cls(Graph.of(model), cfg.n_ctx, networks, parameters(model))
+        return cls(Graph.of(model), cfg.n_ctx, parameters(model), partial(maps_of_model, model))
 
     @classmethod
     def of_weights(cls, weights: Mapping[str, Tensor], config: ModelConfig) -> "FastRunner":
         """Runs the model that a configuration describes, without TransformerLens."""
+        return cls(Graph.of_config(config), config.n_ctx, weights, partial(maps_of_config, config))
 
-        @contextmanager
-        def networks(swapped: Mapping[str, Tensor]) -> Iterator[Network]:
-            yield Network.of_weights({**weights, **swapped}, config)
-
-        return cls(Graph.of_config(config), config.n_ctx, networks, weights)
-
-    @property
-    def weights(self) -> Mapping[str, Tensor]:
-        return {**self._weights, **self._swapped} if self._swapped else self._weights
-
-    @property
-    def refusal(self) -> None:
-        """Always None: memories can be read from every model that `accepted` allows."""
-        return None
-
-    def record(
-        self, tokens: Int[Tensor, "batch pos"], weights: Mapping[str, Tensor] | None = None, *, patterns: bool = False
-    ) -> Recording:
+    def record(self, tokens: Int[Tensor, "batch pos"], weights: Mapping[str, Tensor] | None = None) -> Recording:
         runner = self
         if weights:
-            runner = FastRunner(self.graph, self.n_ctx, self._networks, self._weights, {**self._swapped, **weights})
-        tokens = self._checked(tokens)
-        with torch.no_grad(), self._networks(runner._swapped) as network:
-            kept, x = _embedded(network, tokens)
-            known: dict[str, Tensor] = {}
-            for number, layer in enumerate(network.layers, start=1):
-                reads = network.reads(number, x, tokens, "qkv")
-                computed, facts = _layer(layer, number, x, reads, network.graph.parallel, patterns)
-                kept |= {f"blocks.{number - 1}.{hook}": value for hook, value in computed.items()}
-                known |= facts
-                x = computed["hook_resid_post"]
-            W_O = [layer.W_O for layer in network.layers]
-            return Recording(runner, tokens, kept, network.unembed(x), W_O, network, known)
+            runner = FastRunner(self.graph, self.n_ctx, {**self.weights, **weights}, self._maps)
+        require_length(tokens, self.n_ctx)
+        tokens = tokens.to(self.weights["embed.W_E"].device)
+        maps = self._maps(runner.weights)
+        with torch.no_grad():
+            kept = maps.embed(tokens)
+            x = sum(kept.values(), torch.zeros(()).to(self.weights["embed.W_E"]))
+            for number, layer in enumerate(maps.layers):
+                q, k, v = (layer.project(x, letter) for letter in "QKV")
+                z = attend(layer.rotated(q), layer.rotated(k), v, layer.scale)
+                found = {"hook_resid_pre": x, "attn.hook_q": q, "attn.hook_k": k, "attn.hook_v": v, "attn.hook_z": z}
+                found["hook_attn_out"] = layer.combine(z)
+                after = x + found["hook_attn_out"]
+                if layer.feed_forward is not None:
+                    found["hook_mlp_out"] = layer.feed_forward(x if self.graph.parallel else after)
+                    after = after + found["hook_mlp_out"]
+                found["hook_resid_post"] = x = after
+                kept |= {f"blocks.{number}.{hook}": value for hook, value in found.items()}
+            W_O = [layer.attention["W_O"] for layer in maps.layers]
+            return Recording(runner, tokens, kept, maps.unembed(x), W_O, maps)
 
     def patterns(self, tokens: Int[Tensor, "batch pos"]) -> list[Float[Tensor, "batch head query key"]]:
-        """The attention of every layer. What follows the last layer's keys is not computed."""
-        tokens, found = self._checked(tokens), []
-        with torch.no_grad(), self._networks(self._swapped) as network:
-            _, x = _embedded(network, tokens)
-            for number, layer in enumerate(network.layers[:-1], start=1):
-                reads = network.reads(number, x, tokens, "qkv")
-                computed, facts = _layer(layer, number, x, reads, network.graph.parallel, True)
-                found.append(facts[f"pattern {number}"])
-                x = computed["hook_resid_post"]
-            last = network.layers[-1]
-            q, k = (last.rotated(one[None])[0] for one in network.reads(len(network.layers), x, tokens, "qk"))
-            return [*found, attention.pattern(q, k, last.scale)]
+        recording = self.record(tokens)
+        return [self.pattern(recording, layer) for layer in range(1, self.graph.n_layers + 1)]
 
-    def _checked(self, tokens: Int[Tensor, "batch pos"]) -> Int[Tensor, "batch pos"]:
-        require_length(tokens, self.n_ctx)
-        return tokens.to(self.weights["embed.W_E"].device)
+    def pattern(self, recording: Recording, layer: int) -> Float[Tensor, "batch head query key"]:
+        assert recording.maps is not None
+        weights = recording.maps[layer]
+        with torch.no_grad():
+            q, k = (weights.rotated(recording.layer(layer, f"attn.hook_{one}")) for one in "qk")
+            return _attention(q, k, weights.scale, torch.arange(q.shape[1], device=q.device))
 
     def run(
         self, recording: Recording, variants: Sequence[Variant], queries: Int[Tensor, "batch m"] | None
-    ) -> Iterator[tuple[list[int], Float[Tensor, "variant batch m vocab"]]]:
-        """A group holds variants that first differ at the same place, as many as fit the CPU caches.
-
-        If a batch is so long that not even one variant fits, it is run in parts of some sequences each.
-        """
-        depth: dict[int, list[int]] = defaultdict(list)
-        for index, variant in enumerate(variants):
-            depth[min((_depth(self.graph, patch) for patch in variant), default=0)].append(index)
-        if recording.tokens.numel() * recording.tokens.shape[1] * self.graph.n_heads <= MOST_PATTERN:
-            for layer in _value_layers(self.graph, variants):
-                recording.pattern(layer)
-        at_once, parted = max(1, TOKENS_AT_ONCE // recording.tokens.numel()), parts(recording, queries, TOKENS_AT_ONCE)
-        for _, deep in sorted(depth.items()):
-            for start, indices in _by_start(self.graph, variants, deep):
-                with self.network(recording) as network:
-                    for part in parted:
-                        part.begin(network, start, [variants[i] for i in indices])
-                for first in range(0, len(indices), at_once):
-                    chosen = indices[first : first + at_once]
-                    with self.network(recording) as network:
-                        logits = [part.logits(network, [variants[i] for i in chosen]) for part in parted]
-                    yield chosen, logits[0] if len(logits) == 1 else torch.cat(logits, dim=1)
-
-    @contextmanager
-    def network(self, recording: Recording) -> Iterator[Network]:
-        """`with runner.network(recording) as network:` the network that computed the recorded run."""
-        assert recording.network is not None
-        if not self._swapped:
-            yield recording.network
-            return
-        with self._networks(self._swapped) as network:
-            yield network
-
-    def pattern(self, recording: Recording, layer: int) -> Float[Tensor, "batch head query key"]:
-        with torch.no_grad(), self.network(recording) as network:
-            q, k = (network[layer].rotated(recording.layer(layer, f"attn.hook_{one}")[None])[0] for one in "qk")
-            return attention.pattern(q, k, network[layer].scale)
+    ) -> Iterator[Float[Tensor, "batch m vocab"]]:
+        """Neighbouring variants that differ only after the last layer's attention share what comes before."""
+        known, run = None, None
+        for variant in variants:
+            upstream = _upstream(self.graph, variant)
+            if run is None or upstream != known:
+                known, run = upstream, _PatchedRun(recording, variant, queries)
+            yield run.logits(variant)
 
 
-def _embedded(
-    network: Network, tokens: Int[Tensor, "batch pos"]
-) -> tuple[dict[str, Tensor], Float[Tensor, "batch pos d"]]:
-    """The embeddings by hook, and their sum."""
-    x = network.embed(tokens)
-    if network.positions is None:
-        return {"hook_embed": x}, x
-    positions = network.positions(tokens).expand_as(x)
-    return {"hook_embed": x, "hook_pos_embed": positions}, x + positions
+def _upstream(graph: Graph, variant: Variant) -> tuple:
+    """What a variant needs before the last layer's heads write: its patches up to there, and its edges' sources."""
+    later = {*graph.heads_of(graph.n_layers), f"FF{graph.n_layers}", "out"}
+    ends = [patch.site.partition(ARROW) for patch in variant]
+    early = [patch for patch, (source, _, target) in zip(variant, ends, strict=True) if (target or source) not in later]
+    sources = {source for source, arrow, _ in ends if arrow}
+    return [(patch.site, id(patch.value), id(patch.where), id(patch.amount)) for patch in early], sources
 
 
-def _value_layers(graph: Graph, variants: Sequence[Variant]) -> list[int]:
-    """The layers in which several variants patch only values, so that the intact attention is worth keeping.
+class _PatchedRun:
+    """A run with the patches of a variant, up to the attention of the last layer."""
 
-    Variants whose values are the same at every position do not count: they need no attention.
-    """
-    alone = [{patch.site.partition(ARROW)[2] or patch.site for patch in variant} for variant in variants]
-    same = [all(patch.is_constant and ARROW not in patch.site for patch in variant) for variant in variants]
-    read = [next(iter(sites)) for sites, same in zip(alone, same, strict=True) if len(sites) == 1 and not same]
-    counts = Counter(layer_of(site.partition(".")[0]) for site in read if site.endswith(".v"))
-    return [layer for layer, count in counts.items() if count >= WORTH_A_PATTERN]
+    def __init__(self, recording: Recording, variant: Variant, queries: Int[Tensor, "batch m"] | None) -> None:
+        assert recording.maps is not None
+        self.recording, self.maps, self.graph = recording, recording.maps, recording.graph
+        self.patches, self.queries = Patches(variant, recording.at), queries
+        last = self.graph.n_layers
+        first = min((self.graph.first_layer(patch.site) for patch in variant), default=last)
+        self.x, self.changed = self._recorded(first, "hook_resid_pre"), False
+        """The stream, and whether it is another than the recorded one."""
+        for name in ("embed", "pos"):
+            if name in self.patches.nodes:
+                own = recording.at(name)
+                self.x, self.changed = self.x + (self.patches.write(name, own) - own), True
+        for layer in range(first, last):
+            self._attend(layer)
+            self.x, self.changed = self._after_layer(layer, self.patches), True
+        self._attend(last)
+
+    def logits(self, variant: Variant) -> Float[Tensor, "batch m vocab"]:
+        """The logits of a variant that agrees with this run's up to the attention of the last layer."""
+        patches = self.patches.followed_by(variant)
+        return self.maps.unembed(patches.read("out", self._after_layer(self.graph.n_layers, patches)))
+
+    def _attend(self, layer: int) -> None:
+        """Compute z of the heads that a patch changes. From the last layer's queries on, other rows are left out."""
+        weights, patches, heads = self.maps[layer], self.patches, self.graph.heads_of(layer)
+        self.computed = [
+            h for h, head in enumerate(heads) if self.changed or any(patches.touch(f"{head}.{one}") for one in "qkv")
+        ]
+        queries = self.queries if layer == self.graph.n_layers else None
+        if self.computed:
+            k, v = self._read(layer, "k"), self._read(layer, "v")
+            if queries is None or weights.rotate is not None:  # rotary positions need every row
+                q = weights.rotated(self._read(layer, "q"))
+                q = q if queries is None else _take_heads(q, queries)
+                self._narrow(queries)
+            else:
+                self._narrow(queries)
+                q = self._read(layer, "q")
+            self.z = attend(q, weights.rotated(k), v, weights.scale, queries)
+        else:
+            self._narrow(queries)
+
+    def _read(self, layer: int, letter: str) -> Float[Tensor, "batch m head d_head"]:
+        """Queries, keys or values of the heads to compute, with their patches."""
+        weights, patches = self.maps[layer], self.patches
+        sites = [f"L{layer}H{h + 1}.{letter}" for h in self.computed]
+        if self.changed:
+            own = weights.project(self.x, letter.upper())
+        else:
+            own = self._recorded(layer, f"attn.hook_{letter}")[..., self.computed, :]
+        if not any(map(patches.touch, sites)):
+            return own
+        by_head = list(own.unbind(-2))
+        for i, (h, site) in enumerate(zip(self.computed, sites, strict=True)):
+            if site in patches.edges:
+                by_head[i] = weights.project_head(patches.read(site, self.x), letter.upper(), h)
+            by_head[i] = patches.write(site, by_head[i])
+        return torch.stack(by_head, dim=-2)
+
+    def _narrow(self, queries: Int[Tensor, "batch m"] | None) -> None:
+        if queries is not None:
+            self.patches.narrow(queries)
+            self.x = take(self.x, queries)
+
+    def _after_layer(self, layer: int, patches: Patches) -> Float[Tensor, "batch m d_model"]:
+        """The stream after a layer, from the stream before it and the z of its heads."""
+        weights, heads, computed = self.maps[layer], self.graph.heads_of(layer), self.computed
+        W_O = weights.attention["W_O"]
+        if len(computed) == len(heads):
+            out = weights.combine(self.z)
+        else:
+            out = self._recorded(layer, "hook_attn_out")
+            if computed:
+                z = self._recorded(layer, "attn.hook_z")[..., computed, :]
+                out = out + (self.z - z).flatten(-2) @ W_O[computed].flatten(0, 1)
+        for h, head in enumerate(heads):
+            if head in patches.nodes or head in patches.sources:
+                own = self.z[..., computed.index(h), :] @ W_O[h] if h in computed else patches.recorded(head)
+                out = out + (patches.write(head, own) - own)
+        after = self.x + out
+        if weights.feed_forward is None:
+            return after
+        name = f"FF{layer}"
+        moved = self.changed if self.graph.parallel else bool(computed) or any(head in patches.nodes for head in heads)
+        if moved or name in patches.edges:
+            own = weights.feed_forward(patches.read(name, self.x if self.graph.parallel else after))
+        else:
+            own = self._recorded(layer, "hook_mlp_out")
+        return after + patches.write(name, own)
+
+    def _recorded(self, layer: int, hook: str) -> Tensor:
+        value, rows = self.recording.layer(layer, hook), self.patches.rows
+        if rows is None:
+            return value
+        return take(value, rows) if value.dim() == 3 else _take_heads(value, rows)
 
 
-def _by_start(
-    graph: Graph, variants: Sequence[Variant], indices: Sequence[int]
-) -> Iterator[tuple[list[Patch], list[int]]]:
-    """Groups of variants that share their patches before the last layer, each with these patches, then all others."""
-    starts: dict[tuple, list[int]] = defaultdict(list)
-    for index in indices:
-        early = [patch for patch in variants[index] if _is_early(graph, patch)]
-        starts[tuple(sorted((p.site, id(p.value), id(p.where), id(p.amount)) for p in early))].append(index)
-    alone = [index for key, members in starts.items() if not key or len(members) == 1 for index in members]
-    for key, members in starts.items():
-        if key and len(members) > 1:
-            yield [patch for patch in variants[members[0]] if _is_early(graph, patch)], members
-    if alone:
-        yield [], sorted(alone)
+def _take_heads(x: Float[Tensor, "batch pos head d"], rows: Int[Tensor, "batch m"]) -> Float[Tensor, "batch m head d"]:
+    return take(x.flatten(-2), rows).unflatten(-1, x.shape[-2:])
 
 
-def _is_early(graph: Graph, patch: Patch) -> bool:
-    """Whether a patch changes something before the last layer's heads read it."""
-    source, arrow, target = patch.site.partition(ARROW)
-    reads = target if arrow else source
-    return reads != "out" and layer_of(reads.partition(".")[0]) < graph.n_layers
+def attend(
+    q: Float[Tensor, "batch m head d_head"],
+    k: Float[Tensor, "batch pos head d_head"],
+    v: Float[Tensor, "batch pos head d_head"],
+    scale: float,
+    queries: Int[Tensor, "batch m"] | None = None,
+) -> Float[Tensor, "batch m head d_head"]:
+    """Causal attention, softmax(q k^T / scale) v, where the q are those of all positions or of `queries`."""
+    if queries is not None:
+        return torch.einsum("bhqk,bkhd->bqhd", _attention(q, k, scale, queries), v)
+    q, k, v = (one.transpose(1, 2) for one in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1 / scale).transpose(1, 2)
 
 
-def _layer(
-    layer: Layer,
-    number: int,
-    x: Float[Tensor, "batch pos d"],
-    reads: tuple[Float[Tensor, "batch pos head d_head"], ...],
-    parallel: bool,
-    patterns: bool,
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """One layer of the intact run: its activations by hook, and other values that the recording need not compute."""
-    q, k, v = reads
-    kept = {"hook_resid_pre": x, "attn.hook_q": q, "attn.hook_k": k, "attn.hook_v": v}
-    known: dict[str, Tensor] = {}
-    q, k = layer.rotated(q[None]), layer.rotated(k[None])
-    if patterns:
-        known[f"pattern {number}"], z = attention.pattern_and_output(q[0], k[0], v, layer.scale)
-    else:
-        z = attention.attend(q, k, v[None], layer.scale)[0]
-    out = layer.combine(z)
-    if layer.writes_one_head:
-        known[head_name(number, 1)] = out
-    kept |= {"attn.hook_z": z, "hook_attn_out": out}
-    after = x + out
-    if layer.feed_forward is not None:
-        kept["hook_mlp_out"] = layer.feed_forward(x if parallel else after)
-        after = after + kept["hook_mlp_out"]
-    return kept | {"hook_resid_post": after}, known
-
-
-def _depth(graph: Graph, patch: Patch) -> int:
-    """Where in the computation a patch first matters; sites that read or write at one place share a number."""
-    if ARROW in patch.site:
-        name = patch.site.split(ARROW)[1]
-    elif "." in patch.site:
-        name = patch.site
-    else:  # a writer matters from the first input that reads it
-        name = next(name for name in graph.inputs if patch.site in graph.writers_before(name))
-    if name == "out":
-        return 3 * graph.n_layers
-    layer = int(name[2:]) if name.startswith("FF") else head_of(name)[0]
-    return 3 * layer - 2 if name.startswith("FF") else 3 * layer - 3
+def _attention(
+    q: Float[Tensor, "batch m head d_head"],
+    k: Float[Tensor, "batch pos head d_head"],
+    scale: float,
+    queries: Int[Tensor, "*batch m"],
+) -> Float[Tensor, "batch head m pos"]:
+    """softmax over the keys s <= t of q_t . k_s / scale, for queries at the positions t."""
+    later = torch.arange(k.shape[1], device=k.device) > queries[..., None]
+    scores = (q.transpose(1, 2) / scale) @ k.permute(0, 2, 3, 1)
+    return scores.masked_fill_(later.unsqueeze(-3), -torch.inf).softmax(-1)

@@ -35,9 +35,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from induction_memory.errors import InputError, require
 from induction_memory.runner.components import ARROW, Graph, head_of
-from induction_memory.runner.network import take
 from induction_memory.runner.parameters import parameters
-from induction_memory.runner.recording import Patch, Recording, Variant, Via, require_length
+from induction_memory.runner.recording import Patches, Recording, Variant, Via, require_length, take
 from induction_memory.runner.support import asleep, keep, unreadable
 from induction_memory.runner.swapped_weights import replaced
 
@@ -104,32 +103,12 @@ def patch_hooks(
     the change is added at `hook_attn_out`. With the layers' projections given, edges into heads change their queries,
     keys and values (`projections.py`).
     """
-    written: dict[str, Tensor] = {}
-    nodes: dict[str, list[Patch]] = {}
-    edges: dict[str, list[tuple[str, Patch]]] = {}
-    for patch in variant:
-        source, arrow, target = patch.site.partition(ARROW)
-        if arrow:
-            edges.setdefault(target, []).append((source, patch))
-        else:
-            nodes.setdefault(source, []).append(patch)
-    sources = {source for patches in edges.values() for source, _ in patches}
-
-    def write(name: str, value: Tensor) -> Tensor:
-        for patch in nodes.get(name, ()):
-            value = _blended(value, patch)
-        written[name] = value
-        return value
-
-    def read(name: str, stream: Tensor) -> Tensor:
-        for source, patch in edges.get(name, ()):
-            stream = stream + (_blended(written[source], patch) - written[source])
-        return stream
-
+    patches = Patches(variant)
+    nodes, edges, sources, write, read = patches.nodes, patches.edges, patches.sources, patches.write, patches.read
     hooks: list[Hook] = []
 
     def add(point: str, names: Sequence[str], function: Callable[[str, Tensor], Tensor], by_head: bool) -> None:
-        used = [name for name in names if (name in edges if function is read else name in nodes or name in sources)]
+        used = [name for name in names if (name in edges if function == read else name in nodes or name in sources)]
         if used:
             hooks.append((point, _by_head(function, used) if by_head else _whole(function, used[0])))
 
@@ -202,13 +181,6 @@ def _by_projection(
     return [(f"{block}.hook_resid_pre", note), (f"{block}.attn.hook_{letter}", _by_head(change, inputs))]
 
 
-def _blended(own: Tensor, patch: Patch) -> Tensor:
-    value, where = patch.value, None if patch.where is None else patch.where.unsqueeze(-1)
-    batch = max(len(own), len(value), 1 if where is None else len(where))
-    own, value = own.expand(batch, -1, -1), value.expand(batch, own.shape[1], -1)
-    return patch.blend(own, value, where)
-
-
 SPLIT = "use_split_qkv_input"
 POINTS = {
     "use_attn_result": ("attn.hook_result",),
@@ -252,10 +224,8 @@ class HookedRunner:
     def refusal(self) -> str | None:
         return unreadable(self.model)
 
-    def record(
-        self, tokens: Int[Tensor, "batch pos"], weights: Mapping[str, Tensor] | None = None, *, patterns: bool = False
-    ) -> Recording:
-        """One forward with hooks. `patterns` has no effect: the first request for attention runs another forward."""
+    def record(self, tokens: Int[Tensor, "batch pos"], weights: Mapping[str, Tensor] | None = None) -> Recording:
+        """One forward with hooks. The first request for attention runs another one."""
         runner = HookedRunner(self.model, {**self._swapped, **weights}) if weights else self
         require_length(tokens, self.n_ctx)
         tokens = tokens.to(next(self.model.parameters()).device)
@@ -274,14 +244,14 @@ class HookedRunner:
 
     def run(
         self, recording: Recording, variants: Sequence[Variant], queries: Int[Tensor, "batch m"] | None
-    ) -> Iterator[tuple[list[int], Float[Tensor, "variant batch m vocab"]]]:
+    ) -> Iterator[Float[Tensor, "batch m vocab"]]:
         flags = self._flags([patch.site for variant in variants for patch in variant])
         projected = self._projections if SPLIT in flags and not self._splits else ()
         flags = [flag for flag in flags if not (projected and flag == SPLIT)]
-        for index, variant in enumerate(variants):
+        for variant in variants:
             hooks = patch_hooks(self.graph, variant, self._W_O, projected)
             logits = self._forward(recording.tokens, hooks, flags)
-            yield [index], (logits if queries is None else take(logits, queries)).unsqueeze(0)
+            yield logits if queries is None else take(logits, queries)
 
     def pattern(self, recording: Recording, layer: int) -> Float[Tensor, "batch head query key"]:
         return self._patterns(recording.tokens, [layer])[0]

@@ -12,7 +12,7 @@ is a set of patches.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
 import torch
@@ -21,8 +21,8 @@ from torch import Tensor
 
 from induction_memory.errors import require
 from induction_memory.field_docs import field_docs
-from induction_memory.runner.components import Graph, head_of
-from induction_memory.runner.network import Network
+from induction_memory.runner.components import ARROW, Graph, head_of
+from induction_memory.runner.maps import Maps
 from induction_memory.terminal import track
 
 
@@ -49,37 +49,78 @@ class Patch:
     amount: float | Float[Tensor, ""] = 1.0
     """How far to go from the run's own activation (0) to the value (1)."""
 
-    @property
-    def is_constant(self) -> bool:
-        """Whether it puts the same vector at every position of a sequence."""
-        return self.is_everywhere and self.value.shape[1] == 1
-
-    @property
-    def is_everywhere(self) -> bool:
-        """Whether it replaces the run's own activation completely, at every position."""
-        return self._is_whole and self.where is None
-
-    @property
-    def _is_whole(self) -> bool:
-        return isinstance(self.amount, float) and self.amount == 1.0
-
-    def of(self, sequences: slice) -> "Patch":
-        """The patch restricted to some of the sequences."""
-        value = self.value if len(self.value) == 1 else self.value[sequences]
-        return replace(self, value=value, where=None if self.where is None else self.where[sequences])
-
-    def blend(
-        self,
-        own: Float[Tensor, "batch m d"],
-        value: Float[Tensor, "batch m d"],
-        where: Bool[Tensor, "batch m 1"] | None,
-    ) -> Float[Tensor, "batch m d"]:
-        """own + amount (value - own); `value` and `where` at the positions that `own` has."""
-        new = value if self._is_whole else own + self.amount * (value - own)
+    def applied(self, own: Tensor, rows: Int[Tensor, "batch m"] | None = None) -> Tensor:
+        """An activation [batch, pos, d] with the patch; if it has the positions `rows` only, those of the patch too."""
+        value, where = self.value, None if self.where is None else self.where.unsqueeze(-1)
+        if rows is not None:
+            value = value if value.shape[1] == 1 else take(value.expand(len(rows), -1, -1), rows)
+            where = where if where is None else take(where, rows)
+        own, value = torch.broadcast_tensors(own, value)
+        whole = isinstance(self.amount, float) and self.amount == 1.0
+        new = value if whole else own + self.amount * (value - own)
         return new if where is None else torch.where(where, new, own)
 
 
 Variant = Sequence[Patch]
+
+
+class Patches:
+    """The patches of a variant by site, applied while a run passes these sites in the order of the computation."""
+
+    def __init__(self, variant: Variant, recorded: Callable[[str], Tensor] | None = None) -> None:
+        self.nodes: dict[str, list[Patch]] = {}
+        self.edges: dict[str, list[tuple[str, Patch]]] = {}
+        for patch in variant:
+            source, arrow, target = patch.site.partition(ARROW)
+            if arrow:
+                self.edges.setdefault(target, []).append((source, patch))
+            else:
+                self.nodes.setdefault(source, []).append(patch)
+        self.sources = {source for patches in self.edges.values() for source, _ in patches}
+        self.rows: Tensor | None = None
+        """The only positions of each sequence that the run still computes; None for all."""
+        self._recorded, self._written = recorded, dict[str, Tensor]()
+
+    def touch(self, name: str) -> bool:
+        """Whether a writer or an input is patched."""
+        return name in self.nodes or name in self.edges
+
+    def write(self, name: str, own: Tensor) -> Tensor:
+        """What a writer writes, or a head's queries, keys or values, with the patches there."""
+        for patch in self.nodes.get(name, ()):
+            own = patch.applied(own, self.rows)
+        if name in self.sources:
+            self._written[name] = own
+        return own
+
+    def read(self, name: str, stream: Tensor) -> Tensor:
+        """The stream as an input sees it, with the edges into it patched."""
+        for source, patch in self.edges.get(name, ()):
+            own = self._written[source] if source in self._written else self.recorded(source)
+            stream = stream + (patch.applied(own, self.rows) - own)
+        return stream
+
+    def recorded(self, name: str) -> Tensor:
+        """What a writer wrote in the recorded run, at the positions that this run still computes."""
+        assert self._recorded is not None
+        value = self._recorded(name)
+        return value if self.rows is None else take(value, self.rows)
+
+    def narrow(self, rows: Int[Tensor, "batch m"]) -> None:
+        """Compute only these positions from here on."""
+        self.rows = rows
+        self._written = {name: take(value, rows) for name, value in self._written.items()}
+
+    def followed_by(self, variant: Variant) -> "Patches":
+        """The patches of a variant for the rest of this run."""
+        after = Patches(variant, self._recorded)
+        after.rows, after._written = self.rows, dict(self._written)
+        return after
+
+
+def take(x: Tensor, rows: Int[Tensor, "batch m"]) -> Tensor:
+    """x[batch, pos, d] at some positions of each sequence."""
+    return x.gather(1, rows.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
 
 
 Via = Literal["hooks", "fast"]
@@ -111,19 +152,14 @@ class Runner(Protocol):
         """Why memories cannot be read from the weights; None where they can."""
         ...
 
-    def record(
-        self, tokens: Int[Tensor, "batch pos"], weights: Mapping[str, Tensor] | None = None, *, patterns: bool = False
-    ) -> "Recording":
-        """One intact run without gradients. In this run only, `weights` replace the parameters of the same names.
-
-        `patterns` announces that the attention of every layer will be needed.
-        """
+    def record(self, tokens: Int[Tensor, "batch pos"], weights: Mapping[str, Tensor] | None = None) -> "Recording":
+        """One intact run without gradients. In this run only, `weights` replace the parameters of the same names."""
         ...
 
     def run(
         self, recording: "Recording", variants: Sequence[Variant], queries: Int[Tensor, "batch m"] | None
-    ) -> Iterator[tuple[list[int], Float[Tensor, "variant batch m vocab"]]]:
-        """Logits of every variant, in groups: (which variants, their logits). At all positions, or at `queries`."""
+    ) -> Iterator[Float[Tensor, "batch m vocab"]]:
+        """The logits of each variant, in the order given: at all positions, or at `queries`."""
         ...
 
     def patterns(self, tokens: Int[Tensor, "batch pos"]) -> list[Float[Tensor, "batch head query key"]]:
@@ -154,8 +190,8 @@ class Recording:
     logits: Float[Tensor, "batch pos vocab"]
     W_O: Sequence[Float[Tensor, "head d_head d_model"]] = ()
     """Output matrices of each layer, if the heads' outputs are computed only on request."""
-    network: Network | None = field(default=None, repr=False)
-    """The network of the shortcut."""
+    maps: Maps | None = field(default=None, repr=False)
+    """What the shortcut computed it with."""
     _kept: dict[str, Tensor] = field(default_factory=dict, repr=False)
 
     @property
@@ -186,49 +222,26 @@ class Recording:
             self._kept[name] = compute()
         return self._kept[name]
 
-    def of(self, sequences: slice) -> "Recording":
-        """The run of some of the sequences, with the values already computed for them."""
-        return replace(
-            self,
-            tokens=self.tokens[sequences],
-            activations={name: value[sequences] for name, value in self.activations.items()},
-            logits=self.logits[sequences],
-            _kept={name: value[sequences] for name, value in self._kept.items()},
-        )
-
-    def after_heads(self, layer: int) -> Float[Tensor, "batch pos d_model"]:
-        """The stream with what a layer's heads wrote, without its feed-forward."""
-        before, written = (self.layer(layer, f"hook_{name}") for name in ("resid_pre", "attn_out"))
-        return self.once(f"after heads {layer}", lambda: before + written)
-
-    def knows_pattern(self, layer: int) -> bool:
-        """Whether the attention of a layer has been computed."""
-        return f"pattern {layer}" in self._kept
-
     def pattern(self, layer: int) -> Float[Tensor, "batch head query key"]:
         """The attention of a layer, counted from 1."""
         return self.once(f"pattern {layer}", lambda: self.runner.pattern(self, layer))
 
     def run(
         self, variants: Sequence[Variant], *, queries: Int[Tensor, "batch m"] | None = None
-    ) -> Iterator[tuple[list[int], Float[Tensor, "variant batch m vocab"]]]:
-        """Logits of every variant, in groups: (which variants, their logits). At all positions, or at `queries`."""
+    ) -> Iterator[Float[Tensor, "batch m vocab"]]:
+        """The logits of each variant, in the order given: at all positions, or at `queries`."""
         known = {*self.graph.writers, *self.graph.inputs[:-1], *self.graph.edges}
         for variant in variants:
             for patch in variant:
                 assert patch.site in known, f"no site {patch.site}"
-        groups = self.runner.run(self, variants, queries)
-        return track(groups, "patched runs", len(variants), size=lambda group: len(group[0]))
+        return track(self.runner.run(self, variants, queries), "patched runs", len(variants))
 
     def patched_logits(
         self, variants: Sequence[Variant], *, queries: Int[Tensor, "batch m"] | None = None
     ) -> Float[Tensor, "variant batch m vocab"]:
-        """The logits of every variant in the order given, all in memory."""
+        """The logits of all variants, all in memory."""
         require(len(variants) > 0, "variants", "at least one", 0)
-        parts: dict[int, Tensor] = {}
-        for indices, group in self.run(variants, queries=queries):
-            parts |= dict(zip(indices, group, strict=True))
-        return torch.stack([parts[i] for i in range(len(variants))])
+        return torch.stack(list(self.run(variants, queries=queries)))
 
 
 def require_length(tokens: Int[Tensor, "batch pos"], n_ctx: int, field: str = "tokens") -> None:

@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from induction_memory.errors import InputError
-from induction_memory.heads import games as coalitions_module
 from induction_memory.heads.games import coalition_sums, solve_games, value_function
 from induction_memory.heads.metric_positions import ask
 from induction_memory.heads.routes import ROUTES, edges
 from induction_memory.heads.shapley import all_coalitions
 from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
+from induction_memory.runner import fast as fast_runner
 from induction_memory.runner.choice import runner
 from induction_memory.runner.components import Graph
 from induction_memory.runner.recording import Patch
@@ -106,10 +106,8 @@ def test_shapley_values_of_every_game_sum_to_its_total_effect():
 
 
 def counted_attention(monkeypatch):
-    calls = []
-    for name in ("attend", "attend_from"):
-        own = getattr(coalitions_module, name)
-        monkeypatch.setattr(coalitions_module, name, lambda *given, own=own: calls.append(1) or own(*given))
+    calls, own = [], fast_runner.attend
+    monkeypatch.setattr(fast_runner, "attend", lambda *given: calls.append(1) or own(*given))
     return calls
 
 
@@ -122,14 +120,6 @@ def test_coalitions_by_hooks_are_the_same():
     only_keys = torch.ones(16, len(ROUTES), 4, dtype=torch.bool)
     only_keys[:, ROUTES.index("k")] = all_coalitions(4)
     torch.testing.assert_close(fast.values(only_keys), hooked.values(only_keys), atol=1e-4, rtol=1e-4)
-
-
-def test_the_games_of_a_model_share_their_feed_forwards():
-    v, calls = value_function_of(ModelConfig.full(**SMALL, n_heads=2)), []
-    own = v.recording.network.layers[0].feed_forward
-    object.__setattr__(v.recording.network.layers[0], "feed_forward", lambda x: calls.append(1) or own(x))
-    solve_games(v)
-    assert len(calls) == 3  # the subsets of layer 1 without the recorded one, for "all" and for "ff" alike
 
 
 def test_coalitions_reuse_what_they_share_instead_of_starting_over(monkeypatch):
@@ -148,15 +138,6 @@ def test_coalitions_of_the_last_layer_need_no_attention_at_all(monkeypatch):
     coalitions[:, 4:] = all_coalitions(4)
     assert v.coalitions(coalitions).shape == (16, 4)
     assert not calls
-
-
-def test_small_groups_of_coalitions_give_the_same(monkeypatch):
-    v = value_function_of(ARCHITECTURES["full, two heads"])
-    whole = coalition_sums(v.recording, v.absent, everywhere(all_coalitions(4)), v.questions)
-    monkeypatch.setattr("induction_memory.heads.games.LOGITS_AT_ONCE", 1)
-    monkeypatch.setattr("induction_memory.heads.games.TOKENS_AT_ONCE", 36)  # three of the four sequences
-    apart = coalition_sums(v.recording, v.absent, everywhere(all_coalitions(4)), v.questions)
-    torch.testing.assert_close(apart, whole)
 
 
 @pytest.mark.parametrize("kind", ["zero", "mean-position", "resample"])

@@ -17,7 +17,6 @@ from induction_memory.interventions.patching import (
 from induction_memory.interventions.scores import contrast, effects
 from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
-from induction_memory.runner import fast
 from induction_memory.runner.components import Graph
 from induction_memory.runner.recording import Patch
 from induction_memory.source.sources import subject
@@ -201,7 +200,6 @@ def test_raw_tokens_are_patched_at_a_pair_that_came_before(model):
 def test_an_interrupted_curve_keeps_the_circuits_that_are_scored(model, batch, monkeypatch, capsys):
     how = {"rankings": ("exact",), "random_orders": 1, "task": TASK}
     whole = discover(model, batch, **how)
-    monkeypatch.setattr(fast, "TOKENS_AT_ONCE", 1)
     calls, performance = [], circuits._Bench.performance
 
     def stops(bench, logits):

@@ -5,12 +5,10 @@ from transformer_lens import HookedTransformer, HookedTransformerConfig
 from induction_memory.errors import InputError
 from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
-from induction_memory.runner import fast as fast_runner
-from induction_memory.runner import network
+from induction_memory.runner import fast
 from induction_memory.runner.choice import record
 from induction_memory.runner.components import Graph
 from induction_memory.runner.hooked import HookedRunner
-from induction_memory.runner.network import running_mean
 from induction_memory.runner.recording import Patch
 from tests.hooked_twin import hooked_logits
 
@@ -68,22 +66,11 @@ def test_a_recording_is_what_the_hooks_of_the_model_see(model):
     torch.testing.assert_close(summed, cache[f"blocks.{model.cfg.n_layers - 1}.hook_resid_post"], atol=1e-5, rtol=1e-5)
 
 
-def test_a_recording_that_keeps_its_attention_is_the_same(model, monkeypatch):
-    monkeypatch.setattr(network, "BLOCK", 5)
-    plain = record(model, tokens_of(0))
-    kept = plain.runner.record(tokens_of(0), patterns=True)
+def test_the_attention_is_what_the_hooks_of_the_model_see(model):
     _, cache = model.run_with_cache(tokens_of(0))
-    torch.testing.assert_close(kept.logits, plain.logits, atol=1e-5, rtol=1e-5)
-    for layer in range(1, model.cfg.n_layers + 1):
-        assert kept.knows_pattern(layer)
-        assert not plain.knows_pattern(layer)
-        hook = f"blocks.{layer - 1}.attn.hook_pattern"
-        torch.testing.assert_close(kept.pattern(layer), cache[hook], atol=1e-5, rtol=1e-5)
-    for runner in (plain.runner, HookedRunner(model)):
-        alone = runner.patterns(tokens_of(0))
-        for layer, pattern in enumerate(alone):
+    for runner in (record(model, tokens_of(0)).runner, HookedRunner(model)):
+        for layer, pattern in enumerate(runner.patterns(tokens_of(0))):
             torch.testing.assert_close(pattern, cache[f"blocks.{layer}.attn.hook_pattern"], atol=1e-5, rtol=1e-5)
-        assert len(alone) == model.cfg.n_layers
 
 
 def test_every_single_patch_equals_one_hooked_forward(model):
@@ -91,14 +78,12 @@ def test_every_single_patch_equals_one_hooked_forward(model):
     sites = unique(every_site(clean.graph))
     variants = [[Patch(site, other.at(site.split("->")[0]))] for site in sites]
     patched = clean.patched_logits(variants)
-    for site, variant, fast in zip(sites, variants, patched, strict=True):
+    for site, variant, short in zip(sites, variants, patched, strict=True):
         slow = hooked_logits(model, clean.tokens, variant)
-        torch.testing.assert_close(fast, slow, atol=1e-5, rtol=1e-5, msg=lambda m, s=site: f"{s}: {m}")
+        torch.testing.assert_close(short, slow, atol=1e-5, rtol=1e-5, msg=lambda m, s=site: f"{s}: {m}")
 
 
-@pytest.mark.parametrize("at_once", [24, 100_000], ids=["two sequences after the other", "all"])
-def test_random_sets_of_patches_at_some_positions_equal_one_hooked_forward(model, monkeypatch, at_once):
-    monkeypatch.setattr(fast_runner, "TOKENS_AT_ONCE", at_once)
+def test_random_sets_of_patches_at_some_positions_equal_one_hooked_forward(model):
     clean, other = (record(model, tokens_of(seed)) for seed in (0, 1))
     generator = torch.Generator().manual_seed(3)
     sites = unique(every_site(clean.graph))
@@ -112,16 +97,14 @@ def test_random_sets_of_patches_at_some_positions_equal_one_hooked_forward(model
                 for j, i in enumerate(chosen)
             ]
         )
-    for variant, fast in zip(variants, clean.patched_logits(variants), strict=True):
+    for variant, short in zip(variants, clean.patched_logits(variants), strict=True):
         slow = hooked_logits(model, clean.tokens, variant)
-        torch.testing.assert_close(fast, slow, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(short, slow, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("at_once", [24, 100_000])
-def test_many_edges_with_one_vector_each_equal_one_hooked_forward(model, monkeypatch, at_once):
+def test_many_edges_with_one_vector_each_equal_one_hooked_forward(model):
     """Heads that nobody reads and inputs that are the same at every position take the short ways."""
-    monkeypatch.setattr(fast_runner, "TOKENS_AT_ONCE", at_once)
     clean = record(model, tokens_of(0))
     graph, queries = clean.graph, torch.tensor([[11, 3], [5, 5], [0, 8]])
     mean = {writer: clean.at(writer).mean((0, 1), keepdim=True) for writer in graph.writers}
@@ -134,16 +117,14 @@ def test_many_edges_with_one_vector_each_equal_one_hooked_forward(model, monkeyp
         chosen.append([e for e in graph.edges if float(torch.rand(1, generator=generator)) < share])
     variants = [[Patch(edge, mean[edge.split("->")[0]]) for edge in edges] for edges in chosen]
     for some in (None, queries):
-        for variant, fast in zip(variants, clean.patched_logits(variants, queries=some), strict=True):
+        for variant, short in zip(variants, clean.patched_logits(variants, queries=some), strict=True):
             slow = hooked_logits(model, clean.tokens, variant)
             slow = slow if some is None else slow.gather(1, some.unsqueeze(-1).expand(-1, -1, slow.shape[-1]))
-            torch.testing.assert_close(fast, slow, atol=2e-5, rtol=2e-5)
+            torch.testing.assert_close(short, slow, atol=2e-5, rtol=2e-5)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("at_once", [24, 100_000], ids=["two sequences after the other", "all"])
-def test_patches_of_one_position_and_logits_at_some_queries_equal_the_hooked_forward(model, monkeypatch, at_once):
-    monkeypatch.setattr(fast_runner, "TOKENS_AT_ONCE", at_once)
+def test_patches_of_one_position_and_logits_at_some_queries_equal_the_hooked_forward(model):
     clean, other = (record(model, tokens_of(seed)) for seed in (0, 1))
     queries = torch.tensor([[11, 3], [5, 6], [0, 9]])
     variants = []
@@ -151,10 +132,10 @@ def test_patches_of_one_position_and_logits_at_some_queries_equal_the_hooked_for
         where = torch.zeros_like(clean.tokens, dtype=torch.bool)
         where[:2, number % 10] = True
         variants.append([Patch(site, other.at(site.split("->")[0]), where)])
-    for variant, fast in zip(variants, clean.patched_logits(variants, queries=queries), strict=True):
+    for variant, short in zip(variants, clean.patched_logits(variants, queries=queries), strict=True):
         slow = hooked_logits(model, clean.tokens, variant)
         rows = slow.gather(1, queries[..., None].expand(-1, -1, slow.shape[-1]))
-        torch.testing.assert_close(fast, rows, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(short, rows, atol=1e-5, rtol=1e-5)
 
 
 def test_as_many_queries_as_positions_are_still_only_those_queries(model):
@@ -181,15 +162,15 @@ def test_patching_everything_gives_the_other_run(model):
     torch.testing.assert_close(out, other.logits.expand_as(out), atol=1e-5, rtol=1e-5)
 
 
-def test_groups_cover_every_variant_once_however_small_they_are(monkeypatch):
-    clean = record(build(ARCHITECTURES["simplified"], seed=0), tokens_of(0))
-    variants = [[Patch(edge, torch.zeros(1, 1, 16))] for edge in clean.graph.edges]
-    whole = clean.patched_logits(variants)
-    monkeypatch.setattr(fast_runner, "TOKENS_AT_ONCE", 1)
-    groups = list(clean.run(variants))
-    assert sorted(i for indices, _ in groups for i in indices) == list(range(len(variants)))
-    assert all(len(indices) == 1 for indices, _ in groups)
-    torch.testing.assert_close(clean.patched_logits(variants), whole)
+def test_variants_are_independent_of_their_neighbours(model):
+    clean, other = (record(model, tokens_of(seed)) for seed in (0, 1))
+    heads = clean.graph.heads
+    variants = [[Patch(head, other.at(head)) for i, head in enumerate(heads) if n >> i & 1] for n in range(16)]
+    queries = torch.tensor([[3, 11]] * 3)
+    for some in (None, queries):
+        together = clean.patched_logits(variants, queries=some)
+        for variant, logits in zip(variants, together, strict=True):
+            assert torch.equal(logits, clean.patched_logits([variant], queries=some)[0])
 
 
 @pytest.mark.parametrize("letter", "qkv")
@@ -203,28 +184,20 @@ def test_one_vector_at_every_position_equals_the_hooked_forward_whichever_it_rep
     variants += [[Patch(sites[-1], clean.at(sites[-1]).flip(0)), Patch(sites[-1], means[sites[-1]])]]
     queries = torch.tensor([[3, 11]] * 3)
     some = clean.patched_logits(variants, queries=queries)
-    for variant, fast, rows in zip(variants, clean.patched_logits(variants), some, strict=True):
+    for variant, short, rows in zip(variants, clean.patched_logits(variants), some, strict=True):
         slow = hooked_logits(model, clean.tokens, variant)
-        torch.testing.assert_close(fast, slow, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(short, slow, atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(rows, slow[:, [3, 11]], atol=1e-5, rtol=1e-5)
 
 
-def test_attention_by_blocks_of_queries_and_a_few_sequences_at_a_time_is_causal_attention(monkeypatch):
-    q, k, v = (torch.randn(5, 2, 13, width, generator=torch.Generator().manual_seed(width)) for width in (4, 4, 3))
-    monkeypatch.setattr(network, "BLOCK", 4)
-    monkeypatch.setattr(network, "SCORES_AT_ONCE", 2 * 2 * 4 * 13)  # two sequences
-    fast = network.attend(*(one.transpose(1, 2)[None] for one in (q, k, v)), 2.0)[0].transpose(1, 2)
-    scores = (q @ k.mT / 2).masked_fill(torch.ones(13, 13, dtype=torch.bool).triu(1), -torch.inf)
-    torch.testing.assert_close(fast, scores.softmax(-1) @ v, atol=1e-5, rtol=1e-5)
-    pattern, output = network.pattern_and_output(*(one.transpose(1, 2) for one in (q, k, v)), 2.0)
-    torch.testing.assert_close(pattern, scores.softmax(-1), atol=1e-6, rtol=1e-5)
-    assert torch.equal(pattern, pattern.tril())
-    torch.testing.assert_close(output, fast.transpose(1, 2), atol=1e-6, rtol=1e-5)
-
-
-def test_equal_keys_average_the_values_so_far():
-    values = torch.tensor([[[1.0, 0], [3, 0], [5, 3]]])
-    assert running_mean(values).tolist() == [[[1, 0], [2, 0], [3, 1]]]
+def test_attention_is_causal_for_all_positions_and_for_some():
+    q, k, v = (torch.randn(5, 13, 2, width, generator=torch.Generator().manual_seed(width)) for width in (4, 4, 3))
+    scores = torch.einsum("bqhd,bkhd->bhqk", q, k) / 2
+    expected = scores.masked_fill(torch.ones(13, 13, dtype=torch.bool).triu(1), -torch.inf).softmax(-1)
+    expected = torch.einsum("bhqk,bkhd->bqhd", expected, v)
+    torch.testing.assert_close(fast.attend(q, k, v, 2.0), expected, atol=1e-5, rtol=1e-5)
+    rows = torch.tensor([[3, 12]] * 5)
+    torch.testing.assert_close(fast.attend(q[:, [3, 12]], k, v, 2.0, rows), expected[:, [3, 12]], atol=1e-5, rtol=1e-5)
 
 
 def test_the_effect_of_a_patch_differentiates_in_its_amount():
@@ -301,9 +274,9 @@ def test_rotary_positions_gelu_and_pre_folded_norms_are_patched_exactly_too():
     variants = [[Patch(site, other.at(site.split("->")[0]))] for site in unique(every_site(clean.graph))]
     variants += [[Patch(site, clean.at(site).mean((0, 1), keepdim=True))] for site in clean.graph.inputs if "." in site]
     queries = torch.tensor([[3, 11]] * 3)
-    for variant, fast, rows in zip(
+    for variant, short, rows in zip(
         variants, clean.patched_logits(variants), clean.patched_logits(variants, queries=queries), strict=True
     ):
         slow = hooked_logits(model, clean.tokens, variant)
-        torch.testing.assert_close(fast, slow, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(short, slow, atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(rows, slow[:, [3, 11]], atol=1e-5, rtol=1e-5)

@@ -1,0 +1,166 @@
+"""The maps that the shortcut computes with, from weights and a ModelConfig or from a HookedTransformer.
+
+    x_1     = W_E[token] + W_pos[position]
+    q, k, v = N_1(x) W[head] + b[head]                            N_1, N_2, N: the norms, or nothing
+    x'      = x + sum over heads of z W_O[head] + b_O
+    x_{l+1} = x' + FF(N_2(x')), or x' + FF(N_2(x)) in parallel blocks
+    logits  = N(x) W_U + b_U
+
+Weights and a ModelConfig need no TransformerLens. A HookedTransformer's own modules compute its norms, its
+feed-forwards and its rotary positions, with the weights that are passed for them.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.func import functional_call
+
+from induction_memory.errors import require
+from induction_memory.model.config import ModelConfig
+from induction_memory.model.memories import ungrouped
+from induction_memory.runner.components import Graph
+from induction_memory.runner.parameters import EPS
+
+Map = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """One layer, in TransformerLens's orientation (rows)."""
+
+    attention: Mapping[str, Tensor]
+    """W_Q, W_K, W_V [head, d_model, d_head], W_O [head, d_head, d_model], and the biases b_Q ... b_O that there are."""
+    scale: float
+    """What attention scores are divided by."""
+    norm: Map
+    """The norm in front of the attention."""
+    feed_forward: Map | None
+    """The feed-forward with its norm; None if the layer has none."""
+    rotate: Map | None = None
+    """Turns queries or keys [batch, pos, head, d_head] by their position; None without rotary positions."""
+
+    def project(self, x: Float[Tensor, "batch m d_model"], letter: str) -> Float[Tensor, "batch m head d_head"]:
+        """Queries, keys or values (`Q`, `K` or `V`) of every head, from a stream before the norm."""
+        W, b = self.attention[f"W_{letter}"], self.attention.get(f"b_{letter}")
+        heads, _, d_head = W.shape
+        read = F.linear(self.norm(x), W.mT.flatten(0, 1), None if b is None else b.flatten())
+        return read.unflatten(-1, (heads, d_head))
+
+    def project_head(
+        self, x: Float[Tensor, "batch m d_model"], letter: str, head: int
+    ) -> Float[Tensor, "batch m d_head"]:
+        """`project` for one head, counted from 0."""
+        b = self.attention.get(f"b_{letter}")
+        return F.linear(self.norm(x), self.attention[f"W_{letter}"][head].mT, None if b is None else b[head])
+
+    def combine(self, z: Float[Tensor, "batch m head d_head"]) -> Float[Tensor, "batch m d_model"]:
+        """sum over heads of z W_O[head], and b_O."""
+        return F.linear(z.flatten(-2), self.attention["W_O"].flatten(0, 1).T, self.attention.get("b_O"))
+
+    def rotated(self, x: Float[Tensor, "batch pos head d_head"]) -> Float[Tensor, "batch pos head d_head"]:
+        """Queries or keys of all positions as attention compares them."""
+        return x if self.rotate is None else self.rotate(x)
+
+
+@dataclass(frozen=True, eq=False)
+class Maps:
+    """A transformer as plain functions."""
+
+    W_E: Float[Tensor, "vocab d_model"]
+    W_pos: Float[Tensor, "n_ctx d_model"] | None
+    """The positional embeddings that are added to the stream."""
+    layers: tuple[Layer, ...]
+    unembed: Map
+    """Logits of the last stream."""
+
+    def __getitem__(self, layer: int) -> Layer:
+        """A layer counted from 1."""
+        return self.layers[layer - 1]
+
+    def embed(self, tokens: Int[Tensor, "batch pos"]) -> dict[str, Float[Tensor, "batch pos d_model"]]:
+        """The embeddings, by TransformerLens's hook names. The first stream is their sum."""
+        embedded = {"hook_embed": F.embedding(tokens, self.W_E)}
+        if self.W_pos is not None:
+            embedded["hook_pos_embed"] = self.W_pos[: tokens.shape[1]].expand(*tokens.shape, -1)
+        return embedded
+
+
+def maps_of_config(config: ModelConfig, weights: Mapping[str, Tensor]) -> Maps:
+    """The model that a configuration describes; biases that are not given are zero."""
+    matrices = set(config.parameters.values())
+    known = {*matrices, *(name.replace(".W_", ".b_") for name in matrices)}
+    unknown = [name for name in weights if name not in known]
+    require(not unknown, "weights", "the parameters of the model's configuration", ", ".join(unknown))
+
+    def norm(name: str) -> Map:
+        if not config.layer_norm:
+            return _same
+        gain, bias = weights[f"{name}.w"], weights[f"{name}.b"]
+        return lambda x: F.layer_norm(x, (config.d_model,), gain, bias, EPS)
+
+    def feed_forward(block: str) -> Map:
+        before = norm(f"{block}.ln2")
+        if config.feed_forward == "linear":
+            W_F = weights[f"{block}.mlp.W_F"]
+            return lambda x: before(x) @ W_F
+        assert config.feed_forward == "relu", config.feed_forward
+        W_in, W_out = weights[f"{block}.mlp.W_in"], weights[f"{block}.mlp.W_out"]
+        b_in, b_out = weights.get(f"{block}.mlp.b_in"), weights.get(f"{block}.mlp.b_out")
+        return lambda x: F.linear(F.linear(before(x), W_in.T, b_in).relu(), W_out.T, b_out)
+
+    layers = tuple(
+        Layer(
+            _attention(weights, f"blocks.{layer - 1}"),
+            scale=config.head_dimension**0.5 if config.scale_scores else 1.0,
+            norm=norm(f"blocks.{layer - 1}.ln1"),
+            feed_forward=feed_forward(f"blocks.{layer - 1}") if config.has_feed_forward(layer) else None,
+        )
+        for layer in range(1, config.n_layers + 1)
+    )
+    return Maps(weights["embed.W_E"], weights["pos_embed.W_pos"], layers, _unembedding(norm("ln_final"), weights))
+
+
+def maps_of_model(model: Any, weights: Mapping[str, Tensor]) -> Maps:
+    """A HookedTransformer that `objection` (support.py) has nothing against, with these weights for its own."""
+    cfg, weights, with_ff = model.cfg, ungrouped(weights), Graph.of(model).feed_forwards
+
+    def module(name: str) -> Map:
+        if cfg.normalization_type is None and name.rpartition(".")[2].startswith("ln"):
+            return _same
+        own = model.get_submodule(name)
+        given = {key: weights[f"{name}.{key}"] for key, _ in own.named_parameters()}
+        return lambda x: functional_call(own, given, (x,)) if given else own(x)
+
+    def feed_forward(block: str) -> Map:
+        before, after = module(f"{block}.ln2"), module(f"{block}.mlp")
+        return lambda x: after(before(x))
+
+    layers = tuple(
+        Layer(
+            _attention(weights, f"blocks.{i}"),
+            scale=float(block.attn.attn_scale),
+            norm=module(f"blocks.{i}.ln1"),
+            feed_forward=feed_forward(f"blocks.{i}") if i + 1 in with_ff else None,
+            rotate=block.attn.apply_rotary if cfg.positional_embedding_type == "rotary" else None,
+        )
+        for i, block in enumerate(model.blocks)
+    )
+    return Maps(weights["embed.W_E"], weights.get("pos_embed.W_pos"), layers, _unembedding(module("ln_final"), weights))
+
+
+def _attention(weights: Mapping[str, Tensor], block: str) -> dict[str, Tensor]:
+    names = [f"{kind}_{letter}" for kind in "Wb" for letter in "QKVO"]
+    return {name: weights[f"{block}.attn.{name}"] for name in names if f"{block}.attn.{name}" in weights}
+
+
+def _unembedding(norm: Map, weights: Mapping[str, Tensor]) -> Map:
+    W_U, b_U = weights["unembed.W_U"], weights.get("unembed.b_U")
+    return lambda x: F.linear(norm(x), W_U.T, b_U)
+
+
+def _same(x: Tensor) -> Tensor:
+    return x
