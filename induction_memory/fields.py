@@ -140,9 +140,11 @@ def as_plain(config: Any) -> dict[str, Any]:
 def from_plain(kind: type[Config], values: Mapping[str, Any], part: str) -> Config:
     """The inverse of `as_plain`; a key that is not a field is refused."""
     known = [field.name for field in fields(kind)]  # pyright: ignore[reportArgumentType]
+    settings = {}
     for key, value in values.items():
         require(key in known, f"{part}.{key}", f"one of {', '.join(known)}", repr(value)[:80])
-    return kind(**{key: _retyped(value, list, tuple) for key, value in values.items()})
+        settings[key] = _retyped(value, list, tuple)
+    return kind(**settings)
 
 
 def _retyped(value: Any, old: type, new: type) -> Any:
@@ -152,7 +154,8 @@ def _retyped(value: Any, old: type, new: type) -> Any:
 def require_integer(value: Any, field: str, low: int, high: int | None, what: str = "") -> None:
     """Raise an InputError unless `value` is a whole number between the bounds, both included."""
     ok = isinstance(value, int) and not isinstance(value, bool) and low <= value <= (value if high is None else high)
-    require(ok, field, within(low, high, what), repr(value))
+    if not ok:
+        raise InputError(f"{field}: expected {within(low, high, what)}, got {value!r}")
 
 
 def require_seed(seed: Any, field: str = "seed") -> None:

@@ -81,14 +81,13 @@ class RunConfig:
     @property
     def moving_names(self) -> tuple[str, ...]:
         """The paper's names of what may change between steps: what trains and what is grafted."""
-        grafted = {rule.name for rule in self.train.graft_rules}
-        learns = set(self.model.trained_names)
-        return tuple(name for name in self.model.parameters if name in learns | grafted)
+        moving = {*self.model.trained_names, *(rule.name for rule in self.train.graft_rules)}
+        return tuple(name for name in self.model.parameters if name in moving)
 
     @property
     def moving_parameters(self) -> tuple[str, ...]:
         """What may change between steps, by the parameters' names in the HookedTransformer."""
-        return tuple(self.model.parameters[name] for name in self.moving_names)
+        return tuple(map(self.model.parameters.__getitem__, self.moving_names))
 
     def replace(self, **changes: Any) -> "RunConfig":
         return replace(self, **changes)

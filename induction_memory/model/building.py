@@ -238,7 +238,7 @@ _OF_THE_WHOLE_MODEL = {"hook_dict", "mod_dict", "is_caching", "context_level", "
 _OF_THE_WHOLE_MODEL |= {"trainable", "model_config"}
 _ABOUT_TOKENS_AND_INITIALISATION = {"default_prepend_bos", "init_mode", "init_weights", "initializer_range", "seed"}
 _ABOUT_TOKENS_AND_INITIALISATION |= {"model_name", "tokenizer_name", "tokenizer_prepends_bos", "device", "n_params"}
-_EMPTY = nn.Module()
+_OF_TORCH = vars(nn.Module()).keys()
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -313,4 +313,4 @@ def _attributes(module: nn.Module) -> dict[str, Any]:
     """Attributes beside torch's own; none for a hook point, whose hooks are compared as hooks."""
     if type(module).__name__ == "HookPoint":
         return {}
-    return {name: value for name, value in vars(module).items() if name not in vars(_EMPTY)}
+    return {name: value for name, value in vars(module).items() if name not in _OF_TORCH}

@@ -75,12 +75,6 @@ class ModelConfig:
     def __post_init__(self) -> None:
         sizes = ("d_model", "n_ctx", "d_vocab", "n_layers", "n_heads", "d_vocab_out", "d_head", "d_mlp")
         check_fields(self, "model", **dict.fromkeys(sizes, (1, LARGEST)))
-        self._check_shape()
-        if self.trained is not None:
-            self._check_trained(self.trained)
-
-    def _check_shape(self) -> None:
-        """Refuse sizes and options that do not go together."""
         if self.d_head is None:
             allowed = f"a divisor of d_model = {self.d_model}, or a d_head"
             require(self.d_model % self.n_heads == 0, "model.n_heads", allowed, self.n_heads)
@@ -98,6 +92,8 @@ class ModelConfig:
         )
         even = self.positions == "random" or self.d_model % 2 == 0
         require(even, "model.d_model", "an even number for sine and cosine positions", self.d_model)
+        if self.trained is not None:
+            self._check_trained(self.trained)
 
     def _check_trained(self, trained: tuple[str, ...]) -> None:
         known = self.parameters
@@ -145,7 +141,8 @@ class ModelConfig:
         names = {"W_E": "embed.W_E", "W_pos": "pos_embed.W_pos", "W_U": "unembed.W_U"}
         for layer in range(1, self.n_layers + 1):
             block = f"blocks.{layer - 1}"
-            names |= {f"{matrix}{layer}": f"{block}.attn.{matrix}" for matrix in ("W_Q", "W_K", "W_V", "W_O")}
+            for matrix in ("W_Q", "W_K", "W_V", "W_O"):
+                names[f"{matrix}{layer}"] = f"{block}.attn.{matrix}"
             if self.layer_norm:
                 names |= {f"gamma_attn{layer}": f"{block}.ln1.w", f"beta_attn{layer}": f"{block}.ln1.b"}
             match self.feed_forward_of(layer):
@@ -154,7 +151,7 @@ class ModelConfig:
                 case "linear":
                     names["W_F" if layer == self.n_layers else f"W_F{layer}"] = f"{block}.mlp.W_F"
                 case "relu":
-                    names |= {f"{matrix}{layer}": f"{block}.mlp.{matrix}" for matrix in ("W_in", "W_out")}
+                    names |= {f"W_in{layer}": f"{block}.mlp.W_in", f"W_out{layer}": f"{block}.mlp.W_out"}
                 case unknown:
                     assert_never(unknown)
             if self.layer_norm:

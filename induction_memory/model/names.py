@@ -35,7 +35,7 @@ def head_names(layers: tuple[int, ...], n_heads: int) -> list[str]:
     """
     names = [""]
     for layer in layers:
-        names = [f"{n}>{head_name(layer, h)}".lstrip(">") for n in names for h in range(1, n_heads + 1)]
+        names = [f"{earlier}>L{layer}H{h}".lstrip(">") for earlier in names for h in range(1, n_heads + 1)]
     return names
 
 

@@ -238,7 +238,7 @@ def register(kind: Kind) -> Kind:
 
 def names() -> tuple[str, ...]:
     """Every task that can be named: those that ship, then those registered since."""
-    return (*SHIPPED, *(name for name in _registered if name not in SHIPPED))
+    return tuple(dict.fromkeys((*SHIPPED, *_registered)))
 
 
 def task_type(name: str) -> type:
