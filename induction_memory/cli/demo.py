@@ -92,15 +92,8 @@ def losses(trajectory: "Trajectory") -> "pd.DataFrame":
     without_head = ablate(trajectory, heads="all", kind="zero")
     untrained = ablate(trajectory, components=MEMORIES, kind="initial")
     table = pd.concat([without_head, untrained]).drop_duplicates(["component", "kind"])
-    columns = [
-        "component",
-        "kind",
-        "in_context_accuracy",
-        "in_context_accuracy_se",
-        "in_context_loss",
-        "in_context_loss_se",
-    ]
-    return table.loc[:, columns]
+    scores = [f"in_context_{name}{error}" for name in ("accuracy", "loss") for error in ("", "_se")]
+    return table[["component", "kind", *scores]]
 
 
 def born(recalls: "pd.DataFrame", name: str) -> int | None:

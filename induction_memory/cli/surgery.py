@@ -4,19 +4,12 @@ from induction_memory.cli.arguments import Names, OptionalFloat, OptionalInt, Op
 from induction_memory.cli.output import TERMINAL, TableOutput
 from induction_memory.errors import InputError
 
+# fmt: off
 COLUMNS = (
-    "step",
-    "input",
-    "output",
-    "head",
-    "through",
-    "group",
-    "before",
-    "damage",
-    "in_context_accuracy",
-    "in_context_loss",
+    "step", "input", "output", "head", "through", "group", "before", "damage", "in_context_accuracy", "in_context_loss",
     "kl",
 )
+# fmt: on
 NOTE = "damage: accuracy lost, as a share of the group's positions (1 is all of them)"
 
 

@@ -1,15 +1,15 @@
-"""Usage errors as one line: what tyro found, as an `InputError`.
+"""Around a command: mistakes in its arguments as one line, and a user's own modules, which are imported before it runs.
 
 tyro reports each failure to a hook as a typed event before it prints its message. The hook is not part of tyro's stable
 interface, so pyproject.toml bounds tyro's version and the tests go through every kind of event. For a kind that is not
 known here, tyro prints its own message and exits with its own code, which is 2 as well.
 
-A user's own tasks, probes and kinds of ablation on the command line.
+A user's own tasks, probes and kinds of ablation:
 
     INDUCTION_MEMORY_IMPORT=mine.py induction-memory probe --list
 
-The variable holds names of modules, or paths of Python files, separated as in PATH. They are imported before the
-command runs. Nothing else is imported by name: a stored run never says what to import.
+The variable holds names of modules, or paths of Python files, separated as in PATH. Nothing else is imported by name: a
+stored run never says what to import.
 """
 
 import difflib
@@ -124,14 +124,9 @@ def _values(argument: Any) -> str:
 IMPORT = "INDUCTION_MEMORY_IMPORT"
 
 
-def own_modules() -> list[str]:
-    """What the variable asks for."""
-    return [name for name in os.environ.get(IMPORT, "").split(os.pathsep) if name]
-
-
 def import_own_modules() -> None:
-    """Import what the variable asks for; an InputError if that fails."""
-    for name in own_modules():
+    """Import what the variable names; an InputError if that fails."""
+    for name in filter(None, os.environ.get(IMPORT, "").split(os.pathsep)):
         try:
             _import_file(Path(name)) if name.endswith(".py") else import_module(name)
         except Exception as error:

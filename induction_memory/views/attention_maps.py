@@ -6,17 +6,14 @@
     im.attention([run0, run1]).save("maps.pdf")                      runs side by side; .html, .png, .pdf or .svg
 
 Boxes show where an induction head should attend: the keys that follow earlier occurrences of the query, or for other
-tasks the sources that the task names (`marks.py`). The triggers of a text are given as {"a": "b"}, or are the task's
-fixed triggers that always have the same successor in it. A text is read by the model's own tokenizer if it has one,
-otherwise in the task's vocabulary (`source/text.py`).
+tasks the sources that the task names. The triggers of a text are given as {"a": "b"}, or are the task's fixed triggers
+that always have the same successor in it. A text is read by the model's own tokenizer if it has one, otherwise in the
+task's vocabulary (`source/text.py`).
 
-What is boxed and marked in a map of attention over one sequence.
-
-If a sequence has triggers with outputs, the keys after earlier occurrences of the query are boxed: `right` if the key
-is the query's output, `other` if not. For other tasks the keys of the sources that the task names are boxed, `right` at
-queries of the main group and `other` at other queries. The source `previous` is left out, because it would box the
-whole line below the diagonal. Among the tokens, triggers and their outputs are marked, or else the queries of the main
-group.
+If a sequence has triggers with outputs, a box is `right` if the key is the query's output, `other` if not. For other
+tasks a box is `right` at queries of the main group and `other` at other queries. The source `previous` is left out,
+because it would box the whole line below the diagonal. Among the tokens, triggers and their outputs are marked, or else
+the queries of the main group.
 """
 
 import base64
@@ -56,15 +53,15 @@ def telling_rows(batch: Batch, length: int | None) -> list[int]:
     """All rows, those with the most different tokens in the main group first, ties by the number of queries."""
     asked = torch.where(batch.group(), batch.tokens, -1)[:, :length]
     score = [(len(row[row >= 0].unique()), int((row >= 0).sum())) for row in asked]
-    return sorted(range(len(batch)), key=lambda i: score[i], reverse=True)
+    return sorted(range(len(batch)), key=score.__getitem__, reverse=True)
 
 
 def row_marks(batch: Batch, row: int, length: int | None, task: Task | None) -> dict[str, np.ndarray]:
     """Boxes and marked positions of a row of a batch, cut to `length`."""
     tokens = batch.tokens[row, :length].cpu()
     if "triggers" in batch.latents and "outputs" in batch.latents:
-        triggers, outputs = (batch.latents[name][row].tolist() for name in ("triggers", "outputs"))
-        return trigger_marks(tokens, dict(zip(triggers, outputs, strict=True)))
+        triggers, outputs = batch.latents["triggers"][row], batch.latents["outputs"][row]
+        return trigger_marks(tokens, dict(zip(triggers.tolist(), outputs.tolist(), strict=True)))
     return source_marks(batch[row : row + 1], length, task)
 
 
@@ -76,7 +73,12 @@ def trigger_marks(tokens: Int[Tensor, " pos"], pairs: Mapping[int, int]) -> dict
     is_trigger = answer >= 0
     is_output = torch.zeros_like(is_trigger)
     is_output[1:] = is_trigger[:-1] & (answer[:-1] == tokens[1:])
-    return _arrays(right=boxed & is_right, other=boxed & ~is_right, triggers=is_trigger, outputs=is_output)
+    return {
+        "right": (boxed & is_right).numpy(),
+        "other": (boxed & ~is_right).numpy(),
+        "triggers": is_trigger.numpy(),
+        "outputs": is_output.numpy(),
+    }
 
 
 def source_marks(batch: Batch, length: int | None, task: Task | None) -> dict[str, np.ndarray]:
@@ -92,16 +94,12 @@ def source_marks(batch: Batch, length: int | None, task: Task | None) -> dict[st
             boxed = boxed | keys[0].cpu()
     cut = slice(length)
     asked = queries[:, None]
-    return _arrays(
-        right=(boxed & asked)[cut, cut],
-        other=(boxed & ~asked)[cut, cut],
-        triggers=queries[cut] & ~queries.all(),
-        outputs=torch.zeros_like(queries)[cut],
-    )
-
-
-def _arrays(**tensors: Bool[Tensor, "..."]) -> dict[str, np.ndarray]:
-    return {name: tensor.numpy() for name, tensor in tensors.items()}
+    return {
+        "right": (boxed & asked)[cut, cut].numpy(),
+        "other": (boxed & ~asked)[cut, cut].numpy(),
+        "triggers": (queries[cut] & ~queries.all()).numpy(),
+        "outputs": torch.zeros_like(queries)[cut].numpy(),
+    }
 
 
 FORMATS = (".html", ".png", ".pdf", ".svg")
@@ -123,7 +121,7 @@ class AttentionView:
     """What is compared: steps, runs, or one model ("")."""
     patterns: Float[np.ndarray, "column head query key"]
     right: Bool[np.ndarray, "query key"]
-    """Boxed keys of the queries that are asked (marks.py)."""
+    """Boxed keys that hold the right output, or of queries of the main group."""
     other: Bool[np.ndarray, "query key"]
     """The other boxed keys."""
     triggers: Bool[np.ndarray, " pos"]

@@ -11,7 +11,7 @@ from induction_memory.experiment.run_config import RunConfig
 from induction_memory.task.predictors import Phase
 from induction_memory.task.protocol import choose
 from induction_memory.trajectory.search import SHIPPED
-from induction_memory.views.figures.predictors import predictor_figure
+from induction_memory.views.figures.curves import predictor_figure
 
 NAMES = list(presets.OTHER_TASKS)
 

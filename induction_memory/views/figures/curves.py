@@ -1,12 +1,13 @@
-"""Training curves: what the model gets right, and which memory each matrix has stored, step by step.
+"""Curves over training: what the model gets right, which memory each matrix stores, how far it is from its predictors.
 
-Curves over the checkpoints of a series: one panel per quantity, one line per head or component.
+A series of checkpoints has one panel per quantity and one line per head or component.
 """
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -158,3 +159,40 @@ def series_figure(panels: Mapping[str, pd.DataFrame], title: str = "", *, lowest
             axes.legend(frameon=False, fontsize="x-small")
     figure.suptitle(title)
     return figure
+
+
+CAP = 1.5
+"""The axis of distances ends at this multiple of the median at the first step, or where the closest one needs it."""
+
+
+def predictor_figure(
+    tables: dict[str, pd.DataFrame], phases: dict[str, Sequence[Any]] | None = None, *, cap: float | None = None
+) -> Figure:
+    """One panel per table (its title the key): a curve per column against the step, on a logarithmic step axis.
+
+    Phases (predictor, first, last) are shaded. `cap` is where the axis ends, `CAP` times the first median by default.
+    """
+    require(len(tables) > 0, "tables", "at least one", "none")
+    figure = Figure(figsize=(4.6 * len(tables), 3.4), layout="constrained")
+    axes = np.atleast_1d(figure.subplots(1, len(tables)))
+    for panel, (title, table) in zip(axes, tables.items(), strict=True):
+        _distances(panel, table, (phases or {}).get(title, ()), cap)
+        panel.set_title(title, fontsize=10)
+    axes[0].set_ylabel("KL(predictor || model), nats")
+    return figure
+
+
+def _distances(axes: Axes, table: pd.DataFrame, phases: Sequence[Any] = (), cap: float | None = None) -> None:
+    """The curves of one table, the axis cut at `cap`; a phase is a band in the colour of its predictor."""
+    steps = table.index.to_numpy() + 1
+    colours = {str(name): f"C{i}" for i, name in enumerate(table)}
+    for name in table:
+        axes.plot(steps, table[name].to_numpy(), color=colours[str(name)], label=str(name), linewidth=1.4)
+    for phase in phases:
+        axes.axvspan(phase.first + 1, phase.last + 1, color=colours[phase.predictor], alpha=0.12, linewidth=0)
+    first = table.iloc[0].to_numpy()
+    top = cap if cap is not None else max(CAP * float(np.median(first)), 1.1 * float(table.min(axis=1).max()))
+    axes.set_ylim(0, top)
+    axes.set_xscale("log")
+    axes.set_xlabel("step + 1")
+    axes.legend(fontsize=8, frameon=False)

@@ -3,8 +3,6 @@
 Each row is a query, each column a key; darker is more attention, nothing beyond the diagonal. A key is boxed in the row
 of a query z_t when it follows an earlier occurrence of it, z_{s-1} = z_t for s <= t: red where it is the right output
 of a trigger, green elsewhere. On the axes triggers and their outputs have colours of their own.
-
-A grid of attention maps over one sequence, heads or steps or runs side by side; `maps` says how each is drawn.
 """
 
 from collections.abc import Sequence
@@ -158,9 +156,6 @@ def _handles(panels: Sequence[Panel]) -> list[Patch | Line2D]:
         if any(colour in panel.colours for panel in panels):
             handles.append(Line2D([], [], marker="s", color=colour, linestyle="", markersize=4.5, label=label))
     return handles
-
-
-__all__ = ["OTHER", "RIGHT", "attention_figure"]
 
 
 def attention_figure(

@@ -23,8 +23,7 @@ OF_HEADS = ("heads", "shares", "shapley", "shapley_error", "roles", "confidence"
 
 def parts_of(model: AnyModel) -> list[str]:
     """The parts that the page takes away: heads, key and output matrices, feed-forwards."""
-    layers = range(1, model.n_layers + 1)
-    matrices = [f"{kind}{layer}" for layer in layers for kind in ("W_K", "W_O")]
+    matrices = [f"{kind}{layer}" for layer in range(1, model.n_layers + 1) for kind in ("W_K", "W_O")]
     last = [] if model.feed_forward == "none" else ["W_F"] if model.feed_forward == "linear" else ["feed_forward"]
     return ["heads", *matrices, *last]
 
@@ -37,11 +36,11 @@ def causes(run: Trajectory, steps: Sequence[int], batch: Batch) -> tuple[dict[st
     measures = [f"{group}_{kind}" for group in titles for kind in kinds]
     intact, cut = lost.loc[lost["component"] == "none"], lost.loc[lost["component"] != "none"]
     found = {
-        "steps": [int(step) for step in steps],
+        "steps": list(steps),
         "groups": titles,
         "kinds": kinds,
         "parts": list(dict.fromkeys(cut["component"])),
-        "intact": {name: [_number(value) for value in intact[name]] for name in measures},
+        "intact": {name: _numbers(intact[name]) for name in measures},
         "without": {name: _by_step(cut, name) for name in measures},
         "error": {name: _by_step(cut, f"{name}_se") for name in measures},
     }
@@ -71,8 +70,9 @@ def _heads(run: Trajectory, steps: Sequence[int], batch: Batch) -> dict[str, Any
 
 def _by_step(table: pd.DataFrame, name: str) -> list[list[float | None]]:
     """One list per step, one number per part in the order of the table."""
-    return [[_number(value) for value in rows[name]] for _, rows in table.groupby("step", sort=False)]
+    return [_numbers(rows[name]) for _, rows in table.groupby("step", sort=False)]
 
 
-def _number(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None
+def _numbers(values: pd.Series) -> list[float | None]:
+    """The values as JSON has them: None where a number is not finite."""
+    return values.astype(float).astype(object).where(np.isfinite(values), None).tolist()

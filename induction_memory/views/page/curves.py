@@ -5,6 +5,7 @@ DataFrame. Births are the change points of the recalls, with their confidence in
 """
 
 from collections.abc import Mapping
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -50,7 +51,8 @@ def curves(run: Trajectory, batch: Batch, leaders: Mapping[str, str]) -> tuple[l
         for head in recall.loc[recall["probe"] == name, "head"].unique():
             curve = _curve("recall", name, str(head), label, memory, *_values(recall, name, head))
             found.append(curve | {"leads": head == leaders[memory]})
-    distance = _distances(run, batch)
+    globally = offered(run.task, "unigram") is not None and offered(run.task, "bigram") is not None
+    distance = probes.table(run, list(DISTANCE) if globally else "predictors", batch=batch)
     labels = {name: DISTANCE.get(name) or name.removeprefix("kl_to_").replace("_", " ") for name in distance["probe"]}
     for name, label in labels.items():
         found.append(_curve("kl", name, "", label, "", *_values(distance, name)))
@@ -63,22 +65,18 @@ def curves(run: Trajectory, batch: Batch, leaders: Mapping[str, str]) -> tuple[l
 
 def recorded(run: Trajectory, batch: Batch) -> dict[str, dict[str, str]]:
     """Recorded curves by panel: column -> label."""
-    groups = sorted(batch.groups, key=lambda name: name != batch.main)
-    named = {name: words.recorded_label(name, batch) for name in groups}
-    found = {kind: {f"{kind}_{name}": label for name, label in named.items()} for kind in ("loss", "accuracy")}
-    found["accuracy"].pop("accuracy_first_occurrence", None)
+    found: dict[str, dict[str, str]] = {"loss": {}, "accuracy": {}}
+    for name in (batch.main, *batch.groups):
+        label = words.recorded_label(name, batch)
+        found["loss"][f"loss_{name}"] = label
+        if name != "first_occurrence":
+            found["accuracy"][f"accuracy_{name}"] = label
     other = run.config.train.out_of_distribution
-    of_main = named[batch.main]
+    of_main = words.recorded_label(batch.main, batch)
     found["accuracy"]["out_of_distribution_accuracy"] = (
         f"{of_main}, other outputs" if hasattr(run.task, "output_part") else f"{of_main}, {other}"
     )
     return found
-
-
-def _distances(run: Trajectory, batch: Batch) -> pd.DataFrame:
-    """KL to the references of in-context bigrams, or to the predictors of another task."""
-    globally = all(offered(run.task, name) is not None for name in ("unigram", "bigram"))
-    return probes.table(run, list(DISTANCE) if globally else "predictors", batch=batch)
 
 
 def phases(curves: list[dict[str, Any]]) -> tuple[dict[str, Any] | None, dict[str, float]]:
@@ -127,6 +125,6 @@ def births(run: Trajectory, leaders: Mapping[str, str]) -> list[dict[str, Any]]:
         if row["head"] != leaders[row["probe"]]:
             continue
         if np.isfinite([row["change"], row["low"], row["high"]]).all() and row["after"] > row["before"]:
-            numbers = {key: float(row[key]) for key in ("change", "low", "high", "before", "after")}
-            found.append({"memory": row["probe"], "head": row["head"]} | numbers)
-    return sorted(found, key=lambda birth: birth["change"])
+            found.append({key: row[key] for key in ("head", "change", "low", "high", "before", "after")})
+            found[-1]["memory"] = row["probe"]
+    return sorted(found, key=itemgetter("change"))

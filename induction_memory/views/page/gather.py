@@ -91,21 +91,19 @@ def gather(
 
 def spread(steps: Sequence[int], n: int) -> list[int]:
     """At most n of the steps, evenly by index, the first and the last among them."""
-    if len(steps) <= n:
-        return [int(step) for step in steps]
-    return [int(steps[i]) for i in np.unique(np.rint(np.linspace(0, len(steps) - 1, n)).astype(int))]
+    chosen = np.linspace(0, len(steps) - 1, min(n, len(steps)))
+    return np.asarray(steps)[np.unique(np.rint(chosen).astype(int))].tolist()
 
 
 def _facts(run: Trajectory, steps: Sequence[int], batch: Batch) -> dict[str, Any]:
     task, model = run.task, run.model_config
-    heads = [f"L{layer}H{head}" for layer in range(1, model.n_layers + 1) for head in range(1, model.n_heads + 1)]
     table = offered(task, "bigram")
     likely = [] if table is None else np.argwhere(table >= LIKELY_BIGRAM).tolist()
     return words.facts(run, batch) | {
         "name": run.name,
-        "steps": [int(step) for step in steps],
+        "steps": list(steps),
         "stored": len(run.steps),
-        "heads": heads,
+        "heads": [f"L{layer}H{head}" for layer in range(1, model.n_layers + 1) for head in range(1, model.n_heads + 1)],
         "n_layers": model.n_layers,
         "likely_bigrams": likely,
         "about": _about(run),
@@ -128,10 +126,7 @@ def _about(run: Trajectory) -> str:
 
 
 def _tolerance(
-    facts: dict[str, Any],
-    arrays: live.Arrays,
-    tokens: torch.Tensor,
-    exact: sequences.Shown,
+    facts: dict[str, Any], arrays: live.Arrays, tokens: torch.Tensor, exact: sequences.Shown
 ) -> dict[str, float]:
     """Differences between the page's forward pass and the model's own, over all shown steps and sequences.
 

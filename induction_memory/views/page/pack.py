@@ -6,9 +6,8 @@ the dtype, shape and offset of each. Numbers that are shown only as colours are 
     value = low + (high - low) * code / (2^bits - 1)
 
 so a value is off by at most half of `step = (high - low) / (2^bits - 1)`. The high bytes of a 16-bit array stand before
-its low bytes, which compresses better.
-
-Runs joined into one pack, which is reduced until the page fits its budget; the page says what was left out.
+its low bytes, which compresses better. Several runs are joined into one pack, which is reduced until the page fits its
+budget; the page says what was left out.
 """
 
 import gzip
@@ -132,19 +131,21 @@ def within(packs: Sequence[Pack], title: str, budget: int) -> Pack:
 
 def join(packs: Sequence[Pack]) -> Pack:
     """One pack of several runs; names of arrays begin with the number of their run."""
-    arrays = {f"{i} {name}": array for i, pack in enumerate(packs) for name, array in pack.arrays.items()}
-    return Pack({"runs": [pack.meta for pack in packs]}, arrays)
+    joined = Pack({"runs": []})
+    for i, pack in enumerate(packs):
+        joined.meta["runs"].append(pack.meta)
+        joined.arrays |= {f"{i} {name}": array for name, array in pack.arrays.items()}
+    return joined
 
 
 def reduced(pack: Pack, bits: int, rows: int | None, steps: int) -> Pack:
     """A pack with coarser colours, fewer sequences or fewer steps; its `notes` say so."""
-    meta: dict[str, Any] = dict(pack.meta)
-    arrays, notes = dict(pack.arrays), []
+    meta, arrays, notes = dict(pack.meta), dict[str, Any](pack.arrays), []
     if bits < 16:
         for name, array in arrays.items():
             if isinstance(array, Quantised) and (name == "attention" or name.startswith("table")):
                 arrays[name] = quantise(array.values, bits, array.low, array.high)
-        meta["memories"] = [m | {"quantum": _step(arrays[m["array"]])} for m in meta["memories"]]
+        meta["memories"] = [m | {"quantum": arrays[m["array"]].step} for m in meta["memories"]]
         notes.append(f"attention and memories are stored in {bits} bits")
     if rows is not None and rows < len(meta["sequences"]):
         notes.append(f"{rows} of {len(meta['sequences'])} sequences")
@@ -165,8 +166,3 @@ def _take(array: np.ndarray | Quantised, index: Any) -> np.ndarray | Quantised:
     if isinstance(array, Quantised):
         return Quantised(array.codes[index], array.low, array.high)
     return array[index]
-
-
-def _step(array: np.ndarray | Quantised) -> float:
-    assert isinstance(array, Quantised)
-    return array.step

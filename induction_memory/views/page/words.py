@@ -1,13 +1,14 @@
 """What the page calls the tokens, outputs and groups of positions of a run's task.
 
-Sequences with triggers are described as in the paper. For any other task the groups go by their own names.
-
-The lines of Python that compute what a panel shows; the page fills in `{step}` and other placeholders.
+Sequences with triggers are described as in the paper. For any other task the groups go by their own names. Each panel
+also has lines of Python that compute what it shows, in which the page fills in `{step}` and other placeholders.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from induction_memory.interventions.scores import scored_groups
@@ -33,9 +34,12 @@ def has_triggers(batch: Batch) -> bool:
 
 def group_titles(batch: Batch) -> dict[str, str]:
     """The groups that have scores, the main one first, with a heading for each."""
-    order = sorted(scored_groups(batch), key=lambda name: name != batch.main)
-    named = BIGRAMS if has_triggers(batch) else {}
-    return {name: named.get(name, f"At positions of the group {name}") for name in order if batch.group(name).any()}
+    scored, titles = scored_groups(batch), BIGRAMS if has_triggers(batch) else {}
+    found = {}
+    for name in (batch.main, *scored):
+        if name in scored and batch.group(name).any():
+            found[name] = titles.get(name, f"At positions of the group {name}")
+    return found
 
 
 def recorded_label(group: str, batch: Batch) -> str:
@@ -55,8 +59,8 @@ def facts(run: Trajectory, batch: Batch) -> dict[str, Any]:
         "visible": [visible(token) for token in read],
         "outputs": list(said),
         "visible_outputs": [visible(token) for token in said],
-        "frequency": None if frequency is None else [float(f) for f in frequency],
-        "fixed_triggers": None if fixed is None else [int(q) for q in fixed],
+        "frequency": None if frequency is None else np.asarray(frequency, dtype=float).tolist(),
+        "fixed_triggers": None if fixed is None else np.asarray(fixed).tolist(),
         "next_token": follows(batch),
         "triggers": triggers,
         "words": {
@@ -86,8 +90,7 @@ BATCH = "batch = im.sample(run.task, 16, im.step_rng(run.config.train.eval_seed,
 
 def _columns(curves: Sequence[Mapping[str, Any]], group: str, *first: str) -> str:
     """The names of the curves of a group as a list in Python."""
-    names = dict.fromkeys([*first, *(curve["name"] for curve in curves if curve["group"] == group)])
-    return "[" + ", ".join(f'"{name}"' for name in names) + "]"
+    return json.dumps(list(dict.fromkeys([*first, *(curve["name"] for curve in curves if curve["group"] == group)])))
 
 
 def of(run: Trajectory, curves: Sequence[Mapping[str, Any]], length: int) -> dict[str, str]:
