@@ -33,9 +33,8 @@ from induction_memory.field_docs import field_docs
 from induction_memory.fields import require_seed
 from induction_memory.interventions.scores import Scorer
 from induction_memory.runner.components import ARROW, GROUPS, component_names, listed
-from induction_memory.runner.parameters import parameters
 from induction_memory.runner.recording import Patch, Recording, Runner, Via, take
-from induction_memory.runner.swapped_weights import mixed
+from induction_memory.runner.weights import mixed, parameters
 from induction_memory.source.sources import Sequences, Steps, Subject, subject
 from induction_memory.task.batch import Batch
 from induction_memory.task.corruptions import other_outputs

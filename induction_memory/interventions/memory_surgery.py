@@ -46,7 +46,7 @@ from induction_memory.model.associations import associate, carrier, parameter_of
 from induction_memory.model.building import HookedTransformer
 from induction_memory.model.memories import weights_of
 from induction_memory.model.names import head_names
-from induction_memory.runner.swapped_weights import replaced
+from induction_memory.runner.weights import replaced
 from induction_memory.shown_tokens import visible
 from induction_memory.source.sources import SEQUENCES, Sequences, Steps, subject
 from induction_memory.task.batch import Batch

@@ -15,9 +15,8 @@ paper. What can be patched is a *site*, written as a string:
 Names that stand for several sites: a layer's heads (`L2`, `L2.k`, `L1->L2.k`), all three inputs of a head
 (`L1H1->L2H1`), the direct path of a head, which no later head reads (`L1H1->direct`: the output and the last layer's
 feed-forward), the whole stream that a layer and all after it read (`stream2`), and the paper's matrices (`W_K2` stands
-for what it computes, the keys of layer 2, and `W_O2` for the heads' output).
-
-The components that a caller names, one by one or in groups: checked against a graph, without a model.
+for what it computes, the keys of layer 2, and `W_O2` for the heads' output). A caller's list of names may also contain
+groups (`heads`, `edges` ...). All names are checked against a graph, without a model.
 """
 
 import re
@@ -214,8 +213,10 @@ class Graph:
         """
         matrix = _MATRIX.match(name)
         if matrix is None:
-            sources = {site.split(ARROW)[0] for site in self.resolve(name)}
-            return {p: i for source in sorted(sources) for p, i in _parameters_of(source).items()}
+            behind: dict[str, int | None] = {}
+            for site in self.resolve(name):
+                behind |= _parameters_of(site.split(ARROW)[0])
+            return behind
         self.resolve(name)
         block = f"blocks.{int(matrix[2] or self.n_layers) - 1}"
         part = "attn" if matrix[1] in "QKVO" else "mlp"
@@ -261,10 +262,12 @@ class Graph:
 
     def _edges(self, name: str) -> tuple[str, ...]:
         source, target = name.split(ARROW, 1)
-        sources = [site for site in self._nodes(source) if site in self.writers]
-        edges = set(self.edges)
-        product = [f"{writer}{ARROW}{reader}" for writer in sources for reader in self._inputs(target)]
-        return tuple(edge for edge in product if edge in edges)
+        return tuple(
+            f"{writer}{ARROW}{reader}"
+            for writer in self._nodes(source)
+            for reader in self._inputs(target)
+            if writer in self.writers_before(reader) and writer not in self.normed
+        )
 
 
 def head_of(site: str) -> tuple[int, int]:
@@ -289,8 +292,8 @@ def _parameters_of(writer: str) -> dict[str, int | None]:
     if writer.startswith("FF"):
         return {f"blocks.{int(writer[2:]) - 1}.mlp.": None}
     layer, head = head_of(writer)
-    letters = [f"{kind}_{letter}" for letter in "QKV" for kind in "Wb"] + ["W_O"]
-    return {f"blocks.{layer - 1}.attn.{letter}": head - 1 for letter in letters}
+    names = ("W_Q", "b_Q", "W_K", "b_K", "W_V", "b_V", "W_O")
+    return {f"blocks.{layer - 1}.attn.{name}": head - 1 for name in names}
 
 
 def _is_post_norm(cfg: Any) -> bool:

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from induction_memory.model.config import ModelConfig
 from induction_memory.runner.components import ARROW, Graph
 from induction_memory.runner.maps import Maps, maps_of_config, maps_of_model
-from induction_memory.runner.parameters import parameters
 from induction_memory.runner.recording import Patches, Recording, Variant, Via, require_length, take
+from induction_memory.runner.weights import parameters
 
 
 class FastRunner:
@@ -60,7 +60,7 @@ class FastRunner:
             kept = maps.embed(tokens)
             x = sum(kept.values(), torch.zeros(()).to(self.weights["embed.W_E"]))
             for number, layer in enumerate(maps.layers):
-                q, k, v = (layer.project(x, letter) for letter in "QKV")
+                q, k, v = layer.project(x, "Q"), layer.project(x, "K"), layer.project(x, "V")
                 z = attend(layer.rotated(q), layer.rotated(k), v, layer.scale)
                 found = {"hook_resid_pre": x, "attn.hook_q": q, "attn.hook_k": k, "attn.hook_v": v, "attn.hook_z": z}
                 found["hook_attn_out"] = layer.combine(z)
@@ -99,10 +99,14 @@ class FastRunner:
 def _upstream(graph: Graph, variant: Variant) -> tuple:
     """What a variant needs before the last layer's heads write: its patches up to there, and its edges' sources."""
     later = {*graph.heads_of(graph.n_layers), f"FF{graph.n_layers}", "out"}
-    ends = [patch.site.partition(ARROW) for patch in variant]
-    early = [patch for patch, (source, _, target) in zip(variant, ends, strict=True) if (target or source) not in later]
-    sources = {source for source, arrow, _ in ends if arrow}
-    return [(patch.site, id(patch.value), id(patch.where), id(patch.amount)) for patch in early], sources
+    early, sources = [], set()
+    for patch in variant:
+        source, arrow, target = patch.site.partition(ARROW)
+        if arrow:
+            sources.add(source)
+        if (target or source) not in later:
+            early.append((patch.site, id(patch.value), id(patch.where), id(patch.amount)))
+    return early, sources
 
 
 class _PatchedRun:

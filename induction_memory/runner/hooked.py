@@ -1,21 +1,16 @@
 """The definition: patches as TransformerLens hooks, one forward per variant.
 
-It runs any HookedTransformer, and a TransformerBridge by the names that both share. `patch_hooks.py` makes the hooks.
-The user's hooks run first, and patches act on what they return. TransformerLens computes the output and the inputs of a
-single head only if flags ask for it. The flags are set for the run and then put back. A user's hook at a point that
-only these flags activate does not run.
-
-The patches of a variant as TransformerLens hooks, in the order of the computation.
-
-With `amount` a, and y what the given model, with the user's hooks, computes at a site,
+It runs any HookedTransformer, and a TransformerBridge by the names that both share. The user's hooks run first, and
+patches act on what they return. With `amount` a, and y what the model with the user's hooks computes at a site,
 
     writer or q, k, v of a head     y  <-  y + a (value - y)
     edge writer -> input            x_input  <-  x_input + a (value - y_writer)
 
-Edges into heads of a model that does not offer the heads' own inputs (some bridges).
+TransformerLens computes the output and the inputs of a single head only if flags are set. They are set for the run and
+then put back. A user's hook at a point that only these flags activate does not run.
 
-Where a head's queries, keys and values are linear in the normalised stream, y = norm(x) W + b, an edge that changes the
-stream of one input from x to x' changes y by
+Some bridges do not offer the heads' own inputs. Where queries, keys and values are linear in the normalised stream,
+y = norm(x) W + b, an edge that changes the stream of one input from x to x' changes y by
 
     (norm(x') - norm(x)) W
 
@@ -35,10 +30,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from induction_memory.errors import InputError, require
 from induction_memory.runner.components import ARROW, Graph, head_of
-from induction_memory.runner.parameters import parameters
 from induction_memory.runner.recording import Patches, Recording, Variant, Via, require_length, take
 from induction_memory.runner.support import asleep, keep, unreadable
-from induction_memory.runner.swapped_weights import replaced
+from induction_memory.runner.weights import parameters, replaced
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +95,7 @@ def patch_hooks(
 
     A head's output is patched at `hook_result`. With the layers' W_O given, it is computed from `hook_z` instead, and
     the change is added at `hook_attn_out`. With the layers' projections given, edges into heads change their queries,
-    keys and values (`projections.py`).
+    keys and values (`Projection`).
     """
     patches = Patches(variant)
     nodes, edges, sources, write, read = patches.nodes, patches.edges, patches.sources, patches.write, patches.read

@@ -23,7 +23,7 @@ from induction_memory.errors import require
 from induction_memory.model.config import ModelConfig
 from induction_memory.model.memories import ungrouped
 from induction_memory.runner.components import Graph
-from induction_memory.runner.parameters import EPS
+from induction_memory.runner.weights import EPS
 
 Map = Callable[[Tensor], Tensor]
 
@@ -153,7 +153,7 @@ def maps_of_model(model: Any, weights: Mapping[str, Tensor]) -> Maps:
 
 
 def _attention(weights: Mapping[str, Tensor], block: str) -> dict[str, Tensor]:
-    names = [f"{kind}_{letter}" for kind in "Wb" for letter in "QKVO"]
+    names = ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "b_O")
     return {name: weights[f"{block}.attn.{name}"] for name in names if f"{block}.attn.{name}" in weights}
 
 

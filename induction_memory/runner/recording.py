@@ -2,13 +2,12 @@
 
     x_1 = w_E(z_t) + p_t,    x'_l = x_l + sum over heads of z W_O + b_O,    x_{l+1} = x'_l + FF_l(x'_l or x_l)
 
-Activations go by the names of TransformerLens's hooks. The patched variants of the run come from the runner that
-recorded it.
+Activations go by the names of TransformerLens's hooks. A patch puts a value at a site of a run (components.py names the
+sites): with `amount` a and the run's own activation y,
 
-A patch: a value put at a site of a run (the sites' names are in components.py).
+    y  <-  y + a (value - y)    at the positions `where`
 
-With `amount` a and the run's own activation y,  y <- y + a (value - y)  at the positions `where`. A *variant* of a run
-is a set of patches.
+A *variant* is a list of patches. Its run comes from the runner that made the recording.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -230,10 +229,8 @@ class Recording:
         self, variants: Sequence[Variant], *, queries: Int[Tensor, "batch m"] | None = None
     ) -> Iterator[Float[Tensor, "batch m vocab"]]:
         """The logits of each variant, in the order given: at all positions, or at `queries`."""
-        known = {*self.graph.writers, *self.graph.inputs[:-1], *self.graph.edges}
-        for variant in variants:
-            for patch in variant:
-                assert patch.site in known, f"no site {patch.site}"
+        for site in {patch.site for variant in variants for patch in variant}:
+            assert self.graph.resolve(site) == (site,), f"{site} is not one site"
         return track(self.runner.run(self, variants, queries), "patched runs", len(variants))
 
     def patched_logits(

@@ -34,7 +34,7 @@ from torch import Tensor, nn
 
 from induction_memory.model.building import has_hooks, hooks_everywhere
 from induction_memory.model.memories import ungrouped
-from induction_memory.runner.parameters import EPS, parameters
+from induction_memory.runner.weights import EPS, parameters
 
 
 def keep(kept: dict[str, Tensor], name: str) -> Callable[..., None]:

@@ -34,9 +34,9 @@ from induction_memory.model.architecture import Architecture
 from induction_memory.model.associations import associate, required
 from induction_memory.model.memories import Memories, has_step_axis
 from induction_memory.runner.choice import runner
-from induction_memory.runner.parameters import parameters
 from induction_memory.runner.recording import Runner, Via
 from induction_memory.runner.support import of_settings, unreadable
+from induction_memory.runner.weights import parameters
 from induction_memory.task.batch import Batch, within_context
 from induction_memory.task.protocol import Task, ask
 from induction_memory.task.sampler import step_rng, with_counts

@@ -12,7 +12,7 @@ from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
 from induction_memory.model.constructed import plant
 from induction_memory.model.memories import embedding, matrix
-from induction_memory.runner.parameters import parameters
+from induction_memory.runner.weights import parameters
 from induction_memory.source.sources import batch_of_tokens
 from induction_memory.task import BigramTask, Corpus, sample, step_rng
 from induction_memory.trajectory import load

@@ -11,8 +11,7 @@ from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
 from induction_memory.runner.choice import record
 from induction_memory.runner.components import Graph, component_names
-from induction_memory.runner.parameters import parameters
-from induction_memory.runner.swapped_weights import mixed, replaced
+from induction_memory.runner.weights import mixed, parameters, replaced
 from induction_memory.task.batch import masked_mean
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.corruptions import other_outputs

@@ -1,14 +1,21 @@
-"""The parameters of any TransformerLens model by HookedTransformer's names.
+"""The weights of any TransformerLens model by HookedTransformer's names, and the same model with other weights.
 
 A TransformerBridge is read through its accessors. Its gains are listed as they multiply the stream: some architectures
 store gain - 1, and some have norms without weights. Keys and values that several heads share are listed as `_W_K` and
 `_W_V`, as in HookedTransformer. The epsilon of a norm is listed as `<norm>.eps` if it is not 1e-5.
+
+Other weights take the place of the model's own for a while: a parameter's data is exchanged and exchanged back, also
+after an exception. The numbers of the model are never written to.
 """
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from induction_memory.errors import require
 
 EPS = 1e-5
 """The epsilon of a norm where none is listed."""
@@ -56,3 +63,38 @@ def _norm(bridge: Any, name: str) -> dict[str, Tensor]:
 
 def _first(stored: dict[str, Tensor], names: tuple[str, ...]) -> Tensor | None:
     return next((stored[name] for name in names if name in stored), None)
+
+
+@contextmanager
+def replaced(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[nn.Module]:
+    """`with replaced(model, {"blocks.0.attn.W_K": W}):` the model has these weights inside the block."""
+    parameters = dict(model.named_parameters()) if weights else {}
+    for name, value in weights.items():
+        require(name in parameters, "weights", f"names out of {', '.join(parameters)}", repr(name))
+        shape = tuple(parameters[name].shape)
+        require(tuple(value.shape) == shape, f"weights.{name}", f"shape {shape}", tuple(value.shape))
+    before = {name: parameters[name].data for name in weights}
+    try:
+        for name, value in weights.items():
+            parameters[name].data = value.detach().to(before[name])
+        yield model
+    finally:
+        for name, data in before.items():
+            parameters[name].data = data
+
+
+def mixed(
+    own: Mapping[str, Tensor], other: Mapping[str, Tensor], parameters: Mapping[str, int | None]
+) -> dict[str, Tensor]:
+    """The named parameters from `other`. If a head is given for a parameter, only that head's slice is taken.
+
+    A name that ends in a dot stands for all that begin with it.
+    """
+    weights: dict[str, Tensor] = {}
+    for wanted, head in parameters.items():
+        for name in (n for n in own if (n.startswith(wanted) if wanted.endswith(".") else n == wanted)):
+            if head is None:
+                weights[name] = other[name]
+            else:
+                weights.setdefault(name, own[name].clone())[head] = other[name][head]
+    return weights
