@@ -25,8 +25,9 @@ from induction_memory.trajectory.layout import (
     FROZEN,
     METRICS,
     OPTIMIZER,
-    OPTIMIZER_PREFIX,
     ROUNDED,
+    STATE_OPTIMIZER,
+    STATE_WEIGHTS,
     TRAINED,
     step_files,
     step_path,
@@ -131,7 +132,7 @@ class FolderSource:
             return self.rounding.read_step(name, step, self.model_config.shapes[name])
         if self.finished:
             return self._trained.read(name, step)
-        return open_state(step_path(self.path, step), self.manifest, step).read(name)
+        return open_state(step_path(self.path, step), self.manifest, step).read(STATE_WEIGHTS + name)
 
     @_of_the_run_as_it_is
     def read_stack(self, name: str, steps: Sequence[int]) -> Tensor:
@@ -152,13 +153,11 @@ class FolderSource:
         if step in self.rounded:
             return None
         if not self.finished:
-            file = open_state(step_path(self.path, step), self.manifest, step)
-            names = [name for name in file.tensors if name.startswith(OPTIMIZER_PREFIX)]
-            return {name.removeprefix(OPTIMIZER_PREFIX): file.read(name) for name in names} or None
+            return open_state(step_path(self.path, step), self.manifest, step).read_all(STATE_OPTIMIZER) or None
         if OPTIMIZER not in self.manifest.pieces:
             return None
         file = open_listed(self.path, self.manifest, OPTIMIZER)
-        return {name: file.read(name, step) for name in file.tensors} if step in file.steps else None
+        return file.read_all(step=step) if step in file.steps else None
 
     def _has_moved_on(self) -> bool:
         """Whether the run has changed its state since it was opened; a finished one that changed is refused."""

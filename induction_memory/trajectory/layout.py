@@ -7,7 +7,7 @@ grafts.safetensors      matrices to graft, in the order of train.grafts
 trained.safetensors     once finished: every other parameter, [step, ...]
 rounded.safetensors     in a thinned run: the steps that were kept rounded (tensors.py)
 optimizer.safetensors   once finished: the optimiser's state, [step, ...]
-steps/00000300.safetensors   while training: weights and, under optimizer/, the optimiser's state of one step
+steps/00000300.safetensors   while training: weights/NAME and the optimiser's optimizer/NAME of one step
 latest.safetensors           while training: the same for the latest state, to resume from
 .PROCESS-NUMBER.part    a file that is being written
 .lock                   held by the process that trains
@@ -33,7 +33,8 @@ ROUNDED = "rounded.safetensors"
 LATEST = "latest.safetensors"
 LOCK = ".lock"
 STEPS = "steps"
-OPTIMIZER_PREFIX = "optimizer/"
+STATE_WEIGHTS, STATE_OPTIMIZER = "weights/", "optimizer/"
+"""What the names in the file of a single step begin with."""
 
 PIECES = (FROZEN, GRAFTS, TRAINED, ROUNDED, OPTIMIZER, METRICS)
 """The files that a manifest may list."""

@@ -190,6 +190,10 @@ class SealedFile:
                 raise DamagedError(self.path, f"flipped bits in {name}{where}")
         return torch.from_numpy(data.view(found.dtype).reshape(shape))
 
+    def read_all(self, prefix: str = "", step: int | None = None) -> dict[str, Tensor]:
+        """The tensors whose names begin with the prefix, by the rest of their names."""
+        return {n.removeprefix(prefix): self.read(n, step) for n in self.tensors if n.startswith(prefix)}
+
     def check(self) -> None:
         """Check every block."""
         for name in self.tensors:

@@ -40,8 +40,9 @@ from induction_memory.trajectory.layout import (
     MANIFEST,
     METRICS,
     OPTIMIZER,
-    OPTIMIZER_PREFIX,
     ROUNDED,
+    STATE_OPTIMIZER,
+    STATE_WEIGHTS,
     STEPS,
     TRAINED,
     parts,
@@ -69,13 +70,12 @@ def compact(folder: Path, manifest: Manifest, steps: Sequence[int]) -> dict[str,
     resumable = [step for step in steps if opened[step].tensors.keys() == last.tensors.keys()]
 
     def stack(target: str, prefix: str, chosen: Sequence[int]) -> Piece:
-        names = [name for name in last.tensors if name.startswith(OPTIMIZER_PREFIX) == bool(prefix)]
-        like = {name.removeprefix(prefix): last.read(name) for name in names}
+        like = last.read_all(prefix)
         return write_stack(folder / target, chosen, like, lambda name, step: opened[step].read(prefix + name))
 
     return {
-        TRAINED: stack(TRAINED, "", steps),
-        OPTIMIZER: stack(OPTIMIZER, OPTIMIZER_PREFIX, resumable),
+        TRAINED: stack(TRAINED, STATE_WEIGHTS, steps),
+        OPTIMIZER: stack(OPTIMIZER, STATE_OPTIMIZER, resumable),
         METRICS: piece_of(folder / METRICS),
     }
 
@@ -99,8 +99,7 @@ class ResumePoint:
 
 def resume_point(folder: Path, manifest: Manifest, config: RunConfig) -> ResumePoint:
     """The point from which the unfinished run in `folder` resumes."""
-    whole = open_listed(folder, manifest, FROZEN)
-    parameters = {name: whole.read(name) for name in whole.tensors}
+    frozen = open_listed(folder, manifest, FROZEN).read_all()
     grafts: dict[Graft, Tensor] = {}
     if config.train.graft_rules:
         file = open_listed(folder, manifest, GRAFTS)
@@ -108,12 +107,7 @@ def resume_point(folder: Path, manifest: Manifest, config: RunConfig) -> ResumeP
     rows, begins = row_files.intact(row_files.read(folder), manifest)
     notes = _drop_from_first_damage(folder, manifest, rows)
     state = _latest_state(folder, manifest, len(rows), notes)
-    optimizer = {}
-    for name in state.tensors:
-        if name.startswith(OPTIMIZER_PREFIX):
-            optimizer[name.removeprefix(OPTIMIZER_PREFIX)] = state.read(name)
-        else:
-            parameters[name] = state.read(name)
+    parameters, optimizer = frozen | state.read_all(STATE_WEIGHTS), state.read_all(STATE_OPTIMIZER)
     step = state.steps[0]
     done = step - manifest.first_step
     return ResumePoint(step, parameters, optimizer, grafts, rows[:done], begins[done], tuple(dict.fromkeys(notes)))
@@ -150,7 +144,7 @@ def _latest_state(folder: Path, manifest: Manifest, done: int, notes: list[str])
             continue
         try:
             found = open_state(path, manifest, step)
-            resumable = any(name.startswith(OPTIMIZER_PREFIX) for name in found.tensors)
+            resumable = any(name.startswith(STATE_OPTIMIZER) for name in found.tensors)
             if resumable and manifest.first_step <= found.steps[0] <= manifest.first_step + done:
                 found.check()
                 best = found
@@ -271,8 +265,9 @@ def write_state(
     path: Path, manifest: Manifest, step: int, parameters: Mapping[str, Tensor], optimizer: Mapping[str, Tensor]
 ) -> None:
     """Write the state of one step of the manifest's run."""
-    state = {OPTIMIZER_PREFIX + name: value for name, value in optimizer.items()}
-    write_tensors(path, {**parameters, **state}, [step], manifest.identity)
+    state = {STATE_WEIGHTS + name: value for name, value in parameters.items()}
+    state |= {STATE_OPTIMIZER + name: value for name, value in optimizer.items()}
+    write_tensors(path, state, [step], manifest.identity)
 
 
 def why_not_longer(folder: Path, manifest: Manifest, longer: RunConfig) -> Iterator[str]:
@@ -313,9 +308,8 @@ def _unpack(folder: Path, manifest: Manifest) -> None:
     weights, optimizer = (open_listed(folder, manifest, name) for name in (TRAINED, OPTIMIZER))
     make_folder(folder / STEPS)
     for step in weights.steps:
-        held = optimizer.tensors if step in optimizer.steps else ()
-        moving = {name: weights.read(name, step) for name in weights.tensors}
-        state = {name: optimizer.read(name, step) for name in held}
+        moving = weights.read_all(step=step)
+        state = optimizer.read_all(step=step) if step in optimizer.steps else {}
         write_state(step_path(folder, step), manifest, step, moving, state)
         if step == weights.steps[-1]:  # training on writes its file again, perhaps without the optimiser's state
             write_state(folder / LATEST, manifest, step, moving, state)
