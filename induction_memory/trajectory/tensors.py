@@ -179,12 +179,13 @@ class SealedFile:
             first, shape = self.steps.index(step), shape[1:]
             last = first + 1
         data = np.empty((last - first) * block, dtype=np.uint8)
+        view = data.data
         with open_regular(self.path) as file:
             file.seek(found.start + first * block)
-            if file.readinto(data.data) < len(data):
+            if file.readinto(view) < len(view):
                 raise DamagedError(self.path, f"a file that ends within {name}")
         for i in range(first, last):
-            checksum = zlib.crc32(data[(i - first) * block : (i - first + 1) * block])
+            checksum = zlib.crc32(view[(i - first) * block : (i - first + 1) * block])
             if f"{checksum:08x}" != found.checksums[8 * i : 8 * i + 8]:
                 where = f" at step {self.steps[i]}" if self.stacked else ""
                 raise DamagedError(self.path, f"flipped bits in {name}{where}")
