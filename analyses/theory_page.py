@@ -14,7 +14,8 @@ import pandas as pd
 
 from induction_memory.errors import run_script
 from induction_memory.paper.theory import measure, save_picture
-from induction_memory.paper.theory.checks import Check, Entry, Result
+from induction_memory.paper.theory.checks import Entry, Result
+from induction_memory.paper.verdicts import Measurement
 from induction_memory.terminal import markdown
 
 QUESTION = "**Does what the paper proves hold when its gradient steps are run for real?**"
@@ -46,13 +47,13 @@ def write(docs: Path) -> bool:
     return all(check.expected for _, check in everything)
 
 
-def summary(everything: list[tuple[Entry, Check]]) -> str:
+def summary(everything: list[tuple[Entry, Measurement]]) -> str:
     """The question, how many rows hold, how to read them, and the list of what does not hold as printed."""
     checks = [check for _, check in everything]
     slips = [(entry, check) for entry, check in everything if check.slip]
     unexpected = [(entry, check) for entry, check in everything if not check.expected]
     answer = (
-        f"{QUESTION} {sum(c.verdict for c in checks)} of {len(checks)} rows hold, {len(slips)} are "
+        f"{QUESTION} {sum(c.holds for c in checks)} of {len(checks)} rows hold, {len(slips)} are "
         f"known slips, and {len(unexpected)} are not as expected."
     )
     lines = [
@@ -93,10 +94,10 @@ def _number(value: float) -> str:
     return f"{value:.4g}"
 
 
-def _verdict(check: Check) -> str:
+def _verdict(check: Measurement) -> str:
     if check.slip:
-        return "holds (unexpected)" if check.verdict else "*slip*"
-    return "holds" if check.verdict else "**fails**"
+        return "holds (unexpected)" if check.holds else "*slip*"
+    return "holds" if check.holds else "**fails**"
 
 
 def main(docs: Path) -> None:

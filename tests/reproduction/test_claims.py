@@ -15,10 +15,10 @@ from induction_memory import probes
 from induction_memory.paper import plan
 from induction_memory.paper import records as record_files
 from induction_memory.paper.claims import CLAIMS, check
-from induction_memory.paper.claims.claim import at_least, at_most, near
-from induction_memory.paper.claims.estimate import Estimate, learned
+from induction_memory.paper.claims.estimate import learned
 from induction_memory.paper.measurement import diagonals
 from induction_memory.paper.records import Record, Records
+from induction_memory.paper.verdicts import Estimate, at_least, at_most, near
 from induction_memory.task.sampler import sample, step_rng
 from induction_memory.trajectory import load
 from induction_memory.trajectory.search import SHIPPED

@@ -9,13 +9,13 @@ from induction_memory.paper import plan
 from induction_memory.paper import records as record_files
 from induction_memory.paper.claims.estimate import (
     SEED_SPREAD,
-    Estimate,
     from_extreme,
     measured_spread,
     over_draws,
     over_seeds,
     pooled,
 )
+from induction_memory.paper.verdicts import Estimate
 from induction_memory.trajectory.search import SHIPPED
 
 

@@ -7,7 +7,7 @@ import torch
 from analyses import theory_page
 from induction_memory.errors import InputError
 from induction_memory.memory import gradients
-from induction_memory.paper import theory
+from induction_memory.paper import theory, verdicts
 from induction_memory.paper.figures.theory import draw
 from induction_memory.paper.theory import (
     architectures,
@@ -163,7 +163,7 @@ def test_the_page_holds_every_row_and_marks_slips_and_failures(quick_results, tm
     text = theory_page.section(entry, result, tmp_path)
     assert all(check.statement.replace("|", "\\|") in text for check in result.checks)
     assert "*slip*" in text
-    bad = checks.Result((checks.at_least("too much", 1.0, 0.5),))
+    bad = checks.Result((verdicts.at_least("too much", 1.0, 0.5),))
     assert "**fails**" in theory_page.section(entry, bad, tmp_path)
     assert "and 1 are not as expected" in " ".join(theory_page.summary([(entry, bad.checks[0])]).split())
 
@@ -206,12 +206,12 @@ def test_an_unknown_check_is_refused_with_the_known_names():
 
 
 def test_verdicts_by_hand():
-    assert checks.within("", 2.0, 2.05, 0.05).verdict
-    assert not checks.within("", 2.0, 2.11, 0.05).verdict
-    assert checks.near("", 0.0, -0.1, 0.1).verdict
-    assert checks.sampled("", 1.0, 1.3, 0.1).verdict
-    assert not checks.sampled("", 1.0, 1.5, 0.1).verdict
-    slip = checks.at_most("", 1.0, 2.0, slip=True)
-    assert not slip.verdict
+    assert verdicts.within("", 2.0, 2.05, 0.05).holds
+    assert not verdicts.within("", 2.0, 2.11, 0.05).holds
+    assert verdicts.near("", 0.0, -0.1, 0.1).holds
+    assert verdicts.sampled("", 1.0, 1.3, 0.1).holds
+    assert not verdicts.sampled("", 1.0, 1.5, 0.1).holds
+    slip = verdicts.at_most("", 1.0, 2.0, slip=True)
+    assert not slip.holds
     assert slip.expected
-    assert not checks.at_least("", 1.0, 2.0, slip=True).expected
+    assert not verdicts.at_least("", 1.0, 2.0, slip=True).expected

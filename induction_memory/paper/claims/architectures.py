@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 
 from induction_memory.paper import plan
-from induction_memory.paper.claims.claim import HALF, Measurement, at_least, at_most, called, claim, later, near, ours
+from induction_memory.paper.claims.claim import HALF, called, claim, later, ours
 from induction_memory.paper.claims.estimate import accuracy, final, over_draws, recall, slower_to_learn
 from induction_memory.paper.records import Records
 from induction_memory.paper.theory.learning_conditions import frequency_ratios
+from induction_memory.paper.verdicts import Measurement, at_least, at_most, near
 
 MEMORIES = ("W_O2", "W_K2", "W_K1_first64")
 STEP_SIZES = (1.0, 4.0, 16.0)

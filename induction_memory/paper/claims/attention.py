@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 
 from induction_memory.paper import plan
-from induction_memory.paper.claims.claim import HALF, Measurement, at_least, at_most, claim, later, near, ours
+from induction_memory.paper.claims.claim import HALF, claim, later, ours
 from induction_memory.paper.claims.estimate import accuracy, final
 from induction_memory.paper.records import Records
+from induction_memory.paper.verdicts import Measurement, at_least, at_most, near
 
 
 def _late_triggers(records: Records) -> str:

@@ -1,69 +1,18 @@
-"""A claim of the paper, its measurements, and the table of verdicts.
-
-A measurement has a threshold, and the claim says where that comes from. It holds if the value is beyond the threshold
-by more than its error, does not hold if it misses by more, and is undecided in between.
-"""
+"""A claim of the paper, its measurements, and the table of verdicts. The claim says where its thresholds come from."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 import pandas as pd
 
 from induction_memory.field_docs import field_docs
-from induction_memory.paper.claims.estimate import Estimate
 from induction_memory.paper.records import MissingRunError, Records
+from induction_memory.paper.verdicts import Measurement, Verdict
 
 DAGGER = "†"
 HALF = 0.5
 COLUMNS = ("claim", "figure", "measure", "whose", "value", "error", "over", "threshold", "verdict")
-
-Verdict = Literal["holds", "undecided", "does not hold", "no run"]
-VERDICTS: tuple[Verdict, ...] = ("no run", "does not hold", "undecided", "holds")
-"""The worst first."""
-
-
-@field_docs
-@dataclass(frozen=True)
-class Measurement:
-    """One row: what was measured, with its error, and the interval in which it has to lie."""
-
-    statement: str
-    found: Estimate
-    low: float = -np.inf
-    high: float = np.inf
-    ours: bool = False
-    """True for a stricter reading or a cause that the paper does not claim."""
-
-    @property
-    def verdict(self) -> Verdict:
-        margin = min(self.found.value - self.low, self.high - self.found.value)
-        if not np.isfinite(margin) or np.isnan(self.found.error):
-            return "undecided"
-        if margin >= self.found.error:
-            return "holds"
-        return "does not hold" if margin < -self.found.error else "undecided"
-
-    @property
-    def threshold(self) -> str:
-        if np.isinf(self.high):
-            return f"at least {self.low:.3g}"
-        if np.isinf(self.low):
-            return f"at most {self.high:.3g}"
-        return f"{(self.low + self.high) / 2:.3g} ± {(self.high - self.low) / 2:.3g}"
-
-
-def at_least(statement: str, bound: float, found: Estimate) -> Measurement:
-    return Measurement(statement, found, low=bound)
-
-
-def at_most(statement: str, bound: float, found: Estimate) -> Measurement:
-    return Measurement(statement, found, high=bound)
-
-
-def near(statement: str, centre: float, found: Estimate, width: float) -> Measurement:
-    return Measurement(statement, found, low=centre - width, high=centre + width)
 
 
 def later(row: Measurement) -> Measurement:

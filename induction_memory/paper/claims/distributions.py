@@ -5,9 +5,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from induction_memory.paper import plan
-from induction_memory.paper.claims.claim import HALF, Measurement, at_least, at_most, called, claim, later, near
+from induction_memory.paper.claims.claim import HALF, called, claim, later
 from induction_memory.paper.claims.estimate import (
-    Estimate,
     accuracy,
     fallen,
     from_extreme,
@@ -19,6 +18,7 @@ from induction_memory.paper.claims.estimate import (
     slower_to_learn,
 )
 from induction_memory.paper.records import Record, Records
+from induction_memory.paper.verdicts import Estimate, Measurement, at_least, at_most, near
 
 
 @claim(4, "steps until a loss has made nine tenths of its fall; 'more quickly' is a ratio above 1")

@@ -16,38 +16,19 @@ When a loss is learned, and how far a probe has moved: numbers read from a curve
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float
 from scipy.stats import t as student
 
 from induction_memory.paper.records import Record
+from induction_memory.paper.verdicts import Estimate
 
 LEVEL = 0.95
 SEED_SPREAD = {"accuracy": 0.0175, "mean accuracy": 0.0081, "recall": 0.0264, "mean recall": 0.0175}
 """Standard deviation between seeds in Figure 3 (`measured_spread`) of an accuracy and of a recall, each at a step and
 as a mean over training. That of the accuracy is in units of sqrt(p (1 - p))."""
 SPREAD_FREEDOM = 10
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A value, half of its 95 % interval, and what the interval is over."""
-
-    value: float
-    error: float
-    over: str
-
-    def __sub__(self, other: "Estimate") -> "Estimate":
-        return Estimate(self.value - other.value, math.hypot(self.error, other.error), self.over)
-
-    def __truediv__(self, other: "Estimate") -> "Estimate":
-        """The quotient; errors are propagated to first order."""
-        if other.value == 0:
-            return Estimate(math.nan, math.nan, self.over)
-        value = self.value / other.value
-        return Estimate(value, math.hypot(self.error, value * other.error) / abs(other.value), self.over)
 
 
 def over_seeds(values: Sequence[float], kind: str) -> Estimate:
@@ -98,11 +79,6 @@ def final(run: Record, name: str) -> Estimate:
     """A number of the last step, with the error that was measured beside it."""
     error, over = run.final_error(name)
     return Estimate(run.final(name), _quantile(math.inf) * error, over)
-
-
-def known(value: float) -> Estimate:
-    """A number without an error, such as a count."""
-    return Estimate(value, 0.0, "")
 
 
 def measured_spread(groups: Sequence[Sequence[Record]]) -> dict[str, float]:

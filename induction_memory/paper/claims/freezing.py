@@ -5,9 +5,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from induction_memory.paper import plan
-from induction_memory.paper.claims.claim import HALF, Measurement, at_least, at_most, called, claim, later, ours
-from induction_memory.paper.claims.estimate import accuracy, known, recall
+from induction_memory.paper.claims.claim import HALF, called, claim, later, ours
+from induction_memory.paper.claims.estimate import accuracy, recall
 from induction_memory.paper.records import Records
+from induction_memory.paper.verdicts import Measurement, at_least, at_most, known
 
 THAWED = 300
 """The step until which Figure 3 freezes."""

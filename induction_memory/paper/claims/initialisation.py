@@ -4,10 +4,11 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from induction_memory.paper.claims.claim import Measurement, at_least, at_most, claim, later, ours
+from induction_memory.paper.claims.claim import claim, later, ours
 from induction_memory.paper.claims.estimate import over_draws
 from induction_memory.paper.records import Records
 from induction_memory.paper.theory.initial_attention import PRESETS, measured
+from induction_memory.paper.verdicts import Measurement, at_least, at_most
 
 MODELS = {"text": "the text's parametrisation", "code": "the parametrisation of the authors' code"}
 

@@ -6,10 +6,11 @@ from itertools import pairwise
 import numpy as np
 
 from induction_memory.paper import plan
-from induction_memory.paper.claims.claim import HALF, Measurement, at_least, at_most, claim, later, ours
-from induction_memory.paper.claims.estimate import Estimate, final, over_draws, pooled
+from induction_memory.paper.claims.claim import HALF, claim, later, ours
+from induction_memory.paper.claims.estimate import final, over_draws, pooled
 from induction_memory.paper.records import Record, Records, tuned_runs
 from induction_memory.paper.theory.first_step_recall import DIMENSIONS, repeated
+from induction_memory.paper.verdicts import Estimate, Measurement, at_least, at_most
 
 FEW = 10
 """Steps that count as a few iterations."""

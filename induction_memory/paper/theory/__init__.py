@@ -50,7 +50,7 @@ def table(entry: Entry, result: "Result") -> "pd.DataFrame":
     rows = []
     for c in result.checks:
         statement = f"{c.statement} {SLIP}" if c.slip else c.statement
-        rows.append([entry.name, statement, c.predicted, c.measured, c.tolerance, c.verdict, c.expected])
+        rows.append([entry.name, statement, c.predicted, c.measured, c.tolerance, c.holds, c.expected])
     return pd.DataFrame(rows, columns=COLUMNS)
 
 

@@ -13,8 +13,9 @@ from induction_memory.memory.association import matching, store
 from induction_memory.memory.edits import truncate
 from induction_memory.memory.random_embeddings import gaussian_embeddings, random_remapping
 from induction_memory.memory.recall import recall
-from induction_memory.paper.theory.checks import Result, at_least, at_most, column, near, within
+from induction_memory.paper.theory.checks import Result, column
 from induction_memory.paper.theory.lemmas import TOLERANCE, autograd
+from induction_memory.paper.verdicts import at_least, at_most, near, within
 
 Product = Float[Tensor, "d_out d_in"]
 

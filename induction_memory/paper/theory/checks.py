@@ -1,9 +1,7 @@
-"""A check: one statement of the paper, what it predicts, what was measured, and whether the two agree.
+"""The checks of the theory by name, in the paper's order: each measures one statement and returns its rows.
 
-`slip` marks a statement that is known not to hold as the paper prints it. A second check has the corrected statement.
-A check is as expected if it is a statement that holds or a slip that fails.
-
-The checks by name, in the paper's order. Nothing heavy is imported until one is run.
+Nothing heavy is imported until one is run. A statement that is known not to hold as the paper prints it is marked as a
+slip, and a second row has the corrected statement.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,64 +13,18 @@ import pandas as pd
 from jaxtyping import Float
 
 from induction_memory.errors import require
+from induction_memory.paper.verdicts import Measurement
 
 TINY = 1e-300
 """Stands for zero under a logarithm."""
 
 
 @dataclass(frozen=True)
-class Check:
-    """One row of the table."""
-
-    statement: str
-    predicted: float
-    measured: float
-    tolerance: str
-    verdict: bool
-    slip: bool = False
-
-    @property
-    def expected(self) -> bool:
-        """False if a statement fails, or if a known slip of the paper holds."""
-        return self.verdict != self.slip
-
-
-@dataclass(frozen=True)
 class Result:
     """What one named check returns: its rows, and the tables its figure is drawn from."""
 
-    checks: tuple[Check, ...]
+    checks: tuple[Measurement, ...]
     tables: Mapping[str, pd.DataFrame] = field(default_factory=dict)
-
-
-def within(statement: str, predicted: float, measured: float, relative: float, slip: bool = False) -> Check:
-    """Holds when the measured value is within a relative distance of the predicted one."""
-    verdict = bool(abs(measured - predicted) <= relative * abs(predicted))
-    return Check(statement, predicted, measured, f"± {relative:.3g} relative", verdict, slip)
-
-
-def near(statement: str, predicted: float, measured: float, absolute: float, slip: bool = False) -> Check:
-    """Holds when the measured value is within an absolute distance of the predicted one."""
-    verdict = bool(abs(measured - predicted) <= absolute)
-    return Check(statement, predicted, measured, f"± {absolute:.3g}", verdict, slip)
-
-
-def sampled(
-    statement: str, predicted: float, measured: float, error: float, sigmas: float = 4.0, slip: bool = False
-) -> Check:
-    """Holds when a mean over random draws is within some standard errors of the predicted value."""
-    verdict = bool(abs(measured - predicted) <= sigmas * error)
-    return Check(statement, predicted, measured, f"± {sigmas:g} standard errors of {error:.2g}", verdict, slip)
-
-
-def at_least(statement: str, bound: float, measured: float, slip: bool = False) -> Check:
-    """Holds when the measured value reaches the bound."""
-    return Check(statement, bound, measured, "at least", bool(measured >= bound), slip)
-
-
-def at_most(statement: str, bound: float, measured: float, slip: bool = False) -> Check:
-    """Holds when the measured value stays within the bound."""
-    return Check(statement, bound, measured, "at most", bool(measured <= bound), slip)
 
 
 def column(table: pd.DataFrame, name: str, **where: object) -> Float[np.ndarray, " row"]:

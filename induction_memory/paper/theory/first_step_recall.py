@@ -20,7 +20,8 @@ from torch import Tensor
 from induction_memory.memory.association import matching
 from induction_memory.memory.random_embeddings import gaussian_embeddings, random_remapping
 from induction_memory.memory.recall import recall
-from induction_memory.paper.theory.checks import Result, at_least, at_most
+from induction_memory.paper.theory.checks import Result
+from induction_memory.paper.verdicts import at_least, at_most
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.sampler import BigramBatch, sample
 

@@ -18,7 +18,8 @@ from torch import Tensor
 from induction_memory.experiment.presets import preset
 from induction_memory.model.building import initial_weight
 from induction_memory.model.config import ModelConfig
-from induction_memory.paper.theory.checks import Result, at_least, at_most, column
+from induction_memory.paper.theory.checks import Result, column
+from induction_memory.paper.verdicts import at_least, at_most
 from induction_memory.runner.choice import runner
 from induction_memory.task.sampler import sample, step_rng
 

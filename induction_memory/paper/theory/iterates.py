@@ -17,8 +17,9 @@ from torch import Tensor
 
 from induction_memory.memory import gradients
 from induction_memory.memory.random_embeddings import gaussian_embeddings, random_remapping
-from induction_memory.paper.theory.checks import Result, at_least, at_most, column, within
+from induction_memory.paper.theory.checks import Result, column
 from induction_memory.paper.theory.lemmas import autograd
+from induction_memory.paper.verdicts import at_least, at_most, within
 
 N, D, STEPS, ETA, DECAY = 12, 48, 100, 2.0, 0.02
 

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from induction_memory.memory import gradients
 from induction_memory.memory.random_embeddings import gaussian_embeddings, random_remapping
-from induction_memory.paper.theory.checks import Result, at_least, at_most, column, near, slope
+from induction_memory.paper.theory.checks import Result, column, slope
 from induction_memory.paper.theory.lemmas import autograd
+from induction_memory.paper.verdicts import at_least, at_most, near
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.sampler import sample, step_rng
 

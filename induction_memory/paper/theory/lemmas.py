@@ -11,8 +11,9 @@ from induction_memory.memory import gradients
 from induction_memory.memory.association import matching
 from induction_memory.memory.random_embeddings import gaussian_embeddings, random_remapping
 from induction_memory.memory.recall import recall
-from induction_memory.paper.theory.checks import Check, Result, at_least, at_most, column, near, slope
+from induction_memory.paper.theory.checks import Result, column, slope
 from induction_memory.paper.theory.circuit import enumerate_all
+from induction_memory.paper.verdicts import Measurement, at_least, at_most, near
 
 TOLERANCE = 1e-5
 
@@ -177,7 +178,7 @@ def autograd(loss: Loss, W: Float[Tensor, "d_out d_in"]) -> Float[Tensor, "d_out
     return torch.autograd.grad(loss(W), W)[0]
 
 
-def _agreement(statement: str, closed: Float[Tensor, "a b"], expected: Float[Tensor, "a b"]) -> Check:
+def _agreement(statement: str, closed: Float[Tensor, "a b"], expected: Float[Tensor, "a b"]) -> Measurement:
     distance = ((closed - expected).norm() / expected.norm()).item()
     return at_most(f"{statement}: relative error", TOLERANCE, distance)
 

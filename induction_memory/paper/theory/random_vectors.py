@@ -12,7 +12,8 @@ from torch import Tensor
 from induction_memory.memory.association import matching, store
 from induction_memory.memory.random_embeddings import gaussian_embeddings
 from induction_memory.memory.recall import recall, signal_to_interference
-from induction_memory.paper.theory.checks import Result, at_least, column, near, slope, within
+from induction_memory.paper.theory.checks import Result, column, slope
+from induction_memory.paper.verdicts import at_least, near, within
 
 DRAWS = {16: 20_000, 32: 20_000, 64: 8_000, 128: 2_000}
 """Number of draws at each dimension, for the variances."""

@@ -49,7 +49,7 @@ from torch import Tensor
 
 from induction_memory.memory.association import causal, matching
 from induction_memory.memory.recall import recall
-from induction_memory.paper.theory.checks import Check, Result, at_least, at_most, column, sampled, slope, within
+from induction_memory.paper.theory.checks import Result, column, slope
 from induction_memory.paper.theory.circuit import (
     Circuit,
     Embeddings,
@@ -64,6 +64,7 @@ from induction_memory.paper.theory.circuit import (
     zeros,
 )
 from induction_memory.paper.theory.gradient_steps import accuracy, contrast, mean_and_error, output_step
+from induction_memory.paper.verdicts import Measurement, at_least, at_most, sampled, within
 
 
 def tau(T: int) -> float:
@@ -345,7 +346,7 @@ def _basis(t: int) -> tuple[Float[Tensor, "query d"], Float[Tensor, "key d"]]:
 
 def _same_matrix(
     statement: str, closed: Float[Tensor, "a b"], other: Float[Tensor, "a b"], tolerance: float = 1e-5
-) -> Check:
+) -> Measurement:
     """Relative Frobenius distance of a closed form from what autograd gives."""
     return at_most(statement, tolerance, ((closed - other).norm() / other.norm()).item())
 
@@ -449,7 +450,7 @@ def theorem_terms(
     return Result(tuple(rows), {"terms": table})
 
 
-def _position_checks(terms: dict[str, Tensor], more: dict[str, Tensor]) -> list[Check]:
+def _position_checks(terms: dict[str, Tensor], more: dict[str, Tensor]) -> list[Measurement]:
     """A to D for N = 64 and N = 512, at the positions 2 .. T - 2."""
     inside = slice(1, T - 2)
     t = torch.arange(1, T + 1, dtype=torch.float64).unsqueeze(-1)

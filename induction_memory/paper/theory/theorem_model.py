@@ -6,7 +6,7 @@ from itertools import permutations
 import pandas as pd
 import torch
 
-from induction_memory.paper.theory.checks import Result, at_least, at_most, column, within
+from induction_memory.paper.theory.checks import Result, column
 from induction_memory.paper.theory.circuit import (
     Circuit,
     Embeddings,
@@ -30,6 +30,7 @@ from induction_memory.paper.theory.gradient_steps import (
     superposed,
     take_steps,
 )
+from induction_memory.paper.verdicts import at_least, at_most, within
 
 
 @dataclass(frozen=True)

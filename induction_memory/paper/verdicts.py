@@ -1,0 +1,128 @@
+"""A measurement of a statement of the paper: a value with its uncertainty, the interval it has to lie in, a verdict.
+
+It holds if the value is inside the interval by at least its error, does not hold if it is outside by more, and is
+undecided in between. The claims about trained runs and the checks of the theory both consist of such measurements. The
+error is half of a 95 % interval (`claims/estimate.py` says what it is taken over), and 0 for what is computed exactly.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from induction_memory.field_docs import field_docs
+
+Verdict = Literal["holds", "undecided", "does not hold", "no run"]
+VERDICTS: tuple[Verdict, ...] = ("no run", "does not hold", "undecided", "holds")
+"""The worst first."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value, half of its 95 % interval, and what the interval is over."""
+
+    value: float
+    error: float
+    over: str
+
+    def __sub__(self, other: "Estimate") -> "Estimate":
+        return Estimate(self.value - other.value, math.hypot(self.error, other.error), self.over)
+
+    def __truediv__(self, other: "Estimate") -> "Estimate":
+        """The quotient; errors are propagated to first order."""
+        if other.value == 0:
+            return Estimate(math.nan, math.nan, self.over)
+        value = self.value / other.value
+        return Estimate(value, math.hypot(self.error, value * other.error) / abs(other.value), self.over)
+
+
+def known(value: float) -> Estimate:
+    """A number without an error, such as a count."""
+    return Estimate(value, 0.0, "")
+
+
+@field_docs
+@dataclass(frozen=True)
+class Measurement:
+    """One row: what was measured, with its error, and the interval in which it has to lie."""
+
+    statement: str
+    found: Estimate
+    predicted: float
+    """The bound, or the centre of the interval."""
+    tolerance: str
+    """"at least", "at most", or the distance from the centre in words."""
+    low: float = -math.inf
+    high: float = math.inf
+    ours: bool = False
+    """True for a stricter reading or a cause that the paper does not claim."""
+    slip: bool = False
+    """True for a statement that is known not to hold as the paper prints it; another row has the corrected one."""
+
+    @property
+    def measured(self) -> float:
+        return self.found.value
+
+    @property
+    def verdict(self) -> Verdict:
+        margin = min(self.found.value - self.low, self.high - self.found.value)
+        if not math.isfinite(margin) or math.isnan(self.found.error):
+            return "undecided"
+        if margin >= self.found.error:
+            return "holds"
+        return "does not hold" if margin < -self.found.error else "undecided"
+
+    @property
+    def holds(self) -> bool:
+        return self.verdict == "holds"
+
+    @property
+    def expected(self) -> bool:
+        """False if a statement fails, or if a known slip of the paper holds."""
+        return self.holds != self.slip
+
+    @property
+    def threshold(self) -> str:
+        """The interval in words."""
+        if self.tolerance in ("at least", "at most"):
+            return f"{self.tolerance} {self.predicted:.3g}"
+        return f"{self.predicted:.3g} {self.tolerance}"
+
+
+def at_least(statement: str, bound: float, found: Estimate | float, slip: bool = False) -> Measurement:
+    """Holds when the measured value reaches the bound."""
+    return Measurement(statement, _estimate(found), bound, "at least", low=bound, slip=slip)
+
+
+def at_most(statement: str, bound: float, found: Estimate | float, slip: bool = False) -> Measurement:
+    """Holds when the measured value stays within the bound."""
+    return Measurement(statement, _estimate(found), bound, "at most", high=bound, slip=slip)
+
+
+def near(statement: str, centre: float, found: Estimate | float, width: float, slip: bool = False) -> Measurement:
+    """Holds when the measured value is within a distance of the predicted one."""
+    return _around(statement, centre, found, width, f"± {width:.3g}", slip)
+
+
+def within(
+    statement: str, predicted: float, found: Estimate | float, relative: float, slip: bool = False
+) -> Measurement:
+    """Holds when the measured value is within a relative distance of the predicted one."""
+    return _around(statement, predicted, found, relative * abs(predicted), f"± {relative:.3g} relative", slip)
+
+
+def sampled(
+    statement: str, predicted: float, found: float, error: float, sigmas: float = 4.0, slip: bool = False
+) -> Measurement:
+    """Holds when a mean over random draws is within some standard errors of the predicted value."""
+    tolerance = f"± {sigmas:g} standard errors of {error:.2g}"
+    return _around(statement, predicted, found, sigmas * error, tolerance, slip)
+
+
+def _around(
+    statement: str, centre: float, found: Estimate | float, width: float, tolerance: str, slip: bool
+) -> Measurement:
+    return Measurement(statement, _estimate(found), centre, tolerance, centre - width, centre + width, slip=slip)
+
+
+def _estimate(found: Estimate | float) -> Estimate:
+    return found if isinstance(found, Estimate) else known(found)
