@@ -59,7 +59,7 @@ def main(
         sequences: fresh sequences.
         docs: picture to write.
     """
-    tables = {name: im.probes.arbitration(im.load(name), steps="all", sequences=sequences) for name in runs}
+    tables = {name: im.probes.arbitration(im.load(name), step="all", sequences=sequences) for name in runs}
     for name, table in tables.items():
         print(name)
         wide = table.pivot_table("value", index="step", columns=["question", "rank"], dropna=False)

@@ -20,6 +20,7 @@ import tyro
 
 import induction_memory as im
 from induction_memory.errors import require, run_script
+from induction_memory.source.sources import At
 from induction_memory.trajectory.series import Revisions
 from induction_memory.views.figures.curves import series_figure
 from induction_memory.views.run_page import curves
@@ -32,16 +33,16 @@ def text_loss(series: Revisions, text: str) -> pd.DataFrame:
     length = series.config().max_position_embeddings
     windows = series.encode(text[len(text) * 9 // 10 :], length)[:WINDOWS]
 
-    def measure(model: torch.nn.Module) -> pd.DataFrame:
+    def measure(at: At) -> dict[str, float]:
         with torch.no_grad():
             losses = torch.nn.functional.cross_entropy(
-                model(windows)[:, :-1].transpose(1, 2), windows[:, 1:], reduction="none"
+                at.model(windows)[:, :-1].transpose(1, 2), windows[:, 1:], reduction="none"
             ).mean(0)
         eighth = length // 8
         early, late = losses[eighth : 2 * eighth].mean().item(), losses[-eighth:].mean().item()
-        return pd.DataFrame({"early": [early], "late": [late], "in-context score": [late - early]})
+        return {"early": early, "late": late, "in-context score": late - early}
 
-    return series.table(measure, key=f"text loss {len(text)} {WINDOWS} {length}")
+    return im.measure(series, measure)
 
 
 def main(
@@ -63,7 +64,7 @@ def main(
     for folder in folders:
         series = im.revisions(folder, keep=keep)
         losses = text_loss(series, text.read_text(encoding="utf-8")).set_index("step")
-        scores = series.table(im.probes.head_scores, key="head scores")
+        scores = im.probes.head_scores(series, step="all")
         lost = im.ablate(series, heads="all", kind="mean", step="all")
         panels, lowest = curves(scores, lost)
         panels = {

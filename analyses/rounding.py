@@ -28,7 +28,7 @@ def changes(exact: Trajectory, rounded: Trajectory, step: int, sequences: int) -
         with torch.no_grad():
             found.append(run.model(step).run_with_cache(batch.tokens, names_filter=lambda n: n.endswith("pattern")))
     (a, seen), (b, seen_after) = found
-    recalls = [im.probes.recall(run, steps=[step]).to_numpy() for run in (exact, rounded)]
+    recalls = [im.probes.recall(run, step=[step]).to_numpy() for run in (exact, rounded)]
     losses = [torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.targets.flatten()) for logits in (a, b)]
     return {
         "step": step,

@@ -51,7 +51,7 @@ def write_synthetic(folder: Path) -> None:
 
 
 def batched(folder: Path) -> pd.DataFrame:
-    return recall(load(folder), cached=False)
+    return recall(load(folder))
 
 
 def probe(model: nn.Module, task: BigramTask) -> dict[str, float]:

@@ -20,7 +20,7 @@ CALLS = {
     "ablate(induction-alone, kind='all')": ("ablate", "im.ablate(im.load('induction-alone'), kind='all')"),
     "table(induction-alone, 'all'), not cached": (
         "table",
-        "im.probes.table(im.load('induction-alone'), 'all', cached=False)",
+        "im.probes.table(im.load('induction-alone'), 'all')",
     ),
     "ablate(four-heads, heads='all')": ("heads", "im.ablate(im.load('four-heads'), heads='all')"),
     "causal_trajectory(induction-alone) of heads and memories": (

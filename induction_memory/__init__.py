@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from induction_memory.paper.auditing import audit as audit
     from induction_memory.paper.reproducing import reproduce as reproduce
     from induction_memory.probes.registry import probe as probe
+    from induction_memory.source.measuring import measure as measure
     from induction_memory.task.bigrams import BigramTask as BigramTask
     from induction_memory.task.corpus import Corpus as Corpus
     from induction_memory.task.sampler import sample as sample

@@ -10,7 +10,6 @@ import tyro
 from induction_memory.errors import InputError, require
 
 if TYPE_CHECKING:
-    from induction_memory.trajectory.series import Revisions
     from induction_memory.trajectory.trajectory import Trajectory
 
 Via = Literal["hooks", "fast"]
@@ -45,20 +44,11 @@ def load(run: str) -> "Trajectory":
     return opened
 
 
-def load_any(run: str) -> "Trajectory | Revisions":
-    """A trajectory, or a series of checkpoints that others trained; results of a series are kept beside it."""
-    from induction_memory.trajectory.layout import MANIFEST
-    from induction_memory.trajectory.search import find, is_series, require_run
+def load_any(run: str) -> Any:
+    """A trajectory, or a series of checkpoints that others trained."""
+    from induction_memory.source.sources import open_source
 
-    folder = find(run)
-    require_run(folder)
-    if not (folder / MANIFEST).exists() and is_series(folder):
-        from induction_memory.trajectory.series import BESIDE, revisions
-
-        return revisions(folder, keep=folder / BESIDE)
-    from induction_memory.trajectory import load
-
-    return load(folder)
+    return open_source(run)
 
 
 def text_of(text: str | None) -> str | None:
@@ -71,17 +61,15 @@ def text_of(text: str | None) -> str | None:
         raise InputError(f"--text: expected a readable text file after @, got {text[1:]!r} ({error})") from None
 
 
-def sequences_of(opened: "Trajectory | Revisions", text: str | None, most: int) -> Any:
+def sequences_of(opened: Any, text: str | None, most: int) -> Any:
     """The first sequences of a text, for a series; None without a text."""
     if text is None:
         return None
     from induction_memory.source.sources import batch_of_tokens
-    from induction_memory.trajectory.series import Revisions
 
     own = "none: a trajectory runs on sequences of its own task"
-    require(isinstance(opened, Revisions), "--text", own, repr(text))
-    assert isinstance(opened, Revisions)
-    length = min(SEQUENCE, opened.config().max_position_embeddings)
+    require(hasattr(opened, "encode"), "--text", own, repr(text))
+    length = min(SEQUENCE, opened.context()[1])
     return batch_of_tokens(opened.encode(text_of(text) or "", length)[:most])
 
 

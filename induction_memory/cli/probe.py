@@ -50,10 +50,10 @@ def probe(
     opened = load_any(run)
     if tokens:
         chosen = tuple(int(one) if one.isdecimal() else one for one in tokens)
-        output.write(library.token_recall(opened, chosen, steps=chosen_steps))
+        output.write(library.token_recall(opened, chosen, step=chosen_steps))
         return
     batch = sequences_of(opened, text, TEXT_SEQUENCES)
-    table = library.table(opened, names or None, steps=chosen_steps, batch=batch)
+    table = library.table(opened, names or None, step=chosen_steps, batch=batch)
     skipped = table.attrs.get("skipped", {})
     if table.empty and skipped:
         name, reason = next(iter(skipped.items()))

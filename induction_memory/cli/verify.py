@@ -9,8 +9,6 @@ from induction_memory.errors import printable
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from induction_memory.trajectory.series import Revisions
-
 
 def verify(run: Run, /) -> None:
     """Check every checksum of a trajectory; exit 1 names what is damaged.
@@ -22,20 +20,12 @@ def verify(run: Run, /) -> None:
     Args:
         run: trajectory's folder or the name of a shipped one, or a folder of checkpoints that others trained.
     """
-    from induction_memory.trajectory.layout import MANIFEST
-    from induction_memory.trajectory.search import find, require_run
+    from induction_memory.trajectory import verification
+    from induction_memory.trajectory.search import find, is_series
 
     folder = find(run)
-    require_run(folder)
-    series = None if (folder / MANIFEST).exists() else _series(run)
-    if series is None:
-        from induction_memory.trajectory.verification import verify as check
-
-        damaged = check(folder)
-    else:
-        from induction_memory.trajectory.verification import lines
-
-        damaged = lines(series)
+    series = load_any(run) if is_series(folder) else None
+    damaged = verification.verify(folder) if series is None else verification.lines(series)
     for line in damaged:
         print(line, file=sys.stderr)
     if damaged:
@@ -50,15 +40,3 @@ def _sound(folder: "Path") -> str:
     run = load(folder)
     rounded = f"; {len(run.rounded)} of {len(run.steps)} steps are rounded" if len(run.rounded) else ""
     return f"every checksum holds{rounded}"
-
-
-def _series(run: str) -> "Revisions | None":
-    """The series in a folder, or None."""
-    from induction_memory.trajectory.search import find, is_series
-
-    if not is_series(find(run)):
-        return None
-    from induction_memory.trajectory.series import Revisions
-
-    opened = load_any(run)
-    return opened if isinstance(opened, Revisions) else None

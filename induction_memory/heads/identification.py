@@ -14,7 +14,7 @@ Every table has the columns run and step first; heads are named L1H1 ... as in `
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -39,11 +39,12 @@ from induction_memory.heads.roles import at_last_step, listed, rows_of, verdicts
 from induction_memory.heads.shapley import ORDERS
 from induction_memory.heads.votes import votes
 from induction_memory.interventions.ablations import Kind
-from induction_memory.runner.recording import Runner, Via
+from induction_memory.runner.recording import Via
+from induction_memory.source.measuring import over_steps
 from induction_memory.source.replicates import labels
-from induction_memory.source.sources import Steps, Subject, batch_of_tokens, subject
-from induction_memory.task.batch import Batch, within_context
-from induction_memory.terminal import keeping
+from induction_memory.source.sources import At, Selection, select
+from induction_memory.task.batch import Batch
+from induction_memory.trajectory.weights import Steps
 
 MOST_ORDERS = 100_000
 SEQUENCES = 32
@@ -199,31 +200,27 @@ def identify(
     require_integer(orders, "orders", 1, MOST_ORDERS)
     require_seed(seed)
     given = batch(sequences) if callable(batch) else batch
-    opened = [subject(source, step=step, batch=given, sequences=sequences, via=via) for source in every]
-    names, found = _names(opened), list[tuple[str, dict[str, pd.DataFrame]]]()
-    with keeping(found, "steps"):
-        for name, source in zip(names, opened, strict=True):
-            rows, end = _sequences(source, sequences), source.last
-            how: dict[str, Any] = {"kind": kind, "metric": metric, "initial": source.initial}
-            how["task"] = source.known_task if isinstance(source.given, Batch | None) else None
-            how |= {"orders": orders, "seed": seed}
+    opened = [select(source, step=step, batch=given, sequences=sequences, via=via) for source in every]
+    names, parts = _names(opened), []
+    settings: dict[str, Any] = {"kind": kind, "metric": metric, "orders": orders, "seed": seed}
+    for name, chosen, label in zip(names, opened, labels([one.source for one in opened]), strict=True):
+        end = int(chosen.steps[-1]) if len(chosen.steps) else None
+        task = chosen.task if isinstance(chosen.given, Batch | None) else None
+        initial = chosen.initial() if kind == "initial" or callable(kind) else None
 
-            def measure(one: int, runner: Runner, rows: Batch = rows, how: Any = how, end: int | None = end) -> Tables:
-                return _examine(value_function(runner, rows, **how), one, paths=one == end)
+        def measure(at: At, end: int | None = end, task: Any = task, initial: Any = initial) -> Tables:
+            v = value_function(at.runner, at.batch, **settings, task=task, initial=initial)
+            return _examine(v, at.step, paths=at.step == end)
 
-            for _, tables in source.tables(measure, {"identify": how, "sequences": rows, "end": end}):
-                found.append((name, tables))
-    parts = []
-    for name, source in zip(names, opened, strict=True):
-        own = [tables for run, tables in found if run == name]
-        if own:
-            tables = {field: _concat([tables[field] for tables in own]) for field in own[0]}
-            for table in tables.values():
-                table.insert(0, "run", name)
-            parts.append(Identification(_facts(name, source, tables["roles"]), **tables))
-    whole, of_each = Identification.join(parts), dict(zip(names, labels(opened), strict=True))
-    own = [of_each[name] for name in whole.runs["run"]]
-    return replace(whole, runs=whole.runs.assign(configuration=own))
+        kept = {"identify": settings, "sequences": chosen.batch, "end": end}
+        tables = over_steps(chosen, measure, settings=kept)
+        for table in tables.values():
+            table.insert(0, "run", name)
+        facts = _facts(name, chosen, tables["roles"]).assign(configuration=label)
+        parts.append(Identification(facts, **tables))
+        if len(chosen.steps) > len(set(tables["roles"]["step"])):
+            break  # interrupted
+    return Identification.join(parts)
 
 
 def _examine(v: ValueFunction, step: int, *, paths: bool) -> dict[str, pd.DataFrame]:
@@ -247,32 +244,23 @@ def _examine(v: ValueFunction, step: int, *, paths: bool) -> dict[str, pd.DataFr
     return tables
 
 
-def _sequences(source: Subject, sequences: int) -> Batch:
-    """The sequences of a source, or random tokens repeated once for a model without a task."""
-    if source.given is not None or source.known_task is not None:
-        return source.batch
-    if source.series is not None:
-        return source.batch
-    cfg = source.model().cfg
-    return batch_of_tokens(within_context(cfg.d_vocab, cfg.n_ctx, sequences))
-
-
-def _names(sources: Sequence[Subject]) -> list[str]:
+def _names(sources: Sequence[Selection]) -> list[str]:
     """A name for each source: a run's own, or model 1, model 2 ...; equal names get numbers."""
     names: list[str] = []
     for number, source in enumerate(sources, start=1):
-        name = f"model {number}" if source.run is None and source.series is None else source.name
+        name = source.name if source.source.has_steps else f"model {number}"
         copies = sum(other == name or other.startswith(f"{name} (") for other in names)
         names.append(f"{name} ({copies + 1})" if copies else name)
     return names
 
 
-def _facts(name: str, source: Subject, roles: pd.DataFrame) -> pd.DataFrame:
+def _facts(name: str, chosen: Selection, roles: pd.DataFrame) -> pd.DataFrame:
     n_layers = int(roles["layer"].to_numpy().max())
     facts = {"run": name, "n_layers": n_layers, "n_heads": roles["head"].nunique() // n_layers}
+    source: Any = chosen.source
     facts |= {"init_seed": torch.nan, "data_seed": torch.nan}
-    if source.run is not None:
-        train = source.run.config.train
+    if source.task is not None:
+        train = source.config.train
         facts |= {"init_seed": float(train.init_seed), "data_seed": float(train.data_seed)}
     return pd.DataFrame([facts])
 

@@ -35,11 +35,12 @@ from induction_memory.interventions.scores import Scorer
 from induction_memory.runner.components import ARROW, GROUPS, component_names, listed
 from induction_memory.runner.recording import Patch, Recording, Runner, Via, take
 from induction_memory.runner.weights import mixed, parameters
-from induction_memory.source.sources import Sequences, Steps, Subject, subject
+from induction_memory.source.measuring import Progress, over_steps
+from induction_memory.source.sources import At, Selection, Sequences, select
 from induction_memory.task.batch import Batch
 from induction_memory.task.corruptions import other_outputs
 from induction_memory.task.sampler import BigramBatch
-from induction_memory.terminal import keeping
+from induction_memory.trajectory.weights import Steps
 
 Value = Float[Tensor, "#batch #pos d"]
 Replacement = Callable[["Ablated", str], Value]
@@ -320,7 +321,7 @@ def ablate(
     initial: Mapping[str, Tensor] | nn.Module | None = None,
     via: Via | None = None,
     seed: int = 0,
-    progress: Callable[[int], object] | None = None,
+    progress: Progress | None = None,
 ) -> pd.DataFrame:
     """One row per component and kind of ablation (and step): in-context and global scores, KL, and standard errors.
 
@@ -328,8 +329,8 @@ def ablate(
     some, as "L2H1" or (2, 1). `components` are names, or groups of them: heads, layers, feed_forward, embeddings,
     matrices, parts, edges, paths, all. By default they are the first six groups, and at several steps the first five.
     `kind` is a name (replacements.py), a function, several of these, or "all": by default "mean", as on the command
-    line. `step` is a stored step, several, or "all", and `progress` is called after each with the number done. Without
-    a batch 64 sequences are drawn, or 16 for several steps; for a series they are random tokens repeated once.
+    line. `step` is a stored step, several, or "all"; `progress(done, total)` is called after each. Without a batch 64
+    sequences are drawn, or 16 for several steps; without a task they are random tokens repeated once.
     `via="hooks"` runs one hooked forward per row that differs from the others.
 
     >>> ablate("induction-small", heads="all")[["component", "kind", "in_context_accuracy"]].round(2)
@@ -339,36 +340,32 @@ def ablate(
     2      L2H1  mean                 0.01
     """
     require_seed(seed)
-    chosen = subject(source, step=step, batch=batch, task=task, initial=initial, via=via)
+    chosen = select(source, step=step, batch=batch, task=task, initial=initial, via=via)
     if len(chosen.steps) > 1 and heads is None and components is None:
         components = GROUPS[:5]
-    return ablate_subject(chosen, heads=heads, components=components, kind=kind, seed=seed, progress=progress)
+    return ablate_selection(chosen, heads=heads, components=components, kind=kind, seed=seed, progress=progress)
 
 
-def ablate_subject(
-    chosen: Subject,
+def ablate_selection(
+    chosen: Selection,
     *,
     heads: Literal["all"] | Sequence[Any] | None = None,
     components: str | Sequence[str] | None = None,
     kind: Kind | Sequence[Kind] = "mean",
     seed: int = 0,
     group: str | None = None,
-    progress: Callable[[int], object] | None = None,
+    progress: Progress | None = None,
 ) -> pd.DataFrame:
     """The rows of `ablate`; with `group`, all scores are over the positions of that group, which takes less time."""
-    tables = []
-    with keeping(tables, "steps"):
-        how = {"heads": heads, "components": components, "kind": kind, "seed": seed, "group": group}
-        settings = {"ablate": how, "batch": chosen.batch, "initial": chosen.initial}
+    how = {"heads": heads, "components": components, "kind": kind, "seed": seed, "group": group}
+    needed = any(one in ("all", "initial") or callable(one) for one in listed(kind, "kind"))
+    initial = chosen.initial() if needed else None
 
-        def measure(_: int, runner: Runner) -> dict[str, pd.DataFrame]:
-            return {"rows": _ablate_one(runner, chosen.batch, initial=chosen.initial, **how)}
+    def measure(at: At) -> dict[str, pd.DataFrame]:
+        return {"rows": _ablate_one(at.runner, at.batch, initial=initial, **how)}
 
-        for one, measured in chosen.tables(measure, settings):
-            tables.append(chosen.labelled(measured["rows"], one))
-            if progress is not None:
-                progress(len(tables))
-    return pd.concat(tables, ignore_index=True)
+    settings = {"ablate": how, "batch": chosen.batch, "initial": chosen.given_initial}
+    return over_steps(chosen, measure, settings=settings, progress=progress)["rows"]
 
 
 @torch.no_grad()

@@ -18,22 +18,22 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from jaxtyping import Float, Int
-from torch import nn
 
-from induction_memory.errors import InputError, require
+from induction_memory.errors import require
 from induction_memory.fields import require_seed
-from induction_memory.interventions.ablations import INTACT, Kind, ablate_subject
+from induction_memory.interventions.ablations import INTACT, Kind, ablate_selection
 from induction_memory.probes.emergence import change_point
 from induction_memory.probes.tidy import table as probe_table
 from induction_memory.runner.components import ARROW
 from induction_memory.runner.recording import Via
-from induction_memory.source.sources import Sequences, Steps, subject
+from induction_memory.source.sources import Sequences, select
+from induction_memory.trajectory.weights import Steps
 
 MEMORIES = ("W_K1", "W_K2", "W_O2")
 
 
 def causal_trajectory(
-    run: Any,
+    source: Any,
     batch: Sequences = None,
     *,
     components: str | Sequence[str] = ("heads", *MEMORIES, "paths"),
@@ -57,17 +57,16 @@ def causal_trajectory(
     3   600      W_O2  mean       0.59    0.94     0.35        0.17     1.0
     """
     require_seed(seed)
-    chosen = subject(run, step=None if isinstance(run, nn.Module) else step, batch=batch, via=via)
-    if chosen.run is None:
-        raise InputError(f"run: expected a trajectory, got {type(run).__name__}")
-    steps, main = chosen.steps.tolist(), chosen.task.main
-    ablated = ablate_subject(chosen, components=components, kind=kind, seed=seed, group=main)
+    chosen = select(source, step=step, batch=batch, via=via)
+    main = chosen.batch.main
+    ablated = ablate_selection(chosen, components=components, kind=kind, seed=seed, group=main)
     accuracy = f"{main}_accuracy"
-    require(accuracy in ablated, "run", "a task with one right output for each position", chosen.task.name)
+    require(chosen.source.has_steps, "source", "a source with steps", chosen.name)
+    require(accuracy in ablated, "source", "a task with one right output for each position", chosen.name)
     intact = {row["step"]: row[accuracy] for row in ablated.to_dict("records") if _is_intact(row)}
     recalls: dict[tuple[int, str], float] = {}
     names = [name for name in MEMORIES if name in set(ablated["component"])]
-    for row in probe_table(chosen.run, names, steps=steps).to_dict("records") if names else []:
+    for row in probe_table(chosen.source, names, step=chosen.steps).to_dict("records") if names else []:
         key = (row["step"], row["probe"])
         recalls[key] = max(recalls.get(key, 0.0), row["value"])
     return pd.DataFrame(

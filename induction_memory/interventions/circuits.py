@@ -32,10 +32,11 @@ from induction_memory.interventions.ablations import Kind, Replacements
 from induction_memory.interventions.scores import is_right
 from induction_memory.runner.components import Graph
 from induction_memory.runner.recording import Patch, Recording, Runner, Via
-from induction_memory.source.sources import Sequences, Steps, subject
+from induction_memory.source.sources import Sequences, select
 from induction_memory.task.batch import Batch
 from induction_memory.task.protocol import Task
 from induction_memory.terminal import keeping, track
+from induction_memory.trajectory.weights import Steps
 
 Ranking = Literal["exact", "gradient", "integrated"]
 RANDOM = "random"
@@ -145,8 +146,9 @@ def discover(
     require(len(rankings) > 0, "rankings", "at least one", "none")
     for name in rankings:
         require(name in get_args(Ranking), "rankings", f"names out of {', '.join(get_args(Ranking))}", repr(name))
-    chosen = subject(source, step=step, batch=batch, task=task, via=via)
-    bench = _bench(chosen.only(), chosen.batch, kind, chosen.initial, seed)
+    at = select(source, step=step, batch=batch, task=task, via=via).only
+    initial = at.chosen.initial() if kind == "initial" or callable(kind) else None
+    bench = _bench(at.runner, at.batch, kind, initial, seed)
     edges = bench.graph.edges
     (whole, nothing), _ = bench.measure([[], bench.without(edges)])
     span = whole - nothing

@@ -23,7 +23,7 @@ from induction_memory.runner.choice import runner
 from induction_memory.runner.components import ARROW, Graph
 from induction_memory.runner.hooked import SPLIT, Hook, head_projections, patch_hooks
 from induction_memory.runner.recording import Patch
-from induction_memory.source.sources import Sequences, subject
+from induction_memory.source.sources import Sequences, select
 
 
 def ablate(
@@ -46,7 +46,7 @@ def ablate(
     >>> model.run_with_hooks(batch.tokens, fwd_hooks=hooks).shape
     torch.Size([4, 256, 65])
     """
-    sequences = subject(model, batch=batch).batch
+    sequences = select(model, batch=batch).at().batch
     recording = runner(model).record(sequences.tokens)
     return _hooks(model, Replacements(recording, sequences, initial, seed).patches(component, kind))
 

@@ -48,11 +48,12 @@ from induction_memory.model.memories import weights_of
 from induction_memory.model.names import head_names
 from induction_memory.runner.weights import replaced
 from induction_memory.shown_tokens import visible
-from induction_memory.source.sources import SEQUENCES, Sequences, Steps, subject
+from induction_memory.source.measuring import over_steps
+from induction_memory.source.sources import SEQUENCES, At, Sequences, select
 from induction_memory.task.batch import Batch
 from induction_memory.task.protocol import Task
-from induction_memory.terminal import keeping, track
 from induction_memory.trajectory.trajectory import Trajectory
+from induction_memory.trajectory.weights import Steps
 
 EDITS = ("erase", "insert", "swap", "project", "truncate", "transplant")
 MOST_STRENGTH = 1e30
@@ -143,20 +144,18 @@ def surgery(
     1  bystanders    0.92                 0.92
     2         all    0.93                 0.79
     """
-    chosen = subject(source, step=step, batch=batch, task=task, sequences=SEQUENCES)
+    chosen = select(source, step=step, batch=batch, task=task, sequences=SEQUENCES)
     require(not chosen.batch.soft, "batch", "sequences with one right output for each position", "soft targets")
     wanted: dict[str, Any] = {"erase": erase, "insert": insert, "swap": swap}
     wanted |= {"project": project, "truncate": truncate, "transplant": transplant}
-    tables = []
-    with keeping(tables, "steps"):
-        for one in track(chosen.steps.tolist(), "steps"):
-            model = chosen.model(one)
-            before, where = place(model, memory, chosen.task, head=head, through=through)
-            name, after, pairs = edited_memory(before, strength=strength, **wanted)
-            label = {"memory": memory, "edit": name} | _sides(before, pairs) | where
-            changed = _only(before, after, where["head"])
-            tables.append(chosen.labelled(_measure(model, changed, label, pairs, chosen.batch), one))
-    return pd.concat(tables, ignore_index=True)
+
+    def measure(at: At) -> dict[str, pd.DataFrame]:
+        before, where = place(at.model, memory, chosen.require_task(), head=head, through=through)
+        name, after, pairs = edited_memory(before, strength=strength, **wanted)
+        label = {"memory": memory, "edit": name} | _sides(before, pairs) | where
+        return {"rows": _measure(at.model, _only(before, after, where["head"]), label, pairs, at.batch)}
+
+    return over_steps(chosen, measure)["rows"]
 
 
 @contextmanager

@@ -47,10 +47,11 @@ from induction_memory.interventions.ablations import INTACT
 from induction_memory.interventions.scores import Contrast, Direction, at_query, contrast, effects, measured
 from induction_memory.runner.components import ARROW, component_names
 from induction_memory.runner.recording import Patch, Via
-from induction_memory.source.sources import SEQUENCES, Sequences, Steps, subject
+from induction_memory.source.measuring import over_steps
+from induction_memory.source.sources import SEQUENCES, At, Sequences, select
 from induction_memory.task.corruptions import Pairs, Query, pairs_of
 from induction_memory.task.protocol import Task
-from induction_memory.terminal import keeping
+from induction_memory.trajectory.weights import Steps
 
 
 def patch_paths(contrast: Contrast, edges: Sequence[str] | None = None) -> pd.DataFrame:
@@ -103,26 +104,24 @@ def patch(
     11   L1H1  L2H1.k     1.0
     """
     require(kind in get_args(PatchKind), "kind", "activation or path", repr(kind))
-    chosen = subject(source, step=step, batch=batch, task=task, sequences=SEQUENCES, via=via)
     require_seed(seed)
-    pairs = pairs_of(chosen.known_task, chosen.batch, corruption, np.random.default_rng(seed), query)
-    tables = []
-    with keeping(tables, "steps"):
-        for one, runner in chosen.each():
-            runs = contrast(runner, pairs, direction)
-            if kind == "path":
-                edges = None if components is None else component_names(runs.start.graph, None, components)
-                table = patch_paths(runs, edges)
-            else:
-                table = patch_activations(runs, components, positions)
-            if intact:
-                names = ["source", "target"] if kind == "path" else ["component", "position"]
-                table = pd.concat(
-                    [pd.DataFrame([(INTACT, INTACT)], columns=names).join(effects(runs, [[]])), table],
-                    ignore_index=True,
-                )
-            tables.append(chosen.labelled(table, one))
-    return pd.concat(tables, ignore_index=True)
+    chosen = select(source, step=step, batch=batch, task=task, sequences=SEQUENCES, via=via)
+    pairs = pairs_of(chosen.task, chosen.batch, corruption, np.random.default_rng(seed), query)
+
+    def measure(at: At) -> dict[str, pd.DataFrame]:
+        runs = contrast(at.runner, pairs, direction)
+        if kind == "path":
+            edges = None if components is None else component_names(runs.start.graph, None, components)
+            table, names = patch_paths(runs, edges), ["source", "target"]
+        else:
+            table, names = patch_activations(runs, components, positions), ["component", "position"]
+        if intact:
+            first = pd.DataFrame([(INTACT, INTACT)], columns=names).join(effects(runs, [[]]))
+            table = pd.concat([first, table], ignore_index=True)
+        return {"rows": table}
+
+    settings = {"patch": [kind, direction, components, positions, intact], "pairs": pairs}
+    return over_steps(chosen, measure, settings=settings)["rows"]
 
 
 def patch_activations(

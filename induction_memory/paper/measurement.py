@@ -40,7 +40,7 @@ def make_record(run: Trajectory, name: str) -> Record:
     """Measure a finished run."""
     tables = probes.wide(probes.table(run, RECALLS))
     end = int(run.steps[-1])
-    ending = probes.wide(probes.table(run, AT_THE_END, steps=[end]))
+    ending = probes.wide(probes.table(run, AT_THE_END, step=[end]))
     last = {column: float(ending[column].iloc[0]) for column in ending} | diagonals(run, end) | _heads(run)
     drawn, errors = _drawn(run, end)
     preferred, spread = preferences(run, name)
@@ -57,7 +57,7 @@ def diagonals(run: Trajectory, step: int) -> dict[str, float]:
         return {}
     found = {}
     for memory in ("W_K1", "W_K2", "W_O2"):
-        table = probes.births(run, memory, steps=[step])
+        table = probes.births(run, memory, step=[step])
         against = "position" if "position" in table else "frequency"
         score = table["score"].to_numpy()
         correlation: Any = spearmanr(score, table[against])
@@ -77,7 +77,7 @@ def attention_errors(run: Trajectory, step: int) -> dict[str, float]:
         values = []
         for number in range(1, BATCHES + 1):
             batch = sample(task, PROBED // BATCHES, step_rng(run.config.train.eval_seed, number))
-            some = probes.wide(probes.table(run, names, steps=[step], batch=batch, task=task, cached=False))
+            some = probes.wide(probes.table(run, names, step=[step], batch=batch, task=task))
             values.append([float(some[name].iloc[0]) if name in some else np.nan for name in names])
         errors = np.std(values, axis=0, ddof=1) / np.sqrt(BATCHES)
         found |= {f"{name}{end} over sequences": float(error) for name, error in zip(names, errors, strict=True)}
@@ -92,7 +92,7 @@ def _drawn(run: Trajectory, step: int) -> tuple[dict[str, float], dict[str, floa
         return {}, {}
     name = "previous_token_argmax1"
     short = replace(run.task, length=min(plan.LETTERS, run.task.length))
-    back = probes.table(run, name, steps=[step], task=short)["value"].iloc[0]
+    back = probes.table(run, name, step=[step], task=short)["value"].iloc[0]
     batch, model = sample(run.task, SEQUENCES, step_rng(run.config.train.eval_seed, 0)), run.model(step)
     with torch.no_grad():
         predicted = torch.cat([model(tokens).argmax(-1) for tokens in batch.tokens.split(16)])
@@ -125,10 +125,10 @@ def _pair_errors(run: Trajectory, step: int) -> dict[str, float]:
         return {}
     rng, found = np.random.default_rng(0), {}
     for memory in ("W_K1", "W_K2", "W_O2"):
-        table = probes.births(run, memory, steps=[step])
+        table = probes.births(run, memory, step=[step])
         against = "position" if "position" in table else "frequency"
         right, other = table["score"].to_numpy(), table[against].to_numpy()
-        level = float(right.mean()) / probes.wide(probes.table(run, f"{memory}_sir", steps=[step])).to_numpy()[0, 0]
+        level = float(right.mean()) / probes.wide(probes.table(run, f"{memory}_sir", step=[step])).to_numpy()[0, 0]
         drawn = {f"diagonal_{against}": [], "diagonal_spread": [], "sir": []}
         for chosen in rng.integers(len(right), size=(RESAMPLES, len(right))):
             correlation: Any = spearmanr(right[chosen], other[chosen])

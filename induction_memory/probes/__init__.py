@@ -9,15 +9,14 @@ if TYPE_CHECKING:
     from induction_memory.probes.association_births import births as births
     from induction_memory.probes.association_births import score_matrix as score_matrix
     from induction_memory.probes.association_births import trends as trends
+    from induction_memory.probes.catalogue import PATTERNS as PATTERNS
+    from induction_memory.probes.catalogue import names as names
     from induction_memory.probes.emergence import birth_order as birth_order
     from induction_memory.probes.emergence import change_points as change_points
     from induction_memory.probes.emergence import lead_lag as lead_lag
     from induction_memory.probes.langevin import Sampling as Sampling
     from induction_memory.probes.langevin import calibrate as calibrate
     from induction_memory.probes.langevin import learning_coefficient as learning_coefficient
-    from induction_memory.probes.langevin import series_coefficient as series_coefficient
-    from induction_memory.probes.measuring import PATTERNS as PATTERNS
-    from induction_memory.probes.measuring import names as names
     from induction_memory.probes.memory_recall import recall_between as recall_between
     from induction_memory.probes.memory_recall import token_recall as token_recall
     from induction_memory.probes.predictors import predictor_distances as predictor_distances

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -10,8 +11,9 @@ from torch import Tensor, nn
 
 from induction_memory.errors import UnsupportedError
 from induction_memory.field_docs import field_docs
+from induction_memory.model.config import ModelConfig
 from induction_memory.runner.recording import Runner
-from induction_memory.source.sources import Stack
+from induction_memory.source.sources import At, Stack
 from induction_memory.task.batch import Batch, repeated_tokens
 
 REPEATED_SEQUENCES = 16  # random sequences of the standard scores
@@ -19,18 +21,12 @@ REPEATED_SEED = 0
 
 
 @field_docs
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Activations:
     """One model on one batch. It runs when the first probe asks for an activation."""
 
-    build: Callable[[], nn.Module]
-    """Makes the TransformerLens model, or returns the given one."""
-    sequences: Batch | None
-    """The sequences; None if no batch or task was given, and then only the standard head scores are available."""
-    stack: Stack
-    """Its weights, with the task."""
-    runner: Runner | None = None
-    """Runs the model without TransformerLens; None for a model with norms, whose scales this does not record."""
+    at: At
+    """The step, with its model, its weights and its sequences."""
     batch_facts: dict[str, Any] = field(default_factory=dict, repr=False)
     """What depends on the batch alone, by name; shared by the steps of a run."""
     kept: dict[str, Any] = field(default_factory=dict, repr=False)
@@ -39,7 +35,20 @@ class Activations:
     @property
     def model(self) -> nn.Module:
         """The TransformerLens model, made at the first request."""
-        return self.once("model", self.build)
+        return self.at.model
+
+    @property
+    def stack(self) -> Stack:
+        """Its weights, with the task."""
+        return self.at.stack
+
+    @cached_property
+    def runner(self) -> Runner | None:
+        """Runs the model without TransformerLens; None for a model with norms, whose scales it does not record."""
+        if self.at.loaded is not None or self.at.chosen.via == "hooks":
+            return None
+        config = getattr(self.at.chosen.source, "model_config", None)
+        return self.at.runner if isinstance(config, ModelConfig) and not config.layer_norm else None
 
     @property
     def n_layers(self) -> int:
@@ -59,9 +68,7 @@ class Activations:
 
     @property
     def batch(self) -> Batch:
-        if self.sequences is None:
-            raise UnsupportedError("needs a batch, or the task to sample one (pass batch=... or task=...)")
-        return self.sequences
+        return self.at.batch
 
     @property
     def logits(self) -> Float[Tensor, "batch pos vocab"]:

@@ -29,9 +29,11 @@ from torch import Tensor
 
 from induction_memory.errors import require
 from induction_memory.probes.prediction import VISIBLE, visible_kind
-from induction_memory.source.sources import Sequences, Steps, subject
+from induction_memory.source.measuring import over_steps
+from induction_memory.source.sources import At, Sequences, select
 from induction_memory.task.batch import Batch
 from induction_memory.task.protocol import offered
+from induction_memory.trajectory.weights import Steps
 
 QUESTIONS = ("in-context accuracy", "copying", "copying, ambiguous")
 RANKS = {"0": (0, 0), "1 to 2": (1, 2), "3 or more": (3, None), "0 to 2": (0, 2)}
@@ -43,12 +45,12 @@ COLUMNS = ["step", "question", "rank", "value", "error", "positions", "by_bigram
 def arbitration(
     source: Any,
     *,
-    steps: Steps = "last",
+    step: Steps = None,
     batch: Sequences = None,
     task: Any = None,
     sequences: int = SEQUENCES,
 ) -> pd.DataFrame:
-    """How often a model follows its context, by the rank of the retrieved token in pi_b.
+    """How often a model follows its context at the last step, or at others, by the rank of the retrieved token in pi_b.
 
     One row per step, question and range of ranks: value, its standard error, the number of positions, and the share
     that the likeliest global bigram would get right. A range without positions has value nan.
@@ -58,23 +60,25 @@ def arbitration(
     >>> found["question"].unique().tolist()
     ['in-context accuracy', 'copying', 'copying, ambiguous']
     """
-    opened = subject(source, step=steps, batch=batch, task=task, sequences=sequences, field="steps")
-    bigram = torch.tensor(_bigram_table(opened.task))
-    drawn = opened.batch
+    chosen = select(source, step=step, batch=batch, task=task, sequences=sequences)
+    bigram, drawn = torch.tensor(_bigram_table(chosen.require_task())), chosen.batch
     asked = {name: retrieved(drawn, name) for name in QUESTIONS}
     ranks = {name: rank(bigram, drawn.tokens, tokens) for name, (tokens, _) in asked.items()}
     likeliest = bigram.argmax(-1)[drawn.tokens]
-    rows = []
-    for step, runner in opened.each():
-        predicted = torch.cat([_likeliest(runner, part) for part in drawn.tokens.split(16)])
+
+    def measure(at: At) -> dict[str, pd.DataFrame]:
+        rows = []
+        predicted = torch.cat([_likeliest(at.runner, part) for part in drawn.tokens.split(16)])
         for name, (tokens, where) in asked.items():
             for label, (low, high) in RANKS.items():
-                at = where & (ranks[name] >= low)
-                at = at if high is None else at & (ranks[name] <= high)
-                value, error = share(predicted == tokens, at)
-                by_bigrams, _ = share(likeliest == tokens, at)
-                rows.append((step, name, label, value, error, int(at.sum()), by_bigrams))
-    return pd.DataFrame(rows, columns=COLUMNS)
+                here = where & (ranks[name] >= low)
+                here = here if high is None else here & (ranks[name] <= high)
+                value, error = share(predicted == tokens, here)
+                by_bigrams, _ = share(likeliest == tokens, here)
+                rows.append((at.step, name, label, value, error, int(here.sum()), by_bigrams))
+        return {"table": pd.DataFrame(rows, columns=COLUMNS)}
+
+    return over_steps(chosen, measure, settings={"arbitration": drawn})["table"]
 
 
 def retrieved(batch: Batch, question: str) -> tuple[Int[Tensor, "batch pos"], Bool[Tensor, "batch pos"]]:

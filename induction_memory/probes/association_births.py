@@ -10,22 +10,22 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from induction_memory.errors import UnsupportedError, require
+from induction_memory.errors import require
 from induction_memory.memory.association import Association
 from induction_memory.memory.recall import first_lasting, hits, margin, target_scores
 from induction_memory.model.associations import token_names
-from induction_memory.probes.measuring import over_chunks
-from induction_memory.source.sources import Stack, Steps, Subject, subject
+from induction_memory.probes.tidy import chunk_of
+from induction_memory.source.sources import Selection, Stack, select
 from induction_memory.task.protocol import Task, offered
-
-CHUNK = 32  # steps whose score tables are held at once
+from induction_memory.trajectory.weights import Steps
 
 
 def score_matrix(
-    source: Any, memory: str, *, step: int | None = None, head: str | None = None, task: Task | None = None
+    source: Any, memory: str, *, step: Steps = None, head: str | None = None, task: Task | None = None
 ) -> pd.DataFrame:
     """All scores of a memory at a step (the last if not given): one row per given item, one column per candidate.
 
@@ -36,9 +36,7 @@ def score_matrix(
     >>> bool(scores.loc["a", "a"] > scores.loc["a", "b"])
     True
     """
-    opened = subject(source, step="all" if step is None else [step], task=task, field="steps")
-    stack = opened.stack.at(slice(opened.stack.n_steps - 1, opened.stack.n_steps))
-    a = _single(stack, memory)
+    a = _single(select(source, step=step, task=task).only.stack, memory)
     if head is None and len(a.heads) == 1:
         head = a.heads[0]
     require(head in a.heads, "head", f"one of {', '.join(map(repr, a.heads))}", repr(head))
@@ -49,17 +47,17 @@ def score_matrix(
     )
 
 
-def recalled(source: Subject, memory: str) -> Bool[Tensor, "step head item"]:
+def recalled(source: Selection, memory: str) -> Bool[Tensor, "step head item"]:
     """Which association is recalled at which step."""
     require(isinstance(memory, str), "memory", "the name of a memory", repr(memory))
-    found, skipped = over_chunks(source.stack, {memory: lambda stack: hits(_single(stack, memory))}, CHUNK)
-    for reason in skipped.values():
-        raise UnsupportedError(f"{memory}: {reason}")
-    values = found[memory].bool()
-    return values.reshape(len(values), -1, values.shape[-1])
+    parts = []
+    for at in source.in_turn(size=chunk_of(source.at().stack)):
+        found = hits(_single(at.stack, memory))
+        parts.append(found.expand(len(at.steps), *found.shape[1:]))
+    return torch.cat(parts).reshape(len(source.steps), -1, parts[0].shape[-1])
 
 
-def births(source: Any, memory: str, *, steps: Steps = "all", task: Task | None = None) -> pd.DataFrame:
+def births(source: Any, memory: str, *, step: Steps = "all", task: Task | None = None) -> pd.DataFrame:
     """One row per association: its birth step, its strength at the last step, its token's frequency or its position.
 
     Columns: memory, head, association (token or query position), birth (nan: not recalled at the end), margin, score,
@@ -68,9 +66,9 @@ def births(source: Any, memory: str, *, steps: Steps = "all", task: Task | None 
     >>> births("induction-small", "W_K2").set_index("association")["birth"].loc[["e", "t"]].to_dict()
     {'e': 100.0, 't': 100.0}
     """
-    opened = subject(source, step=steps, task=task, field="steps")
-    born = first_lasting(recalled(opened, memory), opened.steps)
-    last = opened.stack.at(slice(opened.stack.n_steps - 1, opened.stack.n_steps))
+    chosen = select(source, step=step, task=task)
+    born = first_lasting(recalled(chosen, memory), chosen.steps)
+    last = chosen.at().stack
     a = _single(last, memory)
     labels, _ = _labels(a)
     margins, scores = (x[0].reshape(len(a.heads), -1).double().cpu().numpy() for x in (margin(a), target_scores(a)))
@@ -139,7 +137,7 @@ def _property(stack: Stack, memory: str, labels: list[Any]) -> tuple[str, Any]:
     if memory.startswith("W_K1"):
         return "position", labels
     often = None if stack.task is None else offered(stack.task, "unigram")
-    if often is None:
+    if stack.task is None or often is None:
         return "frequency", np.nan
     frequency = dict(zip(token_names(stack.task)[0], often, strict=True))
     return "frequency", [frequency[token] for token in labels]

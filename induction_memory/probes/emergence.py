@@ -31,8 +31,9 @@ from induction_memory.model.names import Spec
 from induction_memory.probes.association_births import recalled
 from induction_memory.probes.tidy import table
 from induction_memory.source.replicates import by_configuration
-from induction_memory.source.sources import Steps, subject
+from induction_memory.source.sources import select
 from induction_memory.task.sampler import step_rng
+from induction_memory.trajectory.weights import Steps
 
 EXPECTED_ORDER = ("W_O2", "W_K2", "W_K1")  # top-down, Section 5
 GRID = 400  # points of the even grid on which lags are measured
@@ -75,7 +76,7 @@ def change_points(
     sources: Any,
     names: Sequence[str] = EXPECTED_ORDER,
     *,
-    steps: Steps = "all",
+    step: Steps = "all",
     level: float = 0.95,
     resamples: int = 500,
     batches: int = 8,
@@ -94,17 +95,17 @@ def change_points(
     require(0 < level < 1, "level", "a share between 0 and 1", level)
 
     def measured(runs: list[Any]) -> pd.DataFrame:
-        return _change_points(runs, names, steps, level, resamples, batches, seed)
+        return _change_points(runs, names, step, level, resamples, batches, seed)
 
     return _per_configuration(sources, measured)
 
 
 def _change_points(
-    runs: list[Any], names: Sequence[str], steps: Steps, level: float, resamples: int, batches: int, seed: int
+    runs: list[Any], names: Sequence[str], step: Steps, level: float, resamples: int, batches: int, seed: int
 ) -> pd.DataFrame:
     rows = []
     for name in names:
-        curves, over = _replicates(runs, name, steps, batches)
+        curves, over = _replicates(runs, name, step, batches)
         for head, (at, values) in curves.items():
             rng = np.random.default_rng(seed)
             change, before, after = change_point(at, values.mean(0))
@@ -127,21 +128,21 @@ def _per_configuration(runs: Any, measured: Callable[[list[Any]], pd.DataFrame])
 
 
 def _replicates(
-    runs: list[Any], name: str, steps: Steps, batches: int
+    runs: list[Any], name: str, step: Steps, batches: int
 ) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]], str]:
     """head -> (steps, curves [replicate, step]) of a probe, and what the replicates are."""
     if len(runs) > 1:
-        return _stack([table(run, [name], steps=steps) for run in runs], name), "seeds"
+        return _stack([table(run, [name], step=step) for run in runs], name), "seeds"
     spec = Spec.parse(name)
     if spec is not None and spec.memory != "W_F":
-        source = subject(runs[0], step=steps, field="steps")
+        source = select(runs[0], step=step)
         found = recalled(source, name).double().cpu().numpy()
-        heads = source.stack.association(name).heads
+        heads = source.at().stack.association(name).heads
         return {head: (source.steps, found[:, h].T) for h, head in enumerate(heads)}, "associations"
-    source = subject(runs[0], step=steps, field="steps")
-    task = source.stack.require_task()
+    source = select(runs[0], step=step)
+    task = source.require_task()
     drawn = [task.sample(16, step_rng(source.eval_seed, 1 + i)) for i in range(batches)]
-    return _stack([table(runs[0], [name], steps=steps, batch=batch) for batch in drawn], name), "batches"
+    return _stack([table(runs[0], [name], step=step, batch=batch) for batch in drawn], name), "batches"
 
 
 def _stack(tables: list[pd.DataFrame], name: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -157,7 +158,7 @@ def _stack(tables: list[pd.DataFrame], name: str) -> dict[str, tuple[np.ndarray,
 
 
 def birth_order(
-    runs: Any, expected: Sequence[str] = EXPECTED_ORDER, *, steps: Steps = "all", seed: int = 0, resamples: int = 500
+    runs: Any, expected: Sequence[str] = EXPECTED_ORDER, *, step: Steps = "all", seed: int = 0, resamples: int = 500
 ) -> pd.DataFrame:
     """Tests whether births come in the expected order, over runs that differ in their seed.
 
@@ -173,17 +174,17 @@ def birth_order(
     1         W_K2 < W_K1     1         0
     2  W_O2 < W_K2 < W_K1     1         0
     """
-    return _per_configuration(runs, lambda listed: _birth_order(listed, expected, steps, seed, resamples))
+    return _per_configuration(runs, lambda listed: _birth_order(listed, expected, step, seed, resamples))
 
 
-def _birth_order(listed: list[Any], expected: Sequence[str], steps: Steps, seed: int, resamples: int) -> pd.DataFrame:
+def _birth_order(listed: list[Any], expected: Sequence[str], step: Steps, seed: int, resamples: int) -> pd.DataFrame:
     from scipy.stats import binomtest
 
     changes = np.empty((len(listed), len(expected)))
     drawn = np.empty((len(listed), len(expected), resamples))
     for r, run in enumerate(listed):
         for e, name in enumerate(expected):
-            curves, _ = _replicates([run], name, steps, batches=8)
+            curves, _ = _replicates([run], name, step, batches=8)
             require(len(curves) == 1, name, "one head per layer", f"{len(curves)} heads")
             at, values = next(iter(curves.values()))
             changes[r, e] = change_point(at, values.mean(0))[0]
@@ -226,7 +227,7 @@ def lag(
 
 
 def lead_lag(
-    source: Any, names: Sequence[str] = (*EXPECTED_ORDER, "loss_in_context"), *, steps: Steps = "all"
+    source: Any, names: Sequence[str] = (*EXPECTED_ORDER, "loss_in_context"), *, step: Steps = "all"
 ) -> pd.DataFrame:
     """Neighbouring pairs of probes of a run: first, second, lag, correlation, and the distance of their change points.
 
@@ -237,7 +238,7 @@ def lead_lag(
       first second    lag  correlation  change
     0  W_O2   W_K2  69.17          0.8  102.31
     """
-    tidy = table(source, names, steps=steps)
+    tidy = table(source, names, step=step)
     curves, at = {}, np.array([])
     for name in names:
         rows = tidy.loc[tidy["probe"] == name]

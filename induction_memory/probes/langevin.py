@@ -11,12 +11,10 @@ Only the weights of one part move (the "refined" coefficient), so that matrices 
 The value depends on the settings, above all on n_beta: compare values of one setting only, and look at `calibrate`
 first. On a quadratic loss with curvatures h the coefficient is 1/2 sum n_beta h / (n_beta h + localisation).
 
-Local learning coefficients over a series of checkpoints that others trained.
-
-The same sampling as in `langevin.py`, on a loss that needs no task: the mean of -log p(next token) over a
-group of positions of given sequences (in_context: pairs of tokens seen before in their sequence; global: the others;
-all). Gradients are torch's own. A part is "all", a matrix of a layer (`W_Q1`, `W_K2`, `W_V2`, `W_O2`: all its heads), a
-head (`L2H1`: its slices of the four), a matrix of one head (`W_K2 of L2H1`), or a feed-forward (`FF1`).
+The loss is the one a run was trained with, or for other models the mean of -log p(next token) over a group of positions
+(in_context: pairs of tokens seen before in their sequence; global: the others; all). A part is "all" (everything that
+was trained, or that the forward reads), a matrix of a layer (`W_K1`, all its heads), a head (`L2H1`: its slices of
+everything that was trained), a matrix of one head (`W_K2 of L2H1`), or a feed-forward (`W_F`; `FF1` of other models).
 """
 
 import math
@@ -33,15 +31,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from induction_memory.errors import InputError, require
-from induction_memory.experiment.train_config import Loss
 from induction_memory.field_docs import field_docs
-from induction_memory.source.sources import Sequences, Steps, subject
+from induction_memory.source.measuring import over_steps
+from induction_memory.source.sources import At, Selection, Sequences, select
 from induction_memory.task.batch import Batch
 from induction_memory.task.sampler import step_rng
 from induction_memory.training.forward import evaluate
-from induction_memory.trajectory.kept_results import key_of
-from induction_memory.trajectory.series import joined
-from induction_memory.trajectory.trajectory import Trajectory
+from induction_memory.trajectory.weights import Steps
 
 Gradients = Callable[[int], tuple[float, Mapping[str, Tensor]]]
 """Number of a minibatch -> its loss and gradients at the present value of the weights."""
@@ -174,15 +170,16 @@ def learning_coefficient(
     parts: Sequence[str] = ("all",),
     *,
     step: Steps = None,
-    loss: Loss | None = None,
+    loss: str | None = None,
+    batch: Sequences = None,
+    task: Any = None,
     sampling: Sampling | None = None,
 ) -> pd.DataFrame:
-    """One row per step and part: coefficient, standard error over chains, loss at the stored weights, settings.
+    """One row per part at the last step, or at others: coefficient, standard error over chains, loss, settings.
 
-    A part is "all" (everything that was trained), a matrix by the paper's name (`W_K1`), a head (`L2H1`: its slices of
-    everything that was trained) or a matrix of one head (`W_K2 of L2H3`). `source` is a trajectory, its folder or name,
-    and `step` its last one when not given. `loss` is the one the run was trained with, or the name of a group of
-    positions (`global`, `in_context`, `all`). The default sampling takes about a minute per step and part.
+    `loss` is the one the run was trained with, or a group of positions (`global`, `in_context`, `all`). The minibatches
+    are drawn from the task; without a task they are taken from `batch`, or from random tokens repeated once. The
+    default sampling takes about a minute per step and part.
 
     >>> quick = Sampling(burn_in=2, draws=4, chains=2, batch_size=2, minibatches=2)
     >>> learning_coefficient("induction-small", ["W_K2", "W_O2"], sampling=quick)[["step", "part"]]
@@ -190,25 +187,34 @@ def learning_coefficient(
     0   600  W_K2
     1   600  W_O2
     """
-    chosen, opened = sampling or Sampling(), subject(source, step=step)
-    run = opened.run
-    if run is None:
-        raise InputError("source: expected a trajectory (series_coefficient takes others' checkpoints), got another")
-    objective = loss or run.config.train.loss
-    batches = minibatches(run, chosen)
-    rows = []
-    for number in opened.steps.tolist():
-        model = run.model(number)
-        for part in parts:
-            weights, masks = part_of(model, part)
-            gradients = partial(_of_batch, model, batches, objective)
-            try:
-                value, error, centre = estimate(weights, gradients, chosen, masks)
-            except DivergedError as reason:
-                raise DivergedError(f"{part} at step {number}: {reason}; try a smaller step_size") from reason
-            rows.append([number, part, value, error, centre, chosen.n_beta, chosen.step_size, chosen.localisation])
-    columns = ["step", "part", "value", "se", "loss", "n_beta", "step_size", "localisation"]
-    return pd.DataFrame(rows, columns=columns)
+    how = sampling or Sampling()
+    needed = how.minibatches * how.batch_size
+    chosen = select(source, step=step, batch=batch, task=task, sequences=needed)
+    config = None if chosen.task is None else getattr(chosen.source, "config", None)
+    objective = loss or (config.train.loss if config is not None else "all")
+    batches = minibatches(chosen, how)
+    if not hasattr(chosen.source, "config") or config is None:
+        batches[0].group(objective)  # an unknown group is refused before anything is measured
+
+    def measure(at: At) -> dict[str, pd.DataFrame]:
+        return {"table": pd.DataFrame([_row(at, part, batches, objective, how) for part in parts])}
+
+    settings = {"coefficient": list(parts), "batches": batches, "loss": objective, "sampling": asdict(how)}
+    return over_steps(chosen, measure, settings=settings)["table"]
+
+
+def _row(at: At, part: str, batches: Sequence[Batch], loss: str, how: Sampling) -> dict[str, Any]:
+    weights, masks = weights_of_part(at.model, part)
+    if hasattr(at.model, "model_config"):
+        gradients: Gradients = partial(_by_training, at.model, batches, loss)
+    else:
+        gradients = partial(_by_torch, at.model, weights, batches, loss)
+    try:
+        value, error, centre = estimate(weights, gradients, how, masks)
+    except DivergedError as reason:
+        raise DivergedError(f"{part} at step {at.step}: {reason}; try a smaller step_size") from reason
+    found = {"part": part, "value": value, "value_se": error, "loss": centre}
+    return found | {"n_beta": how.n_beta, "step_size": how.step_size, "localisation": how.localisation}
 
 
 def calibrate(
@@ -227,7 +233,7 @@ def calibrate(
 
     >>> quick = Sampling(burn_in=2, draws=4, chains=2, batch_size=2, minibatches=2)
     >>> calibrate("induction-small", "W_O2", n_betas=[100], step_sizes=[1e-4, 1e-3], sampling=quick).columns.tolist()
-    ['n_beta', 'step_size', 'value', 'se', 'note', 'plateau']
+    ['n_beta', 'step_size', 'value', 'value_se', 'note', 'plateau']
     """
     rows = []
     for n_beta in n_betas:
@@ -235,22 +241,36 @@ def calibrate(
             setting = replace(sampling or Sampling(), n_beta=float(n_beta), step_size=float(step_size))
             try:
                 row = learning_coefficient(source, [part], step=step, sampling=setting).iloc[0]
-                rows.append([n_beta, step_size, row["value"], row["se"], ""])
+                rows.append([n_beta, step_size, row["value"], row["value_se"], ""])
             except DivergedError as reason:
                 rows.append([n_beta, step_size, math.nan, math.nan, str(reason)])
-    table = pd.DataFrame(rows, columns=["n_beta", "step_size", "value", "se", "note"])
+    table = pd.DataFrame(rows, columns=["n_beta", "step_size", "value", "value_se", "note"])
     smaller = table.sort_values("step_size").groupby("n_beta")["value"].shift().sort_index()
     return table.assign(plateau=(table["value"] - smaller).abs() <= PLATEAU * smaller.abs())
 
 
-def minibatches(run: Trajectory, sampling: Sampling) -> list[Batch]:
-    """The fixed minibatches of a run's own task, from its evaluation seed."""
-    rng = step_rng(run.config.train.eval_seed, EVALUATION_STREAM)
-    return [run.task.sample(sampling.batch_size, rng) for _ in range(sampling.minibatches)]
+def minibatches(chosen: Selection, how: Sampling) -> list[Batch]:
+    """The fixed minibatches: drawn from the task with its evaluation seed, or parts of the sequences."""
+    if chosen.given is None and chosen.task is not None:
+        rng = step_rng(chosen.eval_seed, EVALUATION_STREAM)
+        return [chosen.task.sample(how.batch_size, rng) for _ in range(how.minibatches)]
+    needed = how.minibatches * how.batch_size
+    require(
+        len(chosen.batch) >= needed,
+        "batch",
+        f"{needed} sequences or more (minibatches x batch_size)",
+        len(chosen.batch),
+    )
+    return [chosen.batch[slice(m * how.batch_size, (m + 1) * how.batch_size)] for m in range(how.minibatches)]
 
 
-def part_of(model: nn.Module, part: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The trained parameters that a part's name means, and masks where only one head of them moves."""
+def weights_of_part(model: Any, part: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The parameters that a part's name means, and masks where only one head of them moves."""
+    return _of_paper(model, part) if hasattr(model, "model_config") else _of_layers(model, part)
+
+
+def _of_paper(model: nn.Module, part: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The trained parameters by the paper's names of matrices, for a model that this package built."""
     matrix, _, head = part.rpartition(" of ") if " of " in part else (part, "", "")
     if part[:1] == "L" and "H" in part and not head:
         matrix, head = "all", part
@@ -279,88 +299,30 @@ def _of_head(trained: Mapping[str, Tensor], head: str, part: str) -> tuple[dict[
     return chosen, masks
 
 
-def _of_batch(
-    model: nn.Module, batches: Sequence[Batch], loss: Loss, minibatch: int
+def _by_training(
+    model: nn.Module, batches: Sequence[Batch], loss: Any, minibatch: int
 ) -> tuple[float, Mapping[str, Tensor]]:
     found = evaluate(model, batches[minibatch], loss)
     return found.loss, found.gradients
 
 
+def _by_torch(
+    model: nn.Module, weights: Mapping[str, Tensor], batches: Sequence[Batch], group: str, minibatch: int
+) -> tuple[float, Mapping[str, Tensor]]:
+    """The mean loss over the group's positions in a minibatch, and its gradients."""
+    part = batches[minibatch]
+    with torch.enable_grad():
+        logits, chosen = model(part.tokens), part.group(group)
+        loss = torch.nn.functional.cross_entropy(logits[chosen], part.targets[chosen])
+        found = torch.autograd.grad(loss, list(weights.values()))
+    return float(loss.detach()), dict(zip(weights, found, strict=True))
+
+
 _PART = re.compile(r"^(?:W_([QKVO])(\d+)(?: of L(\d+)H(\d+))?|L(\d+)H(\d+)|FF(\d+)|all)$")
 
 
-def series_coefficient(
-    source: Any,
-    parts: Sequence[str] = ("all",),
-    *,
-    batch: Sequences = None,
-    group: str = "all",
-    steps: Steps = "all",
-    sampling: Sampling | None = None,
-) -> pd.DataFrame:
-    """One row per step and part: coefficient, standard error over chains, loss at the stored weights, settings.
-
-    One setting serves all steps. `batch` holds `minibatches * batch_size` sequences or more; without it they are random
-    tokens repeated once.
-
-    >>> import induction_memory as im
-    >>> model = im.load("induction-small").model
-    >>> series = im.revisions([(0, model(step=0)), (600, model(step=600))])
-    >>> quick = im.probes.Sampling(burn_in=2, draws=4, chains=2, batch_size=2, minibatches=2)
-    >>> batch = im.load("induction-small").task.sample(4, im.step_rng(0, 0))
-    >>> series_coefficient(series, ["L2H1"], batch=batch, sampling=quick)[["step", "part"]]
-       step  part
-    0     0  L2H1
-    1   600  L2H1
-    """
-    how = sampling or Sampling()
-    for part in parts:
-        require(_PART.match(part) is not None, "part", "all, W_K2, L2H1, W_K2 of L2H1 or FF1", repr(part))
-    needed = how.minibatches * how.batch_size
-    opened = subject(source, step=steps, batch=batch, sequences=needed, field="steps")
-    if opened.series is None:
-        raise InputError(
-            "source: expected a series of others' checkpoints (learning_coefficient takes runs), got another"
-        )
-    rows = opened.batch
-    require(len(rows) >= needed, "batch", f"{needed} sequences or more (minibatches x batch_size)", len(rows))
-    rows.group(group)  # an unknown one is refused before anything is measured
-
-    def measure(step: int, model: nn.Module) -> dict[str, pd.DataFrame]:
-        return {"table": pd.DataFrame([_row(step, model, part, rows, group, how) for part in parts])}
-
-    settings = {"coefficient": list(parts), "batch": rows, "group": group, "sampling": asdict(how)}
-    found = opened.series.results(measure, key=key_of(settings))
-    return joined([(step, tables["table"]) for step, tables in found])
-
-
-def _row(step: int, model: nn.Module, part: str, rows: Batch, group: str, how: Sampling) -> dict[str, Any]:
-    weights, masks = weights_of_part(model, part)
-    try:
-        value, error, centre = estimate(weights, _gradients(model, weights, rows, group, how.batch_size), how, masks)
-    except DivergedError as reason:
-        raise DivergedError(f"{part} at step {step}: {reason}; try a smaller step_size") from reason
-    found = {"part": part, "group": group, "value": value, "se": error, "loss": centre}
-    return found | {"n_beta": how.n_beta, "step_size": how.step_size, "localisation": how.localisation}
-
-
-def _gradients(model: nn.Module, weights: Mapping[str, Tensor], rows: Batch, group: str, size: int) -> Gradients:
-    """The mean loss over the group's positions in a minibatch, and its gradients."""
-
-    def at(minibatch: int) -> tuple[float, Mapping[str, Tensor]]:
-        part = rows[slice(minibatch * size, (minibatch + 1) * size)]
-        with torch.enable_grad():
-            logits = model(part.tokens)
-            chosen = part.group(group)
-            loss = torch.nn.functional.cross_entropy(logits[chosen], part.targets[chosen])
-            found = torch.autograd.grad(loss, list(weights.values()))
-        return float(loss.detach()), dict(zip(weights, found, strict=True))
-
-    return at
-
-
-def weights_of_part(model: Any, part: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The parameters that a part's name means, and masks where only one head of them moves."""
+def _of_layers(model: Any, part: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The parameters by layer, head and letter, for any TransformerLens model."""
     found = _PART.match(part)
     require(found is not None, "part", "all, W_K2, L2H1, W_K2 of L2H1 or FF1", repr(part))
     assert found is not None

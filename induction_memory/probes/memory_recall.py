@@ -53,10 +53,10 @@ from induction_memory.model.associations import TABLE
 from induction_memory.model.memories import Memories
 from induction_memory.model.names import Spec, head_names
 from induction_memory.probes.registry import Probe
-from induction_memory.source.sources import Stack, Steps, Subject, subject
+from induction_memory.source.measuring import over_steps
+from induction_memory.source.sources import At, Stack, select
 from induction_memory.task.protocol import offered
-from induction_memory.trajectory.kept_results import key_of
-from induction_memory.trajectory.series import joined
+from induction_memory.trajectory.weights import Steps
 
 SMOOTHING = 0.01  # share of the uniform distribution in pi_b, where it must not be zero
 
@@ -183,7 +183,7 @@ def recall_between(
     inputs: str | Float[Tensor, "i d_in"],
     outputs: str | Float[Tensor, "j d_out"],
     targets: Int[Tensor, " i"] | None = None,
-    steps: Steps = "all",
+    step: Steps = "all",
 ) -> pd.DataFrame:
     """Recall, mean margin, mean rank and signal to interference: one row per step and head.
 
@@ -199,25 +199,31 @@ def recall_between(
     3   300  L2H1    1.00    6.68   1.00  6.75
     4   600  L2H1    1.00    7.60   1.00  7.05
     """
-    opened = subject(source, step=steps, field="steps")
-    if opened.series is not None:
-        given: dict[str, Any] = {"inputs": inputs, "outputs": outputs, "targets": targets}
-        key = key_of({"recall between": W} | given)
-        return opened.series.table(lambda model: recall_between(model, W, **given), key=key)
     named = [x for x in (W, inputs, outputs) if isinstance(x, str)]
     layers = memories.layers_of(*named)
-    matrix, u, v = _matrix(opened.stack, W, layers), *(_rows(opened.stack, x, layers) for x in (inputs, outputs))
-    for rows, side, name in ((u, -1, "inputs"), (v, -2, "outputs")):
-        size = matrix.shape[side]
-        require(rows.shape[-1] == size, name, f"rows of the matrix's dimension {size}", rows.shape[-1])
-    a = matching(matrix, u, v, targets)
-    heads = head_names(layers, opened.stack.n_heads)
+
+    def measure(at: At) -> dict[str, pd.DataFrame]:
+        matrix, u, v = _matrix(at.stack, W, layers), *(_rows(at.stack, x, layers) for x in (inputs, outputs))
+        for rows, side, name in ((u, -1, "inputs"), (v, -2, "outputs")):
+            size = matrix.shape[side]
+            require(rows.shape[-1] == size, name, f"rows of the matrix's dimension {size}", rows.shape[-1])
+        heads = head_names(layers, at.stack.n_heads)
+        index = pd.MultiIndex.from_product([at.steps, heads], names=["step", "head"])
+        readings = _readings(matching(matrix, u, v, targets), len(at.steps), len(heads))
+        return {"table": pd.DataFrame(readings, index=index).reset_index()}
+
+    return over_steps(select(source, step=step), measure, size=CHUNK)["table"]
+
+
+CHUNK = 32  # steps that are read at once
+
+
+def _readings(a: Association, n_steps: int, n_heads: int) -> dict[str, np.ndarray]:
     columns = {}
     for name, suffix in READING_COLUMNS.items():
-        value = READINGS[suffix][0](a).double().reshape(-1, len(heads))
-        columns[name] = value.expand(len(opened.steps), -1).flatten().cpu().numpy()
-    index = pd.MultiIndex.from_product([opened.steps, heads], names=["step", "head"])
-    return pd.DataFrame(columns, index=index).reset_index()
+        value = READINGS[suffix][0](a).double().reshape(-1, n_heads)
+        columns[name] = value.expand(n_steps, -1).flatten().cpu().numpy()
+    return columns
 
 
 def _matrix(stack: Stack, W: str | Tensor, layers: tuple[int, ...]) -> Float[Tensor, "step *head d_out d_in"]:
@@ -244,31 +250,30 @@ def token_recall(
     tokens: Sequence[int | str] | None = None,
     *,
     targets: Sequence[int | str] | None = None,
-    steps: Steps = "all",
+    step: Steps = "all",
 ) -> pd.DataFrame:
     """Recall, mean margin, mean rank and signal to interference: one row per step, head and circuit (QK, OV).
 
     `tokens` are numbers, or texts that are one token each for the series' tokenizer. `targets` are the tokens that they
     should recall, all of them among `tokens`.
 
-    >>> table = token_recall("induction-small", steps="last")
+    >>> table = token_recall("induction-small", step="last")
     >>> table.loc[table["circuit"] == "OV", ["head", "recall"]].values.tolist()
     [['L1H1', 0.0], ['L2H1', 1.0]]
     """
-    opened = subject(source, step=steps, field="steps")
-    chosen = None if tokens is None else _numbers(opened, tokens, "tokens")
-    wanted = None if targets is None else _places(chosen, _numbers(opened, targets, "targets"))
-    if opened.series is None:
-        return _of_stack(opened, chosen, wanted)
-    settings = {"token recall": [chosen, wanted]}
-    found = opened.series.results(
-        lambda _, model: {"table": _of_stack(subject(model), chosen, wanted)}, key=key_of(settings)
-    )
-    return joined([(step, tables["table"]) for step, tables in found])
+    chosen = select(source, step=step)
+    numbers = None if tokens is None else _numbers(chosen.source, tokens, "tokens")
+    wanted = None if targets is None else _places(numbers, _numbers(chosen.source, targets, "targets"))
+
+    def measure(at: At) -> dict[str, pd.DataFrame]:
+        return {"table": _between_tokens(at, numbers, wanted)}
+
+    settings = {"token recall": [numbers, wanted]}
+    return over_steps(chosen, measure, settings=settings)["table"]
 
 
-def _of_stack(opened: Subject, tokens: Int[Tensor, " i"] | None, targets: Int[Tensor, " i"] | None) -> pd.DataFrame:
-    stack = opened.stack
+def _between_tokens(at: At, tokens: Int[Tensor, " i"] | None, targets: Int[Tensor, " i"] | None) -> pd.DataFrame:
+    stack = at.stack
     tokens = torch.arange(min(MOST, stack.vocab_size)) if tokens is None else tokens
     allowed = bool((tokens >= 0).all()) and bool((tokens < stack.vocab_size).all())
     require(allowed, "tokens", f"0 to {stack.vocab_size - 1} (the vocabulary)", tokens.tolist())
@@ -282,27 +287,19 @@ def _of_stack(opened: Subject, tokens: Int[Tensor, " i"] | None, targets: Int[Te
         }
         heads = head_names(layers, stack.n_heads)
         for circuit, association in circuits.items():
-            columns = {}
-            for name, suffix in READING_COLUMNS.items():
-                values = READINGS[suffix][0](association).double().reshape(-1, len(heads))
-                columns[name] = values.expand(len(opened.steps), -1).flatten().cpu().numpy()
-            index = pd.MultiIndex.from_product([opened.steps, heads], names=["step", "head"])
-            part = pd.DataFrame(columns, index=index).reset_index()
-            part.insert(2, "circuit", circuit)
-            parts.append(part)
+            which = pd.DataFrame({"step": at.step, "head": heads, "circuit": circuit})
+            parts.append(which.assign(**_readings(association, 1, len(heads))))
     return pd.concat(parts, ignore_index=True).sort_values(["step", "head", "circuit"], ignore_index=True)
 
 
-def _numbers(opened: Subject, tokens: Sequence[int | str], field: str) -> Int[Tensor, " i"]:
-    """Tokens by number; a text must be one token."""
+def _numbers(source: Any, tokens: Sequence[int | str], field: str) -> Int[Tensor, " i"]:
+    """Tokens by number; a text must be one token of the source's tokenizer."""
     numbers = []
     for token in tokens:
         if isinstance(token, str):
-            require(
-                opened.series is not None, field, "numbers of tokens: only a series brings a tokenizer", repr(token)
-            )
-            assert opened.series is not None
-            found = opened.series.tokenizer()(token, add_special_tokens=False)["input_ids"]
+            known = getattr(source, "tokenizer", None)
+            require(known is not None, field, "numbers of tokens: only a series brings a tokenizer", repr(token))
+            found = source.tokenizer()(token, add_special_tokens=False)["input_ids"]
             require(len(found) == 1, field, "texts that are one token each", f"{token!r}, which is {len(found)}")
             numbers.append(int(found[0]))
         else:

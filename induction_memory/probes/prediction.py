@@ -32,7 +32,7 @@ from induction_memory.errors import UnsupportedError
 from induction_memory.probes.activations import Activations
 from induction_memory.probes.predictors import divergence, predicted
 from induction_memory.probes.registry import Probe
-from induction_memory.source.sources import Subject
+from induction_memory.source.sources import Selection
 from induction_memory.task.batch import Batch
 
 VISIBLE = ("new", "one_successor", "many_successors")
@@ -175,9 +175,9 @@ def named(name: str) -> Probe | None:
     return mean_probe(what, f"_{kind}") if what in _MEANS and _OCCURRENCE.fullmatch(kind) else None
 
 
-def of_groups(source: Subject) -> list[Probe]:
+def of_groups(source: Selection) -> list[Probe]:
     """Loss and accuracy over each group of the source's batch that is not listed."""
-    groups = [] if source.known_task is None and source.given is None else list(source.batch.groups)
+    groups = list(source.batch.groups)
     return [mean_probe(what, f"_{group}") for group in groups for what in _MEANS if f"_{group}" not in _KINDS]
 
 

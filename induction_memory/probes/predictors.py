@@ -16,29 +16,27 @@ A name is written with `_` for each space. `table(run, "predictors")` and `table
 task of the run offers; a task that offers none is left out with the reason.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor, nn
+from torch import Tensor
 
-from induction_memory.errors import InputError, UnsupportedError, require
-from induction_memory.experiment.train_config import TrainConfig
+from induction_memory.errors import UnsupportedError, require
+from induction_memory.model.associations import required
 from induction_memory.probes.activations import Activations, mean_where
 from induction_memory.probes.registry import Probe, split_layer
-from induction_memory.source.sources import Subject, opened_folder
+from induction_memory.source.measuring import over_steps
+from induction_memory.source.sources import At, Selection, select
 from induction_memory.task.batch import Batch
 from induction_memory.task.ideals import sources_of
 from induction_memory.task.predictors import Phase, distances, mixture_weights, phases, predictions
 from induction_memory.task.protocol import ask, choose
 from induction_memory.task.sampler import step_rng
-from induction_memory.trajectory.states import fill
-from induction_memory.trajectory.trajectory import Trajectory
+from induction_memory.trajectory.weights import Steps
 
 SEQUENCES = 128
 OWN = "own "
@@ -48,7 +46,7 @@ OWN = "own "
 def predictor_distances(
     source: Any,
     *,
-    steps: Any = None,
+    step: Steps = "all",
     task: Any = None,
     group: str = "all",
     variant: str | None = None,
@@ -62,12 +60,7 @@ def predictor_distances(
     >>> im.probes.predictor_distances("markov-1", sequences=8).loc[1500].round(3).to_dict()
     {'1-gram': 0.11, '2-gram': 0.003}
     """
-    source = _opened(source)
-    _, batch, predicted, where = _setting(source, task, group, variant, sequences)
-    rows = {}
-    for step, logits in _logits(source, steps, batch):
-        rows[step] = {name: float(value) for name, value in distances(logits, predicted, where).items()}
-    return pd.DataFrame.from_dict(rows, orient="index", columns=list(predicted)).rename_axis("step")
+    return _by_step(source, step, task, group, variant, sequences, distances)
 
 
 def predictor_phases(source: Any, **how: Any) -> list[Phase]:
@@ -87,65 +80,51 @@ def phases_of(table: pd.DataFrame) -> list[Phase]:
 
 
 def predictor_mixture(
-    source: Any, *, steps: Any = None, task: Any = None, group: str = "all", sequences: int = SEQUENCES
+    source: Any, *, step: Steps = "all", task: Any = None, group: str = "all", sequences: int = SEQUENCES
 ) -> pd.DataFrame:
     """One row per step, one column per predictor: the weights of the mixture that is nearest to the model.
 
     >>> import induction_memory as im
-    >>> im.probes.predictor_mixture("markov-1", steps=[1500], sequences=8).loc[1500].round(1).to_dict()
+    >>> im.probes.predictor_mixture("markov-1", step=1500, sequences=8).loc[1500].round(1).to_dict()
     {'1-gram': 0.1, '2-gram': 0.9}
     """
-    source = _opened(source)
-    _, batch, predicted, where = _setting(source, task, group, None, sequences)
-    rows = {step: mixture_weights(logits, predicted, where) for step, logits in _logits(source, steps, batch)}
-    return pd.DataFrame.from_dict(rows, orient="index", columns=list(predicted)).rename_axis("step")
+    return _by_step(source, step, task, group, None, sequences, mixture_weights)
 
 
-def _opened(source: Any) -> Any:
-    """A trajectory by its folder or name; anything else as it is."""
-    return opened_folder(source) if isinstance(source, str | Path) else source
-
-
-def _setting(
-    source: Any, task: Any, group: str, variant: str | None, sequences: int
-) -> tuple[Any, Batch, dict[str, Float[Tensor, "batch pos output"]], Bool[Tensor, "batch pos"]]:
-    """Task, sequences, what each predictor says on them, and the positions."""
-    if task is None:
-        if not isinstance(source, Trajectory):
-            raise InputError("task: expected the task of the sequences (a model alone does not know it), got none")
-        task = source.task
-    require(sequences >= 1, "sequences", "1 or more", sequences)
-    seed = source.source.train.eval_seed if isinstance(source, Trajectory) else TrainConfig.eval_seed
+def _by_step(
+    source: Any,
+    step: Steps,
+    task: Any,
+    group: str,
+    variant: str | None,
+    sequences: int,
+    compare: Callable[..., Mapping[str, Any]],
+) -> pd.DataFrame:
+    """What `compare` says of the model's logits and of each predictor's, at each step."""
+    chosen = select(source, step=step, task=task, sequences=sequences)
+    task = chosen.require_task()
     drawn_from = task if variant is None else choose(task, "variants", variant)
-    batch = drawn_from.sample(sequences, step_rng(seed, 0))
+    batch = drawn_from.sample(sequences, step_rng(chosen.eval_seed, 0))
     predicted = predictions(ask(task, "predictors"), batch.tokens, task.n_outputs)
     if variant is not None:
         last, own = list(ask(drawn_from, "predictors").items())[-1]
         predicted |= predictions({f"{OWN}{last}": own}, batch.tokens, task.n_outputs)
     where = batch.group(group)
     require(bool(where.any()), "group", "a group that has positions in the batch", repr(group))
-    return task, batch, predicted, where
 
+    def measure(at: At) -> dict[str, pd.DataFrame]:
+        logits = _logits(at, batch)
+        row = {name: float(value) for name, value in compare(logits, predicted, where).items()}
+        return {"table": pd.DataFrame([{"step": at.step, **row}])}
 
-def _logits(source: Any, steps: Any, batch: Batch) -> Iterator[tuple[int, Float[Tensor, "batch pos output"]]]:
-    """The model's logits on the batch at each step."""
-    if isinstance(source, Trajectory):
-        from induction_memory.model.building import build
-
-        model = build(source.model_config)
-        for step in source.resolve_all(steps if steps is None else [int(one) for one in np.atleast_1d(steps)]):
-            fill(model, source.state(step))
-            yield step, _run(model, batch)
-        return
-    require(isinstance(source, nn.Module), "source", "a trajectory or a model", type(source).__name__)
-    require(steps is None, "steps", "none: this is a model, not a trajectory", steps)
-    yield 0, _run(source, batch)
+    return pd.DataFrame(over_steps(chosen, measure)["table"].set_index("step"), columns=list(predicted))
 
 
 @torch.no_grad()
-def _run(model: Any, batch: Batch) -> Float[Tensor, "batch pos output"]:
-    device = next(model.parameters()).device
-    return model(batch.tokens.to(device)).cpu()
+def _logits(at: At, batch: Batch) -> Float[Tensor, "batch pos output"]:
+    if at.loaded is None:
+        return at.runner.record(batch.tokens).logits
+    return at.loaded(batch.tokens.to(next(at.loaded.parameters()).device)).cpu()
 
 
 DISTANCE, MASS = "kl_to_", "mass_on_"
@@ -226,22 +205,22 @@ def named(name: str) -> Probe | None:
     return None
 
 
-def of_predictors(source: Subject) -> list[Probe]:
+def of_predictors(source: Selection) -> list[Probe]:
     """One probe per predictor of the source's task; if there is none, a probe that reports the reason."""
     try:
-        offered = ask(source.stack.require_task(), "predictors")
+        offered = ask(required(source.task), "predictors")
     except UnsupportedError as reason:
         return [_missing("predictors", str(reason))]
     return [_certain(f"{DISTANCE}{written(name)}") for name in offered]
 
 
-def of_sources(source: Subject) -> list[Probe]:
+def of_sources(source: Selection) -> list[Probe]:
     """One probe per role and layer; if the task names no roles, a probe that reports the reason."""
     try:
-        offered = sources_of(source.stack.require_task(), source.batch)
+        offered = sources_of(required(source.task), source.batch)
     except UnsupportedError as reason:
         return [_missing("sources", str(reason))]
-    layers = range(1, source.stack.n_layers + 1)
+    layers = range(1, source.at().stack.n_layers + 1)
     return [_certain(f"{MASS}{written(role)}{layer}") for role in offered for layer in layers]
 
 

@@ -55,16 +55,16 @@ def probe(
     >>> @im.probe("largest_entry", about="the largest entry of W_O2", layers=(2,))
     ... def largest_entry(stack):
     ...     return stack.memory("W_O2").flatten(2).max(-1).values
-    >>> im.probes.table("induction-small", ["largest_entry"], steps=[0, 600]).round(2)
+    >>> im.probes.table("induction-small", ["largest_entry"], step=[0, 600]).round(2)
        step          probe  head  value
     0     0  largest_entry  L2H1   0.09
     1   600  largest_entry  L2H1   0.93
     """
-    from induction_memory.probes import measuring
+    from induction_memory.probes import catalogue
 
     require(bool(name) and isinstance(name, str), "probe", "a name", repr(name))
     require(of in ("weights", "activations"), "of", "'weights' or 'activations'", repr(of))
-    if measuring.built_in(name) is not None or name in (*measuring.FAMILIES, *measuring.OF_TASK, "all"):
+    if catalogue.built_in(name) is not None or name in (*catalogue.FAMILIES, *catalogue.OF_TASK, "all"):
         raise InputError(f"probe: expected a name that the package does not use, got {name!r}")
 
     def register(function: Measure) -> Measure:

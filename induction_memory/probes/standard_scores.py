@@ -13,7 +13,9 @@ from torch import Tensor
 from induction_memory.errors import require
 from induction_memory.model.names import head_name
 from induction_memory.probes.activations import run_repeated
-from induction_memory.source.sources import subject
+from induction_memory.source.measuring import over_steps
+from induction_memory.source.sources import At, select
+from induction_memory.trajectory.weights import Steps
 
 
 def previous_mass(pattern: Float[Tensor, "batch head query key"]) -> Float[Tensor, " head"]:
@@ -21,27 +23,27 @@ def previous_mass(pattern: Float[Tensor, "batch head query key"]) -> Float[Tenso
     return pattern.diagonal(-1, dim1=-2, dim2=-1).double().mean((0, 2))
 
 
-def head_scores(source: Any, *, step: int | None = None, length: int | None = None) -> pd.DataFrame:
-    """The standard scores of every head of any TransformerLens model: head (`L2H1`), previous_token, induction.
+def head_scores(source: Any, *, step: Steps = None, length: int | None = None) -> pd.DataFrame:
+    """The standard scores of every head at the last step, or at others: head (`L2H1`), previous_token, induction.
 
-    `source` is a model, or a trajectory at one step (the last if not given). `length` is that of the random sequence
-    that is repeated; half the context if not given.
+    `length` is that of the random sequence that is repeated; half the context if not given.
 
     >>> head_scores("induction-small", length=32)["previous_token"].round(2).tolist()
     [0.8, 0.07]
     """
-    model = subject(source, step=step).model()
-    cfg: Any = model.cfg
-    longest = cfg.n_ctx // 2
-    require(length is None or 2 <= length <= longest, "length", f"2 to {longest} (half the context)", length)
-    patterns = run_repeated(model, cfg.n_layers, length)
-    rows = []
-    for layer, pattern in enumerate(patterns, start=1):
-        previous, repeated = previous_mass(pattern), repeated_induction(pattern)
-        for head in range(cfg.n_heads):
-            score = {"previous_token": float(previous[head]), "induction": float(repeated[head])}
-            rows.append({"head": head_name(layer, head + 1)} | score)
-    return pd.DataFrame(rows)
+
+    def measure(at: At) -> dict[str, pd.DataFrame]:
+        cfg, rows = at.model.cfg, []
+        longest = cfg.n_ctx // 2
+        require(length is None or 2 <= length <= longest, "length", f"2 to {longest} (half the context)", length)
+        for layer, pattern in enumerate(run_repeated(at.model, cfg.n_layers, length), start=1):
+            previous, repeated = previous_mass(pattern), repeated_induction(pattern)
+            for head in range(cfg.n_heads):
+                score = {"previous_token": float(previous[head]), "induction": float(repeated[head])}
+                rows.append({"head": head_name(layer, head + 1)} | score)
+        return {"table": pd.DataFrame(rows)}
+
+    return over_steps(select(source, step=step), measure, settings={"head scores": length})["table"]
 
 
 def repeated_induction(pattern: Float[Tensor, "batch head query key"]) -> Float[Tensor, " head"]:

@@ -1,91 +1,96 @@
 """Tables of probes.
 
     table(run)                       the paper's recall probes at every step
-    table(run, ["W_O2", "attention"], steps=[0, 300])     probes, or whole families, at some steps
+    table(run, ["W_O2", "attention"], step=[0, 300])      probes, or whole families, at some steps
     table(run, ["W_O2", my_probe])   a function of one's own beside them (registry.py)
     table(run, "all")                everything
     table(series, ["entropy1"])      one checkpoint of a series after another; the standard head scores by default
 
 A table has the columns step, probe, head and value, and one row per observation. `head` is `L1H1` for a head,
-`L1H3>L2H1` for a pair, "" for a probe that has no heads. A probe that the model cannot have is left out, and
+`L1H3>L2H1` for a pair, "" for a probe that has no heads. A probe that the model does not support is left out, and
 `table.attrs["skipped"]` says why: name -> reason.
+
+Probes of weights measure many steps in one batched pass. Probes of activations share one forward per step, and their
+values are kept on the disk, unless a user's function is among them.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from torch import nn
+import torch
+from torch import Tensor
 
-from induction_memory.errors import require
-from induction_memory.probes.measuring import FAMILIES, Curves, Names, Progress, measure, resolve
-from induction_memory.source.sources import SEQUENCES, Steps, Subject, subject
-from induction_memory.task.batch import Batch
-from induction_memory.task.protocol import Task, to_dict
-from induction_memory.trajectory.kept_results import key_of
-from induction_memory.trajectory.series import joined
+from induction_memory.errors import InputError, UnsupportedError, require
+from induction_memory.model.names import head_names
+from induction_memory.probes.activations import Activations
+from induction_memory.probes.catalogue import FAMILIES, OF_TASK, Names, find, resolve
+from induction_memory.probes.registry import Probe
+from induction_memory.source.measuring import Progress, over_steps
+from induction_memory.source.sources import SEQUENCES, At, Selection, Sequences, Stack, select
+from induction_memory.task.protocol import Task
+from induction_memory.trajectory.weights import Steps
+
+CHUNK, CHUNK_BYTES = 32, 8 << 20
+"""Most steps whose score tables are held at once, and most bytes of one of these tables."""
+Tables = dict[str, pd.DataFrame]
 
 
 def table(
     source: Any,
     names: Names = None,
     *,
-    steps: Steps = "all",
-    batch: Batch | None = None,
+    step: Steps = "all",
+    batch: Sequences = None,
     task: Task | None = None,
-    cached: bool = True,
     progress: Progress | None = None,
 ) -> pd.DataFrame:
-    """Probes of a trajectory, a model or stacked weights: step, probe, head, value.
+    """Probes of any source at all steps or some: step, probe, head, value.
 
-    `names` are probes, families or functions. None stands for the paper's recall probes, or for what the task allows
-    without them (distances to its predictors, else loss and accuracy), "all" for every probe. Activation
-    probes run on `batch`, or on one sampled from the task with the run's evaluation seed. A trajectory's results are
-    kept beside it unless `cached` is False. `progress(done, total)` is called after each forward pass. An interruption
-    keeps the steps that are done. A series runs on `batch`, or on random tokens repeated once.
+    `names` are probes, families or functions. None means the paper's recall probes, or what the task allows without
+    them (distances to its predictors, else loss and accuracy), "all" every probe. Activation probes run on `batch`, or
+    on 64 sequences from the task with the run's evaluation seed, or without a task on random tokens repeated once. An
+    interruption keeps the steps that are done.
 
-    >>> table("induction-small", ["W_O2", "norm_W_O2"], steps=[0, 600]).round(2)
+    >>> table("induction-small", ["W_O2", "norm_W_O2"], step=[0, 600]).round(2)
        step      probe  head  value
     0     0       W_O2  L2H1   0.00
     1   600       W_O2  L2H1   1.00
     2     0  norm_W_O2  L2H1   6.55
     3   600  norm_W_O2  L2H1  25.36
     """
-    opened = subject(source, step=steps, batch=batch, task=task, sequences=SEQUENCES, field="steps")
-    if opened.series is not None:
-        return _of_series(opened, names, opened.batch, task)
-    probes = resolve(names, opened)
-    curves, skipped = measure(opened, probes, batch=batch, task=task, cached=cached, progress=progress)
-    values = [curve.values for curve in curves.values()]
-    tidy = pd.DataFrame(
-        {
-            "step": _joined([np.repeat(opened.steps[: len(c.values)], len(c.heads)) for c in curves.values()], int),
-            "probe": np.repeat(list(curves), [v.size for v in values]) if curves else [],
-            "head": [head for curve in curves.values() for head in curve.heads * len(curve.values)],
-            "value": _joined([v.ravel() for v in values], float),
-        }
-    )
-    return _attributed(tidy, skipped)
+    chosen = select(source, step=step, batch=batch, task=task, sequences=SEQUENCES)
+    if names is None and chosen.task is None and not hasattr(chosen.source, "stacked"):
+        how = {"probes": "standard", "batch": batch}
+        return _joined([over_steps(chosen, _standard_scores, settings=how, progress=progress)])
+    probes, parts = resolve(names, chosen), []
+    of_weights = [probe for probe in probes if probe.of == "weights"]
+    others = [probe for probe in probes if probe.of == "activations"]
+    if of_weights:
+        parts.append(over_steps(chosen, partial(_of_weights, of_weights), size=_chunk(chosen)))
+    if others:
+        own = [probe.measure for probe in others if probe.family not in (*FAMILIES, *OF_TASK)]
+        how = {"probes": [probe.name for probe in others], "own": own, "batch": batch}
+        one = partial(_of_activations, others, dict[str, Any]())
+        parts.append(over_steps(chosen, one, settings=how, progress=progress))
+    tidy = _joined(parts)
+    place = {probe.name: i for i, probe in enumerate(probes)}
+    order = np.lexsort([tidy["step"].to_numpy(), np.array([place[name] for name in tidy["probe"]], dtype=int)])
+    result = pd.DataFrame(tidy.iloc[order]).reset_index(drop=True)
+    result.attrs = tidy.attrs
+    return result
 
 
-def _of_series(opened: Subject, names: Names, batch: Batch, task: Task | None) -> pd.DataFrame:
-    """The table of a series. If the series keeps results, the table of each checkpoint is kept on the disk."""
-    assert opened.series is not None
-
-    def measure(_: int, model: nn.Module) -> dict[str, pd.DataFrame]:
-        return {"table": table(model, _standard(model) if names is None else names, batch=batch, task=task)}
-
-    chosen = [] if names is None else resolve(names, opened)
-    own = {"probes": [probe.name for probe in chosen], "batch": batch, "task": task and to_dict(task)}
-    key = key_of(own) if all(probe.family in FAMILIES for probe in chosen) else None
-    return joined([(step, tables["table"]) for step, tables in opened.series.results(measure, key=key)])
-
-
-def _standard(model: Any) -> list[str]:
-    """The head scores on repeated random tokens, of every layer."""
-    layers = range(1, model.cfg.n_layers + 1)
-    return [f"{kind}{layer}" for kind in ("repeated_previous", "repeated_induction") for layer in layers]
+def _joined(parts: Sequence[Tables]) -> pd.DataFrame:
+    """One table of values, without the probes that some step does not support, which `attrs` names."""
+    filled = [part["table"] for part in parts if len(part["table"])] or [parts[0]["table"]]
+    tidy, reasons = pd.concat(filled, ignore_index=True), pd.concat([part["skipped"] for part in parts])
+    skipped = dict(zip(reasons["probe"], reasons["reason"], strict=True))
+    tidy = pd.DataFrame(tidy[~tidy["probe"].isin(list(skipped))])
+    tidy.attrs["skipped"] = skipped
+    return tidy
 
 
 def wide(tidy: pd.DataFrame) -> pd.DataFrame:
@@ -99,43 +104,95 @@ def wide(tidy: pd.DataFrame) -> pd.DataFrame:
     columns: dict[str, Any] = {}
     for probe, rows in tidy.groupby("probe", sort=False):
         by_head = rows.pivot_table(index="step", columns="head", values="value", sort=False, dropna=False)
-        columns |= _columns(str(probe), Curves(by_head.to_numpy(), list(by_head.columns)))
-    steps = pd.Index(tidy["step"].unique(), name="step")
-    return _attributed(pd.DataFrame(columns, index=steps), tidy.attrs.get("skipped", {}))
+        if by_head.shape[1] == 1:
+            columns[str(probe)] = by_head.iloc[:, 0]
+            continue
+        columns |= {f"{probe}[{head}]": by_head[head] for head in by_head}
+        columns |= {f"{probe}_{name}": getattr(by_head, name)(axis=1) for name in ("min", "mean", "max")}
+    result = pd.DataFrame(columns, index=pd.Index(tidy["step"].unique(), name="step"))
+    result.attrs["skipped"] = tidy.attrs.get("skipped", {})
+    return result
 
 
 def recall(
-    source: Any,
-    names: Iterable[str] | None = None,
-    *,
-    steps: Steps = "all",
-    task: Task | None = None,
-    cached: bool = True,
+    source: Any, names: Iterable[str] | None = None, *, step: Steps = "all", task: Task | None = None
 ) -> pd.DataFrame:
     """The memory recall probes, one row per step and one column per probe (`wide`); the paper's by default.
 
     >>> recall("induction-small", ["W_O2", "W_K2"]).loc[100].round(2).to_dict()
     {'W_O2': 0.95, 'W_K2': 0.29}
     """
-    opened = subject(source, step=steps, task=task, sequences=SEQUENCES, field="steps")
-    reads = "a run, a model or weights (probes.token_recall reads a series of checkpoints)"
-    require(opened.series is None, "source", reads, "a series")
-    curves, skipped = measure(opened, resolve(names, opened), task=task, cached=cached)
-    columns = {column: values for name, c in curves.items() for column, values in _columns(name, c).items()}
-    return _attributed(pd.DataFrame(columns, index=pd.Index(opened.steps, name="step")), skipped)
+    return wide(table(source, names, step=step, task=task))
 
 
-def _joined(parts: list[np.ndarray], kind: type) -> np.ndarray:
-    return np.concatenate(parts) if parts else np.array([], kind)
+def value(probe: Probe, subject: Any) -> Tensor:
+    """What a probe returns, as a tensor in double precision."""
+    result = probe.measure(subject)
+    try:
+        return torch.as_tensor(result).double()
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError(f"{probe.name}: expected numbers from the probe, got {result!r:.60}") from None
 
 
-def _columns(probe: str, curves: Curves) -> dict[str, np.ndarray]:
-    if len(curves.heads) == 1:
-        return {probe: curves.values[:, 0]}
-    heads = {f"{probe}[{head}]": curves.values[:, h] for h, head in enumerate(curves.heads)}
-    return heads | {f"{probe}_{name}": getattr(curves.values, name)(axis=1) for name in ("min", "mean", "max")}
+def _chunk(chosen: Selection) -> int:
+    """How many steps are measured at once, so that the score tables stay small."""
+    stack = chosen.at().stack if len(chosen.steps) > 1 else None
+    return 1 if stack is None else chunk_of(stack)
 
 
-def _attributed(table: pd.DataFrame, skipped: dict[str, str]) -> pd.DataFrame:
-    table.attrs["skipped"] = skipped
-    return table
+def chunk_of(stack: Stack) -> int:
+    """How many steps of a source are measured at once, so that the score tables stay small."""
+    positions = stack.weights["pos_embed.W_pos"].shape[-2] if "pos_embed.W_pos" in stack.weights else 0
+    side = max(stack.vocab_size, positions)
+    return min(CHUNK, max(1, CHUNK_BYTES // (4 * side * side * stack.n_heads)))
+
+
+def _of_weights(probes: Sequence[Probe], at: At) -> Tables:
+    """The values of some steps, read off their weights."""
+    n = len(at.steps)
+    values, reasons = {}, {}
+    for probe in probes:
+        try:
+            found = value(probe, at.stack)
+        except UnsupportedError as reason:
+            reasons[probe.name] = str(reason)
+            continue
+        first = found.shape[0] if found.dim() else 0
+        require(first in (1, n), probe.name, f"a first axis of {n} steps", tuple(found.shape))
+        values[probe.name] = found.expand(n, *found.shape[1:])
+    return _rows(probes, at, values, reasons)
+
+
+def _of_activations(probes: Sequence[Probe], facts: dict[str, Any], at: At) -> Tables:
+    """The values of one step, all from one forward."""
+    activations = Activations(at, facts)
+    values, reasons = {}, {}
+    for probe in probes:
+        try:
+            values[probe.name] = value(probe, activations)[None]
+        except UnsupportedError as reason:
+            reasons[probe.name] = str(reason)
+    return _rows(probes, at, values, reasons)
+
+
+def _standard_scores(at: At) -> Tables:
+    """The head scores on repeated random tokens, of every layer."""
+    kinds, layers = ("repeated_previous", "repeated_induction"), range(1, at.model.cfg.n_layers + 1)
+    return _of_activations([find(f"{kind}{layer}") for kind in kinds for layer in layers], {}, at)
+
+
+def _rows(probes: Sequence[Probe], at: At, values: Mapping[str, Tensor], reasons: Mapping[str, str]) -> Tables:
+    parts = []
+    for probe in probes:
+        if probe.name not in values:
+            continue
+        found, heads = values[probe.name], head_names(probe.layers, at.stack.n_heads)
+        per_step = found[0].numel()
+        expected = f"one value per step{f' and each of {len(heads)} heads' if probe.layers else ''}"
+        require(per_step == len(heads), probe.name, expected, f"{per_step} per step (does it name its `layers`?)")
+        step, numbers = np.repeat(at.steps, len(heads)), found.flatten().cpu().numpy()
+        head = np.tile(np.array(heads, dtype=object), len(at.steps))
+        parts.append(pd.DataFrame({"step": step, "probe": probe.name, "head": head, "value": numbers}))
+    empty = pd.DataFrame({"step": pd.Series(dtype=int), "probe": [], "head": [], "value": pd.Series(dtype=float)})
+    skipped = pd.DataFrame({"probe": list(reasons), "reason": list(reasons.values())}, dtype=object)
+    return {"table": pd.concat(parts, ignore_index=True) if parts else empty, "skipped": skipped}

@@ -27,7 +27,9 @@ from induction_memory.model.associations import MEMORIES, TABLE
 from induction_memory.model.memories import Memories
 from induction_memory.model.names import head_names
 from induction_memory.probes.registry import Probe
-from induction_memory.source.sources import Stack, Steps, subject
+from induction_memory.source.measuring import over_steps
+from induction_memory.source.sources import At, Stack, select
+from induction_memory.trajectory.weights import Steps
 
 
 def matrix(m: Memories, name: str) -> Float[Tensor, "step *head d_out d_in"]:
@@ -115,21 +117,26 @@ def named(name: str) -> Probe | None:
     return None
 
 
-def spectrum(source: Any, memory: str, *, steps: Steps = "all") -> pd.DataFrame:
+def spectrum(source: Any, memory: str, *, step: Steps = "all") -> pd.DataFrame:
     """Singular values of a memory: one row per step, head and rank (1 = the largest).
 
     >>> import induction_memory as im
-    >>> im.probes.spectrum("induction-small", "W_O2", steps=[600]).head(2).round(2)
+    >>> im.probes.spectrum("induction-small", "W_O2", step=600).head(2).round(2)
        step  head  rank  value
     0   600  L2H1     1   5.58
     1   600  L2H1     2   5.47
     """
     require(memory in MEMORIES, "memory", f"one of {', '.join(MEMORIES)}", repr(memory))
-    opened = subject(source, step=steps, field="steps")
-    values = singular_values(opened.stack, memory)
-    heads = head_names(memories.layers_of(memory), opened.stack.n_heads)
-    values = values.expand(len(opened.steps), *values.shape[1:]).reshape(len(opened.steps), len(heads), -1)
-    index = pd.MultiIndex.from_product(
-        [opened.steps, heads, range(1, values.shape[-1] + 1)], names=["step", "head", "rank"]
-    )
-    return pd.DataFrame({"value": values.double().flatten().cpu().numpy()}, index=index).reset_index()
+
+    def measure(at: At) -> dict[str, pd.DataFrame]:
+        values = singular_values(at.stack, memory)
+        heads, n = head_names(memories.layers_of(memory), at.stack.n_heads), len(at.steps)
+        values = values.expand(n, *values.shape[1:]).reshape(n, len(heads), -1)
+        ranks = range(1, values.shape[-1] + 1)
+        index = pd.MultiIndex.from_product([at.steps, heads, ranks], names=["step", "head", "rank"])
+        return {"table": pd.DataFrame({"value": values.double().flatten().cpu().numpy()}, index=index).reset_index()}
+
+    return over_steps(select(source, step=step), measure, size=SPECTRA)["table"]
+
+
+SPECTRA = 32  # steps whose matrices are decomposed at once

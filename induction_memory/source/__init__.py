@@ -1,13 +1,15 @@
-"""Which weights, at which steps, on which sequences: a run, a series of checkpoints, a model or stacked weights."""
+"""Weights at steps: runs, series, models; the one loop over them, and the one store of results."""
 
 from typing import TYPE_CHECKING
 
 from induction_memory.lazy import lazily
 
 if TYPE_CHECKING:
-    from induction_memory.source.sources import Subject as Subject
+    from induction_memory.source.measuring import measure as measure
+    from induction_memory.source.sources import At as At
+    from induction_memory.source.sources import Source as Source
     from induction_memory.source.sources import batch_of_tokens as batch_of_tokens
-    from induction_memory.source.sources import opened_folder as opened_folder
-    from induction_memory.source.sources import subject as subject
+    from induction_memory.source.sources import open_source as open_source
+    from induction_memory.source.sources import select as select
 
 _WHERE, __getattr__, __dir__ = lazily(__name__, __file__)

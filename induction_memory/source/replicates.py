@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from induction_memory.errors import InputError
 from induction_memory.experiment.run_config import RunConfig
-from induction_memory.source.sources import subject
+from induction_memory.source.sources import open_source
 
 REPLICATES = {"train.init_seed", "train.data_seed", "train.eval_seed", "train.threads", "train.device"}
 """Fields in which replicates of one experiment may differ: the seeds, and where it was trained."""
@@ -39,11 +38,8 @@ def labels(runs: Sequence[Any]) -> list[str]:
 
 
 def _configuration(run: Any) -> RunConfig | None:
-    trajectory = subject(run).run
-    try:
-        return None if trajectory is None else trajectory.config
-    except InputError:
-        return None
+    source: Any = open_source(run)
+    return None if source.task is None else source.config
 
 
 def _alike(a: RunConfig | None, b: RunConfig | None) -> bool:

@@ -1,26 +1,21 @@
-"""Which weights, at which steps, on which sequences: how every analysis reads its source.
+"""What every analysis reads: weights at steps, and the sequences to run them on.
 
-    a trajectory      some of its stored steps, its task, sequences from its evaluation seed; also its folder or name
-    a series          some checkpoints that others trained (`im.revisions`), on random tokens repeated once
+    a run             a trajectory, its folder or its name: weights and configuration, run without TransformerLens
+    a series          checkpoints that somebody else trained (`im.revisions`), one model in memory at a time
     a model           any TransformerLens model with its hooks: one step, numbered 0
     stacked weights   HookedTransformer's parameter name -> tensor, with a leading step axis if the parameter changes
 
-`subject` resolves the steps, draws or checks the sequences, and makes the runner of each step. A trajectory's steps run
-from weights and configuration, without TransformerLens. Stacked weights alone can be read but not run.
-
-Weights of some steps as a probe reads them: their memories and associations, with the task they were trained on.
-
-Which steps of a trajectory, of a series or of a stack of weights are meant: one, several, all, or the last.
+Each is a `Source`. `select` chooses steps and sequences of one; `measuring.py` goes through the steps, and hands each
+of them to a measure as an `At`. No analysis asks which form its source has.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-import pandas as pd
 import torch.nn.functional as F
 from jaxtyping import Int
 from torch import Tensor, nn
@@ -35,16 +30,201 @@ from induction_memory.model.associations import associate, required
 from induction_memory.model.memories import Memories, has_step_axis
 from induction_memory.runner.choice import runner
 from induction_memory.runner.recording import Runner, Via
-from induction_memory.runner.support import of_settings, unreadable
+from induction_memory.runner.support import unreadable
 from induction_memory.runner.weights import parameters
 from induction_memory.task.batch import Batch, within_context
 from induction_memory.task.protocol import Task, ask
 from induction_memory.task.sampler import step_rng, with_counts
-from induction_memory.terminal import track
-from induction_memory.trajectory.kept_results import key_of
 from induction_memory.trajectory.search import find, is_series
-from induction_memory.trajectory.series import Pairs, Revisions, revisions
-from induction_memory.trajectory.trajectory import Stacks, Trajectory, load
+from induction_memory.trajectory.series import revisions
+from induction_memory.trajectory.trajectory import load
+from induction_memory.trajectory.weights import LazyWeights, Steps, chosen_steps
+
+SEQUENCES, SEQUENCES_PER_STEP = 64, 16  # drawn when no batch is given: for one step, and for each of several steps
+Sequences = Batch | Int[Tensor, "batch pos"] | None
+Weights = Mapping[str, Tensor]
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Weights at steps."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def steps(self) -> Int[np.ndarray, " step"]: ...
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether tables say the step."""
+        ...
+
+    @property
+    def task(self) -> Any:
+        """The task; None if it is not known."""
+        ...
+
+    @property
+    def keep(self) -> Path | None:
+        """The folder in which results are kept, if there is one."""
+        ...
+
+    def choose(self, step: Steps) -> list[int]:
+        """The steps that `step` means, in the order of training."""
+        ...
+
+    def in_turn(self, steps: Sequence[int], size: int) -> Iterator[tuple[list[int], nn.Module | None]]:
+        """The steps in groups of at most `size`; each with its model, if the source has one in memory at a time."""
+        ...
+
+    def identity(self, step: int) -> str | None:
+        """What the results of a step are kept under; None if nothing is kept."""
+        ...
+
+    def model(self, step: int) -> nn.Module:
+        """The TransformerLens model of a step."""
+        ...
+
+    def context(self) -> tuple[int, int]:
+        """The size of the vocabulary and the longest sequence."""
+        ...
+
+    def initial(self) -> Weights | nn.Module | None:
+        """The weights before training; None if they are not known."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class OneModel:
+    """A TransformerLens model as a source of one step, numbered 0."""
+
+    own: nn.Module
+    name: str = "model"
+    has_steps = False
+    task = None
+    keep = None
+
+    @property
+    def steps(self) -> Int[np.ndarray, " step"]:
+        return np.array([0])
+
+    def choose(self, step: Steps) -> list[int]:
+        known = step is None or (isinstance(step, str) and step in ("all", "last"))
+        none = "none: this is a model, not a trajectory"
+        require(known or np.array_equal(np.atleast_1d(np.asarray(step)), [0]), "step", none, step)
+        return [0]
+
+    def in_turn(self, steps: Sequence[int], size: int) -> Iterator[tuple[list[int], nn.Module]]:
+        yield list(steps), self.own
+
+    def identity(self, step: int) -> None:
+        return None
+
+    def model(self, step: int) -> nn.Module:
+        return self.own
+
+    def context(self) -> tuple[int, int]:
+        cfg: Any = self.own.cfg
+        return cfg.d_vocab, cfg.n_ctx
+
+    def initial(self) -> None:
+        return None
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether it has a tokenizer."""
+        return getattr(self.own, "tokenizer", None) is not None
+
+    def encode(self, text: str) -> Int[Tensor, "one pos"]:
+        """The tokens of a text by the model's tokenizer."""
+        import torch
+
+        tokenizer: Any = getattr(self.own, "tokenizer", None)
+        allowed = "a model with a tokenizer, or the task whose vocabulary the text is in"
+        require(tokenizer is not None, "task", allowed, "none")
+        tokens = torch.tensor(tokenizer(text, add_special_tokens=False)["input_ids"], dtype=torch.long)
+        require(len(tokens) > 0, "text", "at least one token", repr(text))
+        return tokens[None]
+
+    def words(self, tokens: Int[Tensor, " pos"]) -> list[str]:
+        """Tokens as text; their numbers if the model has no tokenizer."""
+        tokenizer: Any = getattr(self.own, "tokenizer", None)
+        return [str(token) if tokenizer is None else tokenizer.decode([token]) for token in tokens.tolist()]
+
+
+@dataclass(frozen=True, eq=False)
+class StackedWeights:
+    """Weights by name as a source; its steps are positions along the leading axis. They can be read but not run."""
+
+    own: Weights
+    name: str = "weights"
+    has_steps = False
+    task = None
+    keep = None
+    refusal = None
+
+    @property
+    def steps(self) -> Int[np.ndarray, " step"]:
+        lengths = {len(weight) for name, weight in self.own.items() if has_step_axis(name, weight)}
+        require(len(lengths) <= 1, "weights", "the same number of steps in each", sorted(lengths))
+        return np.arange(lengths.pop() if lengths else 1)
+
+    def choose(self, step: Steps) -> list[int]:
+        def resolve(one: int) -> int:
+            n = len(self.steps)
+            require(one in self.steps, "step", f"a position from 0 to {n - 1}", one)
+            return int(one)
+
+        return chosen_steps(self.steps, step, resolve)
+
+    def in_turn(self, steps: Sequence[int], size: int) -> Iterator[tuple[list[int], None]]:
+        for start in range(0, len(steps), size):
+            yield list(steps[start : start + size]), None
+
+    def stacked(self, steps: Sequence[int]) -> LazyWeights:
+        """The weights at some of the steps."""
+
+        def read(name: str) -> Tensor:
+            weight = self.own[name]
+            return weight[list(steps)] if has_step_axis(name, weight) else weight
+
+        return LazyWeights(tuple(self.own), read)
+
+    def identity(self, step: int) -> None:
+        return None
+
+    def model(self, step: int) -> nn.Module:
+        raise UnsupportedError("needs a model to run, stacked weights alone do not make one")
+
+    def runner(self, step: int, via: Via | None = None) -> Runner:
+        raise UnsupportedError("needs a model to run, stacked weights alone do not make one")
+
+    def context(self) -> tuple[int, int]:
+        raise UnsupportedError("needs a model to run, stacked weights alone do not make one")
+
+    def initial(self) -> None:
+        return None
+
+
+def open_source(source: Any) -> Source:
+    """The source that a run, a series, the folder or name of either, a model, or weights by name are.
+
+    >>> open_source("induction-small")
+    Trajectory('induction-small': 5 steps from 0 to 600)
+    """
+    if isinstance(source, str | Path):
+        folder = find(source)
+        return revisions(folder) if is_series(folder) else load(folder)
+    if isinstance(source, Mapping):
+        require(bool(source), "source", "weights by name", "none")
+        return StackedWeights(source)
+    if isinstance(source, nn.Module) and hasattr(source, "run_with_hooks"):
+        return OneModel(source)
+    allowed = "a run, a series, the folder or name of either, a TransformerLens model or stacked weights"
+    if not isinstance(source, Source) or isinstance(source, nn.Module):
+        raise InputError(f"source: expected {allowed}, got {_described(source)}")
+    return source
 
 
 @field_docs
@@ -56,8 +236,8 @@ class Stack(Memories):
     """How many steps."""
     task: Task | None = None
     """The task, for probes that need its tables."""
-    initial: Mapping[str, Tensor] | None = None
-    """The weights at initialisation, without a step axis, if they are known."""
+    before: Callable[[], Weights | nn.Module | None] = lambda: None
+    """Reads the weights before training, without a step axis; None if they are not known."""
 
     @property
     def length(self) -> int:
@@ -77,57 +257,174 @@ class Stack(Memories):
         """What the task offers, such as `bigram`; an error if the task is not known or offers none."""
         return ask(required(self.task), capability)
 
-    def require_initial(self) -> Mapping[str, Tensor]:
-        if self.initial is None:
+    def require_initial(self) -> Weights:
+        initial = self.before()
+        if initial is None:
             raise UnsupportedError("needs the weights at initialisation, which only a trajectory can know")
-        return self.initial
-
-    def at(self, steps: slice) -> "Stack":
-        """The same source at some of its steps (the positions in the stack, not the training steps)."""
-        n_steps = len(range(*steps.indices(self.n_steps)))
-        return Stack(at_steps(self.weights, steps), n_steps, self.task, self.initial, refusal=self.refusal)
+        return parameters(initial) if isinstance(initial, nn.Module) else initial
 
 
-@dataclass(frozen=True)
-class Lazy(Mapping[str, Tensor]):
-    """Weights by name, each read when it is first asked for."""
+@field_docs
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """A source, some of its steps, and the sequences to run them on.
 
-    names: tuple[str, ...]
-    read: Callable[[str], Tensor]
-    kept: dict[str, Tensor] = field(default_factory=dict, repr=False)
+    >>> select("induction-small", step=[0, 600], sequences=2).batch.tokens.shape
+    torch.Size([2, 256])
+    """
 
-    def __getitem__(self, name: str) -> Tensor:
-        if name not in self.names:
-            raise KeyError(name)
-        if name not in self.kept:
-            self.kept[name] = self.read(name)
-        return self.kept[name]
+    source: Source
+    steps: Int[np.ndarray, " step"]
+    """The chosen steps; none if the source does not know them before it is read."""
+    task: Any
+    """The task, or None."""
+    given: Sequences
+    drawn: int
+    """How many sequences are drawn when none are given."""
+    given_initial: Weights | nn.Module | None = None
+    via: Via | None = None
 
-    def __contains__(self, name: object) -> bool:
-        return name in self.names
+    @property
+    def name(self) -> str:
+        return self.source.name
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.names)
+    def require_task(self) -> Any:
+        """The task; an error if it is not known."""
+        if self.task is None:
+            raise InputError("task: expected the task of the sequences (a model alone does not know it), got none")
+        return self.task
 
-    def __len__(self) -> int:
-        return len(self.names)
+    @property
+    def eval_seed(self) -> int:
+        """Seed of the evaluation batch: the run's, or the default one."""
+        return getattr(self.source, "eval_seed", TrainConfig.eval_seed)
+
+    @cached_property
+    def batch(self) -> Any:
+        """The sequences: those given, or drawn from the task, or without a task random tokens repeated once."""
+        if self.given is None:
+            if self.task is not None:
+                return self.task.sample(self.drawn, step_rng(self.eval_seed, 0))
+            return batch_of_tokens(within_context(*self.source.context(), self.drawn))
+        given = self.given if isinstance(self.given, Batch) else batch_of_tokens(self.given)
+        if given.tokens.numel() and not isinstance(self.source, StackedWeights):
+            size, low, high = self.source.context()[0], int(given.tokens.min()), int(given.tokens.max())
+            require(low >= 0 and high < size, "batch", f"tokens from 0 to {size - 1}", f"{low} to {high}")
+        return given
+
+    def initial(self) -> Weights | nn.Module | None:
+        """The weights before training; None if they are not known."""
+        return self.source.initial() if self.given_initial is None else self.given_initial
+
+    def in_turn(self, steps: Sequence[int] | None = None, size: int = 1) -> "Iterator[At]":
+        """The chosen steps (or those given) in groups of at most `size`."""
+        for group, model in self.source.in_turn(self.steps.tolist() if steps is None else steps, size):
+            yield At(self, group, model)
+
+    def at(self, step: int | None = None) -> "At":
+        """One step; the last chosen one when not given."""
+        return next(self.in_turn([int(self.steps[-1]) if step is None else step]))
+
+    @property
+    def only(self) -> "At":
+        """The one step that was chosen."""
+        require(len(self.steps) == 1, "step", "one step", len(self.steps))
+        return self.at()
+
+    @property
+    def stack(self) -> Stack:
+        """The weights of all chosen steps."""
+        parts = list(self.in_turn(size=max(1, len(self.steps))))
+        if len(parts) != 1:
+            raise UnsupportedError("reads one checkpoint of a series at a time, and stacks no weights")
+        return parts[0].stack
 
 
-def at_steps(weights: Mapping[str, Tensor], rows: slice | Int[np.ndarray, " step"]) -> Lazy:
-    """Some steps of stacked weights; a weight without a step axis is left as it is."""
+@dataclass(eq=False)
+class At:
+    """Some steps of a source, one unless a measure reads several at once: what a measure looks at."""
 
-    def read(name: str) -> Tensor:
-        weight = weights[name]
-        return weight[rows] if has_step_axis(name, weight) else weight
+    chosen: Selection
+    steps: list[int]
+    """The training steps."""
+    loaded: nn.Module | None = field(default=None, repr=False)
+    """The model, if the source has one in memory at a time."""
 
-    return Lazy(tuple(weights), read)
+    @property
+    def step(self) -> int:
+        """The training step."""
+        assert len(self.steps) == 1
+        return self.steps[0]
+
+    @cached_property
+    def model(self) -> Any:
+        """The TransformerLens model."""
+        return self.chosen.source.model(self.step) if self.loaded is None else self.loaded
+
+    @cached_property
+    def runner(self) -> Runner:
+        """Runs the model, intact or patched; that of a trajectory without TransformerLens."""
+        source: Any = self.chosen.source
+        return (
+            source.runner(self.step, self.chosen.via)
+            if self.loaded is None
+            else runner(self.loaded, via=self.chosen.via)
+        )
+
+    @cached_property
+    def stack(self) -> Stack:
+        """The weights, each read when it is used."""
+        known = {"n_steps": len(self.steps), "task": self.chosen.task, "before": self.chosen.initial}
+        if self.loaded is not None:
+            return Stack(model_weights(self.loaded), **known, refusal=unreadable(self.loaded))
+        source: Any = self.chosen.source
+        weights, config = source.stacked(self.steps), getattr(source, "model_config", None)
+        if isinstance(config, Architecture) and not is_plain_relu(config["act_fn"], config["gated_mlp"]):
+            weights = LazyWeights([name for name in weights if ".mlp." not in name], weights.__getitem__)
+        return Stack(weights, **known, refusal=source.refusal)
+
+    @cached_property
+    def batch(self) -> Any:
+        """The sequences, on the model's device."""
+        found = self.chosen.batch
+        return found if self.loaded is None else found.to(next(self.loaded.parameters()).device)
+
+    @property
+    def task(self) -> Any:
+        """The task, or None."""
+        return self.chosen.task
 
 
-def number_of_steps(weights: Mapping[str, Tensor]) -> int:
-    """How many steps are stacked."""
-    lengths = {len(weight) for name, weight in weights.items() if has_step_axis(name, weight)}
-    require(len(lengths) <= 1, "weights", "the same number of steps in each", sorted(lengths))
-    return lengths.pop() if lengths else 1
+def select(
+    source: Any,
+    *,
+    step: Steps = None,
+    batch: Sequences = None,
+    task: Any = None,
+    sequences: int | None = None,
+    initial: Weights | nn.Module | None = None,
+    via: Via | None = None,
+) -> Selection:
+    """Choose steps and sequences of a source.
+
+    `step` is a stored step, several, "all", or the last when not given. `batch` are the sequences, also as a tensor of
+    tokens. Without them `sequences` are drawn from the run's task, or from `task`: 64, or 16 for several steps; without
+    a task they are random tokens repeated once. `initial` are the weights before training, which a model does not keep.
+    `via` is "hooks" or "fast".
+
+    >>> select("induction-small", step="all").steps
+    array([  0, 100, 200, 300, 600])
+    """
+    require(task is None or isinstance(task, Task), "task", "a task", repr(task))
+    tokens = isinstance(batch, Tensor) and batch.dim() == 2 and not batch.is_floating_point() and len(batch) > 0
+    allowed = "a Batch, or whole numbers of shape [batch, pos]"
+    require(batch is None or isinstance(batch, Batch) or tokens, "batch", allowed, _described(batch))
+    if sequences is not None:
+        require_integer(sequences, "sequences", 1, None)
+    opened = open_source(source)
+    steps = opened.choose(step)
+    drawn = sequences or (SEQUENCES if len(steps) == 1 else SEQUENCES_PER_STEP)
+    return Selection(opened, np.array(steps, dtype=np.int64), task or opened.task, batch, drawn, initial, via)
 
 
 def model_weights(model: nn.Module) -> dict[str, Tensor]:
@@ -148,271 +445,6 @@ def is_plain_relu(act_fn: str | None, gated: bool) -> bool:
     return act_fn == "relu" and not gated
 
 
-Steps = int | np.integer | Literal["all", "last"] | Sequence[int] | Sequence[np.integer] | np.ndarray | None
-
-
-def chosen_steps(run: Trajectory, step: Steps, field: str = "step") -> list[int]:
-    """The stored steps that `step` asks for, in the order of training: one, several, all, or the last."""
-    run.require_steps()
-    if isinstance(step, str) or step is None:
-        require(step in (None, "last", "all"), field, "a stored step, a list of them, 'last' or 'all'", repr(step))
-        return [int(s) for s in (run.steps if step == "all" else run.steps[-1:])]
-    wanted = np.atleast_1d(np.asarray(step)).tolist()
-    require(len(wanted) > 0, field, "at least one step", "none")
-    return sorted({run.resolve(one) for one in wanted})
-
-
-def chosen_checkpoints(series: Revisions, step: Steps, field: str) -> Revisions:
-    """The checkpoints that `step` asks for: one, several, all, or the last."""
-    if isinstance(series, Pairs):
-        require(isinstance(step, str) and step == "all", field, "'all' for pairs of steps and models", repr(step))
-        return series
-    if isinstance(step, str) or step is None:
-        require(step in (None, "last", "all"), field, "a stored step, a list of them, 'last' or 'all'", repr(step))
-        return series if step == "all" else series.at(int(series.steps[-1]))
-    return series.at([int(one) for one in np.atleast_1d(np.asarray(step)).tolist()])
-
-
-def chosen_positions(available: int, step: Steps, field: str) -> Int[np.ndarray, " step"]:
-    """The positions in a stack that `step` asks for."""
-    if step is None or isinstance(step, str):
-        require(step in (None, "all", "last"), field, "'all' or positions in the stack", repr(step))
-        return np.arange(available) if step == "all" else np.array([available - 1])
-    wanted = np.unique(np.asarray(step)).tolist()
-    require(len(wanted) > 0, field, "at least one step", "none")
-    for one in wanted:
-        require(one in range(available), field, f"0 to {available - 1} (positions in the stack)", one)
-    return np.array(wanted)
-
-
-Source = Trajectory | Revisions | nn.Module | Mapping[str, Tensor] | str | Path
-Sequences = Batch | Int[Tensor, "batch pos"] | None
-SEQUENCES, SEQUENCES_PER_STEP = 64, 16  # drawn when no batch is given: for one step, and for each of several steps
-
-
-@field_docs
-@dataclass(frozen=True, eq=False)
-class Subject:
-    """A model, some steps of a trajectory, or stacked weights, with the sequences to run them on.
-
-    >>> subject("induction-small", step=[0, 600], sequences=2).batch.tokens.shape
-    torch.Size([2, 256])
-    """
-
-    name: str
-    steps: Int[np.ndarray, " step"]
-    """The training steps; the single step 0 for a model."""
-    source: Trajectory | Revisions | nn.Module | Mapping[str, Tensor]
-    known_task: Any
-    """The task, or None."""
-    given: Sequences
-    drawn: int
-    """How many sequences are drawn when none are given."""
-    given_initial: Mapping[str, Tensor] | nn.Module | None = None
-    via: Via | None = None
-
-    @property
-    def run(self) -> Trajectory | None:
-        """The trajectory behind it, or None."""
-        return self.source if isinstance(self.source, Trajectory) else None
-
-    @property
-    def series(self) -> Revisions | None:
-        """The series of others' checkpoints behind it, or None."""
-        return self.source if isinstance(self.source, Revisions) else None
-
-    @property
-    def last(self) -> int | None:
-        """The last step; None if it is not known yet (an iterator of models)."""
-        return int(self.steps[-1]) if len(self.steps) else None
-
-    @property
-    def task(self) -> Any:
-        """The task; an error if it is not known."""
-        if self.known_task is None:
-            raise InputError("task: expected the task of the sequences (a model alone does not know it), got none")
-        return self.known_task
-
-    @cached_property
-    def batch(self) -> Any:
-        """The sequences on the model's device: those given, or drawn from the task with the run's evaluation seed."""
-        found = self._sequences()
-        if not isinstance(self.source, nn.Module):
-            return found
-        return found.to(next(self.source.parameters()).device)
-
-    def _sequences(self) -> Any:
-        if self.given is not None:
-            given = self.given if isinstance(self.given, Batch) else batch_of_tokens(self.given)
-            self._require_tokens(given.tokens)
-            return given
-        if self.series is not None:
-            config = self.series.config()
-            return batch_of_tokens(within_context(config.vocab_size, config.max_position_embeddings, self.drawn))
-        if self.known_task is None:
-            raise InputError("batch: expected sequences of the task (a model alone does not know it), got none")
-        return self.known_task.sample(self.drawn, step_rng(self.eval_seed, 0))
-
-    def _require_tokens(self, tokens: Int[Tensor, "batch pos"]) -> None:
-        """Refuse tokens that the model does not have."""
-        config: Any = self.source.model_config if isinstance(self.source, Trajectory) else None
-        size = getattr(config or getattr(self.source, "cfg", None), "d_vocab", None)
-        if size is not None and tokens.numel():
-            low, high = int(tokens.min()), int(tokens.max())
-            require(low >= 0 and high < size, "batch", f"tokens from 0 to {size - 1}", f"{low} to {high}")
-
-    @property
-    def eval_seed(self) -> int:
-        """Seed of the evaluation batch: the run's, or the default one."""
-        try:
-            return TrainConfig.eval_seed if self.run is None else self.run.config.train.eval_seed
-        except InputError:
-            return TrainConfig.eval_seed
-
-    @cached_property
-    def initial(self) -> Mapping[str, Tensor] | nn.Module | None:
-        """The weights before training; None if they are not known."""
-        if self.given_initial is not None or self.run is None:
-            return self.given_initial
-        return self.run.initial()
-
-    @cached_property
-    def stack(self) -> Stack:
-        """The weights of all its steps, each read when asked for."""
-        if isinstance(self.source, Trajectory):
-            every = len(self.steps) == len(self.source.steps)
-            stacks = Stacks(self.source, None if every else self.steps.tolist())
-            config = self.source.model_config
-            readable = not isinstance(config, Architecture) or is_plain_relu(config["act_fn"], config["gated_mlp"])
-            weights = Lazy(tuple(name for name in stacks if readable or ".mlp." not in name), stacks.__getitem__)
-            refusal = of_settings(dict(config.settings)) if isinstance(config, Architecture) else None
-            known = {"task": self.known_task, "initial": self.source.initial(), "refusal": refusal}
-            return Stack(weights, n_steps=len(self.steps), **known)
-        if isinstance(self.source, nn.Module):
-            return Stack(model_weights(self.source), task=self.known_task, refusal=unreadable(self.source))
-        if isinstance(self.source, Revisions):
-            raise UnsupportedError("reads one checkpoint of a series at a time, and stacks no weights")
-        weights = self.source
-        chosen = weights if len(self.steps) == number_of_steps(weights) else at_steps(weights, self.steps)
-        return Stack(chosen, n_steps=len(self.steps), task=self.known_task)
-
-    def runner(self, step: int | np.integer | None = None) -> Runner:
-        """The runner of a step (the last one when not given)."""
-        if isinstance(self.source, nn.Module):
-            return runner(self.source, via=self.via)
-        if self.series is not None:
-            return runner(self.series.model(None if step is None else int(step)), via=self.via)
-        if self.run is None:
-            raise UnsupportedError("needs a model to run, stacked weights alone do not make one")
-        chosen = int(self.steps[-1] if step is None else step)
-        return runner(self.run.state(chosen), self.run.model_config, via=self.via)
-
-    def model(self, step: int | np.integer | None = None) -> Any:
-        """The TransformerLens model of a step."""
-        if isinstance(self.source, nn.Module):
-            return self.source
-        if self.series is not None:
-            return self.series.model(None if step is None else int(step))
-        if self.run is None:
-            raise UnsupportedError("needs a model to run, stacked weights alone do not make one")
-        return self.run.model(int(self.steps[-1] if step is None else step))
-
-    def each(self) -> Iterator[tuple[int, Runner]]:
-        """Step and runner, one after another. For a series it is one model whose weights change."""
-        if self.series is not None:
-            for step, model in self.series.refilled():
-                yield step, runner(model, via=self.via)
-            return
-        for step in track(self.steps.tolist(), "steps"):
-            yield step, self.runner(step)
-
-    def tables(
-        self, measure: Callable[[int, Runner], dict[str, pd.DataFrame]], settings: Mapping[str, Any]
-    ) -> Iterator[tuple[int, dict[str, pd.DataFrame]]]:
-        """Step and the tables that `measure` makes of the step and its runner.
-
-        For a series, the tables of each step are kept on the disk under the `settings` that they depend on.
-        """
-        if self.series is None:
-            yield from ((step, measure(step, one)) for step, one in self.each())
-            return
-        at = self.series
-        yield from at.results(lambda step, model: measure(step, runner(model, via=self.via)), key=key_of(settings))
-
-    def only(self) -> Runner:
-        """The runner of the one step that was asked for."""
-        require(len(self.steps) == 1, "step", "one step", len(self.steps))
-        return self.runner()
-
-    def labelled(self, table: pd.DataFrame, step: int) -> pd.DataFrame:
-        """The table with the step as its first column, for a trajectory or a series."""
-        if self.run is not None or self.series is not None:
-            table.insert(0, "step", step)
-        return table
-
-
-def subject(
-    source: Any,
-    *,
-    step: Steps = None,
-    batch: Sequences = None,
-    task: Any = None,
-    sequences: int | None = None,
-    initial: Mapping[str, Tensor] | nn.Module | None = None,
-    via: Via | None = None,
-    field: str = "step",
-) -> Subject:
-    """Read a source: a trajectory or a series, its folder or the name of a shipped one, a model, or stacked weights.
-
-    `step` is a stored step, several, "all", or the last when not given. `batch` are the sequences, also as a tensor of
-    tokens. Without them `sequences` are drawn from the run's task, or from `task`: 64, or 16 for several steps.
-    `initial` are the weights before training, which a model does not keep. `via` is "hooks" or "fast". Errors about the
-    step call it `field`.
-
-    >>> subject("induction-small", step="all").steps
-    array([  0, 100, 200, 300, 600])
-    """
-    require(task is None or isinstance(task, Task), "task", "a task", repr(task))
-    tokens = isinstance(batch, Tensor) and batch.dim() == 2 and not batch.is_floating_point() and len(batch) > 0
-    allowed = "a Batch, or whole numbers of shape [batch, pos]"
-    require(batch is None or isinstance(batch, Batch) or tokens, "batch", allowed, _described(batch))
-    if sequences is not None:
-        require_integer(sequences, "sequences", 1, None)
-    opened = opened_folder(source) if isinstance(source, str | Path) else source
-    if isinstance(opened, Subject):
-        return opened
-    if isinstance(opened, Revisions):
-        chosen = chosen_checkpoints(opened, step, field)
-        drawn = sequences or (SEQUENCES if len(chosen.steps) == 1 else SEQUENCES_PER_STEP)
-        return Subject(chosen.name, chosen.steps, chosen, task, batch, drawn, initial, via)
-    if isinstance(opened, Trajectory):
-        steps = chosen_steps(opened, step, field)
-        drawn = sequences or (SEQUENCES if len(steps) == 1 else SEQUENCES_PER_STEP)
-        return Subject(opened.name, np.array(steps), opened, task or _task_of(opened), batch, drawn, initial, via)
-    if isinstance(opened, Mapping):
-        require(bool(opened), "source", "weights by name", "none")
-        steps = chosen_positions(number_of_steps(opened), step, field)
-        return Subject("weights", steps, opened, task, batch, sequences or SEQUENCES, initial, via)
-    if not isinstance(opened, nn.Module) or not hasattr(opened, "run_with_hooks"):
-        allowed = "a trajectory, a series, the folder of either, a TransformerLens model or stacked weights"
-        raise InputError(f"source: expected {allowed}, got {_described(opened)}")
-    single = (
-        step is None or (isinstance(step, str) and step in ("all", "last")) or np.array_equal(np.atleast_1d(step), [0])
-    )
-    require(single, field, "none: this is a model, not a trajectory", step)
-    return Subject("model", np.array([0]), opened, task, batch, sequences or SEQUENCES, initial, via)
-
-
-def opened_folder(path: str | Path) -> Trajectory | Revisions:
-    """What a folder or a name stands for: a trajectory, or a series of checkpoints that others trained.
-
-    >>> opened_folder("induction-small")
-    Trajectory('induction-small': 5 steps from 0 to 600)
-    """
-    folder = find(path)
-    return revisions(folder) if is_series(folder) else load(folder)
-
-
 def batch_of_tokens(tokens: Int[Tensor, "batch pos"]) -> Any:
     """Any sequences as a batch. A position is in context if its token and the next one occurred as a pair before.
 
@@ -427,14 +459,6 @@ def batch_of_tokens(tokens: Int[Tensor, "batch pos"]) -> Any:
     seen = (pair[:, :, None] == pair[:, None, :]).tril(-1).any(-1)
     none = tokens[:, :0]
     return with_counts(inputs, targets, 2 * seen.long(), none, none)
-
-
-def _task_of(run: Trajectory) -> Any:
-    """The task of a run; None for one that was imported without."""
-    try:
-        return run.task
-    except InputError:
-        return None
 
 
 def _described(source: Any) -> str:

@@ -88,15 +88,15 @@ class Checkpoint:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the names, sizes and times of its files: it changes when a file is written again."""
-        facts = [(p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in sorted(self.folder.iterdir()) if p.is_file()]
+        """A hash of the names and the content of its files."""
+        facts = [(p.name, _content(p, *_state(p))) for p in sorted(self.folder.iterdir()) if p.is_file()]
         return hashlib.sha256(repr(facts).encode()).hexdigest()
 
     def damaged(self) -> list[Path]:
         """The files in a Hub cache that differ from the hash that names them."""
         blobs = [(path, path.resolve()) for path in sorted(self.folder.iterdir()) if path.is_symlink()]
         named = [(path, blob) for path, blob in blobs if blob.parent.name == "blobs" and _BLOB.fullmatch(blob.name)]
-        return [path for path, blob in named if not blob.is_file() or _hash(blob, *_times(blob)) != blob.name]
+        return [path for path, blob in named if not blob.is_file() or _hash(blob, *_state(blob)) != blob.name]
 
     def require_intact(self) -> None:
         """Refuse a file that differs from the hash that names it."""
@@ -109,17 +109,29 @@ class Checkpoint:
         return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 
 
-def _times(path: Path) -> tuple[int, int]:
-    return path.stat().st_size, path.stat().st_mtime_ns
+def _state(path: Path) -> tuple[int, ...]:
+    """What changes when a file is written again or replaced."""
+    stat = path.stat()
+    return stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino
 
 
 @lru_cache(maxsize=4096)
-def _hash(blob: Path, size: int, time: int) -> str:
+def _content(path: Path, *state: int) -> str:
+    """SHA-256 of a file, computed again when its state changes. Files of a Hub cache are named by a hash."""
+    blob = path.resolve()
+    if blob.parent.name == "blobs" and _BLOB.fullmatch(blob.name):
+        return blob.name
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@lru_cache(maxsize=4096)
+def _hash(blob: Path, *state: int) -> str:
     """The hash of a blob, of the same kind as its name. It is computed again if the file was written again."""
     with blob.open("rb") as file:
         if len(blob.name) == 64:
             return hashlib.file_digest(file, "sha256").hexdigest()
-        return hashlib.sha1(b"blob %d\0" % size + file.read(), usedforsecurity=False).hexdigest()
+        return hashlib.sha1(b"blob %d\0" % state[0] + file.read(), usedforsecurity=False).hexdigest()
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""A series of checkpoints that others trained, read one after another (Pythia, OLMo, one's own Trainer).
+"""A series of checkpoints that somebody else trained, read one after another (Pythia, OLMo, one's own Trainer).
 
     series = revisions("checkpoints-of-mine")      a folder of Hugging Face folders (step1000/, checkpoint-2000/ ...)
     series = revisions("models--org--name")        a local Hub cache with its revisions
@@ -6,37 +6,30 @@
     series = revisions((step, model) pairs)        models that the caller loads
     series.steps, series.tokens                    numpy steps; tokens where the names say them
     for step, model in series: ...                 one model in memory at a time, the next one's files read ahead
-    series.table(measure)                          a table of every checkpoint, with a step column
+    im.measure(series, function)                   a table of every checkpoint, with a step column
     im.ablate(series, step="all")                  analyses take a series, or its folder, like any run
 
-Names are read by `checkpoint_names`; the order is by step. Files are local: nothing is ever fetched.
-
-Revisions of a model on the Hub, fetched into the local cache: the only module that uses the network.
-
-    series = im.fetch_revisions("EleutherAI/pythia-70m", steps=[0, 1000, 2000])
-
-Afterwards the same checkpoints are read offline, with `im.revisions` of the cache's folder `models--owner--name`.
+Names are read by `checkpoint_files`; the order is by step. Files are local: nothing is fetched, except by
+`fetch_revisions`, the only function that uses the network.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
-import pandas as pd
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
 from induction_memory.errors import InputError, require
-from induction_memory.terminal import track
-from induction_memory.trajectory import kept_results
 from induction_memory.trajectory.checkpoint_files import Checkpoint, label, read_ahead
 from induction_memory.trajectory.search import checkpoint_folders
+from induction_memory.trajectory.weights import Steps, chosen_steps
 
 BESIDE = Path(".induction_memory")
-"""Folder beside the checkpoints in which the command line keeps results."""
+"""Folder beside the checkpoints in which results are kept."""
 
 
 class Revisions:
@@ -81,65 +74,36 @@ class Revisions:
         """Step and model, each a new model. Drop it before asking for the next, so that only one is in memory."""
         from induction_memory.model.bridge import boot
 
-        for one in self._in_turn(self.checkpoints):
+        for one in _read_ahead(self.checkpoints):
             yield one.label.step, boot(one.folder)
 
-    def refilled(self) -> Iterator[tuple[int, nn.Module]]:
-        """Step and model. Where possible it is one model whose weights change, so do not keep it or its tensors."""
+    def choose(self, step: Steps) -> list[int]:
+        """The steps that `step` means: one, several, "all", or the last."""
+        return chosen_steps(self.steps, step, lambda one: int(self.at(one).steps[0]))
+
+    def in_turn(self, steps: Sequence[int], size: int = 1) -> Iterator[tuple[list[int], nn.Module]]:
+        """Each step with its model. Where possible it is one model whose weights change, so do not keep its tensors."""
         from induction_memory.model.bridge import Refill
 
         models = Refill()
-        for one in self._in_turn(self.checkpoints):
-            yield one.label.step, models.load(one.folder, one.files())
+        for one in _read_ahead(self.at(steps).checkpoints if len(steps) else ()):
+            yield [one.label.step], models.load(one.folder, one.files())
 
-    def _in_turn(self, checkpoints: Sequence[Checkpoint]) -> Iterator[Checkpoint]:
-        """Each checkpoint, while the files of the next are read in the background."""
-        for one, following in zip(checkpoints, [*checkpoints[1:], None], strict=True):
-            reading = read_ahead(following.files()) if following is not None else None
-            one.require_intact()
-            yield one
-            if reading is not None:
-                reading.join()
+    def identity(self, step: int) -> str | None:
+        """What the results of a step are kept under: a hash of its files' names and content."""
+        return self.at(step).checkpoints[0].fingerprint
 
-    def results(
-        self, measure: Callable[[int, nn.Module], Mapping[str, pd.DataFrame]], *, key: str | None = None
-    ) -> Iterator[tuple[int, dict[str, pd.DataFrame]]]:
-        """Step and the tables that `measure` makes of the step and its model, in the order of steps.
+    task = None
+    has_steps = True
+    reads_text = True
 
-        With `keep` and a `key` that names the measure and its settings, the tables of each step are kept on the disk as
-        soon as they are computed, and read from there next time. A killed analysis then resumes where it was.
-        """
-        from induction_memory.model.bridge import Refill
+    def initial(self) -> None:
+        """The weights before training, which are not known."""
 
-        known: dict[Checkpoint, dict[str, pd.DataFrame]] = {}
-        if self.keep is not None and key is not None:
-            found = {one: kept_results.load(self.keep, key, one) for one in self.checkpoints}
-            known = {one: tables for one, tables in found.items() if tables is not None}
-        models = Refill()
-        new = self._in_turn([one for one in self.checkpoints if one not in known])
-        for one in track(self.checkpoints, "checkpoints"):
-            if one not in known:
-                one = next(new)
-                tables = dict(measure(one.label.step, models.load(one.folder, one.files())))
-                if self.keep is not None and key is not None:
-                    kept_results.save(self.keep, key, one, tables)
-            else:
-                tables = known.pop(one)
-            yield one.label.step, tables
-
-    def table(
-        self, measure: Callable[[nn.Module], pd.DataFrame | Mapping[str, Any]], *, key: str | None = None
-    ) -> pd.DataFrame:
-        """The tables that `measure` makes of each model, one below the other, with the step in front.
-
-        A measure returns a table, or a dictionary of numbers for one row. The results of each step are kept as in
-        `results`. A model must not be used after the measure has returned.
-        """
-        parts = [
-            (step, tables["table"])
-            for step, tables in self.results(lambda _, model: {"table": _as_table(measure(model))}, key=key)
-        ]
-        return joined(parts)
+    def context(self) -> tuple[int, int]:
+        """The size of the vocabulary and the longest sequence."""
+        config = self.config()
+        return config.vocab_size, config.max_position_embeddings
 
     def config(self) -> Any:
         """The transformers configuration of the last checkpoint."""
@@ -172,30 +136,17 @@ class Revisions:
         return [tokenizer.decode([int(token)]) for token in tokens]
 
 
-def _as_table(measured: Any) -> pd.DataFrame:
-    """What a measure returned, as a table."""
-    if isinstance(measured, Mapping):
-        return pd.DataFrame([dict(measured)])
-    given = type(measured).__name__
-    require(isinstance(measured, pd.DataFrame), "measure", "a table, or a dictionary of numbers, from it", given)
-    return measured
+def _read_ahead(checkpoints: Sequence[Checkpoint]) -> Iterator[Checkpoint]:
+    """Each checkpoint, while the files of the next are read in the background."""
+    for one, following in zip(checkpoints, [*checkpoints[1:], None], strict=True):
+        reading = read_ahead(following.files()) if following is not None else None
+        one.require_intact()
+        yield one
+        if reading is not None:
+            reading.join()
 
 
-def joined(parts: Sequence[tuple[int, pd.DataFrame]]) -> pd.DataFrame:
-    """Tables of several steps as one, with the step in front."""
-    require(len(parts) > 0, "source", "one or more checkpoints", "none")
-    labelled = []
-    for step, table in parts:
-        table = table.drop(columns="step", errors="ignore")
-        table.insert(0, "step", step)
-        labelled.append(table)
-    filled = [table for table in labelled if len(table)] or labelled[:1]
-    whole = pd.concat(filled, ignore_index=True)
-    whole.attrs = dict(parts[-1][1].attrs)
-    return whole
-
-
-class Pairs(Revisions):
+class GivenModels(Revisions):
     """A series whose models the caller brings, as (step, model) pairs: read once, in the order given."""
 
     def __init__(self, pairs: Iterable[tuple[int, nn.Module]]) -> None:
@@ -226,14 +177,17 @@ class Pairs(Revisions):
     def model(self, step: int | None = None) -> nn.Module:
         raise InputError("source: expected checkpoints on the disk to choose from, got pairs of steps and models")
 
-    def refilled(self) -> Iterator[tuple[int, nn.Module]]:
-        return iter(self)
+    def choose(self, step: Steps) -> list[int]:
+        allowed = isinstance(step, str) and step == "all"
+        require(allowed, "step", "'all' for pairs of steps and models", repr(step))
+        return []
 
-    def results(
-        self, measure: Callable[[int, nn.Module], Mapping[str, pd.DataFrame]], *, key: str | None = None
-    ) -> Iterator[tuple[int, dict[str, pd.DataFrame]]]:
+    def in_turn(self, steps: Sequence[int], size: int = 1) -> Iterator[tuple[list[int], nn.Module]]:
         for step, model in self:
-            yield step, dict(measure(step, model))
+            yield [step], model
+
+    def identity(self, step: int) -> str | None:
+        return None
 
     def config(self) -> Any:
         raise InputError("batch: expected sequences of tokens for pairs of steps and models, got none")
@@ -245,31 +199,32 @@ class Pairs(Revisions):
 Source = str | Path | Sequence[str | Path] | Iterable[tuple[int, nn.Module]]
 
 
-def revisions(source: Source, *, keep: str | Path | None = None) -> Revisions:
+def revisions(source: Source, *, keep: str | Path | Literal[False] | None = None) -> Revisions:
     """A series of checkpoints that others trained: a folder with one per step, some folders, or (step, model) pairs.
 
-    `keep` is a folder in which `table` keeps the results of each step as soon as they are computed.
+    Analyses keep the results of each step as soon as they are computed: in the folder `keep`, for one folder of
+    checkpoints by default in `.induction_memory` beside them, and nowhere if `keep` is False.
 
     >>> import induction_memory as im
     >>> model = im.load("induction-small").model
     >>> series = im.revisions([(0, model(step=0)), (600, model(step=600))])
-    >>> series.table(lambda model: {"norm": model.W_O[1].norm().item()})["norm"].round(1).tolist()
+    >>> im.measure(series, lambda at: {"norm": at.model.W_O[1].norm().item()})["norm"].round(1).tolist()
     [6.5, 25.4]
     """
-    folder = None if keep is None else Path(keep)
+    folder = Path(keep) if keep else None
     if isinstance(source, str | PathLike):
         path = Path(source)
         require(path.is_dir(), "source", "a folder of checkpoints", repr(str(path)))
         found = _hub_cache(path) if (path / "snapshots").is_dir() else checkpoint_folders(path)
-        return Revisions(path.resolve().name, _in_order(found, path), folder)
+        return Revisions(path.resolve().name, _in_order(found, path), path / BESIDE if keep is None else folder)
     require(isinstance(source, Iterable), "source", "a folder, paths, or (step, model) pairs", type(source).__name__)
     if isinstance(source, Sequence) and source and all(isinstance(one, str | PathLike) for one in source):
         paths = [Path(one) for one in source]  # type: ignore[arg-type]
         for path in paths:
             require(path.is_dir(), "source", "folders of checkpoints", repr(str(path)))
         return Revisions(paths[-1].resolve().parent.name, _in_order({p.name: p for p in paths}, "source"), folder)
-    require(keep is None, "keep", "none for (step, model) pairs: nothing tells one model from another", repr(keep))
-    return Pairs(source)  # type: ignore[arg-type]
+    require(not keep, "keep", "none for (step, model) pairs: nothing tells one model from another", repr(keep))
+    return GivenModels(source)  # type: ignore[arg-type]
 
 
 def _hub_cache(path: Path) -> dict[str, Path]:

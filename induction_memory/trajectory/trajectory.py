@@ -8,7 +8,7 @@ for step, state in run: ...            one step in memory at a time
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from numbers import Integral, Real
 from pathlib import Path
@@ -28,11 +28,14 @@ from induction_memory.task.protocol import Task
 from induction_memory.trajectory.export import ExportSource, PlainSource, is_export, write_export
 from induction_memory.trajectory.folder import FolderSource, closest, expand
 from induction_memory.trajectory.layout import MANIFEST, require_stored
+from induction_memory.trajectory.lock import CACHE
 from induction_memory.trajectory.search import find
 from induction_memory.trajectory.states import checksum, fill, initial_weights
+from induction_memory.trajectory.weights import LazyWeights, Steps, chosen_steps
 
 if TYPE_CHECKING:
     from induction_memory.model.building import HookedTransformer
+    from induction_memory.runner.recording import Runner, Via
 else:
     HookedTransformer = nn.Module  # reading weights does not wait for TransformerLens
 
@@ -108,7 +111,7 @@ class Trajectory:
         """For a branch: the name, fingerprint and step of the run it left."""
         return self.source.parent
 
-    @cached_property
+    @property
     def steps(self) -> Int[np.ndarray, " step"]:
         """The steps whose weights are stored."""
         return np.array(self.source.steps, dtype=np.int64)
@@ -124,13 +127,18 @@ class Trajectory:
 
     @property
     def task(self) -> Any:
-        if self.source.task is None:
-            raise InputError(f"{self.path}: expected a trajectory with a task, got one imported without")
+        """The task; None for a run that was imported without."""
         return self.source.task
+
+    @property
+    def eval_seed(self) -> int:
+        """The seed of the sequences on which it is evaluated."""
+        return self.source.train.eval_seed
 
     @cached_property
     def config(self) -> RunConfig:
         """Task, model and training; for an imported run, only the number of steps of the training is known."""
+        require(self.task is not None, "run", "a trajectory with a task", f"{self.name}, imported without one")
         return RunConfig(self.task, self.model_config, self.source.train)
 
     @cached_property
@@ -169,6 +177,45 @@ class Trajectory:
         fill(model, state)
         return model
 
+    def choose(self, step: Steps) -> list[int]:
+        """The stored steps that `step` means: one, several, "all", or the last."""
+        self.require_steps()
+        return chosen_steps(self.steps, step, self.resolve)
+
+    def in_turn(self, steps: Sequence[int], size: int) -> Iterator[tuple[list[int], None]]:
+        """The steps in groups of `size`; their weights are read when they are used."""
+        for start in range(0, len(steps), size):
+            yield list(steps[start : start + size]), None
+
+    def runner(self, step: int, via: "Via | None" = None) -> "Runner":
+        """The runner of a step, from its weights and the configuration, without TransformerLens."""
+        from induction_memory.runner.choice import runner
+
+        return runner(self.state(step), self.model_config, via=via)
+
+    def identity(self, step: int) -> str:
+        """What the results of a step are kept under."""
+        return f"{self.fingerprint} {step}"
+
+    has_steps = True
+
+    def context(self) -> tuple[int, int]:
+        """The size of the vocabulary and the longest sequence."""
+        return self.model_config.d_vocab, self.model_config.n_ctx
+
+    @property
+    def keep(self) -> Path:
+        """The folder in which results are kept."""
+        return self.path / CACHE
+
+    @property
+    def refusal(self) -> str | None:
+        """Why memories cannot be read from the weights; None where they can."""
+        from induction_memory.runner.support import of_settings
+
+        config = self.model_config
+        return of_settings(dict(config.settings)) if isinstance(config, Architecture) else None
+
     def models(self) -> Iterator[tuple[int, HookedTransformer]]:
         """Step and model, one after another. It is one model, whose weights change."""
         from induction_memory.model.building import build
@@ -199,11 +246,20 @@ class Trajectory:
             raise InputError(f"parameter: expected one of {known} or a name in the model, got {parameter!r}")
         return self.source.read_stack(name, chosen)
 
+    def stacked(self, steps: Sequence[int] | None = None) -> LazyWeights:
+        """Every parameter by name, read when it is used; those that change have a leading step axis."""
+        chosen, source = self.resolve_all(steps), self.source
+
+        def read(name: str) -> Tensor:
+            return source.read_frozen(name) if name in source.frozen else source.read_stack(name, chosen)
+
+        return LazyWeights((*source.frozen, *source.moving), read)
+
     def memory(self, name: str, steps: Sequence[int] | None = None) -> Float[Tensor, "step *head d_out d_in"]:
         """A matrix over all steps (or those given) in the paper's orientation; names as in `model.memories`."""
         from induction_memory.model import memories
 
-        value = memories.matrix(Stacks(self, steps), name)
+        value = memories.matrix(self.stacked(steps), name)
         with_heads = self.model_config.n_heads > 1 and not name.startswith("W_F")
         return value if value.dim() == 3 + with_heads else expand(value, len(self.resolve_all(steps)))
 
@@ -211,7 +267,7 @@ class Trajectory:
         """Rows of embeddings, with a step axis only if they change; names as in `model.memories`."""
         from induction_memory.model import memories
 
-        return memories.embedding(Stacks(self, self.resolve_all(steps)), name)
+        return memories.embedding(self.stacked(steps), name)
 
     def optimizer_state(self, step: int) -> dict[str, Tensor]:
         """The optimiser's state before update `step`."""
@@ -253,29 +309,3 @@ class Trajectory:
         several = isinstance(steps, Sequence | np.ndarray) and not isinstance(steps, str) and len(steps) > 0
         require(several, "steps", "a list of one or more stored steps", repr(steps))
         return tuple(self.resolve(step) for step in steps)
-
-
-class Stacks(Mapping[str, Tensor]):
-    """The parameters of a run by name, read on request; those that change have a leading step axis."""
-
-    def __init__(self, run: Trajectory, steps: Sequence[int] | None = None) -> None:
-        self._run, self._steps = run, steps
-        source = run.source
-        self._frozen, self._names = frozenset(source.frozen), (*source.frozen, *source.moving)
-
-    def __getitem__(self, name: str) -> Tensor:
-        if name not in self._names:
-            raise KeyError(name)
-        source = self._run.source
-        if name in self._frozen:
-            return source.read_frozen(name)
-        return source.read_stack(name, self._run.resolve_all(self._steps))
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._names
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)

@@ -36,12 +36,13 @@ from induction_memory.model.associations import token_names
 from induction_memory.runner.components import head_of
 from induction_memory.runner.recording import Runner, require_length
 from induction_memory.shown_tokens import visible
-from induction_memory.source.sources import SEQUENCES, Sequences, Steps, subject
-from induction_memory.source.text import has_tokenizer, tokens_of, words_of
+from induction_memory.source.sources import SEQUENCES, Sequences, select
+from induction_memory.source.text import tokens_of, words_of
 from induction_memory.task.batch import Batch
 from induction_memory.task.corpus import encode
 from induction_memory.task.ideals import after_same_context, sources_of
 from induction_memory.task.protocol import Task, offered
+from induction_memory.trajectory.weights import Steps
 from induction_memory.views.attention_page import framed, page
 from induction_memory.views.light_maps import picture as light_picture
 
@@ -226,8 +227,8 @@ def attention(
     require(len(sources) > 0, "source", "a model or a trajectory", "none")
     require(text is None or batch is None, "text", "a text or a batch, not both", "both")
     require(not isinstance(step, Tensor), "step", "a stored step (tokens are given as batch=)", "a tensor")
-    read = [subject(one, step=step, batch=batch, task=task, sequences=SEQUENCES) for one in sources]
-    task = task or next((one.known_task for one in read if one.known_task is not None), None)
+    read = [select(one, step=step, batch=batch, task=task, sequences=SEQUENCES) for one in sources]
+    task = task or next((one.task for one in read if one.task is not None), None)
     if length is not None:
         require_integer(length, "length", 1, MOST_TOKENS, "tokens")
     good = triggers is None or (text is not None and isinstance(triggers, Mapping))
@@ -236,7 +237,7 @@ def attention(
         heads is None or (isinstance(heads, list | tuple) and len(heads) > 0), "heads", "a list of heads", repr(heads)
     )
     cut = SHOWN if length is None and text is None and batch is None else length
-    reader = next(filter(has_tokenizer, read), read[0])
+    reader = next((one for one in read if getattr(one.source, "reads_text", False)), read[0])
     if text is None:
         tokens, boxes = _of_batch(read[0].batch, row, cut, task if isinstance(batch, Batch | None) else None)
     else:
@@ -245,10 +246,11 @@ def attention(
         boxes = trigger_marks(tokens, _triggers(whole, task, triggers))
     labels, columns, patterns = [], [], []
     for one in read:
-        for number, runner in one.each():
-            chosen = runner.graph.heads if heads is None else tuple(map(runner.graph.head, heads))
-            patterns.append(_patterns(runner, tokens, chosen))
-            columns.append((one.name, number if one.run is not None or one.series is not None else None))
+        for at in one.in_turn():
+            graph = at.runner.graph
+            chosen = graph.heads if heads is None else tuple(map(graph.head, heads))
+            patterns.append(_patterns(at.runner, tokens, chosen))
+            columns.append((one.name, at.step if one.source.has_steps else None))
             require(len(columns) <= MOST, "step", f"at most {MOST} maps side by side", "more")
             labels.append(chosen)
     require(len(set(labels)) == 1, "source", "models with the same heads", "different ones")

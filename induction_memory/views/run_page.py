@@ -34,11 +34,10 @@ from induction_memory.files import require_file, write_file
 from induction_memory.heads.identification import identify
 from induction_memory.interventions.ablations import ablate
 from induction_memory.probes.standard_scores import head_scores
-from induction_memory.source.sources import Sequences
+from induction_memory.source.sources import Sequences, open_source
 from induction_memory.terminal import number
-from induction_memory.trajectory.search import find, is_series
-from induction_memory.trajectory.series import Revisions, revisions
-from induction_memory.trajectory.trajectory import Trajectory, load
+from induction_memory.trajectory.series import Revisions
+from induction_memory.trajectory.trajectory import Trajectory
 from induction_memory.trajectory.verification import check
 from induction_memory.views.attention_maps import MOST, AttentionView, attention
 from induction_memory.views.attention_page import POLICY, STYLE, framed
@@ -146,7 +145,7 @@ def series_report(
     say("checking the files")
     findings = check(series)
     say("head scores")
-    scores = series.table(head_scores, key="head scores")
+    scores = head_scores(series, step="all")
     say("ablations")
     lost = ablate(series, batch, heads="all", kind="mean", step="all")
     say("roles")
@@ -277,16 +276,17 @@ def report(
     'page.html'
     """
     listed = list(sources) if isinstance(sources, list | tuple) else [sources]
-    series = [one for one in map(_series, listed) if one is not None]
-    if series:
-        require(len(listed) == 1, "runs", "a series of checkpoints alone", f"{len(listed)} runs")
-        return series_report(series[0] if steps is None else series[0].at(steps), progress=progress)
+    opened = [open_source(source) for source in listed]
+    for source in opened:
+        if isinstance(source, Revisions):
+            require(len(listed) == 1, "runs", "a series of checkpoints alone", f"{len(listed)} runs")
+            return series_report(source if steps is None else source.at(steps), progress=progress)
     require(1 <= len(listed) <= MOST_RUNS, "runs", f"1 to {MOST_RUNS} runs", len(listed))
     require_integer(sequences, "sequences", 1, EVALUATED)
     require_integer(length, "length", 1, MOST_TOKENS)
     require_integer(causal_steps, "causal_steps", 1, 10_000)
     require_integer(budget, "budget", 500_000, 10**10, "bytes")
-    runs = [_opened(source) for source in listed]
+    runs = [_run(source) for source in opened]
     chosen = [list(map(int, run.resolve_all(steps))) for run in runs]
     title = title or " and ".join(run.name for run in runs)
     say = progress or (lambda message: None)
@@ -297,25 +297,9 @@ def report(
     return Report(title, within(packs, title, budget))
 
 
-def _series(source: Any) -> Revisions | None:
-    """The series of checkpoints that a source is, or None."""
-    if isinstance(source, str | Path):
-        folder = find(source)
-        return revisions(folder) if is_series(folder) else None
-    return source if isinstance(source, Revisions) else None
-
-
-def _opened(source: Any) -> Trajectory:
-    run = load(source) if isinstance(source, str | Path) else source
-    if not isinstance(run, Trajectory):
-        raise InputError(f"runs: expected trajectories, their folders or names, got {type(source).__name__}")
-    run.require_steps()
-    require(_knows_task(run), "runs", "a run whose task is known", f"{run.name}, imported without one")
-    return run
-
-
-def _knows_task(run: Trajectory) -> bool:
-    try:
-        return run.task is not None
-    except InputError:
-        return False
+def _run(source: Any) -> Trajectory:
+    if not isinstance(source, Trajectory):
+        raise InputError(f"runs: expected trajectories, their folders or names, got {source.name}")
+    source.require_steps()
+    require(source.task is not None, "runs", "a run whose task is known", f"{source.name}, imported without one")
+    return source

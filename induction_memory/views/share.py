@@ -104,7 +104,7 @@ def _figures(run: Trajectory, folder: Path) -> list[str]:
     from induction_memory.views.figures.curves import birth
 
     names = ["training.png", "attention.png"]
-    birth(run.metrics, recall(run, cached=False), run.name).savefig(folder / names[0], dpi=130)
+    birth(run.metrics, recall(run), run.name).savefig(folder / names[0], dpi=130)
     attention(run).save(folder / names[1])
     return names
 

@@ -56,7 +56,7 @@ def test_a_shipped_run_is_small_and_has_the_configuration_of_its_preset(name):
     assert run.config == preset(name).config.with_settings(["train.threads=1"])
     most = 4e6 if name == "factual-recall" else 2.2e6  # 256 facts need wide feed-forwards
     assert sum(file.stat().st_size for file in run.path.iterdir() if file.is_file()) < most
-    distances = im.probes.predictor_distances(run, steps=[int(run.steps[-1])], sequences=32)
+    distances = im.probes.predictor_distances(run, step=[int(run.steps[-1])], sequences=32)
     last = distances.iloc[0]
     assert last.iloc[-1] == last.min()  # it ends closest to the Bayes-optimal predictor
 

@@ -93,7 +93,7 @@ def probes_of_weights(run: Any, steps: list[int]) -> pd.DataFrame:
 
 def probes_of_activations(run: Any, steps: list[int]) -> pd.DataFrame:
     families = ["attention", "prediction", "attribution"]
-    return im.probes.table(run, families, steps=steps, batch=sequences(run))
+    return im.probes.table(run, families, step=steps, batch=sequences(run))
 
 
 def probes_births(run: Any, steps: list[int]) -> pd.DataFrame:
@@ -110,7 +110,7 @@ def probes_change_points(run: Any, steps: list[int]) -> pd.DataFrame:
 
 def probes_spectrum(run: Any, steps: list[int]) -> pd.DataFrame:
     def largest(memory: str) -> pd.DataFrame:
-        table = im.probes.spectrum(run, memory, steps=steps)
+        table = im.probes.spectrum(run, memory, step=steps)
         return table[table["rank"] <= 4]
 
     return each(({"memory": m}, lambda m=m: largest(m)) for m in MEMORIES)
@@ -119,7 +119,7 @@ def probes_spectrum(run: Any, steps: list[int]) -> pd.DataFrame:
 def probes_between(run: Any, steps: list[int]) -> pd.DataFrame:
     asked = {"W_O2": ("W_V2 w_E", "w_U"), "W_K2^T": ("w_E", "Phi_1 w_E")}
     return each(
-        ({"W": W}, lambda W=W, u=u, v=v: im.probes.recall_between(run, W, inputs=u, outputs=v, steps=steps))
+        ({"W": W}, lambda W=W, u=u, v=v: im.probes.recall_between(run, W, inputs=u, outputs=v, step=steps))
         for W, (u, v) in asked.items()
     )
 

@@ -234,6 +234,5 @@ def test_what_is_wrong_is_said_in_one_line(unchecked, model, batch, arguments, s
     assert "\n" not in str(error.value)
 
 
-def test_a_model_alone_needs_its_sequences(model):
-    with pytest.raises(InputError, match="batch: expected sequences of the task"):
-        ablate(model)
+def test_a_model_alone_runs_on_random_tokens_repeated_once(model):
+    assert ablate(model, heads="all").attrs["sequences"] == 64

@@ -19,7 +19,7 @@ from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
 from induction_memory.runner.components import Graph
 from induction_memory.runner.recording import Patch
-from induction_memory.source.sources import subject
+from induction_memory.source.sources import select
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.corruptions import corrupt, pairs_of
 from induction_memory.task.sampler import make_batch, sample, step_rng
@@ -185,7 +185,7 @@ def test_what_is_wrong_is_said_in_one_line(unchecked, model, batch, arguments, s
 
 def test_raw_tokens_are_patched_at_a_pair_that_came_before(model):
     text = torch.from_numpy(characters("xyabzacqabuvw"))[None]
-    pairs = pairs_of(None, subject(model, batch=text).batch, "trigger", np.random.default_rng(0))
+    pairs = pairs_of(None, select(model, batch=text).batch, "trigger", np.random.default_rng(0))
     assert pairs.query.tolist() == [8]  # the second a that b follows
     assert pairs.answer.tolist() == characters("b").tolist()
     changed = (pairs.clean.tokens != pairs.corrupted.tokens).nonzero()[:, 1].tolist()

@@ -17,7 +17,7 @@ from induction_memory.interventions.patching import patch
 from induction_memory.model.config import ModelConfig
 from induction_memory.runner.components import Graph
 from induction_memory.runner.recording import Patch
-from induction_memory.source.sources import subject
+from induction_memory.source.sources import select
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.training.run import start
 from induction_memory.views.attention_maps import attention
@@ -35,7 +35,7 @@ def run(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def batch(run):
-    return subject(run, sequences=8).batch
+    return select(run, sequences=8).batch
 
 
 def test_all_steps_stand_in_one_table_as_if_each_had_been_asked_alone(run, batch):
@@ -91,7 +91,7 @@ def test_mediation_sets_the_paths_of_a_head_against_its_whole_effect(run, batch)
     last = paths[paths["step"] == 3].set_index(["source", "path"])["effect"]
     graph = Graph.of_config(run.model_config)
     assert graph.resolve("L1H1->direct") == ("L1H1->FF2", "L1H1->out")
-    recording = subject(run).runner().record(batch.tokens)
+    recording = select(run).at().runner.record(batch.tokens)
     mean = recording.at("L1H1").mean((0, 1), keepdim=True)
 
     def accuracy(sites):
@@ -126,8 +126,8 @@ def test_a_part_without_a_clear_effect_never_becomes_necessary(level):
 
 def test_at_several_steps_the_default_is_what_fits_a_minute(run):
     done = []
-    table = ablate(run, kind="zero", step=[0, 3], progress=done.append)
-    assert done == [1, 2]
+    table = ablate(run, kind="zero", step=[0, 3], progress=lambda *counts: done.append(counts))
+    assert done == [(1, 2), (2, 2)]
     assert not any("->" in name for name in table["component"])
     assert {"L1H1", "FF2", "embed", "W_K2"} <= set(table["component"])
 
@@ -155,5 +155,5 @@ def test_a_wrong_step_is_answered_with_what_is_stored(run):
             call()
     with pytest.raises(InputError, match="step: expected one step"):
         discover(run, step="all")
-    with pytest.raises(InputError, match="run: expected a trajectory"):
+    with pytest.raises(InputError, match="source: expected a source with steps"):
         causal_trajectory(run.model(0))

@@ -12,7 +12,8 @@ import torch
 from torch.utils.data import Dataset
 
 from induction_memory.model.config import ModelConfig
-from induction_memory.probes.langevin import Sampling, chain, estimate, minibatches, part_of
+from induction_memory.probes.langevin import Sampling, chain, estimate, minibatches, weights_of_part
+from induction_memory.source.sources import select
 from induction_memory.training.forward import evaluate
 from induction_memory.training.run import start
 from induction_memory.trajectory import load
@@ -44,8 +45,12 @@ class Problem:
     """One part of a run's last model, its minibatches and their losses at the stored weights."""
 
     def __init__(self, run, part, sampling):
-        self.model, self.batches, self.sampling = run.model(int(run.steps[-1])), minibatches(run, sampling), sampling
-        self.weights, self.masks = part_of(self.model, part)
+        self.model, self.batches, self.sampling = (
+            run.model(int(run.steps[-1])),
+            minibatches(select(run), sampling),
+            sampling,
+        )
+        self.weights, self.masks = weights_of_part(self.model, part)
         with torch.no_grad():
             self.at_centre = [float(mean_loss(self.model, batch)) for batch in self.batches]
 

@@ -90,7 +90,7 @@ def test_matrices_and_heads_of_a_run_have_their_coefficients(run):
 
 def test_one_head_moves_its_own_slice_only(run):
     model = run.model(int(run.steps[-1]))
-    weights, masks = llc.part_of(model, "W_K2 of L2H2")
+    weights, masks = llc.weights_of_part(model, "W_K2 of L2H2")
     (name,) = weights
     assert name == "blocks.1.attn.W_K"
     assert masks[name][0].eq(0).all()
@@ -129,7 +129,7 @@ def test_a_plateau_is_where_the_next_smaller_step_size_gives_the_same(run, monke
 
     def known(run, parts, *, step, sampling):
         value = values[sampling.n_beta, sampling.step_size]
-        return pd.DataFrame({"value": [value], "se": [0.1]})
+        return pd.DataFrame({"value": [value], "value_se": [0.1]})
 
     monkeypatch.setattr(llc, "learning_coefficient", known)
     table = llc.calibrate(run, n_betas=(1.0, 5.0), step_sizes=(4e-4, 1e-4, 2e-4))

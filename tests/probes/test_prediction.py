@@ -6,7 +6,7 @@ import torch
 from induction_memory import probes
 from induction_memory.probes import prediction
 from induction_memory.probes.activations import Activations
-from induction_memory.source.sources import subject
+from induction_memory.source.sources import select
 from induction_memory.task.bayes import optimal_scores, predict
 from induction_memory.task.sampler import sample, step_rng
 from tests.probe_sources import FIXED, TINY, constructed, untrained
@@ -81,7 +81,7 @@ def test_references_are_at_distance_zero_from_themselves():
 def pretending(log_q, batch):
     """The activations of a model that predicts q."""
     model = untrained(d_model=24, length=16)
-    at = Activations(lambda: model, batch, subject(model, task=TINY).stack)
+    at = Activations(select(model, task=TINY, batch=batch).at())
     at.kept["cache"] = {"logits": log_q}
     return at
 

@@ -25,6 +25,7 @@ class Says(torch.nn.Module):
     def __init__(self, predictor):
         super().__init__()
         self.predictor, self.anywhere = predictor, torch.nn.Parameter(torch.zeros(1))
+        self.run_with_hooks = None  # as a model of TransformerLens has it
 
     def forward(self, tokens):
         return self.predictor(tokens).clamp(min=1e-30).log()
@@ -59,7 +60,7 @@ def test_every_stored_step_of_a_run_has_a_row(tmp_path):
     assert table.index.tolist() == [0, 1, 2]
     last = predictor_distances(run.model(2), task=TASK, sequences=16, group="chain")
     assert table.loc[2].tolist() == pytest.approx(last.loc[0].tolist())
-    assert predictor_distances(run, sequences=16, steps=[1]).index.tolist() == [1]
+    assert predictor_distances(run, sequences=16, step=[1]).index.tolist() == [1]
 
 
 def test_what_cannot_be_measured_is_refused():
@@ -73,6 +74,6 @@ def test_what_cannot_be_measured_is_refused():
 
 
 def test_a_run_is_taken_by_its_name_or_folder_too():
-    by_name = predictor_distances("markov-1", steps=[0], sequences=4)
-    assert by_name.equals(predictor_distances(load("markov-1"), steps=[0], sequences=4))
-    assert list(predictor_mixture("markov-1", steps=[0], sequences=4)) == list(by_name)
+    by_name = predictor_distances("markov-1", step=[0], sequences=4)
+    assert by_name.equals(predictor_distances(load("markov-1"), step=[0], sequences=4))
+    assert list(predictor_mixture("markov-1", step=[0], sequences=4)) == list(by_name)

@@ -169,7 +169,7 @@ def test_with_layer_norm_three_recalls_are_offered_by_name():
     """On a shipped run: the norms of keys differ, so folding the linear part alone misses some."""
     run = im.load("checkpoints/layernorm-mlp")
     last = [int(run.steps[-1])]
-    found = probes.table(run, ["W_K2", "W_K2_normed", "W_K2_raw"], steps=last).set_index("probe")["value"]
+    found = probes.table(run, ["W_K2", "W_K2_normed", "W_K2_raw"], step=last).set_index("probe")["value"]
     assert found["W_K2"] == pytest.approx(40 / 65)
     assert found["W_K2_normed"] == pytest.approx(57 / 65)
     model = run.model(last[0])

@@ -11,7 +11,7 @@ from induction_memory import probes
 from induction_memory.errors import InputError
 from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
-from induction_memory.probes import measuring, registry
+from induction_memory.probes import catalogue, registry, tidy
 from induction_memory.probes.prediction import VISIBLE
 from induction_memory.task.bayes import optimal_scores
 from induction_memory.task.sampler import sample, step_rng
@@ -40,13 +40,13 @@ def run(folder, tmp_path):
 def measured(monkeypatch):
     """The names that are really computed."""
     names = []
-    measure = measuring.value
+    measure = tidy.value
 
     def counting(probe, subject):
         names.append(probe.name)
         return measure(probe, subject)
 
-    monkeypatch.setattr(measuring, "value", counting)
+    monkeypatch.setattr(tidy, "value", counting)
     return names
 
 
@@ -56,16 +56,16 @@ def test_every_probe_has_one_line_with_its_formula_and_one_family():
     for name, explanation in names.items():
         assert "\n" not in explanation
         assert 10 < len(explanation) < 130
-        matching = [f for f, m in measuring.FAMILIES.items() if name in m.PROBES or m.named(name)]
+        matching = [f for f, m in catalogue.FAMILIES.items() if name in m.PROBES or m.named(name)]
         assert len(matching) == 1, name
-        assert measuring.find(name).family == matching[0]
+        assert catalogue.find(name).family == matching[0]
 
 
 @pytest.mark.slow
 def test_a_trained_run_equals_a_loop_over_its_models(run):
     names = ["recall", "weights", "composition", "attention", "prediction", "attribution"]
     batch = sample(run.config.task, 8, step_rng(5, 0))
-    together = probes.table(run, names, batch=batch, cached=False)
+    together = probes.table(run, names, batch=batch)
     for step in (0, 3, 12):
         alone = probes.table(run.model(step), names, task=run.config.task, batch=batch)
         mine = together.loc[together["step"] == step].set_index(["probe", "head"])["value"]
@@ -105,18 +105,18 @@ def test_the_default_batch_is_the_run_s_own(run):
     batch = sample(run.config.task, 64, step_rng(run.config.train.eval_seed, 0))
     log_q = run.model(12)(batch.tokens).log_softmax(-1)
     expected = -log_q.gather(-1, batch.targets.unsqueeze(-1)).mean().item()
-    assert probes.table(run, ["loss"], steps=[12])["value"].item() == pytest.approx(expected, rel=1e-5)
+    assert probes.table(run, ["loss"], step=[12])["value"].item() == pytest.approx(expected, rel=1e-5)
 
 
 def test_some_steps_are_those_of_the_whole(run):
     whole = probes.table(run, SMALL)
-    part = probes.table(run, SMALL, steps=[12, 3])
+    part = probes.table(run, SMALL, step=[12, 3])
     expected = whole.loc[whole["step"].isin([3, 12])].reset_index(drop=True)
     pd.testing.assert_frame_equal(part, expected)
     with pytest.raises(
         InputError, match=r"step: expected one of the 7 stored steps \(0 to 12; next to it 4 and 8\), got 5"
     ):
-        probes.table(run, SMALL, steps=[5])
+        probes.table(run, SMALL, step=[5])
 
 
 def test_what_cannot_be_had_is_skipped_with_its_reason_and_the_others_computed():
@@ -174,50 +174,11 @@ def test_a_model_that_diverged_reads_as_nothing_recalled_and_nan():
         assert np.isnan(found[name]), name
 
 
-def test_the_second_look_computes_nothing(run, measured):
-    first = probes.table(run, SMALL)
-    assert set(measured) == set(SMALL)
-    measured.clear()
-    second = probes.table(run, SMALL)
-    assert not measured
-    pd.testing.assert_frame_equal(first, second)
-    probes.table(run, [*SMALL, "norm_W_K1"])
-    assert set(measured) == {"norm_W_K1"}
-
-
 def test_other_arguments_are_another_result(run, measured):
-    probes.table(run, ["loss"], steps=[0])
-    probes.table(run, ["loss"], steps=[0], batch=sample(TINY, 4, step_rng(9, 0)))
-    probes.table(run, ["loss"], steps=[0], batch=sample(TINY, 4, step_rng(8, 0)))
+    probes.table(run, ["loss"], step=[0])
+    probes.table(run, ["loss"], step=[0], batch=sample(TINY, 4, step_rng(9, 0)))
+    probes.table(run, ["loss"], step=[0], batch=sample(TINY, 4, step_rng(8, 0)))
     assert len(measured) == 3
-
-
-def test_a_changed_trajectory_is_measured_again(run, folder, tmp_path, measured):
-    before = probes.recall(run, ["norm_W_O2"])
-    other = start(tiny(data_seed=77), tmp_path / "other", quiet=True)
-    shutil.copytree(run.path / measuring.CACHE, other.path / measuring.CACHE)
-    measured.clear()
-    after = probes.recall(load(other.path), ["norm_W_O2"])
-    assert measured
-    assert after.loc[12, "norm_W_O2"] != before.loc[12, "norm_W_O2"]
-
-
-def test_a_folder_that_cannot_be_written_is_no_harm(run, monkeypatch):
-    def refuse(*_, **__):
-        raise PermissionError("read-only file system")
-
-    monkeypatch.setattr(measuring.Path, "mkdir", refuse)
-    assert len(probes.table(run, ["W_K1"])) == len(run.steps)
-    assert not (run.path / ".cache").exists()
-
-
-def test_a_broken_entry_is_computed_again(run, measured):
-    first = probes.table(run, ["W_K1"])
-    for path in (run.path / measuring.CACHE).iterdir():
-        path.write_bytes(path.read_bytes()[:100])
-    measured.clear()
-    pd.testing.assert_frame_equal(probes.table(run, ["W_K1"]), first)
-    assert measured
 
 
 def test_hooks_are_gone_after_a_probe():
@@ -254,11 +215,11 @@ def test_a_registered_probe_is_listed_measured_and_never_cached(run, own, measur
 
     assert probes.names()["own_norm"] == "Frobenius norm of each head's W_O2"
     for _ in range(2):
-        table = probes.table(run, ["own_norm", entropy], steps=[0, 12])
+        table = probes.table(run, ["own_norm", entropy], step=[0, 12])
         assert table["head"].tolist() == ["L2H1"] * 2 + ["L1H1"] * 2
         assert (table["value"] > 0).all()
     assert measured.count("own_norm") == 2
-    assert set(probes.table(run, "own", steps=[0])["probe"]) == {"own_norm", "own_entropy"}
+    assert set(probes.table(run, "own", step=[0])["probe"]) == {"own_norm", "own_entropy"}
 
 
 def test_what_is_wrong_with_a_user_s_probe_is_said_in_one_line(run, own, unchecked):

@@ -5,7 +5,7 @@ import torch
 
 from induction_memory.errors import InputError
 from induction_memory.model.bridge import boot
-from induction_memory.probes.langevin import Sampling, series_coefficient, weights_of_part
+from induction_memory.probes.langevin import Sampling, learning_coefficient, weights_of_part
 from induction_memory.task.sampler import step_rng
 from induction_memory.trajectory import load
 from induction_memory.trajectory.series import revisions
@@ -50,12 +50,12 @@ def test_all_leaves_out_what_the_forward_does_not_read(series):
 
 def test_a_table_has_a_row_per_step_and_part_and_the_weights_are_put_back(series):
     opened = revisions(series)
-    table = series_coefficient(opened, ["L1H1", "FF1"], group="in_context", sampling=SAMPLING)
+    table = learning_coefficient(opened, ["L1H1", "FF1"], loss="in_context", step="all", sampling=SAMPLING)
     assert table["step"].tolist() == [0, 0, 100, 100]
     assert table["part"].tolist() == ["L1H1", "FF1"] * 2
     assert table["value"].notna().all()
     assert (table["n_beta"] == SAMPLING.n_beta).all()
-    again = series_coefficient(opened, ["FF1"], group="in_context", sampling=SAMPLING)
+    again = learning_coefficient(opened, ["FF1"], loss="in_context", step="all", sampling=SAMPLING)
     assert again["value"].tolist() == table[table["part"] == "FF1"]["value"].tolist()
 
 
@@ -65,22 +65,24 @@ def test_a_table_has_a_row_per_step_and_part_and_the_weights_are_put_back(series
         ({"parts": ["W_F"]}, "part: expected all, W_K2"),
         ({"parts": ["L3H1"]}, "part: expected layers 1 to 2"),
         ({"parts": ["W_K1 of L2H1"]}, "part: expected a head of the matrix's own layer"),
-        ({"group": "late"}, "group: expected one of all"),
+        ({"loss": "late"}, "group: expected one of all"),
         ({"batch": torch.zeros(2, 8, dtype=torch.long)}, "batch: expected 4 sequences or more"),
     ],
 )
 def test_mistakes_are_named(series, arguments, message):
     with pytest.raises(InputError, match=message):
-        series_coefficient(revisions(series), **({"sampling": SAMPLING} | arguments))
+        learning_coefficient(revisions(series), **({"sampling": SAMPLING} | arguments))
 
 
 def test_a_series_of_hooked_transformers_has_coefficients_of_heads_too():
     run = load("induction-small")
     weights, masks = weights_of_part(run.model(step=600), "L2H1")
-    assert set(weights) == {"W_Q", "W_K", "W_V", "W_O"}
+    assert set(weights) == {f"blocks.1.attn.{name}" for name in ("W_K", "W_O")}
     assert all(mask.all() for mask in masks.values())  # its only head
     batch = run.task.sample(4, step_rng(0, 0))
     series = revisions([(0, run.model(step=0)), (600, run.model(step=600))])
-    table = series_coefficient(series, ["W_K2 of L2H1"], batch=batch, group="in_context", sampling=SAMPLING)
+    table = learning_coefficient(
+        series, ["W_K2 of L2H1"], batch=batch, loss="in_context", step="all", sampling=SAMPLING
+    )
     assert table["step"].tolist() == [0, 600]
     assert table["value"].notna().all()

@@ -18,7 +18,7 @@ def test_norms_and_distances_are_those_of_each_step():
     for step, W in zip(run.steps, W_K1, strict=True):
         assert found.loc[step, "norm_W_K1"] == pytest.approx(W.norm().item())
         assert found.loc[step, "distance_W_K1"] == pytest.approx((W - W_K1[0]).norm().item(), abs=1e-6)
-    later = probes.wide(probes.table(run, ["distance_W_O2"], steps=[200, 600]))
+    later = probes.wide(probes.table(run, ["distance_W_O2"], step=[200, 600]))
     assert later["distance_W_O2"].tolist() == found.loc[[200, 600], "distance_W_O2"].tolist()  # from step 0, not 200
 
 

@@ -20,7 +20,7 @@ def test_every_checksum_of_a_shipped_trajectory_holds(path):
 
 def test_the_induction_head_is_born_in_the_shipped_run():
     run = im.load("induction-alone")
-    recalls = im.probes.recall(run, cached=False)
+    recalls = im.probes.recall(run)
     accuracy = run.metrics.set_index("step")["accuracy_in_context"]
     assert recalls.loc[200, "W_O2"] == 1
     assert accuracy.loc[291:300].mean() > 0.9
@@ -32,7 +32,7 @@ def test_no_step_of_the_shipped_run_beats_the_bayes_optimal_predictor_and_the_ex
     run = im.load("induction-alone")
     batch = sample(run.task, 48, step_rng(11, 0))
     steps = run.steps[[0, len(run.steps) // 2, -1]]
-    found = im.probes.wide(im.probes.table(run, "prediction", steps=steps, batch=batch, cached=False))
+    found = im.probes.wide(im.probes.table(run, "prediction", step=steps, batch=batch))
     best = optimal_scores(run.task, batch).overall
     np.testing.assert_allclose(found["bayes_loss"], best.loss)
     assert (found["loss"] > best.loss - 3 * best.loss_error).all()

@@ -85,7 +85,7 @@ def test_a_record_says_what_happens_over_the_positions_of_a_picture(trained, mon
                 right.append(predicted[i][t] == int(batch.targets[i, t]))
     assert len(right) > 20
     assert found["accuracy_in_context_drawn"] == pytest.approx(np.mean(right))
-    short = probes.table(run, "previous_token_argmax1", steps=[4], task=replace(run.task, length=6))
+    short = probes.table(run, "previous_token_argmax1", step=[4], task=replace(run.task, length=6))
     assert found["previous_token_argmax1_drawn"] == pytest.approx(short["value"].iloc[0])
 
 

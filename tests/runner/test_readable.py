@@ -12,7 +12,7 @@ from induction_memory.errors import UnsupportedError
 from induction_memory.model.bridge import boot
 from induction_memory.model.memories import Memories
 from induction_memory.runner.support import unreadable
-from induction_memory.source.sources import model_weights, subject
+from induction_memory.source.sources import model_weights, select
 from tests.trajectory.series import tiny
 
 pytestmark = pytest.mark.slow
@@ -87,7 +87,7 @@ def test_what_the_weights_do_not_say_is_refused(booted, kind):
     model = booted[kind]
     assert REFUSED[kind] in unreadable(model)
     with pytest.raises(UnsupportedError, match="here"):
-        subject(model).stack.memory("W_K2")
+        select(model).stack.memory("W_K2")
     table = im.probes.table(model, ["W_O2", "repeated_previous1"])
     assert set(table["probe"]) == {"repeated_previous1"}
     assert REFUSED[kind] in table.attrs["skipped"]["W_O2"]
@@ -123,4 +123,4 @@ def test_a_hooked_transformer_is_judged_by_its_configuration(field):
     bent = lens.HookedTransformer(lens.HookedTransformerConfig(**sizes, **field))
     assert f"the model has {next(iter(field))}" in unreadable(bent)
     with pytest.raises(UnsupportedError, match="behind one norm"):
-        subject(bent).stack.memory("W_K1")
+        select(bent).stack.memory("W_K1")

@@ -22,7 +22,7 @@ def run(tmp_path_factory):
 def test_an_erased_association_begins_at_zero_and_is_trained_on(run, tmp_path):
     at = int(run.steps[4])
     reborn = branch(run, at, tmp_path / "reborn", edit={"memory": "W_K2", "erase": "e"}, quiet=True)
-    table = im.probes.births(reborn, "W_K2", steps=[at])
+    table = im.probes.births(reborn, "W_K2", step=[at])
     assert table.set_index("association")["score"]["e"] == pytest.approx(0, abs=1e-5)
     assert not torch.equal(reborn.memory("W_K2")[0], reborn.memory("W_K2")[-1])
 

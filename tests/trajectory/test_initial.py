@@ -8,7 +8,7 @@ import torch
 import induction_memory as im
 from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
-from induction_memory.source.sources import subject
+from induction_memory.source.sources import select
 from induction_memory.training.branching import branch
 from induction_memory.training.run import start
 from induction_memory.trajectory import load, thin
@@ -70,7 +70,7 @@ def test_what_is_imported_or_was_grafted_and_thinned_is_unknown(run, tmp_path):
     converted = thin(theirs, tmp_path / "converted")
     assert converted.initial() is None
     assert branch(converted, 8, tmp_path / "branch", steps=9, quiet=True).initial() is None
-    assert subject(converted).initial is None
+    assert select(converted).initial() is None
     table = im.probes.table(converted, ["distance_W_K1"])
     assert table.empty
     assert "initialisation" in table.attrs["skipped"]["distance_W_K1"]

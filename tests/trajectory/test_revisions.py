@@ -2,6 +2,7 @@
 
 import gc
 import json
+import os
 import shutil
 import weakref
 
@@ -10,8 +11,9 @@ import pandas as pd
 import pytest
 import torch
 
+from induction_memory import measure
 from induction_memory.errors import InputError
-from induction_memory.trajectory.kept_results import hashed
+from induction_memory.probes.standard_scores import head_scores
 from induction_memory.trajectory.search import is_series
 from induction_memory.trajectory.series import revisions
 from induction_memory.trajectory.verification import check, gaps
@@ -59,7 +61,8 @@ def test_one_model_is_refilled_and_equals_transformers_at_every_step(kind, tmp_p
     from transformers import AutoModelForCausalLM
 
     tokens, models = torch.arange(CONTEXT).remainder(VOCAB)[None], set()
-    for step, model in revisions(write_series(kind, tmp_path, STEPS[:3])).refilled():
+    opened = revisions(write_series(kind, tmp_path, STEPS[:3]))
+    for (step,), model in opened.in_turn(STEPS[:3]):
         models.add(id(model))
         with torch.no_grad():
             theirs = AutoModelForCausalLM.from_pretrained(tmp_path / f"step{step}")(tokens).logits
@@ -71,7 +74,7 @@ def test_one_model_is_refilled_and_equals_transformers_at_every_step(kind, tmp_p
 def test_one_model_is_alive_at_a_time(series):
     alive, values = [], []
     seen: list[weakref.ref] = []
-    for _, model in revisions(series).refilled():
+    for _, model in revisions(series).in_turn(STEPS):
         gc.collect()
         seen.append(weakref.ref(model))
         alive.append(len({id(ref()) for ref in seen if ref() is not None}))
@@ -81,24 +84,36 @@ def test_one_model_is_alive_at_a_time(series):
 
 
 @pytest.mark.slow
-def test_what_was_measured_is_kept_and_a_killed_run_goes_on(series, tmp_path):
-    measured = []
+def test_what_was_measured_is_kept_and_an_interrupted_analysis_goes_on(series, tmp_path, monkeypatch):
+    from induction_memory.probes import standard_scores
 
-    def measure(model):
-        if len(measured) == 2:
-            raise KeyboardInterrupt
+    measured, run = [], standard_scores.run_repeated
+
+    def stops(*given):
         measured.append(1)
-        return norms(model)
+        if len(measured) == 3:
+            raise KeyboardInterrupt
+        return run(*given)
 
+    monkeypatch.setattr(standard_scores, "run_repeated", stops)
     opened = revisions(series, keep=tmp_path / "kept")
-    with pytest.raises(KeyboardInterrupt):
-        opened.table(measure, key="norms")
-    measured = [1, 1, 1]
-    table = opened.table(measure, key="norms")
+    assert set(head_scores(opened, step="all")["step"]) == set(STEPS[:2])
+    table = head_scores(opened, step="all")
+    assert set(table["step"]) == set(STEPS)
     assert len(measured) == 3 + 3
-    again = opened.table(lambda model: pytest.fail("measured again"), key="norms")
-    pd.testing.assert_frame_equal(table, again)
-    assert hashed({"a": torch.ones(2)}) != hashed({"a": torch.zeros(2)})
+    pd.testing.assert_frame_equal(head_scores(opened, step="all"), table)
+    assert len(measured) == 3 + 3
+
+
+def test_a_replaced_file_of_equal_size_and_time_is_measured_anew(copy):
+    opened = revisions(copy)
+    before = head_scores(opened, step=400)
+    path = sorted((copy / "step400").glob("*.safetensors"))[0]
+    stat, other = path.stat(), (copy / "step0" / path.name).read_bytes()
+    assert len(other) == stat.st_size
+    path.write_bytes(other)
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert not head_scores(revisions(copy), step=400).equals(before)
 
 
 def test_a_hub_cache_is_read_by_its_revisions(series, tmp_path):
@@ -119,17 +134,17 @@ def test_pairs_and_paths_are_series_too(series):
     chosen = revisions([series / "step400", series / "step0"])
     assert chosen.steps.tolist() == [0, 400]
     pairs = ((step, torch.nn.Linear(2, 2)) for step in (1, 2))
-    assert revisions(pairs).table(norms)["step"].tolist() == [1, 2]
+    assert measure(revisions(pairs), lambda at: norms(at.model))["step"].tolist() == [1, 2]
 
 
 def test_a_measure_may_return_a_table_or_one_row_of_numbers():
     def pairs():
         return [(step, torch.nn.Linear(2, 2)) for step in (1, 2)]
 
-    table = revisions(pairs()).table(lambda model: {"inputs": model.in_features})
+    table = measure(revisions(pairs()), lambda at: {"inputs": at.model.in_features})
     assert table.to_dict("list") == {"step": [1, 2], "inputs": [2, 2]}
-    with pytest.raises(InputError, match="measure: expected a table, or a dictionary of numbers"):
-        revisions(pairs()).table(lambda model: 3.0)
+    with pytest.raises(InputError, match="what: expected a table, or numbers by name"):
+        measure(revisions(pairs()), lambda at: 3.0)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +152,7 @@ def test_a_measure_may_return_a_table_or_one_row_of_numbers():
     [
         (lambda path: revisions(path / "none"), "source: expected a folder of checkpoints"),
         (lambda path: revisions(path), "expected folders with config.json"),
-        (lambda path: revisions([(2, torch.nn.Identity()), (1, torch.nn.Identity())]).table(norms), "steps that grow"),
+        (lambda path: list(revisions([(2, torch.nn.Identity()), (1, torch.nn.Identity())])), "steps that grow"),
     ],
 )
 def test_what_is_no_series_is_refused(make, message, tmp_path):

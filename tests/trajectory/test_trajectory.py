@@ -305,7 +305,7 @@ def test_plain_state_dicts_of_others_are_a_trajectory_too(ending, run, tmp_path)
     assert verify(converted.path) == []
     untold = load(folder, model=MODEL)
     assert untold.model_config.d_model == 16
-    with pytest.raises(InputError, match=r"expected a trajectory with a task, got one imported without$"):
+    with pytest.raises(InputError, match=r"expected a trajectory with a task, got theirs, imported without one$"):
         _ = untold.config
     with pytest.raises(InputError, match=r"expected embed\.W_E of shape \(65, 32\) .*, got \(65, 16\)$"):
         load(folder, model=MODEL.replace(d_model=32)).state(0)

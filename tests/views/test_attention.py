@@ -199,7 +199,6 @@ def test_a_text_takes_the_fixed_triggers_that_keep_one_successor():
         ({"text": "ab", "heads": ["L3H1"]}, "heads: expected heads out of L1H1, L2H1, got 'L3H1'"),
         ({"text": "ab", "heads": [(2, 2)]}, "heads: expected heads out of L1H1, L2H1"),
         ({"text": "ab", "step": 3}, "step: expected none"),
-        ({}, "batch: expected sequences"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(arguments, says):

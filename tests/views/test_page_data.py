@@ -189,7 +189,7 @@ def test_data_cannot_leave_its_element_and_the_policy_names_the_script():
     ("arguments", "message"),
     [
         ({"sources": []}, "runs: expected 1 to 4 runs"),
-        ({"sources": [3]}, "runs: expected trajectories"),
+        ({"sources": [3]}, "source: expected a run"),
         ({"length": 0}, "length: expected 1 to 4096"),
         ({"budget": 1000}, "budget: expected 500000 to"),
         ({"steps": [1]}, "step: expected one of the"),
@@ -212,5 +212,5 @@ def test_memories_of_several_heads_go_through_the_head_that_surgery_takes():
     writer = carrier(shipped.model(), shipped.task)
     assert {name.split(">")[0] for _, name in ranked["W_K2"]} == {writer} == {"L1H3"}
     assert sorted(name.split(">")[1] for _, name in ranked["W_K2"]) == ["L2H1", "L2H2", "L2H3", "L2H4"]
-    names = list(probes.table(shipped, ["W_K2"], steps="last")["head"])
+    names = list(probes.table(shipped, ["W_K2"], step="last")["head"])
     assert all(names[index] == name for index, name in ranked["W_K2"])

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from induction_memory.source.sources import subject
+from induction_memory.source.sources import select
 from induction_memory.task.batch import Batch
 from induction_memory.task.protocol import Task
 from induction_memory.trajectory.trajectory import Trajectory
@@ -41,7 +41,8 @@ def run_over(run: Trajectory, steps: Sequence[int], batch: Batch, length: int) -
     """Attention and predictions of the models at these steps, over the first `length` tokens of the batch."""
     tokens = batch.tokens[:, :length]
     parts = []
-    for _, runner in subject(run, step=list(steps)).each():
+    for at in select(run, step=list(steps)).in_turn():
+        runner = at.runner
         recording = runner.record(tokens)
         maps = torch.cat([runner.pattern(recording, layer) for layer in range(1, runner.graph.n_layers + 1)], dim=1)
         parts.append((triangle(maps), *_prediction(recording.logits, batch, length)))

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from induction_memory import probes
 from induction_memory.model.associations import token_names
-from induction_memory.source.sources import subject
+from induction_memory.source.sources import select
 from induction_memory.task.protocol import offered
 from induction_memory.trajectory.trajectory import Trajectory
 
@@ -77,7 +77,7 @@ def score_tables(
 
     Also the pairs [row, column] that should be stored.
     """
-    stack = subject(run, step=list(steps)).stack
+    stack = select(run, step=list(steps)).stack
     a = stack.association(WINDOW if memory == "W_K1" else memory)
     stored = a.ideal != 0 if a.asked is None else a.asked
     rows, stored = (a.scores, stored) if a.given == "output" else (a.scores.mT, stored.mT)
@@ -92,7 +92,7 @@ def clearest(run: Trajectory) -> tuple[dict[str, list[tuple[int, str]]], dict[st
     surgery goes through. Recall would mislead where several heads share the work. For W_K2, each layer-2 head has one
     pair, with the layer-1 head that gives it the clearest signal.
     """
-    table = probes.table(run, [f"{memory}_sir" for memory in MEMORIES], steps="last")
+    table = probes.table(run, [f"{memory}_sir" for memory in MEMORIES], step="last")
     skipped = {name.removesuffix("_sir"): reason for name, reason in table.attrs["skipped"].items()}
     ranked: dict[str, list[tuple[int, str]]] = {}
     for memory in MEMORIES:

@@ -11,7 +11,7 @@ from induction_memory.errors import InputError
 from induction_memory.interventions.ablations import ablate
 from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
-from induction_memory.source.sources import SEQUENCES, SEQUENCES_PER_STEP, batch_of_tokens, subject
+from induction_memory.source.sources import SEQUENCES, SEQUENCES_PER_STEP, batch_of_tokens, select
 from induction_memory.trajectory.trajectory import load
 
 SMALL = ModelConfig.simplified(d_model=16, n_ctx=12, d_vocab=5)
@@ -23,24 +23,24 @@ def tokens_of(seed=0):
 
 def test_a_run_its_folder_and_its_name_are_the_same_subject():
     run = load("induction-alone")
-    subjects = [subject(source, step=600) for source in (run, run.path, str(run.path), "induction-alone")]
+    subjects = [select(source, step=600) for source in (run, run.path, str(run.path), "induction-alone")]
     assert {one.name for one in subjects} == {"induction-alone"}
     for one in subjects:
         assert one.steps.tolist() == [600]
         assert torch.equal(one.batch.tokens, subjects[0].batch.tokens)
     assert len(subjects[0].batch) == SEQUENCES
-    assert len(subject(run, step=[0, 600]).batch) == SEQUENCES_PER_STEP
-    assert subject(run, step="all").steps.tolist() == run.steps.tolist()
-    assert subject(run).steps.tolist() == [600]
-    assert subject(run, sequences=3).batch.tokens.shape == (3, 256)
+    assert len(select(run, step=[0, 600]).batch) == SEQUENCES_PER_STEP
+    assert select(run, step="all").steps.tolist() == run.steps.tolist()
+    assert select(run).steps.tolist() == [600]
+    assert select(run, sequences=3).batch.tokens.shape == (3, 256)
 
 
 def test_each_step_runs_with_its_own_weights():
     run = load("induction-alone")
-    tokens = subject(run, sequences=2).batch.tokens
-    for step, runner in subject(run, step=[0, 600]).each():
-        torch.testing.assert_close(runner.record(tokens).logits, run.model(step)(tokens), atol=1e-4, rtol=1e-4)
-    hooked = subject(run, step=600, via="hooks").runner()
+    tokens = select(run, sequences=2).batch.tokens
+    for at in select(run, step=[0, 600]).in_turn():
+        torch.testing.assert_close(at.runner.record(tokens).logits, run.model(at.step)(tokens), atol=1e-4, rtol=1e-4)
+    hooked = select(run, step=600, via="hooks").at().runner
     assert hooked.via == "hooks"
     torch.testing.assert_close(hooked.record(tokens).logits, run.model(600)(tokens), atol=1e-4, rtol=1e-4)
 
@@ -50,11 +50,11 @@ def test_stacked_weights_are_read_and_cannot_run():
     weights = {name: run.stack(name, [0, 300, 600]) for name in run.source.moving} | {
         name: run.source.read_frozen(name) for name in run.source.frozen
     }
-    some = subject(weights, step=[2, 0])
+    some = select(weights, step=[2, 0])
     assert some.steps.tolist() == [0, 2]
-    torch.testing.assert_close(some.stack.memory("W_O2")[1], subject(run).stack.memory("W_O2")[0])
+    torch.testing.assert_close(some.stack.memory("W_O2")[1], select(run).stack.memory("W_O2")[0])
     with pytest.raises(InputError, match="needs a model to run"):
-        some.runner()
+        _ = some.at().runner
 
 
 def test_tokens_are_sequences_too():
@@ -79,11 +79,11 @@ def test_hooks_and_shortcut_give_the_same_table():
     [
         (
             {"source": 3},
-            "the folder of either, a TransformerLens model or stacked weights, got 3",
+            "the folder or name of either, a TransformerLens model or stacked weights, got 3",
         ),
         (
             {"source": torch.nn.Linear(1, 1)},
-            "source: expected a trajectory, a series, the folder of either, a TransformerLens model or stacked",
+            "source: expected a run, a series, the folder or name of either, a TransformerLens model or stacked",
         ),
         ({"source": build(SMALL), "step": 3}, "step: expected none"),
         ({"source": "induction-alone", "step": 7.5}, "step: expected"),
@@ -93,16 +93,18 @@ def test_hooks_and_shortcut_give_the_same_table():
 )
 def test_what_cannot_be_read_is_said_in_one_line(unchecked, arguments, says):
     with pytest.raises(InputError) as error:
-        subject(**arguments)
+        select(**arguments)
     assert says in str(error.value)
 
 
-def test_a_model_alone_has_neither_task_nor_sequences():
-    alone = subject(build(SMALL))
-    with pytest.raises(InputError, match="batch: expected sequences of the task"):
-        _ = alone.batch
+def test_a_model_alone_has_no_task_and_runs_on_random_tokens_repeated_once():
+    alone = select(build(SMALL))
     with pytest.raises(InputError, match="task: expected the task"):
-        _ = alone.task
+        alone.require_task()
+    tokens = alone.batch.tokens
+    assert tokens.shape == (SEQUENCES, 2 * (SMALL.n_ctx // 2) - 1)
+    half = SMALL.n_ctx // 2
+    assert torch.equal(tokens[:, : half - 1], tokens[:, half:])
 
 
 @pytest.mark.slow
