@@ -41,7 +41,7 @@ def measure(way: str, folder: str) -> dict[str, float]:
 
     torch.set_num_threads(1)
     scores = im.probes.head_scores
-    series = im.revisions(folder)
+    series = im.revisions(folder, keep=False)
     if way == "one":
         series = series.at(0)
     gc.collect()
@@ -53,7 +53,7 @@ def measure(way: str, folder: str) -> dict[str, float]:
                 gc.collect()
                 scores(TransformerBridge.boot_transformers(f"{folder}/step{step}", device="cpu"))
     else:
-        series.table(scores)
+        scores(series, step="all")
     return {"seconds": time.perf_counter() - began, "peak": _memory("VmHWM") - before}
 
 
