@@ -182,8 +182,7 @@ def _on_triggers(record: Record) -> Record:
 
 def _scores(run: Trajectory, memory: str, step: int) -> Any:
     """v_j^T W u_i, one row per j and one column per i."""
-    table: pd.DataFrame = probes.score_matrix(run, memory, step=step)
-    return table.to_numpy().T if memory == "W_O2" else table.to_numpy()
+    return probes.score_matrix(run, memory, step=step).to_numpy().T
 
 
 def _maps(run: Trajectory, titles: Mapping[str, str]) -> list[Panel]:

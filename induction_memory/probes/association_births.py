@@ -27,10 +27,11 @@ from induction_memory.trajectory.weights import Steps
 def score_matrix(
     source: Any, memory: str, *, step: Steps = None, head: str | None = None, task: Task | None = None
 ) -> pd.DataFrame:
-    """All scores of a memory at a step (the last if not given): one row per given item, one column per candidate.
+    """All scores v_j^T W u_i of a memory at the last step, or at another: one row per input i, one column per output j.
 
-    Rows and columns are labelled by tokens or positions. `head` is as in the tables: `L1H2`, or `L1H1>L2H2` for a pair;
-    a model with one head per layer needs none.
+    So `scores.loc[a, b]` is the score of the pair that surgery calls `a->b`. The inputs of W_K1 and W_K2 are the keys,
+    the outputs the queries. Labels are tokens, or positions counted from 1. `head` is as in the tables: `L1H2`, or
+    `L1H1>L2H2` for a pair; a model with one head per layer needs none.
 
     >>> scores = score_matrix("induction-small", "W_O2", step=600)
     >>> bool(scores.loc["a", "a"] > scores.loc["a", "b"])
@@ -40,11 +41,11 @@ def score_matrix(
     if head is None and len(a.heads) == 1:
         head = a.heads[0]
     require(head in a.heads, "head", f"one of {', '.join(map(repr, a.heads))}", repr(head))
-    chosen = a.table.flatten(0, -3)[a.heads.index(str(head))]
-    rows, columns = _labels(a)
-    return pd.DataFrame(
-        chosen.double().cpu().numpy(), index=pd.Index(rows, name="input"), columns=pd.Index(columns, name="output")
-    )
+    given, candidates = _labels(a)
+    chosen = a.table.flatten(0, -3)[a.heads.index(str(head))].double().cpu().numpy()
+    sides = ("output", "input") if a.given == "output" else ("input", "output")
+    table = pd.DataFrame(chosen, pd.Index(given, name=sides[0]), pd.Index(candidates, name=sides[1]))
+    return table.T if a.given == "output" else table
 
 
 def recalled(source: Selection, memory: str) -> Bool[Tensor, "step head item"]:
@@ -124,11 +125,9 @@ def _single(stack: Stack, memory: str) -> Association:
 
 
 def _labels(a: Association) -> tuple[list[Any], list[Any]]:
-    """What the given items and the candidates stand for: tokens, or positions counted from 0."""
-    sides = []
-    for names, count in ((a.input_names, a.inputs.shape[-2]), (a.output_names, a.outputs.shape[-2])):
-        sides.append([n - 1 if isinstance(n, int) else n for n in names] or list(range(count)))
-    inputs, outputs = sides
+    """The names of the given items and of the candidates: tokens, or positions counted from 1."""
+    inputs = list(a.input_names) or list(range(a.inputs.shape[-2]))
+    outputs = list(a.output_names) or list(range(a.outputs.shape[-2]))
     given, candidates = (outputs, inputs) if a.given == "output" else (inputs, outputs)
     return [given[item] for item in a.items.tolist()], candidates
 

@@ -97,7 +97,14 @@ def probes_of_activations(run: Any, steps: list[int]) -> pd.DataFrame:
 
 
 def probes_births(run: Any, steps: list[int]) -> pd.DataFrame:
-    return each(({}, lambda memory=memory: im.probes.births(run, memory)) for memory in MEMORIES)
+    """Positions counted from 0 when they were frozen."""
+
+    def of(memory: str) -> pd.DataFrame:
+        table = im.probes.births(run, memory)
+        from_0 = {name: table[name] - 1 for name in ("association", "position") if memory == "W_K1" and name in table}
+        return table.assign(**from_0)
+
+    return each(({}, lambda memory=memory: of(memory)) for memory in MEMORIES)
 
 
 def probes_trends(run: Any, steps: list[int]) -> pd.DataFrame:

@@ -4,7 +4,9 @@ import torch
 
 from induction_memory import probes
 from induction_memory.errors import InputError
+from induction_memory.interventions.memory_surgery import edited
 from induction_memory.model import memories
+from induction_memory.trajectory.trajectory import load
 from tests.probe_sources import FIXED, TINY, constructed, untrained
 
 
@@ -44,9 +46,9 @@ def test_the_score_matrix_is_labelled_and_shows_the_diagonal():
     assert (matrix.to_numpy().argmax(1) == np.arange(65)).all()
     assert matrix.index.tolist() == list(FIXED.vocabulary)
     positions = probes.score_matrix(constructed(), "W_K1[4:12]", task=FIXED)
-    assert positions.index.tolist() == list(range(5, 12))
-    assert positions.columns.tolist() == list(range(4, 11))
-    assert positions.loc[7].idxmax() == 6
+    assert positions.index.tolist() == list(range(5, 12))  # keys, counted from 1
+    assert positions.columns.tolist() == list(range(6, 13))  # queries
+    assert positions[8].idxmax() == 7
 
 
 def test_heads_are_chosen_by_name():
@@ -54,6 +56,18 @@ def test_heads_are_chosen_by_name():
     matrix = probes.score_matrix(model, "W_K2", head="L1H2>L2H1")
     w_E, Phi_1 = memories.embedding(model, "w_E"), memories.matrix(model, "Phi_1")
     expected = w_E @ memories.matrix(model, "W_K2")[0] @ (w_E @ Phi_1[1].T).T
-    np.testing.assert_allclose(matrix.to_numpy(), expected.numpy(), rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(matrix.to_numpy().T, expected.numpy(), rtol=1e-3, atol=1e-4)
     with pytest.raises(InputError, match="head: expected one of 'L1H1>L2H1'"):
         probes.score_matrix(model, "W_K2")
+
+
+@pytest.mark.parametrize(("memory", "pair"), [("W_K1", (4, 5)), ("W_K2", ("a", "v")), ("W_O2", ("a", "v"))])
+def test_the_pair_that_is_erased_is_the_cell_of_the_matrix_with_its_names(memory, pair):
+    run = load("induction-small")
+    model = run.model()
+    before = probes.score_matrix(model, memory, task=run.task)
+    with edited(model, run.task, memory=memory, erase=f"{pair[0]}->{pair[1]}"):
+        after = probes.score_matrix(model, memory, task=run.task)
+    assert abs(before.loc[pair]) > 0.5
+    assert abs(after.loc[pair]) < 1e-3
+    assert abs(after.loc[pair[::-1]] - before.loc[pair[::-1]]) < 0.1 * abs(before.loc[pair])

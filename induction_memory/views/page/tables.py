@@ -56,7 +56,7 @@ def tables(run: Trajectory, steps: Sequence[int]) -> tuple[list[Table], dict[str
         born = probes.births(run, memory)
         scores, pairs = score_tables(run, memory, steps)
         first = int(memory == "W_K1")
-        labels = [row + first if first else names[row] for row in range(scores.shape[-2])]
+        labels = [row + first + 1 if first else names[row] for row in range(scores.shape[-2])]
         for h, head in heads:
             birth = born.loc[born["head"] == head]
             known = dict(zip(birth["association"], birth["birth"], strict=True))

@@ -164,10 +164,12 @@ export class MemoryPanel {
   exported() {
     const view = this.run.view(this.page.state);
     const { rows, columns, positions, first } = this.table;
-    const label = (i) => (positions ? i : this.run.meta.vocabulary[i]);
+    const label = (i) => (positions ? i + 1 : this.run.meta.vocabulary[i]);
+    const keyed = AXES[this.name][0] === "query"; // the inputs of W_K are the keys, its outputs the queries
+    const sides = (i, j) => (keyed ? [label(j), label(i + first)] : [label(i + first), this.table.of_outputs ? this.run.meta.outputs[j] : label(j)]);
     const table = [["run", "step", "memory", "head", "input", "output", "score"]];
     for (let i = 0; i < rows; i++)
-      for (let j = 0; j < columns; j++) table.push([this.run.meta.name, view.step, this.name, this.table.head, label(i + first), this.table.of_outputs ? this.run.meta.outputs[j] : label(j), Number(this.values[i * columns + j].toPrecision(6))]);
+      for (let j = 0; j < columns; j++) table.push([this.run.meta.name, view.step, this.name, this.table.head, ...sides(i, j), Number(this.values[i * columns + j].toPrecision(6))]);
     return {
       name: `${this.run.meta.name}-${this.name}-step-${view.step}`,
       drawings: [{ ...this.map.drawing(), title: `${this.run.meta.name}: ${this.name} ${this.table.head} at step ${view.step}` }],
