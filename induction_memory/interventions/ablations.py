@@ -17,6 +17,7 @@ A kind is a function of the intact run and a site, and `ablation` gives it a nam
         return run.at(site).median(-2, keepdim=True).values
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -42,6 +43,7 @@ from induction_memory.task.corruptions import other_outputs
 from induction_memory.task.sampler import BigramBatch
 from induction_memory.trajectory.weights import Steps
 
+logger = logging.getLogger("induction_memory")
 Value = Float[Tensor, "#batch #pos d"]
 Replacement = Callable[["Ablated", str], Value]
 Kind = str | Replacement
@@ -326,11 +328,12 @@ def ablate(
     """One row per component and kind of ablation (and step): in-context and global scores, KL, and standard errors.
 
     `source` is a trajectory or a series, its folder or name, or a model (then give the batch). `heads` are "all" or
-    some, as "L2H1" or (2, 1). `components` are names, or groups of them: heads, layers, feed_forward, embeddings,
+    some, as "L2H1". `components` are names, or groups of them: heads, layers, feed_forward, embeddings,
     matrices, parts, edges, paths, all. By default they are the first six groups, and at several steps the first five.
     `kind` is a name (replacements.py), a function, several of these, or "all": by default "mean", as on the command
     line. `step` is a stored step, several, or "all"; `progress(done, total)` is called after each. Without a batch 64
-    sequences are drawn, or 16 for several steps; without a task they are random tokens repeated once.
+    sequences are drawn, or 16 for several steps (`attrs["sequences"]`); without a task they are random tokens repeated
+    once. `attrs["left_out"]`, and a line in the log, say which kinds of "all" the sequences do not allow, and why.
     `via="hooks"` runs one hooked forward per row that differs from the others.
 
     >>> ablate("induction-small", heads="all")[["component", "kind", "in_context_accuracy"]].round(2)
@@ -365,7 +368,10 @@ def ablate_selection(
         return {"rows": _ablate_one(at.runner, at.batch, initial=initial, **how)}
 
     settings = {"ablate": how, "batch": chosen.batch, "initial": chosen.given_initial}
-    return over_steps(chosen, measure, settings=settings, progress=progress)["rows"]
+    rows = over_steps(chosen, measure, settings=settings, progress=progress)["rows"]
+    if rows.attrs["left_out"]:
+        logger.warning("left out: %s", "; ".join(f"{name}, {why}" for name, why in rows.attrs["left_out"].items()))
+    return rows
 
 
 @torch.no_grad()
@@ -385,6 +391,7 @@ def _ablate_one(
     replacements = Replacements(recording, batch, initial, seed)
     names = component_names(recording.graph, heads, components)
     kinds: Sequence[Kind] = replacements.kinds if kind == "all" else listed(kind, "kind")
+    missing = {name: one.missing(replacements) for name, one in _KINDS.items() if kind == "all"}
     for one in kinds:
         replacements.function(one)
     cells = [(name, one) for name in names for one in kinds]
@@ -405,4 +412,6 @@ def _ablate_one(
         "component": [INTACT, *(name for name, _ in cells)],
         "kind": [INTACT, *(name_of(one) for _, one in cells)],
     }
-    return pd.DataFrame(columns | {score: [row[score] for row in rows] for score in rows[0]})
+    table = pd.DataFrame(columns | {score: [row[score] for row in rows] for score in rows[0]})
+    table.attrs["left_out"] = {name: reason for name, reason in missing.items() if reason is not None}
+    return table

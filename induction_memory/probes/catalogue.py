@@ -94,7 +94,7 @@ def resolve(wanted: Names, source: Selection) -> list[Probe]:
 
 
 def _by_default(source: Selection) -> list[Probe]:
-    if _has_memories(source):
+    if has_memories(source):
         return [find(name) for name in memory_recall.PAPER]
     assert source.task is not None
     if offered(source.task, "predictors") is None:
@@ -102,7 +102,7 @@ def _by_default(source: Selection) -> list[Probe]:
     return OF_TASK["predictors"](source)
 
 
-def _has_memories(source: Selection) -> bool:
+def has_memories(source: Selection) -> bool:
     """Whether the task, if it is known, says what the matrices of an induction head would store."""
     if source.task is None:
         return True

@@ -26,7 +26,7 @@ from torch import Tensor
 from induction_memory.errors import InputError, UnsupportedError, require
 from induction_memory.model.names import head_names
 from induction_memory.probes.activations import Activations
-from induction_memory.probes.catalogue import FAMILIES, OF_TASK, Names, find, resolve
+from induction_memory.probes.catalogue import FAMILIES, OF_TASK, Names, find, has_memories, resolve
 from induction_memory.probes.registry import Probe
 from induction_memory.source.measuring import Progress, over_steps
 from induction_memory.source.sources import SEQUENCES, At, Selection, Sequences, Stack, select
@@ -122,7 +122,11 @@ def recall(
     >>> recall("induction-small", ["W_O2", "W_K2"]).loc[100].round(2).to_dict()
     {'W_O2': 0.95, 'W_K2': 0.29}
     """
-    return wide(table(source, names, step=step, task=task))
+    chosen = select(source, step=step, task=task)
+    if names is None and not has_memories(chosen):
+        instead = "im.probes.table measures its distances to the task's predictors"
+        raise InputError(f"task: expected one that says what matrices store, got {chosen.task.name!r} ({instead})")
+    return wide(table(chosen.source, names, step=step, task=task))
 
 
 def value(probe: Probe, subject: Any) -> Tensor:

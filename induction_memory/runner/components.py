@@ -180,6 +180,7 @@ class Graph:
     def resolve(self, name: str, field: str = "component") -> tuple[str, ...]:
         """The sites that a name stands for."""
         require(isinstance(name, str), field, "the name of a component", repr(name))
+        name = _component(name)
         stream = _STREAM.match(name)
         if stream is not None and 1 <= int(stream[1]) <= self.n_layers:
             return self._stream(int(stream[1]))
@@ -197,14 +198,15 @@ class Graph:
                 wanted = f"one of {', '.join(self.writers)} {ARROW} one of {', '.join(self.inputs)}"
         else:
             wanted = f"one of {', '.join((*self.writers, *self.matrices))}, or an edge writer->input"
+            wanted += f" ({COUNTED})" if re.match(r"L0|.*H0", name) else ""
         raise InputError(f"{field}: expected {wanted}, got {name!r}")
 
     def head(self, head: Any, field: str = "heads") -> str:
-        """The name of a head given as `L2H1` or as (layer, head), both from 1."""
-        pair = isinstance(head, tuple | list) and len(head) == 2
-        name = "L{}H{}".format(*head) if pair else str(head)
-        require(name in self.heads, field, f"heads out of {', '.join(self.heads)}", repr(head))
-        return name
+        """The head itself, if the model has one of this name."""
+        if not isinstance(head, str) or head not in self.heads:
+            counted = "" if isinstance(head, str) and "0" not in head else f" ({COUNTED})"
+            raise InputError(f"{field}: expected heads out of {', '.join(self.heads)}{counted}, got {head!r}")
+        return head
 
     def parameters(self, name: str) -> dict[str, int | None]:
         """The parameters behind a name -> the head whose slice it is (None: the whole parameter).
@@ -270,6 +272,16 @@ class Graph:
         )
 
 
+def _component(name: str) -> str:
+    """The component of a hook of TransformerLens, `blocks.1.attn.hook_z`; any other name as it is."""
+    if name in ("hook_embed", "hook_pos_embed"):
+        return "embed" if name == "hook_embed" else "pos"
+    hook = re.fullmatch(r"blocks\.(\d+)\.(?:attn\.)?hook_(\w+)", name)
+    named = {"z": "L{}", "result": "L{}", "attn_out": "L{}", "q": "L{}.q", "k": "L{}.k", "v": "L{}.v"}
+    named |= {"mlp_out": "FF{}", "resid_pre": "stream{}"}
+    return named[hook[2]].format(int(hook[1]) + 1) if hook is not None and hook[2] in named else name
+
+
 def head_of(site: str) -> tuple[int, int]:
     """(layer, head), from 1, of `L2H1` or `L2H1.k`."""
     match = _HEAD.match(site.partition(".")[0])
@@ -311,6 +323,7 @@ def _with_feed_forward(model: Any) -> tuple[int, ...]:
     return tuple(layer for layer in layers if not isinstance(model.blocks[layer - 1].mlp, NoFeedForward))
 
 
+COUNTED = "L2H1 is blocks.1, head 0 of TransformerLens: names count from 1, as the paper does"
 GROUPS = ("heads", "layers", "feed_forward", "embeddings", "matrices", "parts", "edges", "paths")
 
 

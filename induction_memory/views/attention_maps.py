@@ -216,8 +216,7 @@ def attention(
     """The attention of a model, of steps of a trajectory or series, or of several runs, over one sequence.
 
     The sequence is `text`, or a row of `batch`, or else a fresh one of the run's task; `length` cuts it. Without `row`,
-    it is the row with the most different tokens at positions of the main group. `heads` are all, or some as "L2H1" or
-    (2, 1).
+    it is the row with the most different tokens at positions of the main group. `heads` are all, or some as "L2H1".
 
     >>> view = attention("induction-small", step=600, text="the tree")
     >>> view.patterns.shape  # column, head, query, key

@@ -1,4 +1,5 @@
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -72,11 +73,11 @@ def test_everything_is_ablated_when_nothing_is_named(model):
     assert len(names) == len(set(names))
     assert {"L1H1", "L2", "FF1", "embed", "pos", "W_K1", "W_in2", "pos->L2.k", "FF1->out"} <= set(names)
     assert component_names(Graph.of(model), "all", None) == ["L1H1", "L1H2", "L2H1", "L2H2"]
-    assert component_names(Graph.of(model), [(2, 1), "L1H1"], "W_K1") == ["L2H1", "L1H1", "W_K1"]
+    assert component_names(Graph.of(model), ["L2H1", "L1H1"], "W_K1") == ["L2H1", "L1H1", "W_K1"]
 
 
 def test_zeroing_a_head_equals_a_forward_with_a_hook_that_zeroes_it(model, batch):
-    table = ablate(model, batch, heads=[(2, 1)], kind="zero").set_index("component")
+    table = ablate(model, batch, heads=["L2H1"], kind="zero").set_index("component")
 
     def zero(z, hook):
         z = z.clone()
@@ -219,7 +220,7 @@ def test_the_standard_error_is_that_of_a_ratio_over_sequences():
     ("arguments", "says"),
     [
         ({"heads": ["L3H1"]}, "heads: expected heads out of L1H1, L1H2, L2H1, L2H2, got 'L3H1'"),
-        ({"heads": [(1, 3)]}, "heads: expected heads out of L1H1, L1H2, L2H1, L2H2, got (1, 3)"),
+        ({"heads": ["L1H3"]}, "heads: expected heads out of L1H1, L1H2, L2H1, L2H2, got 'L1H3'"),
         ({"components": ["L2H1->L1H1.k"]}, "component: expected a writer before what it reaches"),
         ({"components": []}, "components: expected a name, or a list of one or more"),
         ({"kind": "sideways"}, "kind: expected all or one of zero, mean"),
@@ -234,5 +235,27 @@ def test_what_is_wrong_is_said_in_one_line(unchecked, model, batch, arguments, s
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("head", [(1, 1), "L0H0", 1])
+def test_a_head_that_is_counted_in_another_way_is_refused_with_the_rule(model, batch, head):
+    for ask in ({"heads": [head]}, *([{"components": [head]}] if isinstance(head, str) else [])):
+        with pytest.raises(InputError, match=r"L2H1 is blocks\.1, head 0 of TransformerLens"):
+            ablate(model, batch, **ask)
+
+
+def test_hooks_of_transformer_lens_name_components_too(model, batch):
+    pairs = {"blocks.1.attn.hook_z": "L2", "blocks.0.hook_mlp_out": "FF1", "hook_pos_embed": "pos"}
+    by_hook, by_name = (ablate(model, batch, components=list(names)) for names in (pairs, pairs.values()))
+    assert by_hook["component"].tolist() == ["none", *pairs]
+    pd.testing.assert_frame_equal(by_hook.drop(columns="component"), by_name.drop(columns="component"))
+
+
 def test_a_model_alone_runs_on_random_tokens_repeated_once(model):
     assert ablate(model, heads="all").attrs["sequences"] == 64
+
+
+def test_kinds_that_all_leaves_out_are_said_in_the_table_and_in_one_line(model, batch, caplog):
+    table = ablate(model, batch.tokens, heads=["L1H1"], kind="all")
+    assert list(table.attrs["left_out"]) == ["resample-output", "initial"]
+    assert not set(table.attrs["left_out"]) & set(table["kind"])
+    (line,) = [record.getMessage() for record in caplog.records if "left out" in record.getMessage()]
+    assert "resample-output, expected sequences with triggers" in line

@@ -254,3 +254,9 @@ def test_tables_of_probes_interventions_and_scores_name_heads_alike():
     assert (joined["recall"] == joined["value"]).all()
     single = probes.table(untrained(d_model=24, length=16), ["W_K1", "W_K2", "W_F_kl"], task=TINY)
     assert single["head"].tolist() == ["L1H1", "L1H1>L2H1", ""]
+
+
+def test_recall_of_a_task_without_memories_says_what_can_be_measured_instead():
+    with pytest.raises(InputError, match=r"got 'factual-recall' \(im\.probes\.table measures its distances"):
+        probes.recall("factual-recall")
+    assert probes.table("factual-recall", step="last")["probe"].str.startswith("kl_to_").all()
