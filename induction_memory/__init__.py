@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from induction_memory.interventions.ablations import ablation as ablation
     from induction_memory.interventions.memory_surgery import surgery as surgery
     from induction_memory.interventions.patching import patch as patch
-    from induction_memory.model.architecture import Architecture as Architecture
     from induction_memory.model.building import build as build
+    from induction_memory.model.config import Architecture as Architecture
     from induction_memory.model.config import ModelConfig as ModelConfig
     from induction_memory.model.constructed import construct as construct
     from induction_memory.model.memories import embedding as embedding

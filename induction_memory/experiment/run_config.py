@@ -13,8 +13,7 @@ from induction_memory.experiment.constraints import Clamp, Freeze, Graft
 from induction_memory.experiment.train_config import TrainConfig
 from induction_memory.field_docs import field_docs
 from induction_memory.fields import parsed, require_texts
-from induction_memory.model.architecture import AnyModel, Architecture, model_from_dict
-from induction_memory.model.config import ModelConfig
+from induction_memory.model.config import AnyModel, Architecture, ModelConfig, model_from_dict
 from induction_memory.task import protocol
 from induction_memory.task.protocol import Task, choose, offered
 

@@ -44,7 +44,7 @@ from induction_memory.source.measuring import over_steps
 from induction_memory.source.replicates import labels
 from induction_memory.source.sources import At, Selection, select
 from induction_memory.task.batch import Batch
-from induction_memory.trajectory.weights import Steps
+from induction_memory.trajectory.search import Steps
 
 MOST_ORDERS = 100_000
 SEQUENCES = 32

@@ -41,7 +41,7 @@ from induction_memory.source.sources import At, Selection, Sequences, select
 from induction_memory.task.batch import Batch
 from induction_memory.task.corruptions import other_outputs
 from induction_memory.task.sampler import BigramBatch
-from induction_memory.trajectory.weights import Steps
+from induction_memory.trajectory.search import Steps
 
 logger = logging.getLogger("induction_memory")
 Value = Float[Tensor, "#batch #pos d"]

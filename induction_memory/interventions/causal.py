@@ -27,7 +27,7 @@ from induction_memory.probes.tidy import table as probe_table
 from induction_memory.runner.components import ARROW
 from induction_memory.runner.recording import Via
 from induction_memory.source.sources import Sequences, select
-from induction_memory.trajectory.weights import Steps
+from induction_memory.trajectory.search import Steps
 
 MEMORIES = ("W_K1", "W_K2", "W_O2")
 

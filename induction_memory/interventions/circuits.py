@@ -36,7 +36,7 @@ from induction_memory.source.sources import Sequences, select
 from induction_memory.task.batch import Batch
 from induction_memory.task.protocol import Task
 from induction_memory.terminal import keeping, track
-from induction_memory.trajectory.weights import Steps
+from induction_memory.trajectory.search import Steps
 
 Ranking = Literal["exact", "gradient", "integrated"]
 RANDOM = "random"

@@ -44,16 +44,15 @@ from induction_memory.memory import edits
 from induction_memory.memory.association import Association
 from induction_memory.model.associations import associate, carrier, parameter_of, written
 from induction_memory.model.building import HookedTransformer
-from induction_memory.model.memories import weights_of
-from induction_memory.model.names import head_names
+from induction_memory.model.memories import head_names, weights_of
 from induction_memory.runner.weights import replaced
 from induction_memory.shown_tokens import visible
 from induction_memory.source.measuring import over_steps
 from induction_memory.source.sources import SEQUENCES, At, Sequences, select
 from induction_memory.task.batch import Batch
 from induction_memory.task.protocol import Task
+from induction_memory.trajectory.search import Steps
 from induction_memory.trajectory.trajectory import Trajectory
-from induction_memory.trajectory.weights import Steps
 
 EDITS = ("erase", "insert", "swap", "project", "truncate", "transplant")
 MOST_STRENGTH = 1e30

@@ -51,7 +51,7 @@ from induction_memory.source.measuring import over_steps
 from induction_memory.source.sources import SEQUENCES, At, Sequences, select
 from induction_memory.task.corruptions import Pairs, Query, pairs_of
 from induction_memory.task.protocol import Task
-from induction_memory.trajectory.weights import Steps
+from induction_memory.trajectory.search import Steps
 
 
 def patch_paths(contrast: Contrast, edges: Sequence[str] | None = None) -> pd.DataFrame:

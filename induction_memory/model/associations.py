@@ -11,12 +11,24 @@ The ideal pairs are the task's (`Task.associations`, `task/ideals.py`); those ab
 a task they are t-1 -> t and k -> k. A trigger is a token of the support of pi_q: of the set Q if triggers are fixed,
 any token that can be drawn if they are random. Recall of W_K2 asks for every token, also for those that are not stored
 in the ideal memory. `W_K2_triggers` restricts both sides to Q, as the authors do for fixed triggers. W_O2_spurious
-holds the pairs that the theory expects in W_O2 besides the ideal ones (Appendix B). `names.py` lists the variants.
+holds the pairs that the theory expects in W_O2 besides the ideal ones (Appendix B).
+The name of a memory begins with one of these and may go on, in this order:
+
+    W_K1[a:b]                 positions a to b-1, counted from 0: queries a+1 to b-1, keys a to b-2. A window that goes
+                              beyond the sequence is refused
+    W_K1_first64              the first 64 positions, or all of them if the sequence is shorter
+    W_K1_causal               the query chooses among the keys s <= t; without it among all keys except the last
+                              position's, as the authors measured
+    W_K1_normed, W_K2_normed  each embedding through the model's own LayerNorms in full, instead of their linear part
+                              folded into the matrix. Keys have different norms, so the two recalls differ
+    W_K1_raw, W_K2_raw, ...   no LayerNorm at all: the parameters and embeddings as they are. The authors measured this
+    W_K1_reversed, ...        the key is given and queries compete: the recall formula as the paper prints it
 
 Several heads are never added up: W_K1 and W_O2 have one matrix per head, W_K2 and W_O2_spurious one table per pair
 `L1H3>L2H1`, layer-1 head 3 whose output layer-2 head 1 reads.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -28,8 +40,7 @@ from induction_memory.errors import InputError, UnsupportedError, require
 from induction_memory.memory.association import Association, Side, causal
 from induction_memory.memory.recall import signal_to_interference
 from induction_memory.model import memories
-from induction_memory.model.memories import Memories, has_step_axis, weights_of
-from induction_memory.model.names import Norm, Spec, head_names
+from induction_memory.model.memories import Memories, Norm, has_step_axis, head_names, weights_of
 from induction_memory.task.protocol import Ideal, Task, ask, offered
 
 
@@ -53,6 +64,41 @@ TABLE = {
     "W_F": Row("W_F", "w_E", "w_U", "input"),
 }
 MEMORIES = ("W_K1", "W_K2", "W_O2", "W_F")
+FIRST = 64  # positions of the paper's smaller window
+_NAME = re.compile(
+    r"(?:(?P<first>W_K1)(?P<window>_first64|\[(?P<start>\d{1,9}):(?P<stop>\d{1,9})\])?(?P<causal>_causal)?"
+    r"|(?P<second>W_K2)(?P<triggers>_triggers)?|(?P<other>W_O2(?:_spurious)?|W_F))"
+    r"(?P<norm>_normed|_raw)?(?P<reversed>_reversed)?"
+)
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A memory and how it is read: the parts of a name."""
+
+    memory: str
+    window: tuple[int, int] | None = None
+    """Positions a to b-1 of W_K1; None for all of them."""
+    first: int | None = None
+    """How many of the first positions of W_K1 to use at most; None for all of them."""
+    causal: bool = False
+    triggers: bool = False
+    norm: Norm = "folded"
+    reversed: bool = False
+
+    @classmethod
+    def parse(cls, name: str) -> "Spec | None":
+        """The memory that a name stands for; None if the name has another form."""
+        match = _NAME.fullmatch(name) if isinstance(name, str) else None
+        if match is None:
+            return None
+        window = None if match["start"] is None else (int(match["start"]), int(match["stop"]))
+        first = FIRST if match["window"] == f"_first{FIRST}" else None
+        norm: Norm = "folded" if match["norm"] is None else "full" if match["norm"] == "_normed" else "none"
+        memory = match["first"] or match["second"] or match["other"]
+        if norm == "full" and not memory.startswith("W_K"):
+            return None
+        return cls(memory, window, first, bool(match["causal"]), bool(match["triggers"]), norm, bool(match["reversed"]))
 
 
 def associate(

@@ -40,8 +40,7 @@ from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_h
 from induction_memory.errors import InputError, require
 from induction_memory.fields import require_seed
 from induction_memory.lazy import quiet_import
-from induction_memory.model.architecture import KEY, AnyModel, Architecture
-from induction_memory.model.config import ModelConfig
+from induction_memory.model.config import KEY, AnyModel, Architecture, ModelConfig
 
 
 def initial_weight(name: str, shape: tuple[int, ...], config: ModelConfig, seed: int) -> Float[Tensor, "..."]:

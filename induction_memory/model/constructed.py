@@ -50,8 +50,7 @@ from induction_memory.memory.association import Association, store
 from induction_memory.model.associations import associate, written
 from induction_memory.model.building import HookedTransformer, build, remap
 from induction_memory.model.config import ModelConfig
-from induction_memory.model.memories import embedding, set_matrix, weights_of
-from induction_memory.model.names import head_names
+from induction_memory.model.memories import embedding, head_names, set_matrix, weights_of
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.ideals import bigram_logits
 from induction_memory.task.protocol import Task

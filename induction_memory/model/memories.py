@@ -27,44 +27,33 @@ heads at the place of its own layer and ones elsewhere.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from induction_memory.errors import InputError, UnsupportedError, require
-from induction_memory.model.names import Norm
 
+Norm = Literal["folded", "full", "none"]
 _AXES_AFTER_HEAD = {"W_K": 2, "W_V": 2, "b_K": 1, "b_V": 1}
 
 
-def ungrouped(weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """The weights with `W_K`, `W_V` and their biases for each head; the mapping itself if no heads are grouped."""
-    return Ungrouped(weights) if "blocks.0.attn._W_K" in weights else weights
+class LazyWeights(Mapping[str, Tensor]):
+    """Weights by name, each read when it is first used, and kept."""
 
-
-class Ungrouped(Mapping[str, Tensor]):
-    """Weights of a model whose heads share keys and values in groups, as one matrix per head.
-
-    TransformerLens stores one matrix per group, under `_W_K`, `_W_V`, `_b_K` and `_b_V`. Head h uses those of group
-    h // (heads per group). Each is repeated when it is read.
-    """
-
-    def __init__(self, weights: Mapping[str, Tensor]) -> None:
-        self._weights = weights
-        self._names = tuple(name.replace(".attn._", ".attn.") for name in weights)
+    def __init__(self, names: Sequence[str], read: Callable[[str], Tensor]) -> None:
+        self._names, self._read = dict.fromkeys(names), read
+        self._kept: dict[str, Tensor] = {}
 
     def __getitem__(self, name: str) -> Tensor:
-        block, _, kind = name.rpartition(".")
-        if f"{block}._{kind}" not in self._weights:
-            return self._weights[name]
-        shared = self._weights[f"{block}._{kind}"]
-        axis = -1 - _AXES_AFTER_HEAD[kind]
-        heads = self._weights[f"{block}.W_Q"].shape[-3]
-        return shared.repeat_interleave(heads // shared.shape[axis], dim=axis)
+        if name not in self._kept:
+            if name not in self._names:
+                raise KeyError(name)
+            self._kept[name] = self._read(name)
+        return self._kept[name]
 
     def __contains__(self, name: object) -> bool:
         return name in self._names
@@ -74,6 +63,47 @@ class Ungrouped(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._names)
+
+
+def ungrouped(weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """The weights with `W_K`, `W_V` and their biases for each head; the mapping itself if no heads are grouped.
+
+    Where heads share keys and values, TransformerLens stores one matrix per group, under `_W_K`, `_W_V`, `_b_K` and
+    `_b_V`. Head h uses those of group h // (heads per group). Each is repeated when it is read.
+    """
+    if "blocks.0.attn._W_K" not in weights:
+        return weights
+
+    def read(name: str) -> Tensor:
+        block, _, kind = name.rpartition(".")
+        if f"{block}._{kind}" not in weights:
+            return weights[name]
+        shared, axis = weights[f"{block}._{kind}"], -1 - _AXES_AFTER_HEAD[kind]
+        heads = weights[f"{block}.W_Q"].shape[-3]
+        return shared.repeat_interleave(heads // shared.shape[axis], dim=axis)
+
+    return LazyWeights([name.replace(".attn._", ".attn.") for name in weights], read)
+
+
+def head_name(layer: int, head: int) -> str:
+    """The name of one head.
+
+    >>> head_name(2, 1)
+    'L2H1'
+    """
+    return f"L{layer}H{head}"
+
+
+def head_names(layers: tuple[int, ...], n_heads: int) -> list[str]:
+    """Names along the head axes of these layers, "" for none.
+
+    >>> head_names((1, 2), 2)
+    ['L1H1>L2H1', 'L1H1>L2H2', 'L1H2>L2H1', 'L1H2>L2H2']
+    """
+    names = [""]
+    for layer in layers:
+        names = [f"{earlier}>L{layer}H{h}".lstrip(">") for earlier in names for h in range(1, n_heads + 1)]
+    return names
 
 
 _MATRIX = re.compile(r"^(?:(W_K|W_V|W_O|Phi_|W_F)(\d+)|(W_F))$")

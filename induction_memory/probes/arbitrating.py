@@ -33,7 +33,7 @@ from induction_memory.source.measuring import over_steps
 from induction_memory.source.sources import At, Sequences, select
 from induction_memory.task.batch import Batch
 from induction_memory.task.protocol import offered
-from induction_memory.trajectory.weights import Steps
+from induction_memory.trajectory.search import Steps
 
 QUESTIONS = ("in-context accuracy", "copying", "copying, ambiguous")
 RANKS = {"0": (0, 0), "1 to 2": (1, 2), "3 or more": (3, None), "0 to 2": (0, 2)}

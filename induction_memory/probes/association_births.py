@@ -21,7 +21,7 @@ from induction_memory.model.associations import token_names
 from induction_memory.probes.tidy import chunk_of
 from induction_memory.source.sources import Selection, Stack, select
 from induction_memory.task.protocol import Task, offered
-from induction_memory.trajectory.weights import Steps
+from induction_memory.trajectory.search import Steps
 
 
 def score_matrix(

@@ -27,13 +27,13 @@ import pandas as pd
 from jaxtyping import Float, Int
 
 from induction_memory.errors import require
-from induction_memory.model.names import Spec
+from induction_memory.model.associations import Spec
 from induction_memory.probes.association_births import recalled
 from induction_memory.probes.tidy import table
 from induction_memory.source.replicates import by_configuration
 from induction_memory.source.sources import select
 from induction_memory.task.sampler import step_rng
-from induction_memory.trajectory.weights import Steps
+from induction_memory.trajectory.search import Steps
 
 EXPECTED_ORDER = ("W_O2", "W_K2", "W_K1")  # top-down, Section 5
 GRID = 400  # points of the even grid on which lags are measured

@@ -37,7 +37,7 @@ from induction_memory.source.sources import At, Selection, Sequences, select
 from induction_memory.task.batch import Batch
 from induction_memory.task.sampler import step_rng
 from induction_memory.training.forward import evaluate
-from induction_memory.trajectory.weights import Steps
+from induction_memory.trajectory.search import Steps
 
 Gradients = Callable[[int], tuple[float, Mapping[str, Tensor]]]
 """Number of a minibatch -> its loss and gradients at the present value of the weights."""

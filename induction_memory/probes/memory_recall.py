@@ -1,7 +1,7 @@
 """Memory recall probes (Section 5), for all steps and heads at once.
 
-What each memory associates stands in `model/associations.py`, the variants of its name in `model/names.py`, and
-the readings of its scores in `memory/recall.py`. A probe's name is a memory's followed by a reading:
+What each memory associates and the variants of its name stand in `model/associations.py`, and the readings of its
+scores in `memory/recall.py`. A probe's name is a memory's followed by a reading:
 
     nothing    recall: share of items whose target scores above every rival
     _margin    mean of target minus best rival      _rank   mean place of the target
@@ -49,14 +49,13 @@ from induction_memory.errors import UnsupportedError, require
 from induction_memory.memory.association import Association, matching
 from induction_memory.memory.recall import Kind, kl, margin, rank, recall, signal_to_interference, soft_recall
 from induction_memory.model import memories
-from induction_memory.model.associations import TABLE
-from induction_memory.model.memories import Memories
-from induction_memory.model.names import Spec, head_names
+from induction_memory.model.associations import TABLE, Spec
+from induction_memory.model.memories import Memories, head_names
 from induction_memory.probes.registry import Probe
 from induction_memory.source.measuring import over_steps
 from induction_memory.source.sources import At, Stack, select
 from induction_memory.task.protocol import offered
-from induction_memory.trajectory.weights import Steps
+from induction_memory.trajectory.search import Steps
 
 SMOOTHING = 0.01  # share of the uniform distribution in pi_b, where it must not be zero
 

@@ -36,7 +36,7 @@ from induction_memory.task.ideals import sources_of
 from induction_memory.task.predictors import Phase, distances, mixture_weights, phases, predictions
 from induction_memory.task.protocol import ask, choose
 from induction_memory.task.sampler import step_rng
-from induction_memory.trajectory.weights import Steps
+from induction_memory.trajectory.search import Steps
 
 SEQUENCES = 128
 OWN = "own "

@@ -11,11 +11,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from induction_memory.errors import require
-from induction_memory.model.names import head_name
+from induction_memory.model.memories import head_name
 from induction_memory.probes.activations import run_repeated
 from induction_memory.source.measuring import over_steps
 from induction_memory.source.sources import At, select
-from induction_memory.trajectory.weights import Steps
+from induction_memory.trajectory.search import Steps
 
 
 def previous_mass(pattern: Float[Tensor, "batch head query key"]) -> Float[Tensor, " head"]:

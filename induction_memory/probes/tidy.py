@@ -24,14 +24,14 @@ import torch
 from torch import Tensor
 
 from induction_memory.errors import InputError, UnsupportedError, require
-from induction_memory.model.names import head_names
+from induction_memory.model.memories import head_names
 from induction_memory.probes.activations import Activations
 from induction_memory.probes.catalogue import FAMILIES, OF_TASK, Names, find, has_memories, resolve
 from induction_memory.probes.registry import Probe
 from induction_memory.source.measuring import Progress, over_steps
 from induction_memory.source.sources import SEQUENCES, At, Selection, Sequences, Stack, select
 from induction_memory.task.protocol import Task
-from induction_memory.trajectory.weights import Steps
+from induction_memory.trajectory.search import Steps
 
 CHUNK, CHUNK_BYTES = 32, 8 << 20
 """Most steps whose score tables are held at once, and most bytes of one of these tables."""

@@ -24,12 +24,11 @@ from induction_memory.errors import require
 from induction_memory.memory.edits import alignment, cosine, explained, where_finite
 from induction_memory.model import memories
 from induction_memory.model.associations import MEMORIES, TABLE
-from induction_memory.model.memories import Memories
-from induction_memory.model.names import head_names
+from induction_memory.model.memories import Memories, head_names
 from induction_memory.probes.registry import Probe
 from induction_memory.source.measuring import over_steps
 from induction_memory.source.sources import At, Stack, select
-from induction_memory.trajectory.weights import Steps
+from induction_memory.trajectory.search import Steps
 
 
 def matrix(m: Memories, name: str) -> Float[Tensor, "step *head d_out d_in"]:

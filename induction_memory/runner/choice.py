@@ -8,7 +8,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from induction_memory.errors import InputError, require
-from induction_memory.model.architecture import AnyModel, Architecture
+from induction_memory.model.config import AnyModel, Architecture
 from induction_memory.runner.fast import FastRunner
 from induction_memory.runner.recording import Recording, Runner, Via
 

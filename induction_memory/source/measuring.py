@@ -15,7 +15,7 @@ from induction_memory.errors import require
 from induction_memory.source.sources import At, Selection, Sequences, select
 from induction_memory.source.store import Store, code, key_of
 from induction_memory.terminal import keeping, track
-from induction_memory.trajectory.weights import Steps
+from induction_memory.trajectory.search import Steps
 
 Progress = Callable[[int, int], object]
 """Called after each step with the numbers of done and of all steps."""

@@ -25,9 +25,9 @@ from induction_memory.experiment.train_config import TrainConfig
 from induction_memory.field_docs import field_docs
 from induction_memory.fields import require_integer
 from induction_memory.memory.association import Association
-from induction_memory.model.architecture import Architecture
 from induction_memory.model.associations import associate, required
-from induction_memory.model.memories import Memories, has_step_axis
+from induction_memory.model.config import Architecture
+from induction_memory.model.memories import LazyWeights, Memories, has_step_axis
 from induction_memory.runner.choice import runner
 from induction_memory.runner.recording import Runner, Via
 from induction_memory.runner.support import unreadable
@@ -35,10 +35,9 @@ from induction_memory.runner.weights import parameters
 from induction_memory.task.batch import Batch, within_context
 from induction_memory.task.protocol import Task, ask
 from induction_memory.task.sampler import step_rng, with_counts
-from induction_memory.trajectory.search import find, is_series
+from induction_memory.trajectory.search import Steps, chosen_steps, find, is_series
 from induction_memory.trajectory.series import revisions
 from induction_memory.trajectory.trajectory import load
-from induction_memory.trajectory.weights import LazyWeights, Steps, chosen_steps
 
 SEQUENCES, SEQUENCES_PER_STEP = 64, 16  # drawn when no batch is given: for one step, and for each of several steps
 Sequences = Batch | Int[Tensor, "batch pos"] | None
@@ -247,7 +246,7 @@ class Stack(Memories):
         return n_ctx if self.task is None else min(n_ctx, self.task.length)
 
     def association(self, what: str) -> Association:
-        """What a matrix associates, by the names of `model/names.py`: `W_K2`, `W_K1[0:64]_causal` ..."""
+        """What a matrix associates, by the names of `model/associations.py`: `W_K2`, `W_K1[0:64]_causal` ..."""
         return associate(self, what, task=self.task)
 
     def require_task(self) -> Task:

@@ -27,8 +27,7 @@ from induction_memory.experiment.constraints import Graft
 from induction_memory.experiment.run_config import RunConfig
 from induction_memory.experiment.train_config import TrainConfig
 from induction_memory.files import require_folder
-from induction_memory.model.architecture import AnyModel, Architecture, freeze
-from induction_memory.model.config import ModelConfig
+from induction_memory.model.config import AnyModel, Architecture, ModelConfig, freeze
 from induction_memory.task.protocol import Task
 from induction_memory.task.sampler import step_rng
 from induction_memory.training import loop

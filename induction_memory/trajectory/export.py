@@ -24,13 +24,12 @@ from torch import Tensor
 from induction_memory.errors import DamagedError, InputError, require
 from induction_memory.experiment.train_config import TrainConfig
 from induction_memory.files import make_folder
-from induction_memory.model.architecture import AnyModel, Architecture, model_from_dict
+from induction_memory.model.config import AnyModel, Architecture, model_from_dict
 from induction_memory.task import protocol
 from induction_memory.task.protocol import Task
 from induction_memory.trajectory.folder import FolderSource
 from induction_memory.trajectory.layout import CONFIG
-from induction_memory.trajectory.manifest import digest, read_sealed, write_sealed
-from induction_memory.trajectory.pieces import piece_of, write_piece
+from induction_memory.trajectory.manifest import digest, piece_of, read_sealed, write_piece, write_sealed
 from induction_memory.trajectory.states import stored_names, with_tied
 
 _BUFFERS = ("mask", "IGNORE", "rotary_sin", "rotary_cos")

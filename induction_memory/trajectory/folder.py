@@ -18,7 +18,7 @@ from torch import Tensor
 from induction_memory.errors import DamagedError, InputError
 from induction_memory.experiment.run_config import RunConfig
 from induction_memory.experiment.train_config import TrainConfig
-from induction_memory.model.architecture import AnyModel
+from induction_memory.model.config import AnyModel
 from induction_memory.task.protocol import Task
 from induction_memory.trajectory import rows as row_files
 from induction_memory.trajectory.layout import (

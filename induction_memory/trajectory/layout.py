@@ -15,7 +15,6 @@ latest.safetensors           while training: the same for the latest state, to r
 """
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 from induction_memory.errors import InputError
@@ -62,19 +61,6 @@ def require_begun(folder: Path, resume: bool | str, field: str = "out") -> None:
     if not begun and resume is True:
         got = f"{str(folder)!r}, in which none has begun (leave --resume out to begin one)"
         raise InputError(f"{field}: expected the folder of a run to resume, got {got}")
-
-
-def require_stored(step: int, stored: Sequence[int]) -> None:
-    """Refuse a step that is not stored, and say which ones are next to it."""
-    if step in stored:
-        return
-    below, above = [s for s in stored if s < step][-1:], [s for s in stored if s > step][:1]
-    around = " and ".join(map(str, below + above))
-    raise InputError(
-        f"step: expected one of the {len(stored)} stored steps ({stored[0]} to {stored[-1]}; "
-        f"next to it {around}), got {step}",
-        entry="step-not-stored",
-    )
 
 
 def parts(folder: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""Where trajectories are found by name.
+"""What a caller means by a run and by a step.
 
 A name is looked for in these folders, in this order:
 
@@ -9,9 +9,14 @@ A name is looked for in these folders, in this order:
 """
 
 import os
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from os import PathLike
 from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Int
 
 from induction_memory.errors import InputError, require
 from induction_memory.trajectory.layout import CONFIG, MANIFEST
@@ -21,6 +26,8 @@ SHIPPED = Path(__file__).parents[2] / "checkpoints"
 """The shipped trajectories, in the source tree."""
 PACKAGED = Path(__file__).parent / "data"
 """The trajectory that is part of the package."""
+Steps = int | np.integer | Literal["all", "last"] | Sequence[int] | Sequence[np.integer] | np.ndarray | None
+"""One step, several, "all", or the last (also None or -1)."""
 
 
 def search_path() -> list[Path]:
@@ -62,3 +69,26 @@ def is_series(path: Path) -> bool:
 def checkpoint_folders(path: Path) -> dict[str, Path]:
     """The folders of checkpoints in a folder, by name."""
     return {p.name: p for p in sorted(path.iterdir()) if p.is_dir() and (p / CONFIG).exists()}
+
+
+def chosen_steps(stored: Int[np.ndarray, " step"], step: Steps, resolve: Callable[[int], int]) -> list[int]:
+    """The steps that `step` means, in the order of training; the last one when not given. -1 is the last one too."""
+    if isinstance(step, str) or step is None:
+        require(step in (None, "last", "all"), "step", "a stored step, a list of them, 'last' or 'all'", repr(step))
+        return [int(one) for one in (stored if step == "all" else stored[-1:])]
+    wanted = np.atleast_1d(np.asarray(step)).tolist()
+    require(len(wanted) > 0, "step", "at least one step", "none")
+    return sorted({int(stored[-1]) if one == -1 else resolve(one) for one in wanted})
+
+
+def require_stored(step: int, stored: Sequence[int]) -> None:
+    """Refuse a step that is not stored, and say which ones are next to it."""
+    if step in stored:
+        return
+    below, above = [s for s in stored if s < step][-1:], [s for s in stored if s > step][:1]
+    around = " and ".join(map(str, below + above))
+    raise InputError(
+        f"step: expected one of the {len(stored)} stored steps ({stored[0]} to {stored[-1]}; "
+        f"next to it {around}), got {step}",
+        entry="step-not-stored",
+    )

@@ -25,8 +25,7 @@ from torch import Tensor, nn
 
 from induction_memory.errors import InputError, require
 from induction_memory.trajectory.checkpoint_files import Checkpoint, label, read_ahead
-from induction_memory.trajectory.search import checkpoint_folders
-from induction_memory.trajectory.weights import Steps, chosen_steps
+from induction_memory.trajectory.search import Steps, checkpoint_folders, chosen_steps
 
 BESIDE = Path(".induction_memory")
 """Folder beside the checkpoints in which results are kept."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from induction_memory.model.architecture import AnyModel, Architecture
+from induction_memory.model.config import AnyModel, Architecture
 from induction_memory.trajectory.tensors import as_bytes
 
 if TYPE_CHECKING:

@@ -43,8 +43,7 @@ from torch import Tensor
 from induction_memory.errors import DamagedError, InputError
 from induction_memory.files import Bytes
 from induction_memory.trajectory.layout import ROUNDED
-from induction_memory.trajectory.manifest import Manifest, digest
-from induction_memory.trajectory.pieces import Piece, open_regular, write_piece
+from induction_memory.trajectory.manifest import Manifest, Piece, digest, open_regular, write_piece
 
 _KINDS = {"F32": np.float32, "F64": np.float64, "F16": np.float16, "I64": np.int64, "U8": np.uint8}
 _CODES = {torch.from_numpy(np.empty(0, kind)).dtype: code for code, kind in _KINDS.items()}

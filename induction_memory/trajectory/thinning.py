@@ -15,8 +15,7 @@ from induction_memory.trajectory.export import PlainSource, configuration
 from induction_memory.trajectory.folder import FolderSource
 from induction_memory.trajectory.layout import FROZEN, METRICS, OPTIMIZER, ROUNDED, TRAINED
 from induction_memory.trajectory.lock import locked, may_begin, tidy
-from induction_memory.trajectory.manifest import Manifest, provenance
-from induction_memory.trajectory.pieces import Piece, write_piece
+from induction_memory.trajectory.manifest import Manifest, Piece, provenance, write_piece
 from induction_memory.trajectory.rows import encode
 from induction_memory.trajectory.states import checksum, stored_names
 from induction_memory.trajectory.tensors import write_rounded, write_stack, write_tensors

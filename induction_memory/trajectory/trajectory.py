@@ -22,16 +22,15 @@ from torch import Tensor, nn
 from induction_memory.errors import InputError, require
 from induction_memory.experiment.run_config import RunConfig
 from induction_memory.files import require_folder
-from induction_memory.model.architecture import AnyModel, Architecture
-from induction_memory.model.config import ModelConfig
+from induction_memory.model.config import AnyModel, Architecture, ModelConfig
+from induction_memory.model.memories import LazyWeights
 from induction_memory.task.protocol import Task
 from induction_memory.trajectory.export import ExportSource, PlainSource, is_export, write_export
 from induction_memory.trajectory.folder import FolderSource, closest, expand
-from induction_memory.trajectory.layout import MANIFEST, require_stored
+from induction_memory.trajectory.layout import MANIFEST
 from induction_memory.trajectory.lock import CACHE
-from induction_memory.trajectory.search import find
+from induction_memory.trajectory.search import Steps, chosen_steps, find, require_stored
 from induction_memory.trajectory.states import checksum, fill, initial_weights
-from induction_memory.trajectory.weights import LazyWeights, Steps, chosen_steps
 
 if TYPE_CHECKING:
     from induction_memory.model.building import HookedTransformer

@@ -50,8 +50,7 @@ from induction_memory.trajectory.layout import (
     step_path,
 )
 from induction_memory.trajectory.lock import tidy
-from induction_memory.trajectory.manifest import Manifest, digest, provenance
-from induction_memory.trajectory.pieces import Piece, piece_of
+from induction_memory.trajectory.manifest import Manifest, Piece, digest, piece_of, provenance
 from induction_memory.trajectory.states import checksum, stored_names
 from induction_memory.trajectory.tensors import (
     SealedFile,

@@ -42,7 +42,7 @@ from induction_memory.task.batch import Batch
 from induction_memory.task.corpus import encode
 from induction_memory.task.ideals import after_same_context, sources_of
 from induction_memory.task.protocol import Task, offered
-from induction_memory.trajectory.weights import Steps
+from induction_memory.trajectory.search import Steps
 from induction_memory.views.attention_page import framed, page
 from induction_memory.views.light_maps import picture as light_picture
 

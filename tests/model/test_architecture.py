@@ -9,8 +9,8 @@ from transformer_lens import HookedTransformer, HookedTransformerConfig
 
 import induction_memory as im
 from induction_memory.errors import DamagedError, InputError
-from induction_memory.model.architecture import Architecture, freeze, model_from_dict
 from induction_memory.model.building import build
+from induction_memory.model.config import Architecture, freeze, model_from_dict
 from induction_memory.model.memories import Memories, matrix, weights_of
 from induction_memory.trajectory.manifest import Manifest
 

@@ -9,12 +9,11 @@ import torch
 
 from induction_memory.errors import InputError, UnsupportedError
 from induction_memory.memory import Association, recall
-from induction_memory.model.associations import associate, carrier, parameter_of, written
+from induction_memory.model.associations import Spec, associate, carrier, parameter_of, written
 from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
 from induction_memory.model.constructed import construct
-from induction_memory.model.memories import Memories, weights_of
-from induction_memory.model.names import Spec, head_names
+from induction_memory.model.memories import Memories, head_names, weights_of
 from induction_memory.task.bigrams import BigramTask
 from tests.model.test_build import randomised
 

@@ -13,7 +13,7 @@ import pandas as pd
 
 from induction_memory import heads as heads_library
 from induction_memory.interventions.ablations import ablate
-from induction_memory.model.architecture import AnyModel
+from induction_memory.model.config import AnyModel
 from induction_memory.task.batch import Batch
 from induction_memory.trajectory.trajectory import Trajectory
 from induction_memory.views.page.words import group_titles

@@ -19,8 +19,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from induction_memory.model.architecture import AnyModel, Architecture
-from induction_memory.model.config import ModelConfig
+from induction_memory.model.config import AnyModel, Architecture, ModelConfig
 from induction_memory.trajectory.trajectory import Trajectory
 
 Arrays = dict[str, np.ndarray]
