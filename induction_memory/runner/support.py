@@ -32,7 +32,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from induction_memory.model.building import has_hooks, hooks_everywhere
 from induction_memory.model.memories import ungrouped
 from induction_memory.runner.weights import EPS, parameters
 
@@ -215,7 +214,7 @@ _ATTENDS = {"_attention_dir_override": None, "attn_type": "global", "IGNORE": -t
 
 def objection(model: nn.Module) -> str | None:
     """Why the shortcut does not compute this model; None if it does."""
-    from induction_memory.model.building import HookedTransformer
+    from induction_memory.model.building import HookedTransformer, hooks_everywhere
 
     if type(model) is not HookedTransformer:
         return f"a {type(model).__name__}"
@@ -239,6 +238,8 @@ def _of_configuration(cfg: Any) -> str | None:
 
 
 def _of_modules(model: Any) -> str | None:
+    from induction_memory.model.building import has_hooks
+
     if len(model.blocks) != model.cfg.n_layers:
         return f"n_layers = {model.cfg.n_layers} and {len(model.blocks)} blocks"
     for name, module in model.named_modules():

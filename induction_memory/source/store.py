@@ -42,7 +42,7 @@ class Store:
             found = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
         except OSError:
             return None
-        seal, content = found[:64], found[65:]
+        seal, _, content = found.partition(b"\n")
         if seal != _seal(key, content):
             return None
         sizes, _, parts = content.partition(b"\n")
