@@ -24,8 +24,8 @@ from induction_memory.heads.identification import Identification, identify
 from induction_memory.paper import plan as presets
 from induction_memory.paper import records
 from induction_memory.trajectory.trajectory import load
-from induction_memory.views.figures import heads as figures
 
+from . import heads_figures as figures
 from .heads_page import page
 
 TABLES = "heads"

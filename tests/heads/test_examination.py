@@ -9,6 +9,7 @@ from matplotlib.colors import to_hex
 from transformer_lens import HookedTransformer, HookedTransformerConfig
 
 import induction_memory as im
+from analyses.tools import heads_figures as figures
 from analyses.tools.heads_page import page
 from analyses.tools.heads_study import draw, plan
 from induction_memory.errors import InputError
@@ -16,7 +17,6 @@ from induction_memory.heads.identification import Identification, identify
 from induction_memory.model.config import ModelConfig
 from induction_memory.task import sample, step_rng
 from induction_memory.training.run import start
-from induction_memory.views.figures import heads as figures
 from tests.tiny_runs import TASK, tiny
 
 pytestmark = pytest.mark.slow
