@@ -6,7 +6,6 @@ It is one HTML file without scripts. Its content security policy allows only its
 import html
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +13,12 @@ import numpy as np
 import pandas as pd
 
 from induction_memory.errors import Error
-from induction_memory.files import require_file, write_file
 from induction_memory.sweep import plan
 from induction_memory.sweep.loop import COPY
 from induction_memory.sweep.results import is_sweep, table
 from induction_memory.terminal import number
 from induction_memory.trajectory.trajectory import load
-from induction_memory.views.attention_page import framed
-from induction_memory.views.page.document import digest, source
+from induction_memory.views.page.document import Page, digest, source
 
 POINTS = 80
 """The largest number of points of a curve."""
@@ -30,31 +27,7 @@ FIRST = ("run", "state", "error")
 TRAINED = ("steps", "seconds")
 
 
-@dataclass(frozen=True)
-class SweepPage:
-    """A page that shows itself in a notebook and can be saved."""
-
-    title: str
-    document: str
-
-    def __repr__(self) -> str:
-        return f"SweepPage({self.title!r}: {len(self.document) / 1e6:.1f} MB of HTML)"
-
-    def html(self) -> str:
-        """The whole page."""
-        return self.document
-
-    def save(self, path: str | Path) -> Path:
-        """Write the page to an .html file."""
-        path = require_file(path, [".html"])
-        write_file(path, self.document)
-        return path
-
-    def _repr_html_(self) -> str:
-        return framed(self.document, height=900)
-
-
-def page(folder: str | Path) -> SweepPage:
+def page(folder: str | Path) -> Page:
     """The page of a sweep's folder, or of any folder of runs.
 
     >>> import induction_memory as im
@@ -71,7 +44,7 @@ def page(folder: str | Path) -> SweepPage:
     shown = [name for name in found.columns if name.startswith(("loss", "accuracy"))]
     parts = [_table(found, settings, shown, curves, loss)]
     parts += [_one(i, found, settings, curves, loss, commands) for i in range(len(found))]
-    return SweepPage(title, _document(title, found, "\n".join(parts)))
+    return Page(title, _document(title, found, "\n".join(parts)))
 
 
 def _document(title: str, found: pd.DataFrame, body: str) -> str:

@@ -137,8 +137,8 @@ class Revisions:
 
 def _read_ahead(checkpoints: Sequence[Checkpoint]) -> Iterator[Checkpoint]:
     """Each checkpoint, while the files of the next are read in the background."""
-    for one, following in zip(checkpoints, [*checkpoints[1:], None], strict=True):
-        reading = read_ahead(following.files()) if following is not None else None
+    for i, one in enumerate(checkpoints):
+        reading = read_ahead(checkpoints[i + 1].files()) if i + 1 < len(checkpoints) else None
         one.require_intact()
         yield one
         if reading is not None:

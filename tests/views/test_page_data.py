@@ -1,5 +1,7 @@
 """What the page is given: packed arrays, score tables, live weights, budgets, and the lines of Python."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -8,12 +10,17 @@ import induction_memory as im
 from induction_memory import probes
 from induction_memory.errors import InputError
 from induction_memory.model.associations import carrier
+from induction_memory.source.sources import select
 from induction_memory.views.page import live, tables
 from induction_memory.views.page.document import document, script
-from induction_memory.views.page.gather import evaluation_batch, spread
+from induction_memory.views.page.gather import EVALUATED, spread
 from induction_memory.views.page.pack import Pack, join, quantise, reduced, unpack, within
 from induction_memory.views.run_page import report
 from tests.views.page_runs import full_run, hostile_run
+
+
+def evaluation_batch(run):
+    return select(run, sequences=EVALUATED).batch
 
 
 @pytest.fixture(scope="module")
@@ -106,11 +113,15 @@ def test_on_a_shipped_run_8_bits_change_attention_by_less_than_2e_4_on_average()
 
 
 def test_models_that_the_page_cannot_run_say_why(full):
-    assert live.why_not(full.model_config) == "the model has ReLU feed-forwards"
+    def why_not(model, task="known"):
+        return live.why_not(SimpleNamespace(model_config=model, task=task))
+
     simplified = im.ModelConfig.simplified()
-    assert live.why_not(simplified) == ""
-    assert "LayerNorm" in live.why_not(simplified.replace(layer_norm=True))
-    assert live.why_not(simplified.replace(trained=("W_E", "W_K1"))) == "W_E are trained"
+    assert live.why_not(full) == "the model has ReLU feed-forwards"
+    assert why_not(simplified) == ""
+    assert "LayerNorm" in why_not(simplified.replace(layer_norm=True))
+    assert why_not(simplified.replace(trained=("W_E", "W_K1"))) == "W_E are trained"
+    assert why_not(simplified, task=None).startswith("the task is not known")
 
 
 def test_numbers_in_the_page_are_those_of_the_tables(run, page):
@@ -191,6 +202,7 @@ def test_data_cannot_leave_its_element_and_the_policy_names_the_script():
     [
         ({"sources": []}, "runs: expected 1 to 4 runs"),
         ({"sources": [3]}, "source: expected a run"),
+        ({"sources": {"W": torch.zeros(2, 2)}}, "runs: expected runs or series, their folders or names, got weights"),
         ({"length": 0}, "length: expected 1 to 4096"),
         ({"budget": 1000}, "budget: expected 500000 to"),
         ({"steps": [1]}, "step: expected one of the"),

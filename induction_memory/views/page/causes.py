@@ -11,68 +11,66 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from induction_memory import heads as heads_library
+from induction_memory.heads.identification import identify
 from induction_memory.interventions.ablations import ablate
-from induction_memory.model.config import AnyModel
+from induction_memory.source.sources import Source
 from induction_memory.task.batch import Batch
-from induction_memory.trajectory.trajectory import Trajectory
+from induction_memory.views.page.pack import plain
 from induction_memory.views.page.words import group_titles
 
 OF_HEADS = ("heads", "shares", "shapley", "shapley_error", "roles", "confidence", "births")
 
 
-def parts_of(model: AnyModel) -> list[str]:
+def parts_of(source: Any) -> list[str]:
     """The parts that the page takes away: heads, key and output matrices, feed-forwards."""
+    model = getattr(source, "model_config", None)
+    if model is None:
+        return ["heads", "feed_forward"]
     matrices = [f"{kind}{layer}" for layer in range(1, model.n_layers + 1) for kind in ("W_K", "W_O")]
     last = [] if model.feed_forward == "none" else ["W_F"] if model.feed_forward == "linear" else ["feed_forward"]
     return ["heads", *matrices, *last]
 
 
-def causes(run: Trajectory, steps: Sequence[int], batch: Batch) -> tuple[dict[str, Any], dict[str, str]]:
+def causes(source: Source, steps: Sequence[int], batch: Batch) -> tuple[dict[str, Any], dict[str, str]]:
     """Tables of ablations, shares and roles at some steps, as the page reads them, and reasons for what is left out."""
-    lost = ablate(run, batch, components=parts_of(run.model_config), kind="mean", step=list(steps))
-    titles = group_titles(batch)
+    lost = ablate(source, batch, components=parts_of(source), kind="mean", step=steps)
+    titles = group_titles(source.task, batch)
     kinds = ["loss"] if batch.soft else ["loss", "accuracy"]
-    measures = [f"{group}_{kind}" for group in titles for kind in kinds]
     intact, cut = lost.loc[lost["component"] == "none"], lost.loc[lost["component"] != "none"]
-    found = {
+    found: dict[str, Any] = {
         "steps": list(steps),
         "groups": titles,
         "kinds": kinds,
-        "parts": list(dict.fromkeys(cut["component"])),
-        "intact": {name: _numbers(intact[name]) for name in measures},
-        "without": {name: _by_step(cut, name) for name in measures},
-        "error": {name: _by_step(cut, f"{name}_se") for name in measures},
+        "parts": list(cut["component"].unique()),
     }
+    found |= {"intact": {}, "without": {}, "error": {}} | {key: [] for key in OF_HEADS}
+    for group in titles:
+        for kind in kinds:
+            name = f"{group}_{kind}"
+            found["intact"][name] = plain(intact[name])
+            found["without"][name] = _by_step(cut, name, steps)
+            found["error"][name] = _by_step(cut, f"{name}_se", steps)
     if batch.soft:
-        return found | {key: [] for key in OF_HEADS}, {"roles of heads": "no single output is right in this task"}
-    return found | _heads(run, steps, batch), {}
+        return found, {"roles of heads": "no single output is right in this task"}
+    return found | _heads(source, steps, batch), {}
 
 
-def _heads(run: Trajectory, steps: Sequence[int], batch: Batch) -> dict[str, Any]:
+def _heads(source: Source, steps: Sequence[int], batch: Batch) -> dict[str, Any]:
     """Shares and roles."""
-    found = heads_library.identify(run, step=list(steps), batch=batch)
+    found = identify(source, step=steps, batch=batch)
     shares = found.shares.loc[found.shares["game"] == "all"]
+    births = found.births.loc[(found.births["role"] != "none") & np.isfinite(found.births["born"].astype(float))]
     return {
-        "heads": list(dict.fromkeys(shares["head"])),
-        "shares": _by_step(shares, "share"),
-        "shapley": _by_step(shares, "shapley"),
-        "shapley_error": _by_step(shares, "shapley_se"),
-        "roles": [list(rows["role"]) for _, rows in found.roles.groupby("step", sort=False)],
-        "confidence": _by_step(found.roles, "confidence"),
-        "births": [
-            {"head": row["head"], "role": row["role"], "step": float(row["born"])}
-            for row in found.births.to_dict("records")
-            if row["role"] != "none" and np.isfinite(row["born"])
-        ],
+        "heads": list(shares["head"].unique()),
+        "shares": _by_step(shares, "share", steps),
+        "shapley": _by_step(shares, "shapley", steps),
+        "shapley_error": _by_step(shares, "shapley_se", steps),
+        "roles": found.roles["role"].to_numpy(dtype=object).reshape(len(steps), -1).tolist(),
+        "confidence": _by_step(found.roles, "confidence", steps),
+        "births": births.rename(columns={"born": "step"})[["head", "role", "step"]].to_dict("records"),
     }
 
 
-def _by_step(table: pd.DataFrame, name: str) -> list[list[float | None]]:
+def _by_step(table: pd.DataFrame, name: str, steps: Sequence[int]) -> list[list[float | None]]:
     """One list per step, one number per part in the order of the table."""
-    return [_numbers(rows[name]) for _, rows in table.groupby("step", sort=False)]
-
-
-def _numbers(values: pd.Series) -> list[float | None]:
-    """The values as JSON has them: None where a number is not finite."""
-    return values.astype(float).astype(object).where(np.isfinite(values), None).tolist()
+    return plain(table[name].to_numpy(dtype=float).reshape(len(steps), -1))

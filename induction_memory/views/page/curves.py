@@ -1,5 +1,7 @@
 """The curves of a run: loss and accuracy as training recorded them, recall and KL as probes measure them.
 
+A source without a task has loss and accuracy as probes measure them, and the standard scores of heads.
+
 Each curve has the panel in which it is drawn, the memory whose colour it has (if any), and the numbers of the
 DataFrame. Births are the change points of the recalls, with their confidence intervals (`probes.change_points`).
 """
@@ -9,14 +11,12 @@ from operator import itemgetter
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from induction_memory import probes
 from induction_memory.task.batch import Batch
 from induction_memory.task.predictors import describe
 from induction_memory.task.predictors import phases as named_phases
 from induction_memory.task.protocol import offered
-from induction_memory.trajectory.trajectory import Trajectory
 from induction_memory.views.page import words
 
 RECALL = ("W_O2", "W_K2", "W_K1", "W_K1_first64")
@@ -27,56 +27,81 @@ DISTANCE = {
     "kl_bayes": "Bayes-optimal",
 }
 """References of in-context bigrams; for other tasks the predictors are shown."""
+PREDICTION = {
+    "loss_in_context": "second half",
+    "loss": "all positions",
+    "accuracy_in_context": "second half",
+    "accuracy": "all positions",
+}
+"""Probes of a source without a task, on random tokens repeated once."""
+GROUPS = ("loss", "accuracy", "previous", "induction")
+NAMED = 4
 MOST_POINTS = 1200  # drawn of a recorded curve; of a longer curve only every n-th row is drawn
 CAP = 1.5  # the axis of distances ends at this many times the median distance of the first step
 
 
-def curves(run: Trajectory, batch: Batch, leaders: Mapping[str, str]) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """Every curve, and the reason for each probe that this run does not have.
+def curves(
+    source: Any, batch: Batch, leaders: Mapping[str, str], n_layers: int
+) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """Every curve, and the reason for each probe that this source does not have.
 
     `leaders` names for each memory the head that the legend shows (`tables.clearest`).
     """
-    metrics = run.metrics
-    every = -(-len(metrics) // MOST_POINTS) if len(metrics) else 1
-    drawn = metrics.iloc[::every]
-    found = [
-        _curve(group, name, "", label, "", drawn["step"].to_numpy(), drawn[name].to_numpy())
-        for group, names in recorded(run, batch).items()
-        for name, label in names.items()
-        if name in drawn and drawn[name].notna().any()
-    ]
-    recall = probes.table(run, RECALL)
-    for name in RECALL:
-        label, memory = name.replace("_first64", ", first 64"), name.removesuffix("_first64")
-        for head in recall.loc[recall["probe"] == name, "head"].unique():
-            curve = _curve("recall", name, str(head), label, memory, *_values(recall, name, head))
-            found.append(curve | {"leads": head == leaders[memory]})
-    globally = offered(run.task, "unigram") is not None and offered(run.task, "bigram") is not None
-    distance = probes.table(run, list(DISTANCE) if globally else "predictors", batch=batch)
-    labels = {name: DISTANCE.get(name) or name.removeprefix("kl_to_").replace("_", " ") for name in distance["probe"]}
-    for name, label in labels.items():
-        found.append(_curve("kl", name, "", label, "", *_values(distance, name)))
-    skipped = recall.attrs["skipped"] | distance.attrs["skipped"]
-    if run.model_config.feed_forward == "linear":
-        stored = probes.table(run, ["W_F_kl"])
-        found.append(_curve("kl", "W_F_kl", "", "W_F to bigram", "W_F", *_values(stored, "W_F_kl")))
+    if source.task is None:
+        found, unknown = measured(source, batch, n_layers), "the task is not known"
+        skipped = dict.fromkeys(("loss and accuracy in training", "recall", "distances to predictors"), unknown)
+    else:
+        found, skipped = recorded(source, batch), {}
+        recall = probes.table(source, RECALL)
+        for (name, head), rows in recall.groupby(["probe", "head"], sort=False):
+            label, memory = str(name).replace("_first64", ", first 64"), str(name).removesuffix("_first64")
+            found.append(_curve("recall", name, label, rows, head=head, memory=memory, leads=head == leaders[memory]))
+        globally = offered(source.task, "unigram") is not None and offered(source.task, "bigram") is not None
+        distance = probes.table(source, list(DISTANCE) if globally else "predictors", batch=batch)
+        for name, rows in distance.groupby("probe", sort=False):
+            label = DISTANCE.get(str(name)) or str(name).removeprefix("kl_to_").replace("_", " ")
+            found.append(_curve("kl", name, label, rows))
+        skipped = recall.attrs["skipped"] | distance.attrs["skipped"]
+        if source.model_config.feed_forward == "linear":
+            found.append(_curve("kl", "W_F_kl", "W_F to bigram", probes.table(source, ["W_F_kl"]), memory="W_F"))
     return [curve for curve in found if curve["steps"]], skipped
 
 
-def recorded(run: Trajectory, batch: Batch) -> dict[str, dict[str, str]]:
-    """Recorded curves by panel: column -> label."""
-    found: dict[str, dict[str, str]] = {"loss": {}, "accuracy": {}}
-    for name in (batch.main, *batch.groups):
-        label = words.recorded_label(name, batch)
-        found["loss"][f"loss_{name}"] = label
-        if name != "first_occurrence":
-            found["accuracy"][f"accuracy_{name}"] = label
-    other = run.config.train.out_of_distribution
+def recorded(run: Any, batch: Batch) -> list[dict[str, Any]]:
+    """Loss and accuracy as training recorded them."""
+    metrics = run.metrics
+    drawn = metrics.iloc[:: max(1, -(-len(metrics) // MOST_POINTS))]
+    named = []
+    for group in (batch.main, *batch.groups):
+        label = words.recorded_label(group, batch)
+        named.append(("loss", f"loss_{group}", label))
+        if group != "first_occurrence":
+            named.append(("accuracy", f"accuracy_{group}", label))
+    other = "other outputs" if hasattr(run.task, "output_part") else run.config.train.out_of_distribution
     of_main = words.recorded_label(batch.main, batch)
-    found["accuracy"]["out_of_distribution_accuracy"] = (
-        f"{of_main}, other outputs" if hasattr(run.task, "output_part") else f"{of_main}, {other}"
-    )
+    named.append(("accuracy", "out_of_distribution_accuracy", f"{of_main}, {other}"))
+    found = []
+    for group, name, label in sorted(dict.fromkeys(named), key=lambda one: one[0] == "accuracy"):
+        if name in drawn:
+            found.append(_curve(group, name, label, drawn.rename(columns={name: "value"})))
     return found
+
+
+def measured(source: Any, batch: Batch, n_layers: int) -> list[dict[str, Any]]:
+    """Loss, accuracy and the standard scores of heads; the legend names the `NAMED` heads with the highest scores."""
+    names = {name: (name.partition("_")[0], label) for name, label in PREDICTION.items()}
+    for layer in range(1, n_layers + 1):
+        names |= {f"repeated_previous{layer}": ("previous", ""), f"repeated_induction{layer}": ("induction", "")}
+    table = probes.table(source, list(names), batch=batch)
+    found = []
+    for (name, head), rows in table.groupby(["probe", "head"], sort=False):
+        group, label = names[str(name)]
+        found.append(_curve(group, name, label, rows, head=head))
+    for group in ("previous", "induction"):
+        own = sorted((one for one in found if one["group"] == group), key=lambda one: -one["values"][-1])
+        for one in own[NAMED:]:
+            one["leads"] = False
+    return sorted(found, key=lambda one: (GROUPS.index(one["group"]), not one["leads"]))
 
 
 def phases(curves: list[dict[str, Any]]) -> tuple[dict[str, Any] | None, dict[str, float]]:
@@ -92,39 +117,32 @@ def phases(curves: list[dict[str, Any]]) -> tuple[dict[str, Any] | None, dict[st
     return {"spans": spans, "text": f"The model is {describe(found)}."}, {"kl": min(top, float(values.max()))}
 
 
-def _values(table: pd.DataFrame, name: str, head: str | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Steps and values of a probe, for one head if it is named."""
-    chosen = (table["probe"] == name) & (True if head is None else table["head"] == head)
-    return table.loc[chosen, "step"].to_numpy(), table.loc[chosen, "value"].to_numpy()
-
-
 def _curve(
-    group: str, name: str, head: str, label: str, memory: str, steps: np.ndarray, values: np.ndarray
+    group: str, name: Any, label: str, rows: Any, *, head: Any = "", memory: str = "", leads: bool = True
 ) -> dict[str, Any]:
+    """A curve of the finite values of a table with the columns step and value."""
+    values = rows["value"].to_numpy(dtype=float)
     finite = np.isfinite(values)
     return {
         "group": group,
-        "name": name,
-        "head": head,
+        "name": str(name),
+        "head": str(head),
         "label": label,
         "memory": memory,
-        "leads": True,
-        "steps": steps[finite].astype(int).tolist(),
-        "values": values[finite].astype(float).tolist(),
+        "leads": bool(leads),
+        "steps": rows["step"].to_numpy()[finite].astype(int).tolist(),
+        "values": values[finite].tolist(),
     }
 
 
-def births(run: Trajectory, leaders: Mapping[str, str]) -> list[dict[str, Any]]:
+def births(source: Any, leaders: Mapping[str, str]) -> list[dict[str, Any]]:
     """When each memory was born: the change point of the recall of its leading head."""
     names = [name for name in ("W_O2", "W_K2", "W_K1") if name in leaders]
-    if not names or len(run.steps) < 3:
+    if not names or len(source.steps) < 3:
         return []
-    table: list[dict[str, Any]] = probes.change_points(run, names).to_dict("records")
     found = []
-    for row in table:
-        if row["head"] != leaders[row["probe"]]:
-            continue
-        if np.isfinite([row["change"], row["low"], row["high"]]).all() and row["after"] > row["before"]:
-            found.append({key: row[key] for key in ("head", "change", "low", "high", "before", "after")})
-            found[-1]["memory"] = row["probe"]
+    for row in probes.change_points(source, names).to_dict("records"):
+        known = np.isfinite([row["change"], row["low"], row["high"]]).all() and row["after"] > row["before"]
+        if known and row["head"] == leaders[row["probe"]]:
+            found.append(row | {"memory": row["probe"]})
     return sorted(found, key=itemgetter("change"))

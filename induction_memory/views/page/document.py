@@ -9,8 +9,13 @@ import base64
 import hashlib
 import html
 import re
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from pathlib import Path
+
+from induction_memory.files import require_file, write_file
+from induction_memory.views.attention_page import framed
 
 FILES = resources.files("induction_memory.views.page") / "static"
 _IMPORT = re.compile(r'^import (\{[^}]*\}) from "\./([\w-]+)\.js";$', re.MULTILINE)
@@ -21,9 +26,33 @@ INDUCTION = (
     "which, which matrix stores it, and what is lost without it."
 )
 ANY_TASK = (
-    "A transformer learns a task. Move the slider and watch where it attends, which predictor it comes closest to, and "
-    "what is lost without each of its parts."
+    "A transformer in training. Move the slider and watch where its heads attend, how well it predicts, and what is "
+    "lost without each of its parts."
 )
+
+
+@dataclass(frozen=True, eq=False)
+class Page:
+    """An HTML file that shows itself in a notebook and can be saved."""
+
+    title: str
+    source: str
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.title!r}: {len(self.source) / 1e6:.1f} MB of HTML)"
+
+    def html(self) -> str:
+        """The whole page."""
+        return self.source
+
+    def save(self, path: str | Path) -> Path:
+        """Write the page to an .html file."""
+        path = require_file(path, [".html"])
+        write_file(path, self.source)
+        return path
+
+    def _repr_html_(self) -> str:
+        return framed(self.source, height=900)
 
 
 def source(name: str) -> str:

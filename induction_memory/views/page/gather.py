@@ -1,7 +1,8 @@
-"""Everything that the page shows of one run, measured through the public functions and put into a Pack.
+"""Everything that the page shows of one source, measured through the public functions and put into a Pack.
 
-The sequences are the first of the run's evaluation stream, `im.sample(run.task, 16, step_rng(eval_seed, 0))`, so that
-the line of Python beside a panel measures the same thing. What a task does not offer is left out, with the reason.
+The sequences are those that `im.source.select(run, sequences=16).batch` draws: the first of a run's evaluation stream,
+or random tokens repeated once for a source whose task is not known. The line of Python beside a panel measures the same
+thing. What a source or its task does not offer is left out, with the reason.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,10 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from induction_memory.task.batch import Batch
+from induction_memory.model.associations import token_names
+from induction_memory.source.sources import Source, select
+from induction_memory.source.text import words_of
 from induction_memory.task.protocol import offered
-from induction_memory.task.sampler import step_rng
-from induction_memory.trajectory.trajectory import Trajectory
+from induction_memory.trajectory.series import Revisions
+from induction_memory.trajectory.verification import lines
 from induction_memory.views.attention_maps import telling_rows
 from induction_memory.views.page import causes, curves, live, sequences, tables, words
 from induction_memory.views.page.pack import Pack, Quantised, quantise
@@ -25,65 +28,68 @@ LIKELY_BIGRAM = 0.1  # pairs of W_F that are marked: pi_b(j | k) at least this
 Progress = Callable[[str], object]
 
 
-def evaluation_batch(run: Trajectory) -> Batch:
-    """The sequences on which the page measures this run."""
-    return run.task.sample(EVALUATED, step_rng(run.config.train.eval_seed, 0))
-
-
 def gather(
-    run: Trajectory,
-    steps: Sequence[int],
-    *,
-    shown: int,
-    length: int,
-    causal_steps: int,
-    bits: int,
-    progress: Progress,
+    source: Source, steps: Sequence[int], at: Sequence[int], *, shown: int, length: int, progress: Progress
 ) -> Pack:
-    """Metadata and arrays of one run at the steps that the page shows."""
-    batch, cut = evaluation_batch(run), min(length, run.task.length)
+    """Metadata and arrays of one source at the steps that the page shows; causes at the steps `at`."""
+    chosen = select(source, step=steps, sequences=EVALUATED)
+    batch, task = chosen.batch, source.task
+    cut = min(length, batch.tokens.shape[1])
     rows = telling_rows(batch, cut)[:shown]
-    progress(f"{run.name}: attention at {len(steps)} steps")
+    progress(f"{source.name}: attention at {len(steps)} steps")
     read = batch[torch.tensor(rows)]
-    found = sequences.run_over(run, steps, read, cut)
-    progress(f"{run.name}: memories")
-    stored, skipped = tables.tables(run, steps)
-    progress(f"{run.name}: curves")
+    found = sequences.run_over(source, steps, read, cut)
+    listed = sequences.facts(batch, rows, cut, task)
+    if task is None:
+        ids, likely = sequences.renumbered(listed, found.likely)
+        known = words_of(chosen, torch.from_numpy(ids), None)
+        vocabulary = known, known
+    else:
+        likely, vocabulary = found.likely, token_names(task)
+    progress(f"{source.name}: memories")
+    stored, skipped = tables.tables(source, steps)
+    progress(f"{source.name}: curves")
     leaders = {table.memory: table.head for table in reversed(stored)}
-    drawn, more = curves.curves(run, batch, leaders)
-    born = curves.births(run, leaders)
-    at = spread(steps, causal_steps)
-    progress(f"{run.name}: causes at {len(at)} steps")
-    measured, lost = causes.causes(run, at, batch)
+    drawn, more = curves.curves(source, batch, leaders, found.n_layers)
+    progress(f"{source.name}: causes at {len(at)} steps")
+    measured, lost = causes.causes(source, at, batch)
     arrays: dict[str, np.ndarray | Quantised] = {
-        "attention": quantise(found.attention, bits, 0.0, 1.0),
+        "attention": quantise(found.attention, 16, 0.0, 1.0),
         "loss": found.loss.astype("<f4"),
-        "likely": found.likely.astype("<u2"),
+        "likely": likely.astype("<u2" if len(vocabulary[1]) <= 2**16 else "<f4"),
         "probability": quantise(found.probability, 16, 0.0, 1.0),
     }
     memories = []
     for table in stored:
         name = f"table {table.memory} {table.head}".strip()
-        codes = quantise(table.scores, bits)
-        arrays[name] = codes
+        arrays[name] = codes = quantise(table.scores)
         memories.append(tables.facts(table, codes.step, name))
     phases, cap = curves.phases(drawn)
-    meta = _facts(run, steps, batch) | {
-        "sequences": sequences.facts(batch, rows, cut, run.task),
+    bigrams = None if task is None else offered(task, "bigram")
+    meta: dict[str, Any] = words.facts(task, batch, *vocabulary) | {
+        "name": source.name,
+        "steps": list(steps),
+        "heads": found.heads,
+        "n_layers": found.n_layers,
+        "likely_bigrams": [] if bigrams is None else np.argwhere(bigrams >= LIKELY_BIGRAM).tolist(),
+        "about": _about(source, found),
+        "files": _files(source, progress),
+        "recorded": task is not None,
+        "sequences": listed,
         "memories": memories,
         "curves": drawn,
-        "births": born,
+        "births": curves.births(source, leaders),
         "phases": phases,
         "caps": cap,
         "causes": measured,
         "skipped": {name: reason for name, reason in (skipped | more | lost).items() if "_triggers" not in name},
-        "snippets": words.of(run, drawn, cut),
+        "snippets": words.of(source, drawn, cut),
         "live": None,
-        "why_not_live": live.why_not(run.model_config),
+        "why_not_live": live.why_not(source),
     }
     if not meta["why_not_live"]:
-        progress(f"{run.name}: weights")
-        meta["live"], weights = live.pack(run, steps)
+        progress(f"{source.name}: weights")
+        meta["live"], weights = live.pack(source, steps)
         meta["live"]["tolerance"] = _tolerance(meta["live"], weights, read.tokens[:, :cut], found)
         arrays |= {f"live {name}": array for name, array in weights.items()}
     return Pack(meta, arrays)
@@ -95,34 +101,31 @@ def spread(steps: Sequence[int], n: int) -> list[int]:
     return np.asarray(steps)[np.unique(np.rint(chosen).astype(int))].tolist()
 
 
-def _facts(run: Trajectory, steps: Sequence[int], batch: Batch) -> dict[str, Any]:
-    task, model = run.task, run.model_config
-    table = offered(task, "bigram")
-    likely = [] if table is None else np.argwhere(table >= LIKELY_BIGRAM).tolist()
-    return words.facts(run, batch) | {
-        "name": run.name,
-        "steps": list(steps),
-        "stored": len(run.steps),
-        "heads": [f"L{layer}H{head}" for layer in range(1, model.n_layers + 1) for head in range(1, model.n_heads + 1)],
-        "n_layers": model.n_layers,
-        "likely_bigrams": likely,
-        "about": _about(run),
-    }
-
-
-def _about(run: Trajectory) -> str:
-    """One sentence on the model and its task."""
-    model, task = run.model_config, run.task
-    heads = "one head" if model.n_heads == 1 else f"{model.n_heads} heads"
-    layers = "one layer" if model.n_layers == 1 else f"{model.n_layers} layers"
-    feed = {"none": "no feed-forward", "linear": "a linear feed-forward", "relu": "ReLU feed-forwards"}
-    feed |= {"other": "feed-forwards of another kind"}
+def _about(source: Any, found: sequences.Shown) -> str:
+    """A few words on the model, its task and its training."""
+    n_heads = len(found.heads) // found.n_layers
+    heads = "one head" if n_heads == 1 else f"{n_heads} heads"
+    shape = f"{'one layer' if found.n_layers == 1 else f'{found.n_layers} layers'} of {heads}"
+    model, task, kind = getattr(source, "model_config", None), source.task, "Transformer"
+    if model is not None:
+        feed = {"none": "no feed-forward", "linear": "a linear feed-forward", "relu": "ReLU feed-forwards"}
+        feed |= {"other": "feed-forwards of another kind"}
+        shape += f", d = {model.d_model}, {feed[model.feed_forward]}{', LayerNorm' if model.layer_norm else ''}"
+        kind = "Simplified model" if model.identity_queries else kind
+    if task is None:
+        first, last = source.steps[0], source.steps[-1]
+        read = "Its task is not known: it reads random tokens repeated once"
+        return f"{kind}: {shape}. {read}. {len(source.steps)} checkpoints from step {first} to {last}."
     asked = offered(task, "about") or f"{task.name}, sequences of {task.length} tokens"
-    kind = "Simplified model" if model.identity_queries else "Transformer"
-    return (
-        f"{kind}: {layers} of {heads}, d = {model.d_model}, {feed[model.feed_forward]}"
-        f"{', LayerNorm' if model.layer_norm else ''}. Task: {asked}. Trained for {run.config.train.steps} steps."
-    )
+    return f"{kind}: {shape}. Task: {asked}. Trained for {source.config.train.steps} steps."
+
+
+def _files(source: Source, progress: Progress) -> list[str]:
+    """What the files of a series say about it: duplicates, gaps, damage, jumps."""
+    if not isinstance(source, Revisions):
+        return []
+    progress(f"{source.name}: files")
+    return lines(source) or ["No duplicates, gaps, damage or jumps in the files of its checkpoints."]
 
 
 def _tolerance(

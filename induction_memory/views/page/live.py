@@ -19,15 +19,17 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from induction_memory.model.config import AnyModel, Architecture, ModelConfig
-from induction_memory.trajectory.trajectory import Trajectory
+from induction_memory.model.config import ModelConfig
 
 Arrays = dict[str, np.ndarray]
 
 
-def why_not(model: AnyModel) -> str:
-    """Why the page cannot run this model; "" if it can."""
-    if isinstance(model, Architecture):
+def why_not(source: Any) -> str:
+    """Why the page cannot run the models of a source; "" if it can."""
+    model = getattr(source, "model_config", None)
+    if source.task is None:
+        return "the task is not known, and with it the tokens of a text"
+    if not isinstance(model, ModelConfig):
         return "the model has a configuration of its own"
     if model.layer_norm:
         return "the model has LayerNorms"
@@ -42,10 +44,10 @@ def why_not(model: AnyModel) -> str:
     return ""
 
 
-def pack(run: Trajectory, steps: Sequence[int]) -> tuple[dict[str, Any], Arrays]:
+def pack(run: Any, steps: Sequence[int]) -> tuple[dict[str, Any], Arrays]:
     """The description of the model for the page, and its arrays."""
     model, arrays = run.model_config, Arrays()
-    assert isinstance(model, ModelConfig), why_not(model)
+    assert isinstance(model, ModelConfig), why_not(run)
     for name in ("w_E", "p", "w_U"):
         arrays[name] = run.embedding(name).numpy().astype("<f4")
 

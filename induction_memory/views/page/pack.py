@@ -63,6 +63,11 @@ class Pack:
     meta: dict[str, Any] = field(default_factory=dict)
     arrays: dict[str, np.ndarray | Quantised] = field(default_factory=dict)
 
+    @property
+    def of_triggers(self) -> bool:
+        """Whether all its runs are of sequences with triggers."""
+        return all(run["triggers"] for run in self.meta["runs"])
+
     def blob(self) -> bytes:
         """The gzip blob; the same content gives the same bytes."""
         index, parts, offset = {}, [], 0
@@ -73,6 +78,12 @@ class Pack:
             offset += len(data)
         header = json.dumps(self.meta | {"arrays": index}, separators=(",", ":"), allow_nan=False).encode()
         return gzip.compress(struct.pack("<I", len(header)) + header + b"".join(parts), LEVEL, mtime=0)
+
+
+def plain(values: Any) -> list[Any]:
+    """Numbers as JSON has them, rows as lists; None where a number is not finite."""
+    numbers = np.asarray(values, dtype=float)
+    return np.where(np.isfinite(numbers), numbers.astype(object), None).tolist()
 
 
 def unpack(blob: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

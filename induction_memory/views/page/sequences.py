@@ -14,10 +14,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from induction_memory.source.sources import select
+from induction_memory.source.sources import Source, select
 from induction_memory.task.batch import Batch
 from induction_memory.task.protocol import Task
-from induction_memory.trajectory.trajectory import Trajectory
 from induction_memory.views.attention_maps import row_marks
 from induction_memory.views.page import words
 
@@ -34,19 +33,30 @@ class Shown:
     """-log q(right output), in nats; nan where none is asked."""
     likely: Int[np.ndarray, "step row pos five"]
     probability: Float[np.ndarray, "step row pos five"]
+    heads: tuple[str, ...]
+    """`L1H1` ..., in the order of the maps."""
+    n_layers: int
 
 
 @torch.no_grad()
-def run_over(run: Trajectory, steps: Sequence[int], batch: Batch, length: int) -> Shown:
+def run_over(source: Source, steps: Sequence[int], batch: Batch, length: int) -> Shown:
     """Attention and predictions of the models at these steps, over the first `length` tokens of the batch."""
-    tokens = batch.tokens[:, :length]
-    parts = []
-    for at in select(run, step=list(steps)).in_turn():
-        runner = at.runner
-        recording = runner.record(tokens)
-        maps = torch.cat([runner.pattern(recording, layer) for layer in range(1, runner.graph.n_layers + 1)], dim=1)
-        parts.append((triangle(maps), *_prediction(recording.logits, batch, length)))
-    return Shown(*(torch.stack(part).numpy() for part in zip(*parts, strict=True)))
+    attention, losses, likely, probability = [], [], [], []
+    graph = None
+    for at in select(source, step=steps, batch=batch).in_turn():
+        graph = at.runner.graph
+        recording = at.runner.record(at.batch.tokens[:, :length])
+        maps = []
+        for layer in range(1, graph.n_layers + 1):
+            maps.append(at.runner.pattern(recording, layer).cpu())
+        loss, top, q = _prediction(recording.logits.cpu(), batch, length)
+        attention.append(triangle(torch.cat(maps, dim=1)).numpy())
+        losses.append(loss.numpy())
+        likely.append(top.numpy())
+        probability.append(q.numpy())
+    assert graph is not None
+    shown = np.stack(attention), np.stack(losses), np.stack(likely), np.stack(probability)
+    return Shown(*shown, tuple(graph.heads), graph.n_layers)
 
 
 def triangle(maps: Float[Tensor, "*lead query key"]) -> Float[Tensor, "*lead entry"]:
@@ -67,7 +77,7 @@ def _prediction(logits: Float[Tensor, "row pos vocab"], batch: Batch, length: in
     return loss.masked_fill(~counted, torch.nan), top.indices, top.values.exp()
 
 
-def facts(batch: Batch, rows: Sequence[int], length: int, task: Task) -> list[dict[str, Any]]:
+def facts(batch: Batch, rows: Sequence[int], length: int, task: Task | None) -> list[dict[str, Any]]:
     """Tokens, targets, marked positions and boxes of each sequence that is shown."""
     result = []
     for row in rows:
@@ -85,3 +95,19 @@ def facts(batch: Batch, rows: Sequence[int], length: int, task: Task) -> list[di
             }
         )
     return result
+
+
+def renumbered(
+    facts: Sequence[dict[str, Any]], likely: Int[np.ndarray, "step row pos five"]
+) -> tuple[Int[np.ndarray, " token"], Int[np.ndarray, "step row pos five"]]:
+    """Number the tokens that the page shows, 0, 1 ..., so that no other of a large vocabulary needs a name.
+
+    The tokens and targets of `facts` are changed in place. Returns the tokens in the order of their numbers, and the
+    likely outputs by number.
+    """
+    used = np.unique(np.concatenate([likely.ravel(), *(one[key] for one in facts for key in ("tokens", "targets"))]))
+    used = used[used >= 0]
+    for one in facts:
+        for key in ("tokens", "targets"):
+            one[key] = np.where(np.array(one[key]) < 0, -1, np.searchsorted(used, one[key])).tolist()
+    return used, np.searchsorted(used, likely)

@@ -23,10 +23,10 @@ from induction_memory import probes
 from induction_memory.model.associations import token_names
 from induction_memory.source.sources import select
 from induction_memory.task.protocol import offered
-from induction_memory.trajectory.trajectory import Trajectory
+from induction_memory.views.page.pack import plain
 
 WINDOW = "W_K1_first64"  # the positions of W_K1's table
-MEMORIES = ("W_K1", "W_K2", "W_O2")
+SIGNALS = {"W_K1": "W_K1_sir", "W_K2": "W_K2_sir", "W_O2": "W_O2_sir"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,23 +47,24 @@ class Table:
     """[row, column] of the pairs that should be stored; None for W_F, where they are the likely bigrams."""
 
 
-def tables(run: Trajectory, steps: Sequence[int]) -> tuple[list[Table], dict[str, str]]:
+def tables(source: Any, steps: Sequence[int]) -> tuple[list[Table], dict[str, str]]:
     """The tables that the page shows, and the reason for each memory that has none."""
-    ranked, skipped = clearest(run)
+    if source.task is None:
+        return [], {"memories": "the task is not known, and with it the pairs that they should hold"}
+    ranked, skipped = clearest(source)
     found: list[Table] = []
-    names = token_names(run.task)[0]
+    names = token_names(source.task)[0]
     for memory, heads in ranked.items():
-        born = probes.births(run, memory)
-        scores, pairs = score_tables(run, memory, steps)
+        births = probes.births(source, memory)
+        scores, pairs = score_tables(source, memory, steps)
         first = int(memory == "W_K1")
-        labels = [row + first + 1 if first else names[row] for row in range(scores.shape[-2])]
+        rows = range(2, scores.shape[-2] + 2) if first else names  # a position has a predecessor from the second on
         for h, head in heads:
-            birth = born.loc[born["head"] == head]
-            known = dict(zip(birth["association"], birth["birth"], strict=True))
-            listed = [None if np.isnan(b := known.get(label, np.nan)) else float(b) for label in labels]
-            found.append(Table(memory, head, h, scores[:, h].double().numpy(), listed, first, pairs))
-    if run.model_config.feed_forward == "linear" and offered(run.task, "bigram") is not None:
-        scores, _ = score_tables(run, "W_F", steps)
+            of_head = births.loc[births["head"] == head].set_index("association")["birth"]
+            born = plain(of_head.reindex(list(rows)))
+            found.append(Table(memory, head, h, scores[:, h].double().numpy(), born, first, pairs))
+    if source.model_config.feed_forward == "linear" and offered(source.task, "bigram") is not None:
+        scores, _ = score_tables(source, "W_F", steps)
         found.append(Table("W_F", "", 0, scores[:, 0].double().numpy(), None, 0, None))
     else:
         skipped["W_F"] = "needs a linear feed-forward, and a task with global bigrams"
@@ -71,13 +72,13 @@ def tables(run: Trajectory, steps: Sequence[int]) -> tuple[list[Table], dict[str
 
 
 def score_tables(
-    run: Trajectory, memory: str, steps: Sequence[int]
+    source: Any, memory: str, steps: Sequence[int]
 ) -> tuple[Float[Tensor, "step head input output"], list[list[int]]]:
     """All scores of a memory at some steps, with one entry on the head axis per head or pair of heads.
 
     Also the pairs [row, column] that should be stored.
     """
-    stack = select(run, step=list(steps)).stack
+    stack = select(source, step=steps).stack
     a = stack.association(WINDOW if memory == "W_K1" else memory)
     stored = a.ideal != 0 if a.asked is None else a.asked
     rows, stored = (a.scores, stored) if a.given == "output" else (a.scores.mT, stored.mT)
@@ -85,26 +86,28 @@ def score_tables(
     return scores, stored.nonzero().tolist()
 
 
-def clearest(run: Trajectory) -> tuple[dict[str, list[tuple[int, str]]], dict[str, str]]:
+def clearest(source: Any) -> tuple[dict[str, list[tuple[int, str]]], dict[str, str]]:
     """The heads of each memory, as (index, name), clearest signal first; and the reason for each memory without any.
 
     The signal is the signal-to-interference ratio of the ideal pairs at the last step, which also chooses the head that
     surgery goes through. Recall would mislead where several heads share the work. For W_K2, each layer-2 head has one
     pair, with the layer-1 head that gives it the clearest signal.
     """
-    table = probes.table(run, [f"{memory}_sir" for memory in MEMORIES], step="last")
-    skipped = {name.removesuffix("_sir"): reason for name, reason in table.attrs["skipped"].items()}
+    table = probes.table(source, list(SIGNALS.values()), step="last")
     ranked: dict[str, list[tuple[int, str]]] = {}
-    for memory in MEMORIES:
-        own = table.loc[table["probe"] == f"{memory}_sir"]
+    skipped: dict[str, str] = {}
+    for memory, signal in SIGNALS.items():
+        own = table.loc[table["probe"] == signal]
         if own.empty:
+            skipped[memory] = table.attrs["skipped"][signal]
             continue
         names, values = list(own["head"]), np.nan_to_num(own["value"].to_numpy(), nan=-np.inf)
-        chosen = list(range(len(names)))
+        chosen = np.arange(len(names))
         if memory == "W_K2" and len(names) > 1:
-            n_heads = run.model_config.n_heads
-            chosen = [int(values[head::n_heads].argmax()) * n_heads + head for head in range(n_heads)]
-        ranked[memory] = [(h, names[h]) for h in sorted(chosen, key=lambda h: -values[h])]
+            n_heads = source.model_config.n_heads
+            chosen = values.reshape(-1, n_heads).argmax(0) * n_heads + np.arange(n_heads)
+        order = chosen[np.argsort(-values[chosen], kind="stable")]
+        ranked[memory] = [(int(h), names[h]) for h in order]
     return ranked, skipped
 
 

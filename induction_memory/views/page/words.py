@@ -1,7 +1,8 @@
 """What the page calls the tokens, outputs and groups of positions of a run's task.
 
-Sequences with triggers are described as in the paper. For any other task the groups go by their own names. Each panel
-also has lines of Python that compute what it shows, in which the page fills in `{step}` and other placeholders.
+Sequences with triggers are described as in the paper. For any other task the groups go by their own names. A source
+whose task is not known reads random tokens repeated once, so its groups are the two halves. Each panel also has lines
+of Python that compute what it shows, in which the page fills in `{step}` and other placeholders.
 """
 
 import json
@@ -12,13 +13,13 @@ import numpy as np
 import torch
 
 from induction_memory.interventions.scores import scored_groups
-from induction_memory.model.associations import token_names
 from induction_memory.shown_tokens import visible
 from induction_memory.task.batch import Batch
 from induction_memory.task.protocol import offered
-from induction_memory.trajectory.trajectory import Trajectory
+from induction_memory.trajectory.series import Revisions
 
 BIGRAMS = {"in_context": "At triggers seen before", "global": "Elsewhere"}
+HALVES = {"in_context": "In the second half, which repeats the first", "global": "In the first half"}
 RECORDED = {
     "in_context": "in context",
     "global": "elsewhere",
@@ -29,12 +30,12 @@ RECORDED = {
 
 def has_triggers(batch: Batch) -> bool:
     """Whether the sequences have triggers with outputs."""
-    return "triggers" in batch.latents and "outputs" in batch.latents
+    return batch.latents.get("triggers", batch.tokens[:, :0]).shape[1] > 0 and "outputs" in batch.latents
 
 
-def group_titles(batch: Batch) -> dict[str, str]:
+def group_titles(task: Any, batch: Batch) -> dict[str, str]:
     """The groups that have scores, the main one first, with a heading for each."""
-    scored, titles = scored_groups(batch), BIGRAMS if has_triggers(batch) else {}
+    scored, titles = scored_groups(batch), HALVES if task is None else BIGRAMS if has_triggers(batch) else {}
     found = {}
     for name in (batch.main, *scored):
         if name in scored and batch.group(name).any():
@@ -47,27 +48,43 @@ def recorded_label(group: str, batch: Batch) -> str:
     return RECORDED.get(group, group) if has_triggers(batch) else group
 
 
-def facts(run: Trajectory, batch: Batch) -> dict[str, Any]:
+def facts(task: Any, batch: Batch, read: Sequence[str], said: Sequence[str]) -> dict[str, Any]:
     """Tokens, outputs, and the words that differ between tasks."""
-    task = run.task
-    read, said = token_names(task)
-    frequency, fixed = offered(task, "unigram"), offered(task, "fixed_triggers")
+    frequency, fixed = (None, None) if task is None else (offered(task, "unigram"), offered(task, "fixed_triggers"))
     triggers = has_triggers(batch)
-    everywhere = bool(batch.group().all())
     return {
         "vocabulary": list(read),
-        "visible": [visible(token) for token in read],
+        "visible": list(map(visible, read)),
         "outputs": list(said),
-        "visible_outputs": [visible(token) for token in said],
+        "visible_outputs": list(map(visible, said)),
         "frequency": None if frequency is None else np.asarray(frequency, dtype=float).tolist(),
         "fixed_triggers": None if fixed is None else np.asarray(fixed).tolist(),
         "next_token": follows(batch),
         "triggers": triggers,
-        "words": {
-            "main": "at triggers seen before" if triggers else f"at positions of the group {batch.main}",
-            "marked": ["trigger", "its output"] if triggers else [] if everywhere else [f"group {batch.main}"],
-        },
+        "words": _of_triggers() if triggers else _of_halves() if task is None else _of_groups(batch),
     }
+
+
+def _of_triggers() -> dict[str, Any]:
+    boxes = {
+        "right": "key after an earlier occurrence of the query, with the right output",
+        "other": "the other keys after one",
+    }
+    return {"main": "at triggers seen before", "marked": ["trigger", "its output"], "boxes": boxes}
+
+
+def _of_halves() -> dict[str, Any]:
+    boxes = {"other": "key after the earlier occurrence of the query"}
+    return {"main": "in the second half", "marked": [], "boxes": boxes}
+
+
+def _of_groups(batch: Batch) -> dict[str, Any]:
+    marked = [] if bool(batch.group().all()) else [f"group {batch.main}"]
+    boxes = {
+        "right": "source that the task names, for a query of the group that is asked",
+        "other": "for the other queries",
+    }
+    return {"main": f"at positions of the group {batch.main}", "marked": marked, "boxes": boxes}
 
 
 def follows(batch: Batch) -> bool:
@@ -85,20 +102,37 @@ def shown_targets(batch: Batch, row: int, length: int) -> list[int]:
     return torch.where(batch.counted[row], batch.targets[row], -1)[:length].tolist()
 
 
-BATCH = "batch = im.sample(run.task, 16, im.step_rng(run.config.train.eval_seed, 0))"
+BATCH = "batch = im.source.select(run, sequences=16).batch"
 
 
 def _columns(curves: Sequence[Mapping[str, Any]], group: str, *first: str) -> str:
     """The names of the curves of a group as a list in Python."""
-    return json.dumps(list(dict.fromkeys([*first, *(curve["name"] for curve in curves if curve["group"] == group)])))
+    names = list(first)
+    for curve in curves:
+        if curve["group"] == group and curve["name"] not in names:
+            names.append(curve["name"])
+    return json.dumps(names)
 
 
-def of(run: Trajectory, curves: Sequence[Mapping[str, Any]], length: int) -> dict[str, str]:
+def of(source: Any, curves: Sequence[Mapping[str, Any]], length: int) -> dict[str, str]:
     """Snippets by the name of the panel; `curves` are those that the page draws."""
-    start = f'import induction_memory as im\n\nrun = im.load("{run.path.as_posix()}")\n'
-    return {
-        "start": start,
+    opened = (
+        f'revisions("{series_folder(source)}")'
+        if isinstance(source, Revisions)
+        else f'load("{source.path.as_posix()}")'
+    )
+    start = f"import induction_memory as im\n\nrun = im.{opened}\n"
+    found = {
         "attention": f"{start}{BATCH}\nim.attention(run, step={{step}}, batch=batch, row={{row}}, length={length})",
+        "causes": f'{start}{BATCH}\nim.ablate(run, batch, kind="mean", step={{step}})',
+        "shares": f"{start}{BATCH}\nim.heads.identify(run, step={{step}}, batch=batch).shares",
+        "prediction": f"{start}{BATCH}\nrun.model({{step}})(batch.tokens[[{{row}}]]).softmax(-1)[0, {{query}}]",
+    }
+    if source.task is None:
+        for group in ("loss", "accuracy", "previous", "induction"):
+            found[group] = f"{start}{BATCH}\nim.probes.table(run, {_columns(curves, group)}, batch=batch)"
+        return found
+    return found | {
         "attention_text": f"{start}im.attention(run, step={{step}}, text={{text}})",
         "memory": f'{start}im.probes.score_matrix(run, "{{memory}}", step={{step}}, head="{{head}}")',
         "memory_W_F": (
@@ -109,7 +143,10 @@ def of(run: Trajectory, curves: Sequence[Mapping[str, Any]], length: int) -> dic
         "accuracy": f"{start}run.metrics[{_columns(curves, 'accuracy', 'step')}]",
         "recall": f"{start}im.probes.table(run, {_columns(curves, 'recall')})",
         "kl": f"{start}{BATCH}\nim.probes.table(run, {_columns(curves, 'kl')}, batch=batch)",
-        "causes": f'{start}{BATCH}\nim.ablate(run, batch, kind="mean", step={{step}})',
-        "shares": f"{start}{BATCH}\nim.heads.identify(run, step={{step}}, batch=batch).shares",
-        "prediction": f"{start}{BATCH}\nrun.model({{step}})(batch.tokens[[{{row}}]]).softmax(-1)[0, {{query}}]",
     }
+
+
+def series_folder(series: Revisions) -> str:
+    """The folder that `revisions` reads; of a Hub cache, the one above its snapshots."""
+    parent = series.checkpoints[-1].folder.parent
+    return (parent.parent if parent.name == "snapshots" else parent).as_posix()

@@ -13,7 +13,7 @@ export class AttentionPanel {
     this.panel = new Panel({
       id: `attention-${run.number}`,
       title: "Attention",
-      caption: ["Row: query. Column: key. ", el("span", { class: "key right" }), run.meta.triggers ? " key after an earlier occurrence of the query, with the right output; " : ` source that the task names, for a query of the group that is asked; `, el("span", { class: "key other" }), run.meta.triggers ? " the other keys after one." : " for the other queries."],
+      caption: ["Row: query. Column: key. ", ...Object.entries(run.meta.words.boxes).flatMap(([kind, text], i) => [i ? "; " : "", el("span", { class: `key ${kind}` }), ` ${text}`]), "."],
       of: page.nameOf(run), make: () => this.exported(),
     });
     const layers = new Map();

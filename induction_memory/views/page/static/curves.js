@@ -9,11 +9,17 @@ const GROUPS = {
   loss: ["Loss", "Mean of −log q(next), in nats, on the training batch of each step."],
   accuracy: ["Accuracy", "Share of next tokens that the model puts first, on the training batch of each step."],
   recall: ["Recall", "Share of pairs that each memory recalls, at the stored steps. Bands: 95 % intervals of the births."],
+  previous: ["Previous-token scores", "Mean attention of each head to the previous position, on random tokens repeated once, at the stored steps."],
+  induction: ["Induction scores", "Mean attention of each head to the token after the earlier occurrence, on random tokens repeated once, at the stored steps."],
   kl: ["Distance", "KL from each predictor to the model, in nats, at the stored steps; W_F against the bigrams it should hold."],
 };
 const ASKED = {
   loss: "Mean of −log q(right output), in nats, on the training batch of each step.",
   accuracy: "Share of right outputs that the model puts first, on the training batch of each step.",
+};
+const MEASURED = {
+  loss: "Mean of −log q(next), in nats, on random tokens repeated once, at the stored steps.",
+  accuracy: "Share of next tokens that the model puts first, on random tokens repeated once, at the stored steps.",
 };
 const PREDICTORS = "KL from each predictor of the task to the model, in nats, at the stored steps. Bands: which predictor is the closest. The axis is cut.";
 const DASHES = ["", "5 3", "1.5 2.5", "8 3 2 3"];
@@ -34,7 +40,7 @@ export class CurvePanel {
     Object.assign(this, { page, run, group });
     this.curves = styled(run.meta.curves.filter((curve) => curve.group === group));
     const [title, about] = GROUPS[group];
-    const caption = group === "kl" && run.meta.phases ? PREDICTORS : run.meta.next_token ? about : (ASKED[group] ?? about);
+    const caption = group === "kl" && run.meta.phases ? PREDICTORS : !run.meta.recorded ? (MEASURED[group] ?? about) : run.meta.next_token ? about : (ASKED[group] ?? about);
     this.panel = new Panel({ id: `${group}-${run.number}`, title, caption, of: page.nameOf(run), make: () => this.exported() });
     this.panel.node.classList.add("curve");
     this.chart = svg("svg", { class: "chart", role: "img", "aria-label": `${title} over training; the table has the numbers.` });
@@ -154,9 +160,9 @@ function styled(curves) {
   let plain = 0;
   return curves.map((curve) => {
     const same = curves.filter((other) => other.name === curve.name);
-    const style = curve.memory ? variableOf(curve.memory).slice(2) : `plain-${plain}`;
+    const style = curve.memory ? variableOf(curve.memory).slice(2) : `plain-${Math.min(plain, 4)}`;
     const dash = curve.memory ? (curve.name.includes("first64") ? "3 3" : "") : DASHES[plain % 4];
     if (!curve.memory) plain += 1;
-    return { ...curve, style, dash, shown: same.length > 1 ? `${curve.label}, ${curve.head}` : curve.label };
+    return { ...curve, style, dash, shown: [curve.label, same.length > 1 || !curve.label ? curve.head : ""].filter(Boolean).join(", ") };
   });
 }

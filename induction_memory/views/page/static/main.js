@@ -70,7 +70,7 @@ class Page {
     const node = el(
       "article",
       { class: "run", "aria-labelledby": `run-${run.number}` },
-      el("div", { class: "block about" }, heading, el("p", {}, run.meta.about)),
+      el("div", { class: "block about" }, heading, el("p", {}, run.meta.about), ...run.meta.files.map((text) => el("p", { class: "note" }, text))),
       block("first", el("div", { class: "stack" }, panels.sequence.node, panels.causes.shares.node), panels.attention.node),
       this.heading("Over training", scale),
       block("curves", ...panels.curves.map((panel) => panel.node)),
