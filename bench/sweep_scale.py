@@ -138,8 +138,9 @@ def operations() -> dict[str, int]:
     from induction_memory.experiment.presets import preset
     from induction_memory.training.run import start
 
-    counts: dict[str, int] = {"write": 0, "sync": 0, "rename": 0}
-    originals = {name: getattr(files, name) for name in counts}
+    places: dict[str, Any] = {"write": files, "fsync": os, "replace": os}
+    counts = dict.fromkeys(places, 0)
+    originals = {name: getattr(place, name) for name, place in places.items()}
 
     def counted(name: str) -> Any:
         def operation(*arguments: Any) -> None:
@@ -152,14 +153,14 @@ def operations() -> dict[str, int]:
     config: RunConfig = preset("demo").config.with_settings([*small, "train.threads=1"])
     with tempfile.TemporaryDirectory() as folder:
         for name in counts:
-            setattr(files, name, counted(name))
+            setattr(places[name], name, counted(name))
         try:
             start(config, Path(folder) / "run", quiet=True)
         finally:
             for name, original in originals.items():
-                setattr(files, name, original)
+                setattr(places[name], name, original)
         count = sum(path.is_file() for path in Path(folder).rglob("*"))
-    return {"writes": counts["write"], "flushes": counts["sync"], "renames": counts["rename"], "files": count}
+    return {"writes": counts["write"], "flushes": counts["fsync"], "renames": counts["replace"], "files": count}
 
 
 def kills(jobs: int = 3_000, pause: float = 20.0) -> None:

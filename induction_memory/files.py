@@ -3,7 +3,7 @@
 A file is written under a temporary name, flushed to the disk and renamed, and the folder with the new name is flushed.
 So at every moment, also after a kill or a power cut, the name stands for the complete old content or for the complete
 new one. Files reach the disk in the order in which they are written, so a file may refer to one that was written
-before it. Every such write goes through `write`, `sync` and `rename`.
+before it. Every such write goes through `write`, `os.fsync` and `os.replace`.
 """
 
 import errno
@@ -42,10 +42,10 @@ def replace_file(path: Path, chunks: Iterable[Bytes]) -> None:
             os.fchmod(descriptor, READABLE)
             for chunk in chunks:
                 write(descriptor, chunk)
-            sync(descriptor)
+            os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        rename(part, path)
+        os.replace(part, path)
         sync_folder(path.parent)
     except OSError:
         with suppress(OSError):
@@ -60,21 +60,11 @@ def write(descriptor: int, data: Bytes) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-def sync(descriptor: int) -> None:
-    """Flush a file, or a folder's names, to the disk."""
-    os.fsync(descriptor)
-
-
-def rename(source: Path, target: Path) -> None:
-    """Give a file its name; one that has it already is replaced."""
-    os.replace(source, target)
-
-
 def sync_folder(path: Path) -> None:
     """Flush a folder's names to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        sync(descriptor)
+        os.fsync(descriptor)
     finally:
         os.close(descriptor)
 

@@ -57,11 +57,12 @@ def initial_weight(name: str, shape: tuple[int, ...], config: ModelConfig, seed:
         return torch.zeros(shape)
     if kind == "W_Q" and config.identity_queries:
         return torch.eye(config.d_model).expand(shape)
+    embedding_scale = 1.0 if config.parametrisation == "code" else config.d_model**-0.5
     if kind == "W_pos" and config.positions == "sinusoidal":
-        return _sinusoidal(config)
+        return _sinusoidal(config, embedding_scale)
     stream = generator(seed, name)
     if kind in ("W_E", "W_pos"):
-        return torch.randn(shape, generator=stream) * _embedding_scale(config)
+        return torch.randn(shape, generator=stream) * embedding_scale
     fan_in = config.n_heads * config.head_dimension if kind == "W_O" else shape[-2]
     match config.parametrisation:
         case "text":
@@ -79,16 +80,12 @@ def generator(seed: int, name: str) -> torch.Generator:
     return torch.Generator().manual_seed(int(entropy) >> 1)
 
 
-def _embedding_scale(config: ModelConfig) -> float:
-    return 1.0 if config.parametrisation == "code" else config.d_model**-0.5
-
-
-def _sinusoidal(config: ModelConfig) -> Float[Tensor, "pos d_model"]:
-    """sin and cos of t / 10000^(2i/d), interleaved, scaled so that the norm is that of the random embeddings."""
+def _sinusoidal(config: ModelConfig, scale: float) -> Float[Tensor, "pos d_model"]:
+    """sin and cos of t / 10000^(2i/d), interleaved; `scale` gives them the norm of the random embeddings."""
     position = torch.arange(config.n_ctx, dtype=torch.float64)[:, None]
     rate = 10000 ** (-torch.arange(0, config.d_model, 2, dtype=torch.float64) / config.d_model)
     waves = torch.stack([torch.sin(position * rate), torch.cos(position * rate)], dim=-1).flatten(1)
-    return (waves * math.sqrt(2) * _embedding_scale(config)).float()
+    return (waves * math.sqrt(2) * scale).float()
 
 
 if TYPE_CHECKING:  # type checkers see 3.9
@@ -238,21 +235,17 @@ _OF_THE_WHOLE_MODEL |= {"trainable", "model_config"}
 _ABOUT_TOKENS_AND_INITIALISATION = {"default_prepend_bos", "init_mode", "init_weights", "initializer_range", "seed"}
 _ABOUT_TOKENS_AND_INITIALISATION |= {"model_name", "tokenizer_name", "tokenizer_prepends_bos", "device", "n_params"}
 _OF_TORCH = vars(nn.Module()).keys()
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-def departure(model: nn.Module) -> str | None:
-    """How a model differs from what `build` makes; None if it does not."""
+def departure(model: nn.Module, expected: nn.Module | None = None) -> str | None:
+    """How a model differs, apart from its weights, from what `build` makes, or from `expected`; None if it does not."""
     config = getattr(model, "model_config", None)
-    if isinstance(config, Architecture):
-        return "the model has a configuration of its own, not a ModelConfig"
-    if not isinstance(config, ModelConfig):
-        return "the model was not made by induction_memory.model.building"
-    return departure_from(model, _skeleton(config))
-
-
-def departure_from(model: nn.Module, expected: nn.Module) -> str | None:
-    """How a model differs, apart from its weights, from a fresh one of its configuration; None if it does not."""
+    if expected is None:
+        if isinstance(config, Architecture):
+            return "the model has a configuration of its own, not a ModelConfig"
+        if not isinstance(config, ModelConfig):
+            return "the model was not made by induction_memory.model.building"
+        expected = _skeleton(config)
     settings, built = vars(model.cfg), vars(expected.cfg)
     for name in sorted((settings.keys() | built.keys()) - _ABOUT_TOKENS_AND_INITIALISATION):
         if settings.get(name) != built.get(name):
@@ -279,7 +272,9 @@ def hooks_everywhere() -> bool:
 
 def has_hooks(module: nn.Module) -> bool:
     """Whether a module has a hook, of torch or TransformerLens, forward or backward."""
-    return any(vars(module)[kind] for kind in _HOOKS)
+    own = vars(module)
+    forward = own["_forward_hooks"] or own["_forward_pre_hooks"]
+    return bool(forward or own["_backward_hooks"] or own["_backward_pre_hooks"])
 
 
 @lru_cache(maxsize=8)
@@ -295,21 +290,15 @@ def _module_departure(module: nn.Module, built: nn.Module, whole: bool) -> str |
     if "forward" in vars(module):
         return "has another forward"
     ignored = _NOT_COMPUTED_WITH | (_OF_THE_WHOLE_MODEL if whole else set())
-    own, expected = _attributes(module), _attributes(built)
-    for name in sorted((own.keys() | expected.keys()) - ignored):
+    own, expected = vars(module), vars(built)
+    names = own.keys() - expected.keys()
+    if type(module) is not HookPoint:  # whose hooks have been compared as hooks
+        names |= expected.keys() - _OF_TORCH
+    for name in sorted(names - ignored):
         if name not in own or name not in expected or (own[name] is not expected[name] and own[name] != expected[name]):
             return f"has another {name}"
-    for name in sorted(vars(module).keys() - vars(built).keys() - ignored):
-        return f"has another {name}"
     for name, buffer in built.named_buffers(recurse=False):
         value = getattr(module, name)
         if not torch.equal(value.cpu(), buffer):
             return f"has another {name}"
     return None
-
-
-def _attributes(module: nn.Module) -> dict[str, Any]:
-    """Attributes beside torch's own; none for a hook point, whose hooks are compared as hooks."""
-    if type(module).__name__ == "HookPoint":
-        return {}
-    return {name: value for name, value in vars(module).items() if name not in _OF_TORCH}

@@ -270,9 +270,9 @@ class Architecture:
         values = {f.name: getattr(cfg, f.name) for f in fields(cfg)} | FIXED
         architecture = cls(tuple((name, _plain(name, value)) for name, value in values.items()))
         if is_model:
-            from induction_memory.model.building import departure_from, skeleton
+            from induction_memory.model.building import departure, skeleton
 
-            reason = departure_from(given, skeleton(architecture))
+            reason = departure(given, skeleton(architecture))
             require(reason is None, "model", "a HookedTransformer as its configuration makes it", f"one where {reason}")
         return architecture
 

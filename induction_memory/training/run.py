@@ -14,7 +14,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
@@ -298,9 +298,9 @@ def _go_on(out: Path, config: RunConfig, quiet: bool, log: str | None) -> None:
     live = dict(model.named_parameters())
     with (
         Progress(step, config.train.steps, config.task, quiet=quiet) as progress,
-        closing(Writer(out, manifest, config, point)) as writer,
         tracker(log, out, config.to_dict(), step) as track,
     ):
+        writer = Writer(out, manifest, config, point)
         for note in point.notes:
             progress.note(f"{note}; computed again")
         try:

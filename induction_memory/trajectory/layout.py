@@ -18,7 +18,6 @@ import re
 from pathlib import Path
 
 from induction_memory.errors import InputError
-from induction_memory.files import PART
 
 MANIFEST = "manifest.json"
 CONFIG = "config.json"
@@ -61,8 +60,3 @@ def require_begun(folder: Path, resume: bool | str, field: str = "out") -> None:
     if not begun and resume is True:
         got = f"{str(folder)!r}, in which none has begun (leave --resume out to begin one)"
         raise InputError(f"{field}: expected the folder of a run to resume, got {got}")
-
-
-def parts(folder: Path) -> list[Path]:
-    """The temporary files that interrupted writes have left behind."""
-    return [path for path in [*folder.glob(".*.part"), *(folder / STEPS).glob(".*.part")] if PART.fullmatch(path.name)]

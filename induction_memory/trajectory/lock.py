@@ -27,7 +27,6 @@ from induction_memory.trajectory.layout import (
     PIECES,
     STEP_FILE,
     STEPS,
-    parts,
     step_files,
 )
 from induction_memory.trajectory.manifest import Manifest
@@ -58,9 +57,10 @@ def locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         with suppress(OSError):  # the folder may be gone, or read-only by now
-            never_began = not (folder / MANIFEST).exists()
-            if not (never_began and any((folder / name).exists() for name in (STEPS, LATEST, *PIECES))):
-                path.unlink(missing_ok=True)  # else it marks what is left
+            names = os.listdir(folder)
+            began = MANIFEST in names
+            if began or not any(name in (STEPS, LATEST, *PIECES) or PART.fullmatch(name) for name in names):
+                path.unlink(missing_ok=True)  # else it marks what is left of a run that never began
         os.close(descriptor)
 
 
@@ -101,9 +101,17 @@ def strangers(folder: Path) -> list[Path]:
     return sorted(found)
 
 
+def remove_parts(folder: Path) -> None:
+    """Remove the leftovers of interrupted writes."""
+    for path in (*folder.glob(".*.part"), *(folder / STEPS).glob(".*.part")):
+        if PART.fullmatch(path.name):
+            path.unlink(missing_ok=True)
+
+
 def tidy(folder: Path) -> None:
     """Remove what a finished run no longer needs: the files of single steps and leftovers of interrupted writes."""
-    for path in [*parts(folder), folder / LATEST, *step_files(folder).values()]:
+    remove_parts(folder)
+    for path in (folder / LATEST, *step_files(folder).values()):
         path.unlink(missing_ok=True)
     with suppress(OSError):  # it holds files of something else, or is gone
         (folder / STEPS).rmdir()

@@ -26,7 +26,7 @@ import platform
 import stat
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
 from io import BufferedReader
@@ -126,9 +126,6 @@ class Manifest:
     pieces: dict[str, Piece] = field(default_factory=dict)
     identity: str = ""
     initial: str | None = None
-
-    def replace(self, **changes: Any) -> "Manifest":
-        return replace(self, **changes)
 
     @property
     def finished(self) -> bool:

@@ -78,33 +78,26 @@ def intact(content: bytes, manifest: Manifest) -> tuple[list[dict[str, Any]], li
     return rows, begins
 
 
-class Appender:
-    """A file that grows by whole lines; `sync` puts them on the disk."""
+def append(path: Path, line: bytes) -> None:
+    """Append a line to the file."""
+    try:
+        with open(path, "ab", buffering=0) as file:
+            files.write(file.fileno(), line)
+    except OSError as error:
+        raise files.not_written(path, error) from error
 
-    def __init__(self, path: Path, keep: int) -> None:
-        """Open the file and cut it to its first `keep` bytes."""
-        self.path = path
+
+def flush(path: Path, keep: int | None = None) -> None:
+    """Put the file on the disk; it is made if it is missing, and cut to its first `keep` bytes if these are given."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, files.READABLE)
         try:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
-            self._descriptor = os.open(path, flags, files.READABLE)
-            os.fchmod(self._descriptor, files.READABLE)
-            os.ftruncate(self._descriptor, keep)
-            files.sync(self._descriptor)
-            files.sync_folder(path.parent)
-        except OSError as error:
-            raise files.not_written(path, error) from error
-
-    def append(self, line: bytes) -> None:
-        try:
-            files.write(self._descriptor, line)
-        except OSError as error:
-            raise files.not_written(self.path, error) from error
-
-    def sync(self) -> None:
-        try:
-            files.sync(self._descriptor)
-        except OSError as error:
-            raise files.not_written(self.path, error) from error
-
-    def close(self) -> None:
-        os.close(self._descriptor)
+            os.fchmod(descriptor, files.READABLE)
+            if keep is not None:
+                os.ftruncate(descriptor, keep)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        files.sync_folder(path.parent)
+    except OSError as error:
+        raise files.not_written(path, error) from error

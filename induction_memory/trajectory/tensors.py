@@ -32,6 +32,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,6 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from induction_memory.errors import DamagedError, InputError
-from induction_memory.files import Bytes
 from induction_memory.trajectory.layout import ROUNDED
 from induction_memory.trajectory.manifest import Manifest, Piece, digest, open_regular, write_piece
 
@@ -51,31 +51,20 @@ _LARGEST_HEADER = 100_000_000
 
 
 def write_tensors(
-    path: Path, tensors: Mapping[str, Tensor], steps: Sequence[int] = (), run: str | None = None
-) -> Piece:
-    """Write whole tensors, one block each; `run` is the identity of the run whose step this is."""
-    return _write(path, tensors, steps, None, {} if run is None else {"run": run})
-
-
-def write_stack(
-    path: Path, steps: Sequence[int], like: Mapping[str, Tensor], read: Callable[[str, int], Tensor]
-) -> Piece:
-    """Write tensors with a leading step axis, holding one block at a time.
-
-    `like` has the name, type and shape of each tensor at one step. `read` gives the block of a name and a step. It is
-    called twice for each, because the checksums stand in the header, before the data.
-    """
-    return _write(path, like, steps, read, {})
-
-
-def _write(
     path: Path,
     like: Mapping[str, Tensor],
-    steps: Sequence[int],
-    read: Callable[[str, int], Tensor] | None,
-    metadata: dict[str, str],
+    steps: Sequence[int] = (),
+    *,
+    run: str | None = None,
+    read: Callable[[str, int], Tensor] | None = None,
 ) -> Piece:
-    """Write the tensors of `like`, or with `read` a stack of tensors like these."""
+    """Write whole tensors, one block each, or with `read` tensors with a leading step axis, one block in memory at a
+    time.
+
+    `read` gives the block of a name and a step, and `like` the name, type and shape of each block. It is called twice
+    for each, because the checksums stand in the header, before the data. `run` is the identity of the run whose step
+    this is.
+    """
 
     def blocks(name: str) -> Iterator[memoryview]:
         if read is None:
@@ -92,22 +81,19 @@ def _write(
         tensors[name] = {"dtype": _CODES[one.dtype], "shape": shape, "data_offsets": [offset, offset + size]}
         checksums[name] = "".join(f"{zlib.crc32(block):08x}" for block in blocks(name))
         offset += size
-    metadata = metadata | {
+    metadata = {
         "format": "induction_memory",
         "steps": json.dumps(list(map(int, steps))),
         "stacked": "false" if read is None else "true",
         "checksums": json.dumps(checksums),
     }
+    if run is not None:
+        metadata["run"] = run
     seal = digest({"__metadata__": metadata, **tensors})
     text = json.dumps({"__metadata__": metadata | {"seal": seal}, **tensors}).encode()
     text += b" " * (-len(text) % 8)
-
-    def content() -> Iterator[Bytes]:
-        yield len(text).to_bytes(8, "little") + text
-        for name in like:
-            yield from blocks(name)
-
-    return write_piece(path, content(), seal)
+    head = len(text).to_bytes(8, "little") + text
+    return write_piece(path, chain([head], chain.from_iterable(map(blocks, like))), seal)
 
 
 def as_bytes(tensor: Shaped[Tensor, "..."]) -> memoryview:
@@ -138,34 +124,29 @@ class SealedFile:
             if not 2 <= length <= min(size - 8, _LARGEST_HEADER):
                 raise DamagedError(path, f"a header of {length} bytes in a file of {size}")
             text = file.read(length)
+        self.tensors: dict[str, Stored] = {}
+        offset = 0
         try:
             header = json.loads(text.decode())
             self.seal = header["__metadata__"].pop("seal")
             if self.seal != digest(header):
                 raise DamagedError(path, "a header that differs from its seal")
-            end = self._describe(header.pop("__metadata__"), header, 8 + length)
+            metadata = header.pop("__metadata__")
+            self.steps: tuple[int, ...] = tuple(json.loads(metadata["steps"]))
+            self.stacked: bool = metadata["stacked"] == "true"
+            self.run: str | None = metadata.get("run")
+            checksums, blocks = json.loads(metadata["checksums"]), len(self.steps) if self.stacked else 1
+            for name, entry in header.items():
+                shape, dtype = tuple(entry["shape"]), _KINDS[entry["dtype"]]
+                start, offset = offset, offset + math.prod(shape) * np.dtype(dtype).itemsize
+                whole = len(checksums[name]) == 8 * blocks and min(shape, default=0) >= 0
+                if not whole or entry["data_offsets"] != [start, offset] or (self.stacked and shape[0] != blocks):
+                    raise ValueError(name)
+                self.tensors[name] = Stored(dtype, shape, 8 + length + start, offset - start, checksums[name])
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DamagedError(path, "a header that does not describe tensors") from error
-        if size != end:
-            raise DamagedError(path, f"{size} bytes instead of {end}")
-
-    def _describe(self, metadata: dict[str, str], header: dict[str, Any], start: int) -> int:
-        """Take over what the header says, and return where the last tensor ends; a ValueError if it cannot be."""
-        self.steps: tuple[int, ...] = tuple(json.loads(metadata["steps"]))
-        self.stacked = metadata["stacked"] == "true"
-        self.run = metadata.get("run")
-        self.tensors: dict[str, Stored] = {}
-        checksums, offset = json.loads(metadata["checksums"]), 0
-        blocks = len(self.steps) if self.stacked else 1
-        for name, entry in header.items():
-            shape, dtype = tuple(entry["shape"]), _KINDS[entry["dtype"]]
-            size = math.prod(shape) * np.dtype(dtype).itemsize
-            whole = len(checksums[name]) == 8 * blocks and min(shape, default=0) >= 0
-            if not whole or entry["data_offsets"] != [offset, offset + size] or (self.stacked and shape[0] != blocks):
-                raise ValueError(name)
-            self.tensors[name] = Stored(dtype, shape, start + offset, size, checksums[name])
-            offset += size
-        return start + offset
+        if size != 8 + length + offset:
+            raise DamagedError(path, f"{size} bytes instead of {8 + length + offset}")
 
     def read(self, name: str, step: int | None = None) -> Tensor:
         """A tensor, or one step of a stacked one; every block that is read is checked."""
@@ -282,11 +263,6 @@ class RoundedFile:
             values = (whole * float(self.file.read(_UNIT + name))).astype(np.float32)
             self._read[name] = torch.from_numpy(values.reshape(len(self.steps), *shape))
         return self._read[name][self.steps.index(step)].clone()
-
-
-def rounded_steps(folder: Path, manifest: Manifest) -> tuple[int, ...]:
-    """The steps of a run that are kept rounded."""
-    return RoundedFile(folder, manifest).steps if ROUNDED in manifest.pieces else ()
 
 
 def _deflated(whole: np.ndarray) -> np.ndarray:

@@ -6,6 +6,7 @@ Thinning to all steps also converts a folder of plain state dicts to this packag
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -18,7 +19,7 @@ from induction_memory.trajectory.lock import locked, may_begin, tidy
 from induction_memory.trajectory.manifest import Manifest, Piece, provenance, write_piece
 from induction_memory.trajectory.rows import encode
 from induction_memory.trajectory.states import checksum, stored_names
-from induction_memory.trajectory.tensors import write_rounded, write_stack, write_tensors
+from induction_memory.trajectory.tensors import write_rounded, write_tensors
 from induction_memory.trajectory.trajectory import Trajectory, load
 
 
@@ -58,7 +59,7 @@ def thin(
     require(bool(states) or not asked, "keep_optimizer", "steps whose optimiser state is stored", "none")
     initial = run.initial()
     if isinstance(source, FolderSource):
-        kept = source.manifest.replace(state="finished", command=command or source.manifest.command)
+        kept = replace(source.manifest, state="finished", command=command or source.manifest.command)
     else:
         made = provenance(command, None)
         kept = Manifest("finished", configuration(source), chosen[0], identity=source.fingerprint, **made)
@@ -68,12 +69,12 @@ def thin(
         if not keep_norms:
             rows = [{name: value for name, value in row.items() if "_norm_" not in name} for row in rows]
         if states:
-            like = states[max(states)]
-            pieces[OPTIMIZER] = write_stack(folder / OPTIMIZER, list(states), like, lambda name, s: states[s][name])
+            like, file = states[max(states)], folder / OPTIMIZER
+            pieces[OPTIMIZER] = write_tensors(file, like, list(states), read=lambda name, step: states[step][name])
         if rows:
             pieces[METRICS] = write_piece(folder / METRICS, [encode(row, kept.key) for row in rows])
         before = None if initial is None else checksum(run.model_config, initial)
-        kept.replace(pieces=pieces, initial=before).write(folder)
+        replace(kept, pieces=pieces, initial=before).write(folder)
         tidy(folder)
     return load(folder)
 
@@ -88,7 +89,7 @@ def _write_weights(
     like = {name: source.read_step(name, steps[0]) for name in moving}
     pieces = {
         FROZEN: write_tensors(folder / FROZEN, {name: source.read_frozen(name) for name in frozen}),
-        TRAINED: write_stack(folder / TRAINED, exact, like, source.read_step),
+        TRAINED: write_tensors(folder / TRAINED, like, exact, read=source.read_step),
     }
     if coarse:
         rounding = source.rounding if isinstance(source, FolderSource) else None

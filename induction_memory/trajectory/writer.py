@@ -22,7 +22,7 @@ that damage is found here and not copied.
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,38 +45,17 @@ from induction_memory.trajectory.layout import (
     STATE_WEIGHTS,
     STEPS,
     TRAINED,
-    parts,
     step_files,
     step_path,
 )
-from induction_memory.trajectory.lock import tidy
-from induction_memory.trajectory.manifest import Manifest, Piece, digest, piece_of, provenance
+from induction_memory.trajectory.lock import remove_parts, tidy
+from induction_memory.trajectory.manifest import Manifest, digest, piece_of, provenance
 from induction_memory.trajectory.states import checksum, stored_names
 from induction_memory.trajectory.tensors import (
-    SealedFile,
     open_listed,
     open_state,
-    rounded_steps,
-    write_stack,
     write_tensors,
 )
-
-
-def compact(folder: Path, manifest: Manifest, steps: Sequence[int]) -> dict[str, Piece]:
-    """Write the stacked files of a run from the files of its steps; return their pieces and that of the metrics."""
-    opened = {step: open_state(step_path(folder, step), manifest, step) for step in steps}
-    last = opened[steps[-1]]  # it has the optimiser's state in any case
-    resumable = [step for step in steps if opened[step].tensors.keys() == last.tensors.keys()]
-
-    def stack(target: str, prefix: str, chosen: Sequence[int]) -> Piece:
-        like = last.read_all(prefix)
-        return write_stack(folder / target, chosen, like, lambda name, step: opened[step].read(prefix + name))
-
-    return {
-        TRAINED: stack(TRAINED, STATE_WEIGHTS, steps),
-        OPTIMIZER: stack(OPTIMIZER, STATE_OPTIMIZER, resumable),
-        METRICS: piece_of(folder / METRICS),
-    }
 
 
 @dataclass(frozen=True)
@@ -104,49 +83,46 @@ def resume_point(folder: Path, manifest: Manifest, config: RunConfig) -> ResumeP
         file = open_listed(folder, manifest, GRAFTS)
         grafts = {rule: file.read(str(i)) for i, rule in enumerate(config.train.graft_rules)}
     rows, begins = row_files.intact(row_files.read(folder), manifest)
-    notes = _drop_from_first_damage(folder, manifest, rows)
-    state = _latest_state(folder, manifest, len(rows), notes)
-    parameters, optimizer = frozen | state.read_all(STATE_WEIGHTS), state.read_all(STATE_OPTIMIZER)
-    step = state.steps[0]
+    notes: list[str] = []
+    for step in kept_alone(folder, manifest, rows):
+        try:
+            open_state(step_path(folder, step), manifest, step).check()
+        except DamagedError as damage:  # this step and those after it are computed again
+            notes.append(str(damage))
+            del rows[step - manifest.first_step :]
+            break
+    step, weights, optimizer = _latest_state(folder, manifest, len(rows), notes)
     done = step - manifest.first_step
-    return ResumePoint(step, parameters, optimizer, grafts, rows[:done], begins[done], tuple(dict.fromkeys(notes)))
+    damage = tuple(dict.fromkeys(notes))
+    return ResumePoint(step, frozen | weights, optimizer, grafts, rows[:done], begins[done], damage)
 
 
 def kept_alone(folder: Path, manifest: Manifest, rows: Sequence[Mapping[str, Any]]) -> list[int]:
     """The kept steps that have a file of their own while the run trains."""
-    rounded = rounded_steps(folder, manifest)
+    rounded = open_listed(folder, manifest, ROUNDED).steps if ROUNDED in manifest.pieces else ()
     return [row["step"] for row in rows if row["checkpoint"] and row["step"] not in rounded]
 
 
-def _drop_from_first_damage(folder: Path, manifest: Manifest, rows: list[dict[str, Any]]) -> list[str]:
-    """Find the first kept step whose file is damaged, and drop the rows from it on, so that it is computed again.
+def _latest_state(
+    folder: Path, manifest: Manifest, done: int, notes: list[str]
+) -> tuple[int, dict[str, Tensor], dict[str, Tensor]]:
+    """Step, weights and optimiser's state of the latest intact state that has all metrics before it.
 
-    Returns what is wrong with that file.
+    Adds damage to `notes`.
     """
-    for step in kept_alone(folder, manifest, rows):
-        try:
-            open_state(step_path(folder, step), manifest, step).check()
-        except DamagedError as damage:
-            del rows[step - manifest.first_step :]
-            return [str(damage)]
-    return []
-
-
-def _latest_state(folder: Path, manifest: Manifest, done: int, notes: list[str]) -> SealedFile:
-    """The latest intact state that includes the optimiser's and all metrics before it; adds damage to `notes`."""
-    best: SealedFile | None = None
+    best: tuple[int, dict[str, Tensor], dict[str, Tensor]] | None = None
     for step in (None, *reversed(step_files(folder))):
-        if best is not None and step is not None and step <= best.steps[0]:
+        if best is not None and step is not None and step <= best[0]:
             break
         path = folder / LATEST if step is None else step_path(folder, step)
         if not path.exists():
             continue
         try:
             found = open_state(path, manifest, step)
-            resumable = any(name.startswith(STATE_OPTIMIZER) for name in found.tensors)
-            if resumable and manifest.first_step <= found.steps[0] <= manifest.first_step + done:
-                found.check()
-                best = found
+            if manifest.first_step <= found.steps[0] <= manifest.first_step + done:
+                optimizer = found.read_all(STATE_OPTIMIZER)
+                if optimizer:
+                    best = found.steps[0], found.read_all(STATE_WEIGHTS), optimizer
         except DamagedError as error:
             notes.append(str(error))
     if best is None:
@@ -175,9 +151,10 @@ class Origin:
 def begin(folder: Path, config: RunConfig, origin: Origin, command: str | None, threads: int | None) -> None:
     """Make the folder a run that stands at its first step."""
     moving = set(config.moving_parameters)
-    frozen, started = {}, {}
+    frozen = {}
     for name in stored_names(config.model, origin.parameters):
-        (started if name in moving else frozen)[name] = origin.parameters[name]
+        if name not in moving:
+            frozen[name] = origin.parameters[name]
     make_folder(folder / STEPS)
     pieces = {FROZEN: write_tensors(folder / FROZEN, frozen)}
     if origin.grafts:
@@ -200,7 +177,7 @@ def begin(folder: Path, config: RunConfig, origin: Origin, command: str | None, 
         initial=initial,
         **made,
     )
-    write_state(folder / LATEST, manifest, origin.first_step, started, origin.optimizer)
+    write_state(folder / LATEST, manifest, config, origin.first_step, origin.parameters, origin.optimizer)
     manifest.write(folder)
 
 
@@ -209,13 +186,13 @@ class Writer:
 
     def __init__(self, folder: Path, manifest: Manifest, config: RunConfig, point: ResumePoint) -> None:
         self.folder, self.config = folder, config
-        self.manifest = manifest.replace(seconds=spent(folder, manifest))
+        self.manifest = replace(manifest, seconds=spent(folder, manifest))
         self.manifest.write(folder)
         self._begun = time.monotonic()
-        for part in parts(folder):
-            part.unlink(missing_ok=True)
+        remove_parts(folder)
         self._kept = kept_alone(folder, manifest, point.rows)
-        self._lines = row_files.Appender(folder / METRICS, keep=point.size)
+        self._metrics = folder / METRICS
+        row_files.flush(self._metrics, keep=point.size)
 
     def record(
         self,
@@ -230,27 +207,41 @@ class Writer:
         with_optimizer = train.keep_optimizer or step == train.steps
         due = (step - self.manifest.first_step) % train.resume_every == 0
         if checkpoint or due:
-            self._lines.sync()
-            moving = {n: parameters[n] for n in stored_names(self.config.model, self.config.moving_parameters)}
+            row_files.flush(self._metrics)
             if checkpoint:
-                state = optimizer if with_optimizer else {}
-                write_state(step_path(self.folder, step), self.manifest, step, moving, state)
+                path, state = step_path(self.folder, step), optimizer if with_optimizer else {}
+                write_state(path, self.manifest, self.config, step, parameters, state)
                 self._kept.append(step)
             if due and not (checkpoint and with_optimizer):
-                write_state(self.folder / LATEST, self.manifest, step, moving, optimizer)
-        self._lines.append(row_files.encode({**row, "checkpoint": checkpoint}, self.manifest.key))
+                write_state(self.folder / LATEST, self.manifest, self.config, step, parameters, optimizer)
+        row_files.append(self._metrics, row_files.encode({**row, "checkpoint": checkpoint}, self.manifest.key))
 
     def finish(self) -> None:
         """Compact the steps into stacked files and mark the run as finished."""
-        self._lines.sync()
-        spent, pieces = self.manifest.seconds, compact(self.folder, self.manifest, self._kept)
-        seconds = None if spent is None else spent + time.monotonic() - self._begun
-        pieces = self.manifest.pieces | pieces
-        self.manifest.replace(state="finished", seconds=seconds, pieces=pieces).write(self.folder)
+        row_files.flush(self._metrics)
+        opened = {step: open_state(step_path(self.folder, step), self.manifest, step) for step in self._kept}
+        last = opened[self._kept[-1]]  # it has the optimiser's state in any case
+        resumable = [step for step in self._kept if opened[step].tensors.keys() == last.tensors.keys()]
+        stacks = {
+            TRAINED: write_tensors(
+                self.folder / TRAINED,
+                last.read_all(STATE_WEIGHTS),
+                self._kept,
+                read=lambda name, step: opened[step].read(STATE_WEIGHTS + name),
+            ),
+            OPTIMIZER: write_tensors(
+                self.folder / OPTIMIZER,
+                last.read_all(STATE_OPTIMIZER),
+                resumable,
+                read=lambda name, step: opened[step].read(STATE_OPTIMIZER + name),
+            ),
+            METRICS: piece_of(self._metrics),
+        }
+        before = self.manifest.seconds
+        seconds = None if before is None else before + time.monotonic() - self._begun
+        pieces = self.manifest.pieces | stacks
+        replace(self.manifest, state="finished", seconds=seconds, pieces=pieces).write(self.folder)
         tidy(self.folder)
-
-    def close(self) -> None:
-        self._lines.close()
 
 
 def spent(folder: Path, manifest: Manifest) -> float | None:
@@ -261,12 +252,18 @@ def spent(folder: Path, manifest: Manifest) -> float | None:
 
 
 def write_state(
-    path: Path, manifest: Manifest, step: int, parameters: Mapping[str, Tensor], optimizer: Mapping[str, Tensor]
+    path: Path,
+    manifest: Manifest,
+    config: RunConfig,
+    step: int,
+    parameters: Mapping[str, Tensor],
+    optimizer: Mapping[str, Tensor],
 ) -> None:
-    """Write the state of one step of the manifest's run."""
-    state = {STATE_WEIGHTS + name: value for name, value in parameters.items()}
+    """Write the state of one step: the parameters that may change during the run, and the optimiser's state."""
+    moving = stored_names(config.model, config.moving_parameters)
+    state = {STATE_WEIGHTS + name: parameters[name] for name in moving}
     state |= {STATE_OPTIMIZER + name: value for name, value in optimizer.items()}
-    write_tensors(path, state, [step], manifest.identity)
+    write_tensors(path, state, [step], run=manifest.identity)
 
 
 def why_not_longer(folder: Path, manifest: Manifest, longer: RunConfig) -> Iterator[str]:
@@ -295,20 +292,20 @@ def lengthen(folder: Path, manifest: Manifest, config: RunConfig, command: str |
         open_listed(folder, manifest, name).check()
     seconds = manifest.seconds if manifest.finished else spent(folder, manifest)
     if manifest.finished:
-        _unpack(folder, manifest)
+        _unpack(folder, manifest, config)
     changed = {"state": "training", "config": config.to_dict(), "seconds": seconds, "pieces": pieces}
-    manifest.replace(**changed, command=command or manifest.command).write(folder)
+    replace(manifest, **changed, command=command or manifest.command).write(folder)
     for name in (TRAINED, OPTIMIZER):
         (folder / name).unlink(missing_ok=True)
 
 
-def _unpack(folder: Path, manifest: Manifest) -> None:
+def _unpack(folder: Path, manifest: Manifest, config: RunConfig) -> None:
     """The files of single steps, from the stacked ones."""
     weights, optimizer = (open_listed(folder, manifest, name) for name in (TRAINED, OPTIMIZER))
     make_folder(folder / STEPS)
     for step in weights.steps:
         moving = weights.read_all(step=step)
         state = optimizer.read_all(step=step) if step in optimizer.steps else {}
-        write_state(step_path(folder, step), manifest, step, moving, state)
+        write_state(step_path(folder, step), manifest, config, step, moving, state)
         if step == weights.steps[-1]:  # training on writes its file again, perhaps without the optimiser's state
-            write_state(folder / LATEST, manifest, step, moving, state)
+            write_state(folder / LATEST, manifest, config, step, moving, state)

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -170,7 +171,7 @@ def test_fields_that_transformer_lens_does_not_have_are_refused(tmp_path):
         changed = run.config.model.to_dict()
         changed["hooked_transformer"][name] = wrong
         manifest = Manifest.read(run.path)
-        manifest.replace(config={**manifest.config, "model": changed}).write(run.path)
+        replace(manifest, config={**manifest.config, "model": changed}).write(run.path)
         with pytest.raises(DamagedError, match=name):
             im.load(run.path)
 

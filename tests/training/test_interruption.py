@@ -24,7 +24,7 @@ from tests.training.test_resume import Disk, Killed, content, half
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Flush nothing: what a flush does, no process can see."""
-    monkeypatch.setattr(files, "sync", lambda descriptor: None)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 @pytest.fixture(scope="module")

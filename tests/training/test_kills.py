@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from induction_memory import files, probes
+from induction_memory import probes
 from induction_memory.errors import InputError
 from induction_memory.training.run import start
 from induction_memory.trajectory import load, verify
@@ -34,7 +34,7 @@ def worker():
 def whole(tmp_path_factory) -> Path:
     """A run that was never stopped."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files, "sync", lambda descriptor: None)
+        patch.setattr(os, "fsync", lambda descriptor: None)
         return start(config_of(STEPS), tmp_path_factory.mktemp("runs") / "whole", quiet=True).path
 
 
@@ -50,7 +50,7 @@ def growing(tmp_path_factory) -> Path:
                 raise KeyboardInterrupt
             record(self, step, *rest)
 
-        patch.setattr(files, "sync", lambda descriptor: None)
+        patch.setattr(os, "fsync", lambda descriptor: None)
         patch.setattr(Writer, "record", stop)
         with pytest.raises(KeyboardInterrupt):
             start(config_of(STEPS), folder, quiet=True)

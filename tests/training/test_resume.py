@@ -39,7 +39,7 @@ def content(folder: Path) -> dict[str, bytes]:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Flush nothing here: what a flush does, no process can see. The real training processes do flush."""
-    monkeypatch.setattr(files, "sync", lambda descriptor: None)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 # The writer alone, fed with made-up weights: fast enough to be stopped at each of its operations.
@@ -78,21 +78,18 @@ def write_run(folder: Path) -> None:
     for name, value in (made_up("weights", point.step) | made_up("optimizer", point.step)).items():
         assert torch.equal((point.parameters | point.optimizer)[name], value)
     writer = Writer(folder, manifest, CONFIG, point)
-    try:
-        for step in range(point.step, CONFIG.train.steps + 1):
-            kept = step in CONFIG.train.checkpoint_rule.fixed
-            row = {"step": step, "loss": step / 3}
-            writer.record(step, row, kept, made_up("weights", step), made_up("optimizer", step))
-        writer.finish()
-    finally:
-        writer.close()
+    for step in range(point.step, CONFIG.train.steps + 1):
+        kept = step in CONFIG.train.checkpoint_rule.fixed
+        row = {"step": step, "loss": step / 3}
+        writer.record(step, row, kept, made_up("weights", step), made_up("optimizer", step))
+    writer.finish()
 
 
 class Killed(BaseException):
     pass
 
 
-OPERATIONS = ("write", "sync", "rename")
+OPERATIONS = {"write": files, "fsync": os, "replace": os}
 
 
 class Disk:
@@ -100,10 +97,10 @@ class Disk:
 
     def __init__(self, monkeypatch, at=None, instead=None):
         self.count = 0
-        for name in OPERATIONS:
-            self._wrap(monkeypatch, name, getattr(files, name), at, instead)
+        for name, module in OPERATIONS.items():
+            self._wrap(monkeypatch, name, module, getattr(module, name), at, instead)
 
-    def _wrap(self, monkeypatch, name, original, at, instead):
+    def _wrap(self, monkeypatch, name, module, original, at, instead):
         def operation(*arguments):
             number, self.count = self.count, self.count + 1
             if number == at:
@@ -111,7 +108,7 @@ class Disk:
             self.before(name, arguments)
             original(*arguments)
 
-        monkeypatch.setattr(files, name, operation)
+        monkeypatch.setattr(module, name, operation)
 
     def before(self, name, arguments):
         pass
@@ -190,7 +187,7 @@ class PowerCut(Disk):
         super().__init__(monkeypatch, at, self.cut)
 
     def before(self, name, arguments):
-        if name == "rename":
+        if name == "replace":
             source, target = arguments
             self.safe[str(target)] = self.safe.pop(str(source))
             self.renamed.append((target, target.read_bytes() if target.exists() else None))

@@ -1,6 +1,7 @@
 """The weights before training: stored, computed again from configuration and seed, or unknown; never guessed."""
 
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
@@ -91,7 +92,7 @@ def test_what_is_imported_or_was_grafted_and_thinned_is_unknown(run, tmp_path):
 
 def test_weights_that_another_generator_would_draw_are_unknown_and_said_once(run, tmp_path, caplog):
     late = thin(run, tmp_path / "late", [12])
-    Manifest.read(late.path).replace(initial="0" * 64).write(late.path)
+    replace(Manifest.read(late.path), initial="0" * 64).write(late.path)
     with caplog.at_level(logging.WARNING, logger="induction_memory"):
         assert load(late.path).initial() is None
     assert "cannot be computed again" in caplog.text
