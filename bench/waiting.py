@@ -3,7 +3,7 @@
 Processor seconds of one thread, because these do not depend on what else the machine does. Each call runs once in a
 process of its own, in which torch has been imported before the clock starts. `at least` is the ratio that must not be
 exceeded, a third of what the call took before it was made quicker (discover 58.1 s, ablate 24.6 s, table 20.6 s, ablate
-of four heads 15.1 s, causal_trajectory 6.8 s, identify 9.8 s, beside 1.4 s for `import torch`, all measured in one
+of four heads 15.1 s, causal_curves 6.8 s, identify 9.8 s, beside 1.4 s for `import torch`, all measured in one
 quarter of an hour). The causal trajectory had heads and memories then. The paths, which are as many rows again, have a
 line without a limit.
 """
@@ -23,13 +23,13 @@ CALLS = {
         "im.probes.table(im.load('induction-alone'), 'all')",
     ),
     "ablate(four-heads, heads='all')": ("heads", "im.ablate(im.load('four-heads'), heads='all')"),
-    "causal_trajectory(induction-alone) of heads and memories": (
+    "causal_curves(induction-alone) of heads and memories": (
         "causal",
-        "im.interventions.causal_trajectory(im.load('induction-alone'), components=['heads', 'W_K1', 'W_K2', 'W_O2'])",
+        "im.interventions.causal_curves(im.load('induction-alone'), components=['heads', 'W_K1', 'W_K2', 'W_O2'])",
     ),
-    "causal_trajectory(induction-alone) with paths": (
+    "causal_curves(induction-alone) with paths": (
         "",
-        "im.interventions.causal_trajectory(im.load('induction-alone'))",
+        "im.interventions.causal_curves(im.load('induction-alone'))",
     ),
     "identify(four-heads)": ("identify", "im.identify(im.load('four-heads'))"),
 }

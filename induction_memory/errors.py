@@ -3,7 +3,7 @@
     InputError     the caller's mistake; a ValueError                exit code 2
     DamagedError   a file does not hold what was written to it       exit code 1
     StorageError   the disk refused to read or to write              exit code 1
-    DivergedError  the loss of a run is no longer finite             exit code 1
+    DivergedError  a loss is not finite, or a chain left its model   exit code 1
 
 The command line and the scripts of analyses/ print the line and end with the exit code. A message that needs a longer
 explanation has an `entry`: the command line ends the line with the entry's address, and a traceback shows it as a note.
@@ -100,7 +100,7 @@ class StorageError(Error):
 
 
 class DivergedError(Error):
-    """The loss of a run is no longer finite.
+    """The loss of a run is no longer finite, or a sampled chain has left the weights that it is about.
 
     >>> import tempfile
     >>> import induction_memory as im

@@ -76,7 +76,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float, Int
 
-from induction_memory.heads.roles import VOTES, at_last_step, births, largest_share, listed, rows_of
+from induction_memory.heads.roles import VOTES, at_last_step, largest_share, listed, role_births, rows_of
 from induction_memory.heads.shapley import participation
 from induction_memory.heads.sharing import UNKNOWN
 from induction_memory.heads.votes import ROLES, ROUTE_OF
@@ -395,7 +395,7 @@ def stability(
     seed: int = 0,
 ) -> pd.DataFrame:
     """One row per relation, role and measure: value, low, high, runs. All steps of each run; the last one decides."""
-    born = births(roles) if len(listed(roles, "step")) > 1 else None
+    born = role_births(roles) if len(listed(roles, "step")) > 1 else None
     roles, shares, totals = at_last_step(roles), at_last_step(shares), at_last_step(totals)
     rows = []
     for relation, pairs in relations(runs).items():

@@ -123,7 +123,7 @@ class Identification:
     @cached_property
     def births(self) -> pd.DataFrame:
         """When each head got the role it has at the end (history.py); it needs several steps, as `step="all"` has."""
-        return history.births(self.roles)
+        return history.role_births(self.roles)
 
     @cached_property
     def changes(self) -> pd.DataFrame:

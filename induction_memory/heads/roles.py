@@ -151,7 +151,7 @@ def redundant_partners(pairs: pd.DataFrame) -> dict[str, list[str]]:
 NEAR = 0.1
 
 
-def births(roles: pd.DataFrame) -> pd.DataFrame:
+def role_births(roles: pd.DataFrame) -> pd.DataFrame:
     """One row per run and head that ends with a role: run, head, role, born."""
     rows = []
     for run, head, steps, held in _histories(roles):

@@ -8,9 +8,9 @@ if TYPE_CHECKING:
     from induction_memory.interventions.ablations import Replacements as Replacements
     from induction_memory.interventions.ablations import ablate as ablate
     from induction_memory.interventions.ablations import ablation as ablation
-    from induction_memory.interventions.causal import births as births
-    from induction_memory.interventions.causal import causal_trajectory as causal_trajectory
-    from induction_memory.interventions.causal import mediation as mediation
+    from induction_memory.interventions.causal import causal_curves as causal_curves
+    from induction_memory.interventions.causal import delays as delays
+    from induction_memory.interventions.causal import path_effects as path_effects
     from induction_memory.interventions.circuits import discover as discover
     from induction_memory.interventions.memory_surgery import edited as edited
     from induction_memory.interventions.patching import agreement as agreement

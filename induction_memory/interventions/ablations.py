@@ -1,14 +1,13 @@
 """Ablations: take a part of the model away, in several ways, and measure what is lost.
 
 A part is a head, a layer's heads, a feed-forward, an embedding, one of the paper's matrices, or one term of what an
-input reads (`pos->L2.k`: the positional part of the induction head's keys). The names are in components.py, the kinds
-of ablation in replacements.py, the scores in outcome.py. The row of the component "none" is the intact model.
+input reads (`pos->L2.k`: the positional part of the induction head's keys). The names are in `runner/components.py`,
+the scores in `scores.py`. The row of the component "none" is the intact model.
 
-What replaces an activation that is taken away: the kinds of ablation, and how to add one.
-
-For an activation y of a site, [batch, pos, d], `kinds` has one line per kind. Their differences are informative. A
-component that only adds a constant matters under `zero` but not under `mean`. One that depends on the position alone
-does not matter under `mean-position`. One that carries no output of a trigger does not matter under `resample-output`.
+`kinds` has one line on each kind of ablation: what replaces an activation y of a site, [batch, pos, d]. Their
+differences are informative. A component that only adds a constant matters under `zero` but not under `mean`. One that
+depends on the position alone does not matter under `mean-position`. One that carries no output of a trigger does not
+matter under `resample-output`.
 
 A kind is a function of the intact run and a site, and `ablation` gives it a name:
 
@@ -20,7 +19,7 @@ A kind is a function of the intact run and a site, and `ablation` gives it a nam
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -34,7 +33,7 @@ from induction_memory.field_docs import field_docs
 from induction_memory.fields import require_seed
 from induction_memory.interventions.scores import Scorer
 from induction_memory.runner.components import ARROW, GROUPS, component_names, listed
-from induction_memory.runner.recording import Patch, Recording, Runner, Via, take
+from induction_memory.runner.recording import Patch, Recording, Via, take
 from induction_memory.runner.weights import mixed, parameters
 from induction_memory.source.measuring import Progress, over_steps
 from induction_memory.source.sources import At, Selection, Sequences, select
@@ -57,11 +56,11 @@ class _Named:
 
     function: Replacement
     about: str
-    missing: Callable[["Replacements"], str | None]
+    missing: Callable[["Replacements"], str | None] | None
 
 
 def ablation(
-    name: str, *, about: str = "", missing: Callable[["Replacements"], str | None] = lambda run: None
+    name: str, *, about: str = "", missing: Callable[["Replacements"], str | None] | None = None
 ) -> Callable[[Replacement], Replacement]:
     """Give a kind of ablation a name, and a line with its formula for `ablate --list`.
 
@@ -112,11 +111,6 @@ class Ablated:
         """The intact activation at a site (`L1H1`, `L2H1.k` ...)."""
         return self.recording.at(site)
 
-    @property
-    def before_training(self) -> Recording:
-        """The run in which only the weights behind the component are those from before training."""
-        return self.all.before_training(self.component)
-
 
 @field_docs
 @dataclass(eq=False)
@@ -137,36 +131,63 @@ class Replacements:
     """The weights before training, or the model that has them; None if they are not known."""
     seed: int = 0
     _before_training: dict[frozenset, Recording] = field(default_factory=dict, repr=False)
-    _values: dict[tuple, Tensor] = field(default_factory=dict, repr=False)
-    _own: dict[tuple, bool] = field(default_factory=dict, repr=False)
-
-    def before_training(self, component: str) -> Recording:
-        """The run in which only the weights behind a component are those from before training.
-
-        Components with the same weights share it. If none of these weights has changed, it is the intact run itself.
-        """
-        initial, behind = self.initial_weights, self.recording.graph.parameters(component)
-        assert initial is not None
-        key = frozenset(behind.items())
-        if key not in self._before_training:
-            runner = self.recording.runner
-            for name, weight in runner.weights.items():
-                given = tuple(initial[name].shape) if name in initial else "none"
-                require(given == tuple(weight.shape), f"initial.{name}", f"shape {tuple(weight.shape)}", given)
-            weights = mixed(runner.weights, initial, behind)
-            own = {name: runner.weights[name] for name in weights}
-            learnt = any(not torch.equal(weights[name].to(own[name]), own[name]) for name in weights)
-            self._before_training[key] = runner.record(self.recording.tokens, weights) if learnt else self.recording
-        return self._before_training[key]
+    _normal: dict[torch.Size, Tensor] = field(default_factory=dict, repr=False)
+    _found: dict[tuple, tuple[Value, bool]] = field(default_factory=dict, repr=False)
 
     @cached_property
-    def initial_weights(self) -> Mapping[str, Tensor] | None:
-        return parameters(self.initial) if isinstance(self.initial, nn.Module) else self.initial
+    def left_out(self) -> dict[str, str]:
+        """The kinds that this run does not allow, with the reason: `initial` needs the initial weights ..."""
+        reasons = {}
+        for name, kind in _KINDS.items():
+            reason = None if kind.missing is None else kind.missing(self)
+            if reason is not None:
+                reasons[name] = reason
+        return reasons
 
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        """The kinds that this run allows: `initial` needs the initial weights, `resample` a second sequence."""
-        return tuple(name for name, kind in _KINDS.items() if kind.missing(self) is None)
+    def function(self, kind: Kind) -> Replacement:
+        """The function of a kind; an error if this run does not allow it."""
+        if not isinstance(kind, str):
+            require(callable(kind), "kind", "a name or a function of the run and a site", repr(kind))
+            return kind
+        require(kind in _KINDS, "kind", f"all or one of {', '.join(_KINDS)}", repr(kind))
+        if kind in self.left_out:
+            raise InputError(f"kind: {self.left_out[kind]}")
+        return _KINDS[kind].function
+
+    def value(self, site: str, kind: Kind) -> Value:
+        """What replaces the activation at a node; for an edge, ask for its source."""
+        return self._replacement(site, site, kind)[0]
+
+    def patches(self, name: str, kind: Kind, *, effective: bool = False) -> list[Patch]:
+        """The patches that ablate everything a name stands for.
+
+        `effective` leaves out those that change nothing, such as `mean-position` of `pos`, equal in all sequences.
+        """
+        patches = []
+        for site in self.recording.graph.resolve(name):
+            value, is_own = self._replacement(name, site.split(ARROW)[0], kind)
+            if not (effective and is_own):
+                patches.append(Patch(site, value))
+        return patches
+
+    def _replacement(self, component: str, site: str, kind: Kind) -> tuple[Value, bool]:
+        """What replaces the activation at a site, and whether it is that activation itself, up to rounding.
+
+        Kinds that depend on the site alone give all components the same tensor.
+        """
+        function = self.function(kind)
+        key = (id(function), "" if function in OF_SITE else component, site)
+        if key not in self._found:
+            value, own = (
+                function(Ablated(self.recording, self.batch, component, self.seed, self), site),
+                self.recording.at(site),
+            )
+            (batch, pos, d), shape = own.shape, tuple(value.shape) if isinstance(value, Tensor) else ()
+            fits = len(shape) == 3 and shape[0] in (1, batch) and shape[1] in (1, pos) and shape[2] == d
+            allowed = f"values of shape {tuple(own.shape)} at {site}, or 1 for batch and position"
+            require(fits, "kind", allowed, f"{shape or type(value).__name__} from {name_of(kind)}")
+            self._found[key] = value, _is_own(value, own)
+        return self._found[key]
 
     @cached_property
     def other_outputs(self) -> Recording:
@@ -177,75 +198,39 @@ class Replacements:
 
     def normal(self, like: Tensor) -> Tensor:
         """Standard normal numbers, the same for every activation of a shape."""
-        key = ("normal", like.shape)
-        if key not in self._values:
+        if like.shape not in self._normal:
             generator = torch.Generator().manual_seed(self.seed)
-            self._values[key] = torch.randn(like.shape, generator=generator, dtype=like.dtype).to(like.device)
-        return self._values[key]
+            self._normal[like.shape] = torch.randn(like.shape, generator=generator, dtype=like.dtype).to(like.device)
+        return self._normal[like.shape]
 
-    def identity(self, name: str, kind: Kind) -> tuple:
-        """A key that two ablations share if they are the same: the same sites, by a kind that depends on them alone."""
-        sites = frozenset(patch.site for patch in self.changes(name, kind))
-        return (id(self.function(kind)), sites if self._by_site(kind) else name) if sites else ()
+    def before_training(self, component: str) -> Recording:
+        """The run in which only the weights behind a component are those from before training.
 
-    def _by_site(self, kind: Kind) -> bool:
-        """Whether a kind depends on the site alone and not on the component that was named."""
-        return self.function(kind) in (zero, mean, mean_by_position, resample, resample_output, noise)
-
-    def patches(self, name: str, kind: Kind) -> list[Patch]:
-        """The patches that ablate everything a name stands for."""
-        function, component = self.function(kind), "" if self._by_site(kind) else name
-        run = Ablated(self.recording, self.batch, name, self.seed, self)
-        patches = []
-        for site in self.recording.graph.resolve(name):
-            source = site.split(ARROW)[0]
-            key = (id(function), component, source)
-            if key not in self._values:
-                self._values[key] = self._checked(function(run, source), source, kind)
-            patches.append(Patch(site, self._values[key]))
-        return patches
-
-    def changes(self, name: str, kind: Kind) -> list[Patch]:
-        """The patches without those that change nothing, such as `mean-position` of `pos`, equal in all sequences."""
-        return [patch for patch in self.patches(name, kind) if not self._is_own(patch)]
-
-    def _is_own(self, patch: Patch) -> bool:
-        source = patch.site.split(ARROW)[0]
-        key = (id(patch.value), source)
-        if key not in self._own:
-            self._own[key] = _differs_by_rounding_alone(patch.value, self.recording.at(source))
-        return self._own[key]
-
-    def value(self, site: str, kind: Kind) -> Value:
-        """What replaces the activation at a node; for an edge, ask for its source."""
-        run = Ablated(self.recording, self.batch, site, self.seed, self)
-        return self._checked(self.function(kind)(run, site), site, kind)
-
-    def function(self, kind: Kind) -> Replacement:
-        """The function of a kind; an error if this run does not allow it."""
-        if not isinstance(kind, str):
-            require(callable(kind), "kind", "a name or a function of the run and a site", repr(kind))
-            return kind
-        require(kind in _KINDS, "kind", f"all or one of {', '.join(_KINDS)}", repr(kind))
-        named = _KINDS[kind]
-        reason = named.missing(self)
-        if reason is not None:
-            raise InputError(f"kind: {reason}")
-        return named.function
-
-    def _checked(self, value: Tensor, site: str, kind: Kind) -> Value:
-        own, name = tuple(self.recording.at(site).shape), name_of(kind)
-        fits = isinstance(value, Tensor) and value.dim() == 3 and value.shape[-1] == own[-1]
-        fits = fits and all(size in (1, whole) for size, whole in zip(value.shape, own, strict=True))
-        shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-        require(fits, "kind", f"values of shape {own} at {site}, or 1 for batch and position", f"{shape} from {name}")
-        return value
+        Components with the same weights share it. If none of these weights has changed, it is the intact run itself.
+        """
+        assert self.initial is not None
+        initial = parameters(self.initial) if isinstance(self.initial, nn.Module) else self.initial
+        runner, behind = self.recording.runner, self.recording.graph.parameters(component)
+        key = frozenset(behind.items())
+        if key not in self._before_training:
+            for name, weight in runner.weights.items():
+                given = tuple(initial[name].shape) if name in initial else "none"
+                require(given == tuple(weight.shape), f"initial.{name}", f"shape {tuple(weight.shape)}", given)
+            weights = mixed(runner.weights, initial, behind)
+            learnt = any(
+                not torch.equal(old.to(runner.weights[name]), runner.weights[name]) for name, old in weights.items()
+            )
+            self._before_training[key] = runner.record(self.recording.tokens, weights) if learnt else self.recording
+        return self._before_training[key]
 
 
-def _differs_by_rounding_alone(value: Value, own: Float[Tensor, "batch pos d"]) -> bool:
-    """Whether a value is the activation itself, up to rounding. The last position, where most differ, comes first."""
-    value, places = value.expand_as(own), (slice(-1, None), slice(None))
-    return all(bool((value[:, at] - own[:, at]).abs().max() <= 1e-6 * own[:, at].abs().max()) for at in places)
+def _is_own(value: Value, own: Float[Tensor, "batch pos d"]) -> bool:
+    """Whether a value is the activation itself, up to rounding."""
+    value = value.expand_as(own)
+    for at in (slice(-1, None), slice(None)):  # the last position, where most differ, comes first
+        if not (value[:, at] - own[:, at]).abs().max() <= 1e-6 * own[:, at].abs().max():
+            return False
+    return True
 
 
 def name_of(kind: Kind) -> str:
@@ -305,9 +290,11 @@ def noise(run: Ablated, site: str) -> Value:
 
 @ablation("initial", about="what the weights before training computed from the same input", missing=_no_initial_weights)
 def initial(run: Ablated, site: str) -> Value:
-    return run.before_training.at(site)
+    return run.all.before_training(run.component).at(site)
 
 
+OF_SITE = (zero, mean, mean_by_position, resample, resample_output, noise)
+"""The kinds that depend on the site alone, not on the component that was named."""
 INTACT = "none"
 
 
@@ -330,7 +317,7 @@ def ablate(
     `source` is a trajectory or a series, its folder or name, or a model (then give the batch). `heads` are "all" or
     some, as "L2H1". `components` are names, or groups of them: heads, layers, feed_forward, embeddings,
     matrices, parts, edges, paths, all. By default they are the first six groups, and at several steps the first five.
-    `kind` is a name (replacements.py), a function, several of these, or "all": by default "mean", as on the command
+    `kind` is a name (`kinds`), a function, several of these, or "all": by default "mean", as on the command
     line. `step` is a stored step, several, or "all"; `progress(done, total)` is called after each. Without a batch 64
     sequences are drawn, or 16 for several steps (`attrs["sequences"]`); without a task they are random tokens repeated
     once. `attrs["left_out"]`, and a line in the log, say which kinds of "all" the sequences do not allow, and why.
@@ -362,11 +349,7 @@ def ablate_selection(
     """The rows of `ablate`; with `group`, all scores are over the positions of that group, which takes less time."""
     how = {"heads": heads, "components": components, "kind": kind, "seed": seed, "group": group}
     needed = any(one in ("all", "initial") or callable(one) for one in listed(kind, "kind"))
-    initial = chosen.initial() if needed else None
-
-    def measure(at: At) -> dict[str, pd.DataFrame]:
-        return {"rows": _ablate_one(at.runner, at.batch, initial=initial, **how)}
-
+    measure = partial(_ablate_one, initial=chosen.initial() if needed else None, **how)
     settings = {"ablate": how, "batch": chosen.batch, "initial": chosen.given_initial}
     rows = over_steps(chosen, measure, settings=settings, progress=progress)["rows"]
     if rows.attrs["left_out"]:
@@ -376,8 +359,7 @@ def ablate_selection(
 
 @torch.no_grad()
 def _ablate_one(
-    runner: Runner,
-    batch: Batch,
+    at: At,
     *,
     heads: Any,
     components: Any,
@@ -385,33 +367,34 @@ def _ablate_one(
     initial: Mapping[str, Tensor] | nn.Module | None,
     seed: int,
     group: str | None,
-) -> pd.DataFrame:
-    recording = runner.record(batch.tokens)
-    batch = batch.to(recording.logits.device)
+) -> dict[str, pd.DataFrame]:
+    recording = at.runner.record(at.batch.tokens)
+    batch = at.batch.to(recording.logits.device)
     replacements = Replacements(recording, batch, initial, seed)
-    names = component_names(recording.graph, heads, components)
-    kinds: Sequence[Kind] = replacements.kinds if kind == "all" else listed(kind, "kind")
-    missing = {name: one.missing(replacements) for name, one in _KINDS.items() if kind == "all"}
-    for one in kinds:
-        replacements.function(one)
-    cells = [(name, one) for name in names for one in kinds]
-    same = [replacements.identity(name, one) for name, one in cells]  # W_O2 is L2H1, if layer 2 has no other head
-    place_of = {key: place for place, key in enumerate(dict.fromkeys(same), start=1)}
-    first = [cells[same.index(key)] for key in place_of]
-    queries, asked, intact = None, batch, recording.logits
+    left_out = replacements.left_out if kind == "all" else {}
+    kinds = [one for one in _KINDS if one not in left_out] if kind == "all" else listed(kind, "kind")
+    rows, variants = [(INTACT, INTACT)], [list[Patch]()]
+    place_of, places = {frozenset(): 0}, [0]
+    for name in component_names(recording.graph, heads, components):
+        for one in kinds:
+            patches = replacements.patches(name, one, effective=True)
+            # W_O2 is L2H1, if layer 2 has no other head: they have the same values at the same sites
+            same = frozenset([(patch.site, id(patch.value)) for patch in patches])
+            if same not in place_of:
+                place_of[same] = len(variants)
+                variants.append(patches)
+            rows.append((name, name_of(one)))
+            places.append(place_of[same])
+    queries, intact = None, recording.logits
     if group is not None:
-        queries, asked = batch.of_group(group)
+        queries, batch = batch.of_group(group)
         intact = take(intact, queries)
-    scorer, variants = Scorer(intact, asked), [[], *(replacements.changes(*cell) for cell in first)]
-    measured = [
-        {name: value.item() for name, value in scorer(logits).items()}
-        for logits in recording.run(variants, queries=queries)
-    ]
-    rows = [measured[0], *(measured[place_of[key]] for key in same)]
-    columns = {
-        "component": [INTACT, *(name for name, _ in cells)],
-        "kind": [INTACT, *(name_of(one) for _, one in cells)],
-    }
-    table = pd.DataFrame(columns | {score: [row[score] for row in rows] for score in rows[0]})
-    table.attrs["left_out"] = {name: reason for name, reason in missing.items() if reason is not None}
-    return table
+    scorer, columns, measured = Scorer(intact, batch), [], []
+    for logits in recording.run(variants, queries=queries):
+        scores = scorer(logits)
+        columns = list(scores)
+        measured.append(torch.stack(list(scores.values())).tolist())
+    scored = pd.DataFrame(measured, columns=columns).iloc[places].reset_index(drop=True)
+    table = pd.DataFrame(rows, columns=["component", "kind"]).join(scored)
+    table.attrs["left_out"] = left_out
+    return {"rows": table}

@@ -1,4 +1,4 @@
-"""The causal trajectory: when a part becomes necessary, when it only looks right, and by which paths it acts.
+"""Causal curves over training: when a part becomes necessary, when it only looks right, and by which paths it acts.
 
 At every stored step and for every part,
 
@@ -6,10 +6,10 @@ At every stored step and for every part,
     recall      the part's recall probe (Section 5): does its matrix store the right pairs?
 
 A part can also be a path of a head: the direct one (`L1H1->direct`), or through the queries, keys or values of one
-later head (`L1H1->L2H1.k`). `mediation` compares the paths of each head with its whole effect.
+later head (`L1H1->L2H1.k`). `path_effects` compares the paths of each head with its whole effect.
 
 A part can look right long before anything depends on it (W_O2 is learned first and is of little use alone), and be
-necessary before it looks right. `births` compares the two by the steps at which each curve changes level.
+necessary before it looks right. `delays` compares the two by the steps at which each curve changes level.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ from induction_memory.trajectory.search import Steps
 MEMORIES = ("W_K1", "W_K2", "W_O2")
 
 
-def causal_trajectory(
+def causal_curves(
     source: Any,
     batch: Sequences = None,
     *,
@@ -49,7 +49,7 @@ def causal_trajectory(
     >>> import induction_memory as im
     >>> batch = im.load("induction-small").task.sample(4, im.step_rng(0, 2))
     >>> parts = ["L2H1", "W_O2"]
-    >>> im.interventions.causal_trajectory("induction-small", batch, components=parts, step=[0, 600]).round(2)
+    >>> im.interventions.causal_curves("induction-small", batch, components=parts, step=[0, 600]).round(2)
        step component  kind  necessity  intact  without  without_se  recall
     0     0      L2H1  mean       0.00    0.00     0.00        0.00     NaN
     1     0      W_O2  mean       0.00    0.00     0.00        0.00     0.0
@@ -89,16 +89,16 @@ def _is_intact(row: dict[Any, Any]) -> bool:
     return row["component"] == INTACT
 
 
-def mediation(table: pd.DataFrame) -> pd.DataFrame:
-    """One row per step, kind, head and path of a causal trajectory: the effect, in accuracy.
+def path_effects(table: pd.DataFrame) -> pd.DataFrame:
+    """One row per step, kind, head and path, from a table of `causal_curves`: the effect, in accuracy.
 
     The path is "total", "direct", an input of a later head (`L2H1.k`), or "rest": the total minus the other paths. The
     rest passes through earlier feed-forwards, or comes from interactions between the paths.
 
     >>> import induction_memory as im
     >>> batch = im.load("induction-small").task.sample(4, im.step_rng(0, 2))
-    >>> table = im.interventions.causal_trajectory("induction-small", batch, step=600)
-    >>> im.interventions.mediation(table).head(4).round(2)
+    >>> table = im.interventions.causal_curves("induction-small", batch, step=600)
+    >>> im.interventions.path_effects(table).head(4).round(2)
        step  kind source    path  effect
     0   600  mean   L1H1   total    0.36
     1   600  mean   L1H1  direct    0.00
@@ -117,7 +117,7 @@ def mediation(table: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["step", "kind", "source", "path", "effect"])
 
 
-def births(table: pd.DataFrame) -> pd.DataFrame:
+def delays(table: pd.DataFrame) -> pd.DataFrame:
     """One row per part and kind: the step at which it looks right, that at which it is necessary, and the delay.
 
     Both are the steps at which the curve changes level. A part is necessary only if its necessity after the change is
@@ -126,8 +126,8 @@ def births(table: pd.DataFrame) -> pd.DataFrame:
 
     >>> import induction_memory as im
     >>> batch = im.load("induction-small").task.sample(4, im.step_rng(0, 2))
-    >>> table = im.interventions.causal_trajectory("induction-small", batch, components=["W_O2"])
-    >>> im.interventions.births(table).round(0)
+    >>> table = im.interventions.causal_curves("induction-small", batch, components=["W_O2"])
+    >>> im.interventions.delays(table).round(0)
       component  kind  looks_right  necessary  delay
     0      W_O2  mean         52.0       55.0    3.0
     """

@@ -39,7 +39,7 @@ from torch import Tensor
 
 from induction_memory.errors import InputError, UnsupportedError, require
 from induction_memory.fields import require_number, require_texts
-from induction_memory.interventions.scores import score
+from induction_memory.interventions.scores import Scorer
 from induction_memory.memory import edits
 from induction_memory.memory.association import Association
 from induction_memory.model.associations import associate, carrier, parameter_of, written
@@ -307,7 +307,7 @@ def _measure(
     rows = []
     for group, where in groups.items():
         was, now = (
-            {name: value.item() for name, value in score(logits, before, batch, where).items()}
+            {name: value.item() for name, value in Scorer(before, batch, where)(logits).items()}
             for logits in (before, after)
         )
         rows.append(label | {"group": group, "before": was[accuracy], "damage": was[accuracy] - now[accuracy]} | now)

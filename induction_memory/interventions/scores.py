@@ -1,21 +1,17 @@
-"""Scores of a run: losses, accuracies and the distance to the intact run, each with a standard error.
+"""Scores of runs, and the effect of a patch; each with a standard error over sequences (`task/batch.ratio`).
 
-Scores are means over the positions of each group of the task, with the standard error of `task/batch.py`. For
-in-context bigrams the groups are in_context (a trigger seen before) and global (not a trigger).
+Scores of a run: losses, accuracies and the distance to the intact run. They are means over the positions of each group
+of the task. For in-context bigrams the groups are in_context (a trigger seen before) and global (not a trigger). KL is
+KL(p_intact || p), with p the run's prediction, averaged over all positions that the task counts.
 
-KL is KL(p_intact || p), with p the run's prediction, averaged over all positions that the task counts.
-
-How much of a corruption a patch accounts for.
-
-At the query of each sequence, M is the logit of the right output above the mean of all logits. With M_from of the run
-that is patched, M_to of the run whose activations are patched in, and M of the patched run, each a mean over sequences,
+The effect of a patch is how much of a corruption it accounts for. At the query of each sequence, M is the logit of the
+right output above the mean of all logits. With M_from of the run that is patched, M_to of the run whose activations are
+patched in, and M of the patched run, each a mean over sequences,
 
     effect = (M_from - M) / (M_from - M_to):    0, the patch does nothing;  1, it does all that the corruption does.
 
 Where no single output is right, M = -KL(p_from || p) with p the prediction and p_from that of the run before patching,
 so that M_from = 0.
-
-The standard error of an effect is that of a ratio over sequences, which includes the error of the denominator.
 """
 
 from collections.abc import Sequence
@@ -31,7 +27,7 @@ from torch import Tensor, nn
 from induction_memory.errors import require
 from induction_memory.runner.choice import record
 from induction_memory.runner.recording import Recording, Runner, Variant
-from induction_memory.task.batch import Batch, masked_mean
+from induction_memory.task.batch import Batch, masked_mean, ratio
 from induction_memory.task.corruptions import Pairs
 
 
@@ -63,18 +59,20 @@ class Scorer:
             targets = torch.where(batch.counted, batch.targets, 0).expand(logits.shape[:-1])
             loss = -log_p.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
             scores = {"accuracy": is_right(logits, targets), "loss": loss}
-        rows = [
-            (f"{group}_{name}", values, batch.group(group))
-            for group in scored_groups(batch)
-            for name, values in scores.items()
-        ]
-        rows.append(("kl", torch.linalg.vecdot(p, log_intact - log_p), batch.counted))
-        names, values, masks = zip(*rows, strict=True)
+        names, values, masks = [], [], []
+        for group in scored_groups(batch):
+            for name, value in scores.items():
+                names.append(f"{group}_{name}")
+                values.append(value)
+                masks.append(batch.group(group))
+        names.append("kl")
+        values.append(torch.linalg.vecdot(p, log_intact - log_p))
+        masks.append(batch.counted)
         where = torch.stack(masks) if self.where is None else torch.stack(masks) & self.where
-        means, errors = (one.unbind(-1) for one in masked_mean(torch.stack(values, dim=-3), where))
+        mean, error = masked_mean(torch.stack(values, dim=-3), where)
         result = {}
-        for name, mean, error in zip(names, means, errors, strict=True):
-            result[name], result[f"{name}_se"] = mean, error
+        for i, name in enumerate(names):
+            result[name], result[f"{name}_se"] = mean[..., i], error[..., i]
         return result
 
     @cached_property
@@ -94,16 +92,6 @@ def is_right(logits: Float[Tensor, "*lead vocab"], targets: Int[Tensor, "*lead"]
         right = (logits.argmax(-1) == targets).to(logits.dtype)
         return torch.where(best.squeeze(-1).isnan(), torch.nan, right)
     return (logits.gather(-1, targets.unsqueeze(-1)) == best).squeeze(-1).to(logits.dtype)
-
-
-def score(
-    logits: Float[Tensor, "*variant batch pos vocab"],
-    intact: Float[Tensor, "batch pos vocab"],
-    batch: Batch,
-    where: Bool[Tensor, "batch pos"] | None = None,
-) -> dict[str, Float[Tensor, "*variant"]]:
-    """All scores of one group of runs; at some positions only, if given."""
-    return Scorer(intact, batch, where)(logits)
 
 
 Direction = Literal["corrupt", "restore"]
@@ -173,24 +161,14 @@ def effects(contrast: Contrast, variants: Sequence[Variant]) -> pd.DataFrame:
     rows: list[dict[str, float]] = []
     for logits in contrast.start.run(variants, queries=contrast.queries):
         M = measured(logits, start, answer)
-        effect, effect_se = _ratio(M_from - M, M_from - M_to)
+        effect, effect_se = ratio(M_from - M, M_from - M_to)
+        each = torch.ones_like(M)
+        columns: dict[str, Tensor] = {}
         if answer is None:
-            columns = {"kl": -M.mean(-1), "kl_se": _se(M)}
+            columns["kl"], columns["kl_se"] = ratio(-M, each)
         else:
-            correct = is_right(logits[:, 0], answer)
-            columns = {"accuracy": correct.mean(-1), "accuracy_se": _se(correct)}
-            columns |= {"logit": M.mean(-1), "logit_se": _se(M)}
+            columns["accuracy"], columns["accuracy_se"] = ratio(is_right(logits[:, 0], answer), each)
+            columns["logit"], columns["logit_se"] = ratio(M, each)
         columns |= {"effect": effect, "effect_se": effect_se}
         rows.append({name: value.item() for name, value in columns.items()})
     return pd.DataFrame(rows)
-
-
-def _se(values: Float[Tensor, " batch"]) -> Float[Tensor, ""]:
-    return values.std() / len(values) ** 0.5 if len(values) > 1 else torch.tensor(torch.nan)
-
-
-def _ratio(
-    above: Float[Tensor, " batch"], below: Float[Tensor, " batch"]
-) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-    ratio = above.sum() / below.sum()
-    return ratio, _se(above - ratio * below) / below.mean().abs()

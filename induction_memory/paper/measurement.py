@@ -13,6 +13,7 @@ from induction_memory import probes
 from induction_memory.paper import plan
 from induction_memory.paper.records import Record
 from induction_memory.source.sources import SEQUENCES as PROBED
+from induction_memory.task.batch import ratio
 from induction_memory.task.sampler import sample, step_rng
 from induction_memory.trajectory.folder import FolderSource
 from induction_memory.trajectory.trajectory import Trajectory
@@ -101,10 +102,9 @@ def _drawn(run: Trajectory, step: int) -> tuple[dict[str, float], dict[str, floa
     for when, some in (("drawn", first < plan.LETTERS), ("late", first >= plan.LETTERS)):
         asked = (batch.groups["in_context"] & some).double()
         right, count = ((predicted == batch.targets) * asked).sum(1), asked.sum(1)
-        mean = right.sum() / count.sum()
-        spread = (right - mean * count).square().sum() * SEQUENCES / (SEQUENCES - 1)
+        mean, error = ratio(right, count)
         values[f"accuracy_in_context_{when}"] = mean.item()
-        errors[f"accuracy_in_context_{when} over sequences"] = (spread.sqrt() / count.sum()).item()
+        errors[f"accuracy_in_context_{when} over sequences"] = error.item()
     return values, errors
 
 

@@ -14,9 +14,7 @@ pi_b( . | z_t), where 0 is the likeliest:
 Both sources predict a retrieved token of rank 0, so rows of rank 0 do not tell them apart. `by_bigrams` is the share
 that the likeliest global bigram alone would get right.
 
-Standard errors are over sequences, since positions of one sequence are not independent: with n_i positions and h_i hits
-in sequence i, and p = sum h_i / sum n_i, the squared error is sum (h_i - p n_i)^2 / (sum n_i)^2 times b / (b - 1) for b
-sequences.
+Standard errors are over sequences (`task/batch.ratio`), since positions of one sequence are not independent.
 """
 
 from typing import Any
@@ -31,7 +29,7 @@ from induction_memory.errors import require
 from induction_memory.probes.prediction import VISIBLE, visible_kind
 from induction_memory.source.measuring import over_steps
 from induction_memory.source.sources import At, Sequences, select
-from induction_memory.task.batch import Batch
+from induction_memory.task.batch import Batch, ratio
 from induction_memory.task.protocol import offered
 from induction_memory.trajectory.search import Steps
 
@@ -109,14 +107,8 @@ def rank(
 
 def share(hits: Bool[Tensor, "batch pos"], where: Bool[Tensor, "batch pos"]) -> tuple[float, float]:
     """The share of hits among the positions, and its standard error over sequences; nan where there are none."""
-    n, h = where.sum(-1).double(), (hits & where).sum(-1).double()
-    if n.sum() == 0:
-        return np.nan, np.nan
-    p = h.sum() / n.sum()
-    if len(n) == 1:
-        return p.item(), np.nan
-    error = ((h - p * n).square().sum() * len(n) / (len(n) - 1)).sqrt() / n.sum()
-    return p.item(), error.item()
+    mean, error = ratio((hits & where).sum(-1).double(), where.sum(-1).double())
+    return mean.item(), error.item()
 
 
 def _bigram_table(task: Any) -> np.ndarray:

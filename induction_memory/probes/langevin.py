@@ -30,7 +30,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from induction_memory.errors import InputError, require
+from induction_memory.errors import DivergedError, require
 from induction_memory.field_docs import field_docs
 from induction_memory.source.measuring import over_steps
 from induction_memory.source.sources import At, Selection, Sequences, select
@@ -83,10 +83,6 @@ class Sampling:
             require(getattr(self, name) >= least, f"sampling.{name}", f"at least {least}", getattr(self, name))
 
 
-class DivergedError(InputError):
-    """A chain left the neighbourhood of w*: its numbers mean nothing."""
-
-
 def chain(
     weights: Mapping[str, Tensor],
     gradients: Gradients,
@@ -124,12 +120,12 @@ def _require_near(
 ) -> None:
     """Refuse a diverged chain. Without a loss, |w - w*|^2 would stay near (number of weights) / localisation."""
     if not math.isfinite(loss):
-        raise DivergedError(f"chain: expected finite losses, got {loss} after {updates} updates")
+        raise DivergedError(f"the loss is {loss} after {updates} updates of a chain")
     away = sum(float((weight - centre[name]).square().sum()) for name, weight in weights.items())
     usual = sum(weight.numel() for weight in weights.values()) / sampling.localisation
     if not away <= FAR * usual:
-        got = f"{math.sqrt(away / usual):.3g} times the usual distance after {updates} updates"
-        raise DivergedError(f"chain: expected weights near the stored ones, got {got}")
+        far = f"{math.sqrt(away / usual):.3g} times as far from the stored ones as usual"
+        raise DivergedError(f"the weights are {far} after {updates} updates of a chain")
 
 
 @torch.no_grad()

@@ -7,6 +7,7 @@ there, shows progress, and returns what is complete after an interruption.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import pandas as pd
@@ -63,34 +64,45 @@ def over_steps(
     steps, keep = chosen.steps.tolist(), chosen.source.keep
     key = None if settings is None or keep is None else key_of({**settings, "task": chosen.task, "via": chosen.via})
     store = None if key is None or keep is None else Store(keep)
-    keys = {} if store is None else {one: f"{key}\n{chosen.source.identity(one)}\n{code()}" for one in steps}
-    known = {} if store is None else {one: found for one in steps if (found := store.get(keys[one])) is not None}
-    done = [([one], tables) for one, tables in known.items()]
-    missing = [one for one in steps if one not in known]
-    total = -(-len(missing) // size)
+    keys, done, missing = dict[int, str](), list[tuple[list[int], Mapping[str, pd.DataFrame]]](), list[int]()
+    for one in steps:
+        found = None
+        if store is not None:
+            keys[one] = f"{key}\n{chosen.source.identity(one)}\n{code()}"
+            found = store.get(keys[one])
+        if found is None:
+            missing.append(one)
+        else:
+            done.append(([one], found))
+    parts = len(done) + -(-len(missing) // size)
     with keeping(done, "steps"):
-        for at in track(chosen.in_turn(missing, size), "steps", total) if steps else chosen.in_turn(size=size):
+        for at in (
+            track(chosen.in_turn(missing, size), "steps", parts - len(done)) if steps else chosen.in_turn(size=size)
+        ):
             tables = dict(what(at))
             if store is not None:
                 store.put(keys[at.step], tables)
             done.append((at.steps, tables))
             if progress is not None:
-                progress(len(done), max(len(done), len(known) + total))
+                progress(len(done), max(len(done), parts))
     require(len(done) > 0, "source", "one or more steps", "none")
-    done.sort(key=lambda part: part[0])
-    return {name: _joined(chosen, [(of[0], tables[name]) for of, tables in done]) for name in done[0][1]}
+    done.sort(key=itemgetter(0))
+    return {name: _joined(chosen, done, name) for name in done[0][1]}
 
 
-def _joined(chosen: Selection, parts: Sequence[tuple[int, pd.DataFrame]]) -> pd.DataFrame:
-    """Tables of several steps as one; empty ones are left out, since their columns have no types."""
-    labelled = []
-    for step, table in parts:
+def _joined(
+    chosen: Selection, parts: Sequence[tuple[Sequence[int], Mapping[str, pd.DataFrame]]], name: str
+) -> pd.DataFrame:
+    """The tables of one name of all steps as one; empty ones are left out, since their columns have no types."""
+    filled, table = list[pd.DataFrame](), pd.DataFrame()
+    for steps, tables in parts:
+        table = tables[name]
         if chosen.source.has_steps and "step" not in table:
-            table.insert(0, "step", step)
-        labelled.append(table)
-    filled = [table for table in labelled if len(table)] or labelled[:1]
-    whole = pd.concat(filled, ignore_index=True) if len(filled) > 1 else filled[0].reset_index(drop=True)
-    whole.attrs = dict(parts[-1][1].attrs)
+            table.insert(0, "step", steps[0])
+        if len(table):
+            filled.append(table)
+    whole = pd.concat(filled, ignore_index=True) if len(filled) > 1 else (filled or [table])[0].reset_index(drop=True)
+    whole.attrs = dict(table.attrs)
     if chosen.given is None:
         whole.attrs["sequences"] = chosen.drawn
     return whole

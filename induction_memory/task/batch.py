@@ -128,17 +128,18 @@ def masked_mean(
 def ratio(
     sums: Float[Tensor, "*variant batch"], counts: Float[Tensor, "*#variant batch"]
 ) -> tuple[Float[Tensor, "*variant"], Float[Tensor, "*variant"]]:
-    """r and its standard error, from s_b and n_b.
+    """The ratio of two sums over sequences, r = sum s_b / sum n_b, and its standard error.
 
-    r is nan where no position is left. The standard error is nan where all positions left are in a single sequence.
+    The error includes that of the denominator. r is nan where no position is left. The standard error is nan where all
+    positions left are in a single sequence. With counts of 1 these are a mean and its standard error.
     """
     total, batch = counts.sum(-1), sums.shape[-1]
     mean = sums.sum(-1) / total
     if batch < 2:
         return mean, torch.full_like(mean, torch.nan)
     spread = (sums - mean.unsqueeze(-1) * counts).square().sum(-1)
-    several = (counts > 0).sum(-1) > 1
-    return mean, torch.where(several, (batch / (batch - 1) * spread).sqrt() / total, torch.nan)
+    several = (counts != 0).sum(-1) > 1
+    return mean, torch.where(several, (batch / (batch - 1) * spread).sqrt() / total.abs(), torch.nan)
 
 
 LENGTH = 64

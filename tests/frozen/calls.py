@@ -197,13 +197,13 @@ def surgery(run: Any, steps: list[int]) -> pd.DataFrame:
 
 
 def causal(run: Any, steps: list[int]) -> pd.DataFrame:
-    return im.interventions.causal_trajectory(run, sequences(run), components=PARTS, step=steps)
+    return im.interventions.causal_curves(run, sequences(run), components=PARTS, step=steps)
 
 
 def causal_births(run: Any, steps: list[int]) -> pd.DataFrame:
     several = [int(step) for step in run.steps][:: max(1, len(run.steps) // 8)]
-    return im.interventions.births(
-        im.interventions.causal_trajectory(run, sequences(run, 4), components=PARTS, step=several)
+    return im.interventions.delays(
+        im.interventions.causal_curves(run, sequences(run, 4), components=PARTS, step=several)
     )
 
 

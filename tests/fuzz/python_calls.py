@@ -284,8 +284,8 @@ def calls(run: im.Trajectory, place: Path) -> list[Call]:
             {"task": "task", "model": "config", "train": "config"},
         ),
         Call(
-            "causal_trajectory",
-            im.interventions.causal_trajectory,
+            "causal_curves",
+            im.interventions.causal_curves,
             {"run": run},
             {"run": "source", "components": "names", "kind": "kind", "step": "steps"},
         ),

@@ -17,7 +17,7 @@ from induction_memory.heads.across_runs import (
     stability,
 )
 from induction_memory.heads.identification import Identification
-from induction_memory.heads.roles import ROLES, VOTES, births, carriers, changes, decisions
+from induction_memory.heads.roles import ROLES, VOTES, carriers, changes, decisions, role_births
 
 P, C, D, N = *ROLES, "none"  # D for induction
 HEADS = ("L1H1", "L1H2", "L2H1", "L2H2")
@@ -158,7 +158,7 @@ def test_carriers_are_read_in_the_layer_where_the_route_is_strongest():
 def test_a_role_is_born_when_it_is_kept_to_the_end():
     careers = {0: [N, N, N, N], 10: [P, N, N, D], 20: [C, N, N, D], 30: [P, N, D, D]}
     roles = pd.concat([cast("a", held, step)[0] for step, held in careers.items()], ignore_index=True)
-    born = births(roles)
+    born = role_births(roles)
     assert dict(zip(born["head"], born["born"], strict=True)) == {"L1H1": 30, "L2H1": 30, "L2H2": 10}
     table = changes(roles)
     assert table[table["head"] == "L1H1"][["step", "before", "after"]].to_numpy().tolist() == [
@@ -169,7 +169,7 @@ def test_a_role_is_born_when_it_is_kept_to_the_end():
 
 
 def test_a_birth_is_unknown_if_only_one_step_was_examined():
-    assert births(cast("a", [P, N, D, D], 400)[0])["born"].isna().all()
+    assert role_births(cast("a", [P, N, D, D], 400)[0])["born"].isna().all()
 
 
 def test_sharing_is_decided_when_the_shares_stay_near_their_last_values():

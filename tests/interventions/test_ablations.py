@@ -7,7 +7,7 @@ from induction_memory import probes
 from induction_memory.errors import InputError
 from induction_memory.interventions.ablations import Replacements, ablate, kinds
 from induction_memory.interventions.patching import patch
-from induction_memory.interventions.scores import is_right, score
+from induction_memory.interventions.scores import Scorer, is_right
 from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
 from induction_memory.runner.choice import record
@@ -112,7 +112,7 @@ def test_initial_weights_are_what_a_forward_with_those_weights_gives(model, batc
     recording = record(model, batch.tokens)
     weights = mixed(parameters(model), parameters(initial), recording.graph.parameters(name))
     with replaced(model, weights), torch.no_grad():
-        expected = score(model(batch.tokens), recording.logits, batch)
+        expected = Scorer(recording.logits, batch)(model(batch.tokens))
     assert row["kl"] == pytest.approx(expected["kl"].item(), rel=1e-3, abs=1e-6)
     assert row["in_context_loss"] == pytest.approx(expected["in_context_loss"].item(), rel=1e-4)
 
@@ -136,8 +136,8 @@ def test_weights_that_have_not_learnt_are_replaced_by_themselves(model, batch):
     with torch.no_grad():
         initial.blocks[0].attn.W_K.zero_()
     kept = Replacements(record(model, batch.tokens), batch, initial)
-    assert kept.changes("W_O2", "initial") == kept.changes("FF1", "initial") == []
-    assert [patch.site for patch in kept.changes("W_K1", "initial")] == ["L1H1.k", "L1H2.k"]
+    assert kept.patches("W_O2", "initial", effective=True) == kept.patches("FF1", "initial", effective=True) == []
+    assert [patch.site for patch in kept.patches("W_K1", "initial", effective=True)] == ["L1H1.k", "L1H2.k"]
     rows = ablate(model, batch, components=["W_O2", "W_K1"], kind="initial", initial=initial).set_index("component")
     assert (
         rows.loc["W_O2", "in_context_loss"]
@@ -150,8 +150,8 @@ def test_what_all_sequences_share_is_not_changed_by_that_of_another_or_by_their_
     values = Replacements(record(model, batch.tokens), batch)
     for kind in ("mean-position", "resample", "resample-output"):
         assert values.patches("pos", kind)
-        assert values.changes("pos", kind) == []
-        assert values.changes("embed", kind)
+        assert values.patches("pos", kind, effective=True) == []
+        assert values.patches("embed", kind, effective=True)
     rows = ablate(model, batch, components=["pos", "embed"], kind="resample").set_index("component")
     assert rows.loc["pos", "kl"] == rows.loc["none", "kl"] < 1e-6 < rows.loc["embed", "kl"]
 

@@ -9,7 +9,7 @@ from induction_memory.experiment.run_config import RunConfig
 from induction_memory.experiment.train_config import TrainConfig
 from induction_memory.interventions.ablations import ablate
 from induction_memory.interventions.patching import agreement, attribute, gradient
-from induction_memory.interventions.scores import contrast, score
+from induction_memory.interventions.scores import Scorer, contrast
 from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
 from induction_memory.task.corruptions import pairs_of
@@ -44,7 +44,7 @@ def test_soft_targets_have_a_loss_and_no_accuracy():
     task = MarkovChains(length=8, soft_targets=True)
     batch = task.sample(5, np.random.default_rng(0))
     logits = torch.randn(5, 8, 3, generator=torch.Generator().manual_seed(0))
-    found = score(logits, logits, batch)
+    found = Scorer(logits, batch)(logits)
     assert set(found) == {"chain_loss", "chain_loss_se", "start_loss", "start_loss_se", "kl", "kl_se"}
     expected = F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(0, 1)).item()
     assert found["chain_loss"].item() == pytest.approx(expected, rel=1e-5)

@@ -149,7 +149,7 @@ def test_settings_are_told_apart_by_content():
 
 def test_ablations_of_a_run_are_kept_too(run, monkeypatch):
     whole = ablate(run, heads="all", step="all")
-    monkeypatch.setattr("induction_memory.interventions.ablations._ablate_one", None)
+    monkeypatch.setattr("induction_memory.interventions.ablations.Replacements", None)
     pd.testing.assert_frame_equal(ablate(run, heads="all", step="all"), whole)
 
 

@@ -10,7 +10,7 @@ from induction_memory.errors import InputError, run_script
 from induction_memory.experiment.run_config import RunConfig
 from induction_memory.experiment.train_config import TrainConfig
 from induction_memory.interventions.ablations import ablate
-from induction_memory.interventions.causal import births, causal_trajectory, mediation
+from induction_memory.interventions.causal import causal_curves, delays, path_effects
 from induction_memory.interventions.circuits import discover
 from induction_memory.interventions.memory_surgery import surgery
 from induction_memory.interventions.patching import patch
@@ -65,8 +65,8 @@ def test_patching_surgery_circuits_and_attention_take_steps_too(run, batch):
     assert attention(run).title == "Attention of tiny at step 3"
 
 
-def test_the_causal_trajectory_joins_necessity_and_recall(run, batch):
-    table = causal_trajectory(run, batch, kind=["zero", "mean"])
+def test_the_causal_curves_joins_necessity_and_recall(run, batch):
+    table = causal_curves(run, batch, kind=["zero", "mean"])
     paths = {"L1H1->direct", "L1H1->L2H1.q", "L1H1->L2H1.k", "L1H1->L2H1.v", "L2H1->direct"}
     assert set(table["component"]) == {"L1H1", "L2H1", "W_K1", "W_K2", "W_O2", *paths}
     assert len(table) == 4 * 10 * 2
@@ -75,8 +75,8 @@ def test_the_causal_trajectory_joins_necessity_and_recall(run, batch):
     assert table[table["component"] == "L1H1"]["recall"].isna().all()
 
 
-def test_the_causal_trajectory_has_the_accuracies_of_ablate(run, batch):
-    table = causal_trajectory(run, batch, kind="mean")
+def test_the_causal_curves_has_the_accuracies_of_ablate(run, batch):
+    table = causal_curves(run, batch, kind="mean")
     rows = ablate(run, batch, components=["heads", "W_K1", "W_K2", "W_O2", "paths"], step="all")
     whole = rows[rows["component"] != "none"].reset_index(drop=True)
     assert table[["step", "component"]].equals(whole[["step", "component"]])
@@ -85,8 +85,8 @@ def test_the_causal_trajectory_has_the_accuracies_of_ablate(run, batch):
 
 
 def test_mediation_sets_the_paths_of_a_head_against_its_whole_effect(run, batch):
-    table = causal_trajectory(run, batch, kind="mean")
-    paths = mediation(table)
+    table = causal_curves(run, batch, kind="mean")
+    paths = path_effects(table)
     assert len(paths) == 4 * (2 + 4 + 2 + 1)
     last = paths[paths["step"] == 3].set_index(["source", "path"])["effect"]
     graph = Graph.of_config(run.model_config)
@@ -110,7 +110,7 @@ def test_a_part_is_born_when_its_curve_changes_level():
     steps = np.arange(10)
     parts = {"recall": steps >= 3, "necessity": 1.0 * (steps >= 7), "without_se": 0.1}
     table = pd.DataFrame({"step": steps, "component": "W_O2", "kind": "mean"} | parts)
-    (row,) = births(table).to_dict("records")
+    (row,) = delays(table).to_dict("records")
     assert (row["looks_right"], row["necessary"], row["delay"]) == (2.5, 6.5, 4)
 
 
@@ -118,7 +118,7 @@ def test_a_part_is_born_when_its_curve_changes_level():
 def test_a_part_without_a_clear_effect_never_becomes_necessary(level):
     steps = np.arange(10)
     parts = {"recall": steps >= 3, "necessity": level * (steps >= 7), "without_se": 0.1}
-    (row,) = births(pd.DataFrame({"step": steps, "component": "W_O2", "kind": "mean"} | parts)).to_dict("records")
+    (row,) = delays(pd.DataFrame({"step": steps, "component": "W_O2", "kind": "mean"} | parts)).to_dict("records")
     assert row["looks_right"] == 2.5
     assert np.isnan(row["necessary"])
     assert np.isnan(row["delay"])
@@ -156,4 +156,4 @@ def test_a_wrong_step_is_answered_with_what_is_stored(run):
     with pytest.raises(InputError, match="step: expected one step"):
         discover(run, step="all")
     with pytest.raises(InputError, match="source: expected a source with steps"):
-        causal_trajectory(run.model(0))
+        causal_curves(run.model(0))
