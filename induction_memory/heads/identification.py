@@ -15,7 +15,7 @@ Every table has the columns run and step first; heads are named L1H1 ... as in `
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,8 @@ from induction_memory.errors import require
 from induction_memory.field_docs import field_docs
 from induction_memory.fields import require_integer, require_seed
 from induction_memory.files import require_folder, write_file
-from induction_memory.heads import across_runs, sharing
-from induction_memory.heads import roles as carriers
-from induction_memory.heads import roles as history
-from induction_memory.heads.games import ValueFunction, solve_games, value_function
+from induction_memory.heads import across_runs, roles, sharing
+from induction_memory.heads.games import solve_games, value_function
 from induction_memory.heads.mediation import COLUMNS as PATH_COLUMNS
 from induction_memory.heads.mediation import mediation
 from induction_memory.heads.metric_positions import Metric
@@ -93,47 +91,47 @@ class Identification:
 
     @cached_property
     def carriers(self) -> pd.DataFrame:
-        """Each head's share of each role, and the effective number of heads (carriers.py)."""
-        return carriers.carriers(self.last("shares"), self.last("totals"))
+        """Each head's share of each role, and the effective number of heads."""
+        return roles.carriers(self.last("shares"), self.last("totals"))
 
     @cached_property
     def matches(self) -> pd.DataFrame:
-        """Heads matched between each two runs (matching.py)."""
+        """Heads matched between each two runs."""
         return across_runs.matches(self.last("roles"), self.last("votes"))
 
     @cached_property
     def stability(self) -> pd.DataFrame:
-        """How stable each role is across runs (stability.py), per configuration if there are several."""
+        """How stable each role is across runs, per configuration if there are several."""
         return self._per_configuration(
             lambda one: across_runs.stability(one.runs, one.roles, one.shares, one.totals, one.matches)
         )
 
     @cached_property
     def identifiability(self) -> pd.DataFrame:
-        """How well one run predicts another's roles (predictability.py), per configuration if there are several."""
+        """How well one run predicts another's roles, per configuration if there are several."""
         return self._per_configuration(
             lambda one: across_runs.identifiability(one.runs, one.last("roles"), one.last("votes"))
         )
 
     @cached_property
     def origins(self) -> pd.DataFrame:
-        """Whether initial weights or data decide which head has a role (origins.py), per configuration."""
+        """Whether initial weights or data decide which head has a role, per configuration."""
         return self._per_configuration(lambda one: across_runs.origins(one.runs, one.carriers))
 
     @cached_property
     def births(self) -> pd.DataFrame:
-        """When each head got the role it has at the end (history.py); it needs several steps, as `step="all"` has."""
-        return history.role_births(self.roles)
+        """When each head got the role it has at the end (roles.py); it needs several steps, as `step="all"` has."""
+        return roles.role_births(self.roles)
 
     @cached_property
     def changes(self) -> pd.DataFrame:
         """Every change of role."""
-        return history.changes(self.roles)
+        return roles.changes(self.roles)
 
     @cached_property
     def decisions(self) -> pd.DataFrame:
         """When each role emerged and when its sharing was decided."""
-        return history.decisions(self.shares)
+        return roles.decisions(self.shares)
 
     def _per_configuration(self, measure: "Callable[[Identification], pd.DataFrame]") -> pd.DataFrame:
         """A measure across runs that differ only in their seeds; a first column names the configuration if several."""
@@ -164,9 +162,10 @@ class Identification:
     def join(cls, parts: "Sequence[Identification]") -> "Identification":
         """Several identifications as one; their runs must have different names."""
         require(len(parts) > 0, "parts", "at least one", "none")
-        names = [run for part in parts for run in part.runs["run"]]
+        tables = {field.name: _concat([getattr(part, field.name) for part in parts]) for field in fields(cls)}
+        names = tables["runs"]["run"].tolist()
         require(len(names) == len(set(names)), "runs", "names that differ", ", ".join(names))
-        return cls(**{f.name: _concat([getattr(part, f.name) for part in parts]) for f in fields(cls)})
+        return cls(**tables)
 
 
 def identify(
@@ -186,7 +185,7 @@ def identify(
     `step` is for runs and series: a stored step, several, or "all"; the last when not given. `batch` holds the
     sequences: a Batch, tokens, or a function from a number of sequences to tokens. When not given, a run reads its own
     task, and a model or a series reads random tokens repeated once. `kind` is what replaces a head that is cut
-    (replacements.py). `orders` is the number of orders that are drawn if there are too many heads to evaluate all
+    (as in `im.ablate`). `orders` is the number of orders that are drawn if there are too many heads to evaluate all
     coalitions. An interruption keeps the completed steps.
 
     >>> identify("induction-small", sequences=8).roles[["head", "role"]]
@@ -207,13 +206,9 @@ def identify(
         end = int(chosen.steps[-1]) if len(chosen.steps) else None
         task = chosen.task if isinstance(chosen.given, Batch | None) else None
         initial = chosen.initial() if kind == "initial" or callable(kind) else None
-
-        def measure(at: At, end: int | None = end, task: Any = task, initial: Any = initial) -> Tables:
-            v = value_function(at.runner, at.batch, **settings, task=task, initial=initial)
-            return _examine(v, at.step, paths=at.step == end)
-
+        examine = partial(_examine, end=end, task=task, initial=initial, **settings)
         kept = {"identify": settings, "sequences": chosen.batch, "end": end}
-        tables = over_steps(chosen, measure, settings=kept)
+        tables = over_steps(chosen, examine, settings=kept)
         for table in tables.values():
             table.insert(0, "run", name)
         facts = _facts(name, chosen, tables["roles"]).assign(configuration=label)
@@ -223,24 +218,27 @@ def identify(
     return Identification.join(parts)
 
 
-def _examine(v: ValueFunction, step: int, *, paths: bool) -> dict[str, pd.DataFrame]:
-    """All tables of one model; the mediation only with `paths`."""
+def _examine(at: At, *, end: int | None, **settings: Any) -> Tables:
+    """All tables of one step; the mediation of the last step only."""
+    v = value_function(at.runner, at.batch, **settings)
     games, questions = solve_games(v), v.questions
-    shares, pairs = sharing.shares(games, questions), sharing.pairs(games, questions)
-    scores = votes(v, shares, sharing.is_known(games, questions))
+    whole, known = sharing.whole_effect(games, questions)
+    shares, pairs = sharing.shares(games, questions, whole), sharing.pairs(games[0], questions, whole, known)
+    scores = votes(v, shares, known)
     tables = {
         "roles": verdicts(scores, shares, pairs),
         "votes": scores,
         "shares": shares,
-        "totals": sharing.totals(games, questions),
+        "totals": sharing.totals(games, questions, whole),
         "pairs": pairs,
-        "hydra": sharing.hydra(games, questions),
+        "hydra": sharing.hydra(games[0], questions, whole),
+        "mediation": pd.DataFrame(columns=list(PATH_COLUMNS)),
     }
-    redundant = rows_of(pairs, relation="fully redundant")
-    together = list(zip(redundant["a"], redundant["b"], strict=True))
-    tables["mediation"] = mediation(v, together) if paths else pd.DataFrame(columns=list(PATH_COLUMNS))
+    if at.step == end:
+        redundant = rows_of(pairs, relation="fully redundant")
+        tables["mediation"] = mediation(v, list(zip(redundant["a"], redundant["b"], strict=True)))
     for table in tables.values():
-        table.insert(0, "step", step)
+        table.insert(0, "step", at.step)
     return tables
 
 

@@ -1,6 +1,6 @@
 """Mediation: how much of a head's effect passes through which input of which later head.
 
-With v the value of a run (questions.py) and y_h replaced as in an ablation,
+With v the value of a run (metric_positions.py) and y_h replaced as in an ablation,
 
     total       v(intact) - v(head cut for all its readers)
     direct      v(intact) - v(cut where the output and the last feed-forward read it)
@@ -20,12 +20,13 @@ import torch
 from induction_memory.heads.games import ValueFunction
 from induction_memory.heads.routes import edges
 from induction_memory.heads.sharing import CLEARLY, LEAST
-from induction_memory.runner.components import layer_of
+from induction_memory.runner.components import ARROW, Graph, layer_of
 from induction_memory.runner.recording import Patch
 
 COLUMNS = ("source", "path", "target", "input", "effect", "effect_se", "part")
 
-Path = tuple[str, str, str, str]
+Path = tuple[str, str, str]
+"""Columns path, target and input."""
 
 
 def mediation(v: ValueFunction, together: Sequence[tuple[str, ...]] = ()) -> pd.DataFrame:
@@ -33,38 +34,41 @@ def mediation(v: ValueFunction, together: Sequence[tuple[str, ...]] = ()) -> pd.
 
     Sources: every head, then the sets in `together`. Columns `target` (a head or ""), `input` (q, k, v or "").
     """
-    sources = [(head,) for head in v.graph.heads] + [tuple(group) for group in together]
-    all_heads = v.graph.heads
-    present = torch.tensor([[head not in source for head in all_heads] for source in [(), *sources, all_heads]])
+    graph = v.graph
+    sources = [*[(head,) for head in graph.heads], *together]
+    present = torch.ones(len(sources) + 2, len(graph.heads), dtype=torch.bool)  # all heads, without each source, none
+    present[-1] = False
+    for row, source in enumerate(sources, start=1):
+        for head in source:
+            present[row, graph.heads.index(head)] = False
     intact, *cut_for_all, empty = v.coalitions(present)
     least = LEAST * abs(float(v.questions.mean(intact - empty)[0]))
-    planned = [_paths(v, source) for source in sources]
-    sums = iter(v.patched([variant for paths in planned for _, variant in paths]))
-    rows = []
-    for source, cut, paths in zip(sources, cut_for_all, planned, strict=True):
-        total, parts = intact - cut, torch.stack([intact - next(sums) for _ in paths])
+    planned, variants = [], []
+    for source in sources:
+        paths = _paths(graph, source)
+        planned.append(paths)
+        for edges_of_path in paths.values():
+            variants.append([Patch(edge, v.absent[edge.split(ARROW)[0]]) for edge in edges_of_path])
+    sums, rows = v.patched(variants).split([len(paths) for paths in planned]), []
+    for source, cut, paths, patched in zip(sources, cut_for_all, planned, sums, strict=True):
+        total, parts = intact - cut, intact - patched
         mean, error = v.questions.mean(torch.cat([total[None], parts, (total - parts.sum(0))[None]]))
-        total_size, name = abs(float(mean[0])), "+".join(source)
+        total_size = abs(float(mean[0]))
         clear = total_size > least and total_size > CLEARLY * float(error[0])
-        cells = [(name, "total", "", ""), *(path for path, _ in paths), (name, "rest", "", "")]
+        cells = [("total", "", ""), *paths, ("rest", "", "")]
         for cell, effect, effect_se in zip(cells, mean.tolist(), error.tolist(), strict=True):
-            rows.append((*cell, effect, effect_se, effect / float(mean[0]) if clear else np.nan))
+            rows.append(("+".join(source), *cell, effect, effect_se, effect / float(mean[0]) if clear else np.nan))
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
-def _paths(v: ValueFunction, source: tuple[str, ...]) -> list[tuple[Path, list[Patch]]]:
-    """The direct path and each edge into a later head, with the patches that cut it."""
-    name, graph = "+".join(source), v.graph
-    paths: list[tuple[Path, list[Patch]]] = []
-    straight = [edge for head in source for edge in edges(graph, head, "out")]
-    paths.append(((name, "direct", "", ""), _cut(v, straight)))
+def _paths(graph: Graph, source: Sequence[str]) -> dict[Path, list[str]]:
+    """The edges of the direct path, and of the one into each input of each later head."""
+    direct = []
+    for head in source:
+        direct += edges(graph, head, "out")
+    paths = {("direct", "", ""): direct}
     for target in graph.heads:
         if layer_of(target) > max(map(layer_of, source)):
             for letter in "qkv":
-                cut = _cut(v, [f"{head}->{target}.{letter}" for head in source])
-                paths.append(((name, "indirect", target, letter), cut))
+                paths["indirect", target, letter] = [f"{head}{ARROW}{target}.{letter}" for head in source]
     return paths
-
-
-def _cut(v: ValueFunction, sites: Sequence[str]) -> list[Patch]:
-    return [Patch(site, v.absent[site.split("->")[0]]) for site in sites]

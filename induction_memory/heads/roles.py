@@ -1,4 +1,4 @@
-"""The verdict on each head: its role, where the votes disagree, and the confidence in it.
+"""What three votes say of a head: its role and the confidence in it, how roles change, and who carries each.
 
 A vote supports a role by min(1, score / (2 threshold)), so by one half at its threshold. The rest, 1 minus its largest
 support, goes to "none". If the vote's score for a role is unknown, the rest is shared equally between "none" and the
@@ -14,19 +14,15 @@ support no role more than "none", the head is "other". If the effects are unknow
 the role, or "unknown" if they support none. The same holds if an effect is large but not clearly above zero: the vote
 of the causes abstains, and the column `disagreement` says so.
 
-The history of roles over training: births, changes, and when the sharing is decided.
+Over training:
 
 born      the first step from which a head keeps its last role to the end; nan if only one step was examined
 emerged   the first step from which the effect of a role's route is at least half of its final effect
 decided   the first step from which the heads' shares s_t of that route stay near the last ones,
           1/2 sum |s_t - s_T| <= NEAR (shares of the heads with positive values, summing to one)
 
-Each head's share of each role: its share of the role's route, in the layer where that route has most effect.
-
-Every head with a share of the route (votes.py) counts, whichever role it has. The effective number of heads is the
-participation ratio of the shares.
-
-Rows of tidy tables, picked by the values of their columns.
+A role is carried by every head with a share of its route (votes.py), whichever role the head has, in the layer where
+that route has most effect. The effective number of heads is the participation ratio of the shares.
 """
 
 from collections.abc import Iterator
@@ -93,14 +89,18 @@ def verdicts(votes: pd.DataFrame, shares: pd.DataFrame, pairs: pd.DataFrame) -> 
     rows = []
     effective, partners = with_effect(shares), redundant_partners(pairs)
     for head in listed(votes, "head"):
+        supports, choices = [], {}
+        for vote in VOTES:
+            scores = rows_of(votes, head=head, vote=vote)["score"].to_numpy()
+            supports.append(support(scores, THRESHOLD[vote]))
+            choices[vote] = choice(scores, THRESHOLD[vote])
+        role, confidence = verdict(np.array(supports), head in effective)
+        unclear = role != NONE and head not in effective and choices["causes"] in ROLES
+        differ = []
+        for vote, named in choices.items():
+            if named not in (role, UNKNOWN) and not (unclear and vote == "causes"):
+                differ.append(f"{vote}: {named}")
         of_layer = rows_of(shares, game="layer", head=head)
-        scores = {vote: rows_of(votes, head=head, vote=vote)["score"].to_numpy() for vote in VOTES}
-        supports = np.array([support(scores[vote], THRESHOLD[vote]) for vote in VOTES])
-        choices = {vote: choice(scores[vote], THRESHOLD[vote]) for vote in VOTES}
-        role, confidence = verdict(supports, head in effective)
-        differ = [f"{vote}: {named}" for vote, named in choices.items() if named not in (role, UNKNOWN)]
-        if role != NONE and head not in effective and choices["causes"] in ROLES:
-            differ = [*(one for one in differ if not one.startswith("causes")), UNCLEAR]
         rows.append(
             {
                 "layer": of_layer["layer"].tolist()[0],
@@ -109,9 +109,9 @@ def verdicts(votes: pd.DataFrame, shares: pd.DataFrame, pairs: pd.DataFrame) -> 
                 "confidence": confidence,
                 **choices,
                 "share": of_layer["share"].tolist()[0],
-                "distractor": role == NONE and any(choices[vote] in ROLES for vote in ("weights", "attention")),
+                "distractor": role == NONE and (choices["weights"] in ROLES or choices["attention"] in ROLES),
                 "redundant_with": ", ".join(partners.get(head, [])),
-                "disagreement": "; ".join(differ),
+                "disagreement": "; ".join([*differ, UNCLEAR] if unclear else differ),
             }
         )
     return pd.DataFrame(rows)

@@ -15,11 +15,11 @@ is below LEAST_TOTAL, the heads were measured to do nothing. Otherwise their eff
 decide it.
 """
 
-from itertools import combinations
+from itertools import combinations, permutations
 
 import numpy as np
 import pandas as pd
-from torch import Tensor
+import torch
 
 from induction_memory.heads.games import Game
 from induction_memory.heads.metric_positions import Questions
@@ -36,47 +36,53 @@ PARTLY, MOSTLY, FULLY = 0.1, 0.5, 0.9
 UNKNOWN = "unknown"
 
 
-def shares(games: list[Game], questions: Questions) -> pd.DataFrame:
+def whole_effect(games: list[Game], questions: Questions) -> tuple[float, bool]:
+    """The effect of all heads together, nan unless it is clear; and whether the sequences decide if there is one."""
+    total, error, whole = total_effect(games[0], questions, LEAST_TOTAL)
+    return whole, bool(np.isfinite(whole)) or total + CLEARLY * error < LEAST_TOTAL
+
+
+def total_effect(game: Game, questions: Questions, least: float) -> tuple[float, float, float]:
+    """The total of a game, its standard error, and what its heads share: the total, nan unless it is clear."""
+    mean, standard_error = questions.mean(game.solution.total)
+    total, error = float(mean), float(standard_error)
+    return total, error, total if total > least and total >= CLEARLY * error else np.nan
+
+
+def shares(games: list[Game], questions: Questions, whole: float) -> pd.DataFrame:
     """One row per game and head: shapley, its standard errors, share, effect, and what cutting it alone costs."""
-    whole = whole_effect(games, questions)
-    rows = []
+    parts = []
     for game in games:
         solved = game.solution
         (values, errors), (single, single_se) = questions.mean(solved.values), questions.mean(solved.single)
-        alone, _ = questions.mean(solved.alone)
-        total = total_effect(game, questions, whole)
-        sampling = _sampling_error(game, questions)
-        for i, head in enumerate(game.players):
-            value = float(values[i])
-            rows.append(
-                {
-                    "game": game.name,
-                    "layer": game.layer,
-                    "head": head,
-                    "shapley": value,
-                    "shapley_se": float(errors[i]),
-                    "sampling_se": sampling[i],
-                    "share": value / total,
-                    "effect": value / whole,
-                    "effect_se": float(errors[i]) / whole,
-                    "single": float(single[i]),
-                    "single_se": float(single_se[i]),
-                    "alone": float(alone[i]),
-                }
-            )
-    return pd.DataFrame(rows)
+        sampling = torch.zeros_like(values)  # the standard error over the drawn orders, where some were drawn
+        if solved.drawn is not None:
+            means = questions.mean(solved.drawn)[0]
+            sampling = means.std(0) / len(means) ** 0.5
+        columns = {
+            "shapley": values,
+            "shapley_se": errors,
+            "sampling_se": sampling,
+            "share": values / total_effect(game, questions, LEAST * whole)[-1],
+            "effect": values / whole,
+            "effect_se": errors / whole,
+            "single": single,
+            "single_se": single_se,
+            "alone": questions.mean(solved.alone)[0],
+        }
+        numbers = pd.DataFrame(torch.stack(list(columns.values()), -1).numpy(), columns=list(columns))
+        parts.append(pd.DataFrame({"game": game.name, "layer": game.layer, "head": game.players}).join(numbers))
+    return pd.concat(parts, ignore_index=True)
 
 
-def totals(games: list[Game], questions: Questions) -> pd.DataFrame:
+def totals(games: list[Game], questions: Questions, whole: float) -> pd.DataFrame:
     """One row per game: its total effect, the sum of single cuts against it, and the effective number of heads."""
-    whole = whole_effect(games, questions)
     rows = []
     for game in games:
-        solved = game.solution
-        total, error = (float(x) for x in questions.mean(solved.total))
-        single = float(questions.mean(solved.single)[0].sum())
-        values = questions.mean(solved.values)[0].numpy()
-        shared = np.isfinite(total_effect(game, questions, whole))
+        total, error, shared = total_effect(game, questions, LEAST * whole)
+        single = float(questions.mean(game.solution.single)[0].sum())
+        values, drawn = questions.mean(game.solution.values)[0].numpy(), game.solution.drawn
+        known = np.isfinite(shared)
         rows.append(
             {
                 "game": game.name,
@@ -85,45 +91,35 @@ def totals(games: list[Game], questions: Questions) -> pd.DataFrame:
                 "total_se": error,
                 "effect": total / whole,
                 "sum_of_single": single,
-                "redundancy": 1 - single / total if shared else np.nan,
-                "effective": participation(values) if shared else np.nan,
-                "effective_entropy": entropy_number(values) if shared else np.nan,
-                "method": "exact" if solved.exact else f"{2 * len(_drawn(game))} orders",
+                "redundancy": 1 - single / shared,
+                "effective": participation(values) if known else np.nan,
+                "effective_entropy": entropy_number(values) if known else np.nan,
+                "method": "exact" if drawn is None else f"{2 * len(drawn)} orders",
             }
         )
     return pd.DataFrame(rows)
 
 
-def pairs(games: list[Game], questions: Questions) -> pd.DataFrame:
-    """One row per pair of heads in the game of all: interaction, single against joint cuts, and the relation's name."""
-    game, whole, known = games[0], whole_effect(games, questions), is_known(games, questions)
+def pairs(game: Game, questions: Questions, whole: float, known: bool) -> pd.DataFrame:
+    """One row per pair of heads in the game of all: interaction, single against joint cuts, and the relation's name.
+
+    `known` is whether the sequences decide if the heads have an effect.
+    """
     solved = game.solution
     assert solved.joint is not None
-    values, single, joint = (questions.mean(x)[0].numpy() for x in (solved.values, solved.single, solved.joint))
-    rows = []
+    values, single = questions.mean(solved.values)[0].numpy(), questions.mean(solved.single)[0].numpy()
+    joint, rows = questions.mean(solved.joint)[0].numpy(), []
     for i, j in combinations(range(len(game.players)), 2):
         redundancy = 1 - (single[i] + single[j]) / joint[i, j] if joint[i, j] > LEAST * whole else np.nan
         interaction, error, strength = np.nan, np.nan, -redundancy
         if solved.interaction is not None and solved.together is not None:
-            interaction, error = (float(x) for x in questions.mean(solved.interaction[i, j]))
+            interaction, error = torch.stack(questions.mean(solved.interaction[i, j])).tolist()
             together = float(questions.mean(solved.together[i, j])[0])
             strength = interaction / together if together > LEAST * whole else np.nan
         small = not min(abs(values[i]), abs(values[j])) > LEAST / 2 * whole
         name = UNKNOWN if not known else "idle" if small else relation(strength)
-        rows.append(
-            {
-                "a": game.players[i],
-                "b": game.players[j],
-                "interaction": interaction,
-                "interaction_se": error,
-                "strength": strength,
-                "single_a": single[i],
-                "single_b": single[j],
-                "joint": joint[i, j],
-                "redundancy": redundancy,
-                "relation": name,
-            }
-        )
+        numbers = (interaction, error, strength, single[i], single[j], joint[i, j], redundancy)
+        rows.append((game.players[i], game.players[j], *numbers, name))
     columns = ["a", "b", "interaction", "interaction_se", "strength", "single_a", "single_b", "joint", "redundancy"]
     return pd.DataFrame(rows, columns=[*columns, "relation"])
 
@@ -137,59 +133,17 @@ def relation(strength: float) -> str:
     return f"{'fully' if strength <= -FULLY else 'mostly' if strength <= -MOSTLY else 'partly'} redundant"
 
 
-def hydra(games: list[Game], questions: Questions) -> pd.DataFrame:
+def hydra(game: Game, questions: Questions, whole: float) -> pd.DataFrame:
     """One row per ordered pair: the cost of cutting `other` before and after `cut` is gone, and what it takes over."""
-    game, whole = games[0], whole_effect(games, questions)
     solved = game.solution
     assert solved.joint is not None
-    n = len(game.players)
     after = solved.joint - solved.single.unsqueeze(1)  # [cut, other]
     takeover, error = questions.mean(after - solved.single.unsqueeze(0))
     before, after = questions.mean(solved.single)[0], questions.mean(after)[0]
-    rows = [
-        {
-            "cut": game.players[i],
-            "other": game.players[j],
-            "before": float(before[j]),
-            "after": float(after[i, j]),
-            "takeover": float(takeover[i, j]),
-            "takeover_se": float(error[i, j]),
-            "takeover_effect": float(takeover[i, j]) / whole,
-        }
-        for i in range(n)
-        for j in range(n)
-        if i != j
-    ]
+    rows = []
+    for i, j in permutations(range(len(game.players)), 2):
+        taken = float(takeover[i, j])
+        costs = (float(before[j]), float(after[i, j]), taken, float(error[i, j]), taken / whole)
+        rows.append((game.players[i], game.players[j], *costs))
     columns = ["cut", "other", "before", "after", "takeover", "takeover_se", "takeover_effect"]
     return pd.DataFrame(rows, columns=columns)
-
-
-def whole_effect(games: list[Game], questions: Questions) -> float:
-    """The effect of all heads together; nan unless it is clear."""
-    total, error = (float(x) for x in questions.mean(games[0].solution.total))
-    return total if total > LEAST_TOTAL and total >= CLEARLY * error else np.nan
-
-
-def is_known(games: list[Game], questions: Questions) -> bool:
-    """Whether the sequences decide if the heads together have an effect: a clear one, or clearly none."""
-    total, error = (float(x) for x in questions.mean(games[0].solution.total))
-    return bool(np.isfinite(whole_effect(games, questions)) or total + CLEARLY * error < LEAST_TOTAL)
-
-
-def total_effect(game: Game, questions: Questions, whole: float) -> float:
-    """The effect that the heads of a game share; nan unless it is clear."""
-    total, error = (float(x) for x in questions.mean(game.solution.total))
-    return total if total > LEAST * whole and total >= CLEARLY * error else np.nan
-
-
-def _drawn(game: Game) -> Tensor:
-    assert game.solution.drawn is not None
-    return game.solution.drawn
-
-
-def _sampling_error(game: Game, questions: Questions) -> list[float]:
-    """Standard error of each value over the drawn orders; 0 where none were drawn."""
-    if game.solution.exact:
-        return [0.0] * len(game.players)
-    means = questions.mean(_drawn(game))[0]
-    return (means.std(0) / len(means) ** 0.5).tolist()

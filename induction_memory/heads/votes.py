@@ -47,13 +47,17 @@ def votes(v: ValueFunction, shares: pd.DataFrame, known: bool = True) -> pd.Data
 
     `known` is whether the sequences decide if the heads have an effect (sharing.py).
     """
-    heads = v.graph.heads
-    tokens = chosen_tokens(v.batch.tokens)
-    length = v.batch.tokens.shape[1]
-    sources = named_sources(v)
+    try:
+        sources = None if v.task is None else sources_of(v.task, v.batch)
+    except UnsupportedError:  # the task names no sources
+        sources = None
     parents = None if sources is None else sources.get("parent")
-    before = None if parents is None else parents[0]
-    key_query, value_output = (x.flatten(0, 1).numpy() for x in _recalls(v, tokens, length, before))
+    runner, heads = v.recording.runner, v.graph.heads
+    key_query = value_output = np.full((len(heads), len(ROLES)), np.nan)  # unknown, if not readable or diverged
+    if runner.refusal is None and all(bool(weight.isfinite().all()) for weight in runner.weights.values()):
+        before = None if parents is None else parents[0]
+        read, written = weight_recalls(runner.weights, chosen_tokens(v.batch.tokens), v.batch.tokens.shape[1], before)
+        key_query, value_output = read.flatten(0, 1).numpy(), written.flatten(0, 1).numpy()
     attended = attention_scores(v, sources).flatten(0, 1).numpy()
     effects = causes(shares, heads, known)
     if sources is not None and "induction" not in sources:
@@ -62,23 +66,11 @@ def votes(v: ValueFunction, shares: pd.DataFrame, known: bool = True) -> pd.Data
     rows = []
     for i, head in enumerate(heads):
         for r, role in enumerate(ROLES):
-            both = key_query[i, r], value_output[i, r]
-            scores = {"weights": np.minimum(*both), "attention": attended[i, r], "causes": effects[i, r]}
-            for vote, score in scores.items():
-                parts = both if vote == "weights" else (np.nan, np.nan)
-                rows.append((head, vote, role, float(score), float(parts[0]), float(parts[1])))
+            both = float(key_query[i, r]), float(value_output[i, r])
+            rows.append((head, "weights", role, float(np.minimum(*both)), *both))
+            rows.append((head, "attention", role, float(attended[i, r]), np.nan, np.nan))
+            rows.append((head, "causes", role, float(effects[i, r]), np.nan, np.nan))
     return pd.DataFrame(rows, columns=["head", "vote", "role", "score", "key_query", "value_output"])
-
-
-def _recalls(
-    v: ValueFunction, tokens: Int[Tensor, " n"], length: int, before: Bool[Tensor, "query key"] | None
-) -> tuple[Float[Tensor, "layer head role"], Float[Tensor, "layer head role"]]:
-    """`weight_recalls` of a model, nan (unknown) if its weights hold no readable memories or have diverged."""
-    runner = v.recording.runner
-    if runner.refusal is None and all(bool(weight.isfinite().all()) for weight in runner.weights.values()):
-        return weight_recalls(runner.weights, tokens, length, before)
-    unknown = torch.full((v.graph.n_layers, v.graph.n_heads, len(ROLES)), torch.nan, dtype=torch.float64)
-    return unknown, unknown.clone()
 
 
 def weight_recalls(
@@ -116,16 +108,8 @@ def weight_recalls(
                 earlier = value_output[:layer].view(-1, len(ROLES))
                 earlier[:, 0] = torch.maximum(earlier[:, 0], match.amax(0))
                 earlier[:, 1] = torch.maximum(earlier[:, 1], match[1:].amax(1))
-        written += [w_E @ Phi[head].T for head in range(n_heads)]
+        written += (w_E @ Phi.mT).unbind()
     return key_query, value_output
-
-
-def named_sources(v: ValueFunction) -> dict[str, Bool[Tensor, "batch query key"]] | None:
-    """The sources that the task of the sequences names; None if there is no task or it names none."""
-    try:
-        return None if v.task is None else sources_of(v.task, v.batch)
-    except UnsupportedError:
-        return None
 
 
 def attention_scores(
@@ -136,23 +120,17 @@ def attention_scores(
     sought = named.get("induction", after_same_context(v.batch.tokens))
     queries = v.batch.group() & sought.any(-1)
     parent = named.get("parent")
-    rows = []
+    layers = []
     for layer in range(1, v.graph.n_layers + 1):
         pattern = v.recording.pattern(layer)
         early = pattern[..., :EARLY, :EARLY]
-        rows.append(
-            torch.stack(
-                [
-                    attention.previous_token(early)
-                    if parent is None
-                    else attention.induction(early, parent[:, :EARLY, :EARLY], parent.any(-1)[:, :EARLY]),
-                    own_position(early),
-                    attention.induction(pattern, sought, queries),
-                ],
-                dim=-1,
-            )
-        )
-    return torch.stack(rows).cpu()
+        if parent is None:
+            previous = attention.previous_token(early)
+        else:
+            previous = attention.induction(early, parent[:, :EARLY, :EARLY], parent.any(-1)[:, :EARLY])
+        scores = [previous, own_position(early), attention.induction(pattern, sought, queries)]
+        layers.append(torch.stack(scores, dim=-1))
+    return torch.stack(layers).cpu()
 
 
 def own_position(pattern: Float[Tensor, "batch head query key"]) -> Float[Tensor, " head"]:
@@ -169,7 +147,7 @@ def causes(shares: pd.DataFrame, heads: Sequence[str], known: bool = True) -> Fl
     effect is not known: then this vote abstains.
     """
     by_route = shares.pivot_table(index="head", columns="game", values="effect", dropna=False)
-    table = by_route.reindex(index=list(heads), columns=[ROUTE_OF[role] for role in ROLES])
+    table = by_route.reindex(index=list(heads), columns=list(ROUTE_OF.values()))
     return table.fillna(0.0).to_numpy() if known else np.full((len(heads), len(ROLES)), np.nan)
 
 

@@ -1,6 +1,6 @@
 """Circuits: the few edges that do the work, and how much of it they do.
 
-Taking an edge away (by one of the kinds in replacements.py) lowers M, the mean logit of the right output above the mean
+Taking an edge away (by one of the kinds of `im.ablate`) lowers M, the mean logit of the right output above the mean
 logit at the positions of the task's main group. Edges are ranked by that loss, exactly (one run per edge) or by its
 derivative (one backward pass for all, or integrated over several). The circuit of the n first edges E_n is scored by
 
