@@ -60,7 +60,7 @@ class FastRunner:
             kept = maps.embed(tokens)
             x = sum(kept.values(), torch.zeros(()).to(self.weights["embed.W_E"]))
             for number, layer in enumerate(maps.layers):
-                q, k, v = layer.project(x, "Q"), layer.project(x, "K"), layer.project(x, "V")
+                q, k, v = (layer.project(x, letter, range(self.graph.n_heads)) for letter in "QKV")
                 z = attend(layer.rotated(q), layer.rotated(k), v, layer.scale)
                 found = {"hook_resid_pre": x, "attn.hook_q": q, "attn.hook_k": k, "attn.hook_v": v, "attn.hook_z": z}
                 found["hook_attn_out"] = layer.combine(z)
@@ -105,7 +105,7 @@ def _upstream(graph: Graph, variant: Variant) -> tuple:
         if arrow:
             sources.add(source)
         if (target or source) not in later:
-            early.append((patch.site, id(patch.value), id(patch.where), id(patch.amount)))
+            early.append((patch.site, *patch.replacement))
     return early, sources
 
 
@@ -158,17 +158,21 @@ class _PatchedRun:
         """Queries, keys or values of the heads to compute, with their patches."""
         weights, patches = self.maps[layer], self.patches
         sites = [f"L{layer}H{h + 1}.{letter}" for h in self.computed]
-        if self.changed:
-            own = weights.project(self.x, letter.upper())
-        else:
-            own = self._recorded(layer, f"attn.hook_{letter}")[..., self.computed, :]
-        if not any(map(patches.touch, sites)):
-            return own
-        by_head = list(own.unbind(-2))
-        for i, (h, site) in enumerate(zip(self.computed, sites, strict=True)):
-            if site in patches.edges:
-                by_head[i] = weights.project_head(patches.read(site, self.x), letter.upper(), h)
-            by_head[i] = patches.write(site, by_head[i])
+        alike: dict[tuple, list[int]] = {}
+        for h, site in zip(self.computed, sites, strict=True):  # heads with the same patched edges read one stream
+            edges = tuple((source, *patch.replacement) for source, patch in patches.edges.get(site, ()))
+            alike.setdefault(edges, []).append(h)
+        found = dict[int, Tensor]()
+        for edges, heads in alike.items():
+            if edges or self.changed:
+                stream = patches.read(f"L{layer}H{heads[0] + 1}.{letter}", self.x)
+                own = weights.project(stream, letter.upper(), heads)
+            else:
+                own = self._recorded(layer, f"attn.hook_{letter}")[..., heads, :]
+            if len(alike) == 1 and not any(site in patches.nodes for site in sites):
+                return own
+            found |= zip(heads, own.unbind(-2), strict=True)
+        by_head = [patches.write(site, found[h]) for h, site in zip(self.computed, sites, strict=True)]
         return torch.stack(by_head, dim=-2)
 
     def _narrow(self, queries: Int[Tensor, "batch m"] | None) -> None:

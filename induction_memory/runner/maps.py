@@ -10,7 +10,7 @@ Weights and a ModelConfig need no TransformerLens. A HookedTransformer's own mod
 feed-forwards and its rotary positions, with the weights that are passed for them.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,19 +43,15 @@ class Layer:
     rotate: Map | None = None
     """Turns queries or keys [batch, pos, head, d_head] by their position; None without rotary positions."""
 
-    def project(self, x: Float[Tensor, "batch m d_model"], letter: str) -> Float[Tensor, "batch m head d_head"]:
-        """Queries, keys or values (`Q`, `K` or `V`) of every head, from a stream before the norm."""
+    def project(
+        self, x: Float[Tensor, "batch m d_model"], letter: str, heads: Sequence[int]
+    ) -> Float[Tensor, "batch m head d_head"]:
+        """Queries, keys or values (`Q`, `K` or `V`) of some heads, counted from 0, from a stream before the norm."""
         W, b = self.attention[f"W_{letter}"], self.attention.get(f"b_{letter}")
-        heads, _, d_head = W.shape
+        if len(heads) < len(W):
+            W, b = W[heads], None if b is None else b[heads]
         read = F.linear(self.norm(x), W.mT.flatten(0, 1), None if b is None else b.flatten())
-        return read.unflatten(-1, (heads, d_head))
-
-    def project_head(
-        self, x: Float[Tensor, "batch m d_model"], letter: str, head: int
-    ) -> Float[Tensor, "batch m d_head"]:
-        """`project` for one head, counted from 0."""
-        b = self.attention.get(f"b_{letter}")
-        return F.linear(self.norm(x), self.attention[f"W_{letter}"][head].mT, None if b is None else b[head])
+        return read.unflatten(-1, (len(W), -1))
 
     def combine(self, z: Float[Tensor, "batch m head d_head"]) -> Float[Tensor, "batch m d_model"]:
         """sum over heads of z W_O[head], and b_O."""
@@ -110,7 +106,7 @@ def maps_of_config(config: ModelConfig, weights: Mapping[str, Tensor]) -> Maps:
         assert config.feed_forward == "relu", config.feed_forward
         W_in, W_out = weights[f"{block}.mlp.W_in"], weights[f"{block}.mlp.W_out"]
         b_in, b_out = weights.get(f"{block}.mlp.b_in"), weights.get(f"{block}.mlp.b_out")
-        return lambda x: F.linear(F.linear(before(x), W_in.T, b_in).relu(), W_out.T, b_out)
+        return lambda x: F.linear(F.linear(before(x), W_in.T, b_in).relu_(), W_out.T, b_out)
 
     layers = tuple(
         Layer(

@@ -48,6 +48,11 @@ class Patch:
     amount: float | Float[Tensor, ""] = 1.0
     """How far to go from the run's own activation (0) to the value (1)."""
 
+    @property
+    def replacement(self) -> tuple[int, int, int]:
+        """Equal for patches that replace the same activation alike."""
+        return id(self.value), id(self.where), id(self.amount)
+
     def applied(self, own: Tensor, rows: Int[Tensor, "batch m"] | None = None) -> Tensor:
         """An activation [batch, pos, d] with the patch; if it has the positions `rows` only, those of the patch too."""
         value, where = self.value, None if self.where is None else self.where.unsqueeze(-1)
