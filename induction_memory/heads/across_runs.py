@@ -1,40 +1,28 @@
-"""Match the heads of two runs by their scores.
+"""Runs compared by their heads: which heads match, how stable roles are, and what decides which head has one.
 
-The profile of a head is the row of its scores, one per vote and role, each clipped to [0, 1] (votes.py), without its
-layer and index. The match of two runs is the assignment with the least sum of the distances |profile_a - profile_b|
-(Hungarian algorithm). Two heads with the same profile can be exchanged at no cost. So a match measures how similar the
-two sets of heads are, not which head corresponds to which. Scores that are unknown in either run do not enter the
-distance.
+**Which runs may be compared.** Runs are *independent* if no two share their initial weights or their data. Families of
+retrained runs share one of the two: `same initialisation` (other data) and `same data` (other initial weights).
+Intervals are percentile intervals of a bootstrap over runs, drawn with replacement; a pair of two copies of one run is
+left out.
 
-What decides which head gets a role: the initial weights or the data?
+**Matches.** The profile of a head is the row of its scores, one per vote and role, each clipped to [0, 1] (votes.py),
+without its layer and index. The match of two runs is the assignment with the least sum of the distances
+|profile_a - profile_b| (Hungarian algorithm). Two heads with the same profile can be exchanged at no cost. So a match
+measures how similar the two sets of heads are, not which head corresponds to which. Scores that are unknown in either
+run do not enter the distance.
 
-Runs that share their initial weights, runs that share their data and independent runs (resampling.py) are compared head
-by head. For a role, s_a(h) is head h's share of the role's route in run a (carriers.py). The heads of a layer are
-compared by their index:
+**Stability.** For each role, over runs in one relation:
 
-    A(a, b) = 1 - 1/2 sum_h |s_a(h) - s_b(h)|                 agreement: the overlap of the shares
-    C(a, b) = mean of A over all orders of b's heads          agreement by chance
-    B(a, b) = max of A over all orders of b's heads           the largest possible one, given the sizes of the shares
-    score   = sum over pairs (A - C) / sum over pairs (B - C)
+    heads        number of heads with the role
+    effective    effective number of heads on its route (participation ratio), in the layer where it is strongest
+    leader       the largest share of one head in that route
+    present      whether any head has it
+    born         the step from which its leading head keeps it to the end (runs read at several steps)
+    agreement    of two runs' matched heads: 2 |both have it| / (heads of one + heads of the other)
+    same layer   whether the leading heads of two runs are in one layer
+    same head    whether they have the same name; by chance 1 / heads of a layer, if the layer is the same
 
-The score is 1 if the same heads have the same shares and 0 if the index of a head says nothing. Its interval is a
-bootstrap over runs. `p` is the share of orders of the heads, drawn for every run but the first, with at least the
-agreement that was measured (all orders if there are few, `DRAWS` random ones otherwise).
-
-Before training, all heads of a layer have the same distribution, and their order means nothing. So the data alone
-cannot choose an index. For runs that share only their data the expected score is 0, as for independent runs, and the
-measured score is a control. For runs that share their weights, 1 - score is the part that the data decide.
-
-The data alone may decide how unequal the shares are, regardless of which heads have them. With x the effective number
-of heads or the largest share,
-
-    explained = 1 - mean over pairs in the relation (x_a - x_b)^2 / mean over independent pairs (x_a - x_b)^2
-
-estimates the part of the variance of x that comes from what the runs share.
-
-How well one run predicts the roles of another run: a score for a family of models.
-
-The role of each head of one run is predicted from the roles of another run, by
+**Identifiability.** The role of each head of one run is predicted from the roles of another run, by
 
     index         the head of the same name
     layer         any head of the same layer, drawn at random
@@ -43,32 +31,34 @@ The role of each head of one run is predicted from the roles of another run, by
 
 The accuracy is the share of correct predictions, and the chance is the accuracy of a head drawn from the whole other
 run. Both are averaged over pairs of runs, and the score is (accuracy - chance) / (1 - chance). It is 1 if one run gives
-the roles of another, and 0 if it tells only how many heads of each role to expect. The interval is a bootstrap over
-runs.
+the roles of another, and 0 if it tells only how many heads of each role to expect.
 
-Bootstrap over runs, of a mean over runs or over pairs of runs, and which runs may be compared.
+**Origins: the initial weights or the data?** With s_a(h) head h's share of a role's route in run a (roles.py), the
+heads of a layer are compared by their index:
 
-Runs are drawn with replacement; a pair of two copies of one run is left out. The interval is the percentile interval.
+    A(a, b) = 1 - 1/2 sum_h |s_a(h) - s_b(h)|                 agreement: the overlap of the shares
+    C(a, b) = mean of A over all orders of b's heads          agreement by chance
+    B(a, b) = max of A over all orders of b's heads           the largest possible one, given the sizes of the shares
+    score   = sum over pairs (A - C) / sum over pairs (B - C)
 
-Runs are *independent* if no two share their initial weights or their data. Families of retrained runs share one of the
-two: `same initialisation` (other data) and `same data` (other initial weights).
+The score is 1 if the same heads have the same shares and 0 if the index of a head says nothing. `p` is the share of
+orders of the heads, drawn for every run but the first, with at least the agreement that was measured (all orders if
+there are few, `DRAWS` random ones otherwise). Before training, all heads of a layer have the same distribution, and
+their order means nothing. So the data alone cannot choose an index: for runs that share only their data the expected
+score is 0, and the measured score is a control. For runs that share their weights, 1 - score is the part that the data
+decide.
 
-How stable roles are across runs, with bootstrap intervals over the runs.
+The data alone may decide how unequal the shares are, regardless of which heads have them. With x the effective number
+of heads or the largest share,
 
-For each role, over runs in one relation (resampling.py):
+    explained = 1 - mean over pairs in the relation (x_a - x_b)^2 / mean over independent pairs (x_a - x_b)^2
 
-    heads        number of heads with the role
-    effective    effective number of heads on its route (participation ratio), in the layer where it is strongest
-    leader       the largest share of one head in that route
-    present      whether any head has it
-    born         the step from which its leading head keeps it to the end (runs read at several steps)
-    agreement    of two runs' matched heads (matching.py): 2 |both have it| / (heads of one + heads of the other)
-    same layer   whether the leading heads of two runs are in one layer
-    same head    whether they have the same name; by chance 1 / heads of a layer, if the layer is the same
+estimates the part of the variance of x that comes from what the runs share.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import combinations, permutations, product
+from functools import partial
+from itertools import chain, combinations, permutations, product
 from math import factorial
 from typing import Any
 
@@ -163,30 +153,26 @@ def interval(
     value = statistic(np.arange(n))
     if n < 2:
         return value, np.nan, np.nan
-    drawn = np.array([statistic(rng.integers(n, size=n)) for _ in range(RESAMPLES)])
-    kept = drawn[np.isfinite(drawn)]
+    return value, *_limits([statistic(rng.integers(n, size=n)) for _ in range(RESAMPLES)])
+
+
+def _limits(drawn: list[float]) -> tuple[float, float]:
+    kept = np.array(drawn)[np.isfinite(drawn)] if drawn else np.array([])
     if kept.size == 0:
-        return value, np.nan, np.nan
+        return np.nan, np.nan
     low, high = np.quantile(kept, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return value, float(low), float(high)
+    return float(low), float(high)
 
 
-def mean_over_runs(values: Float[np.ndarray, " run"]) -> Callable[[Int[np.ndarray, " drawn"]], float]:
-    """The mean of the drawn runs' values, without those that are nan."""
+def mean_over_drawn(values: Float[np.ndarray, "*run"]) -> Callable[[Int[np.ndarray, " drawn"]], float]:
+    """The mean of the drawn runs' values, or, for a matrix, of the values of pairs of drawn runs.
 
-    def statistic(drawn: np.ndarray) -> float:
-        kept = values[drawn][np.isfinite(values[drawn])]
-        return float(kept.mean()) if kept.size else np.nan
-
-    return statistic
-
-
-def mean_over_pairs(values: Float[np.ndarray, "run run"]) -> Callable[[Int[np.ndarray, " drawn"]], float]:
-    """The mean over pairs of drawn runs; nan marks pairs that do not count (a run with itself among them)."""
+    nan marks runs and pairs that do not count, a run with itself among them.
+    """
 
     def statistic(drawn: np.ndarray) -> float:
-        block = values[np.ix_(drawn, drawn)]
-        kept = block[np.isfinite(block)]
+        some = values[np.ix_(*[drawn] * values.ndim)]
+        kept = some[np.isfinite(some)]
         return float(kept.mean()) if kept.size else np.nan
 
     return statistic
@@ -207,6 +193,7 @@ DRAWS = 5000
 DECIDES = 0.5
 """The weights decide which head if the whole interval of the score is above this, the data if it is below."""
 Shares = dict[str, Float[np.ndarray, " head"]]
+Pairs = list[tuple[str, str]]
 
 
 def origins(runs: pd.DataFrame, carriers: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
@@ -226,11 +213,12 @@ def origins(runs: pd.DataFrame, carriers: pd.DataFrame, *, seed: int = 0) -> pd.
             if len(pairs) == 0:
                 continue
             names = list(dict.fromkeys(run for pair in pairs for run in pair))
-            found = {"which head": (*_score_interval(shares, pairs, names, seed), _chance(shares, pairs, names, seed))}
+            which = _interval_over_pairs(partial(_score, shares), pairs, seed=seed)
+            found = {"which head": (*which, _chance(shares, pairs, names, seed))}
             if relation != INDEPENDENT and apart:
                 for measure, size in (("effective number", participation), ("largest share", np.max)):
                     x = {run: float(size(values)) for run, values in shares.items()}
-                    found[measure] = (*_explained_interval(x, pairs, apart, seed), np.nan)
+                    found[measure] = (*_interval_over_pairs(partial(_explained, x), pairs, apart, seed=seed), np.nan)
             rows += [(role, measure, relation, *numbers, len(pairs), len(names)) for measure, numbers in found.items()]
     columns = ["role", "measure", "relation", "value", "low", "high", "p", "pairs", "runs"]
     return pd.DataFrame(rows, columns=columns)
@@ -259,55 +247,33 @@ def _shares(carriers: pd.DataFrame) -> Shares:
     return {run: rows_of(carriers, run=run)["share"].to_numpy(dtype=float) for run in heads}
 
 
-def _score(shares: Shares, pairs: list[tuple[str, str]]) -> float:
+def _score(shares: Shares, pairs: Pairs) -> float:
     told = np.array([agreement(shares[a], shares[b]) for a, b in pairs])
     room = (told[:, 2] - told[:, 1]).sum()
     return float((told[:, 0] - told[:, 1]).sum() / room) if room > 0 else np.nan
 
 
-def _score_interval(
-    shares: Shares, pairs: list[tuple[str, str]], names: list[str], seed: int
-) -> tuple[float, float, float]:
-    there, rng, drawn = set(pairs), np.random.default_rng(seed), []
-    for _ in range(RESAMPLES):
-        again = _drawn_pairs(names, there, rng)
-        if again:
-            drawn.append(_score(shares, again))
-    return _score(shares, pairs), *_limits(drawn)
-
-
-def _explained_interval(
-    x: dict[str, float], pairs: list[tuple[str, str]], apart: list[tuple[str, str]], seed: int
-) -> tuple[float, float, float]:
-    rng, drawn = np.random.default_rng(seed), []
-    families = [(list(dict.fromkeys(run for pair in some for run in pair)), set(some)) for some in (pairs, apart)]
-    for _ in range(RESAMPLES):
-        again = [_drawn_pairs(names, there, rng) for names, there in families]
-        if all(again):
-            drawn.append(_explained(x, *again))
-    return _explained(x, pairs, apart), *_limits(drawn)
-
-
-def _explained(x: dict[str, float], pairs: list[tuple[str, str]], apart: list[tuple[str, str]]) -> float:
+def _explained(x: dict[str, float], pairs: Pairs, apart: Pairs) -> float:
     within, between = (np.mean([(x[a] - x[b]) ** 2 for a, b in some]) for some in (pairs, apart))
     return float(1 - within / between) if between > 0 else np.nan
 
 
-def _drawn_pairs(names: list[str], there: set[tuple[str, str]], rng: np.random.Generator) -> list[tuple[str, str]]:
-    """Pairs among runs that are drawn with replacement, without pairs of a run and its own copy."""
-    again = [names[i] for i in rng.integers(len(names), size=len(names))]
-    return [(a, b) for a in again for b in again if (a, b) in there]
+def _interval_over_pairs(statistic: Callable[..., float], *families: Pairs, seed: int) -> tuple[float, float, float]:
+    """A statistic of one or more families of pairs, and its interval over runs that are drawn with replacement."""
+    rng, drawn = np.random.default_rng(seed), []
+    for _ in range(RESAMPLES):
+        again = []
+        for pairs in families:
+            names = list(dict.fromkeys(chain.from_iterable(pairs)))
+            runs = [names[i] for i in rng.integers(len(names), size=len(names))]
+            there = set(pairs)
+            again.append([pair for pair in product(runs, runs) if pair in there])  # no pair of a run and its own copy
+        if all(again):
+            drawn.append(statistic(*again))
+    return statistic(*families), *_limits(drawn)
 
 
-def _limits(drawn: list[float]) -> tuple[float, float]:
-    kept = np.array(drawn)[np.isfinite(drawn)] if drawn else np.array([])
-    if kept.size == 0:
-        return np.nan, np.nan
-    low, high = np.quantile(kept, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return float(low), float(high)
-
-
-def _chance(shares: Shares, pairs: list[tuple[str, str]], names: list[str], seed: int) -> float:
+def _chance(shares: Shares, pairs: Pairs, names: list[str], seed: int) -> float:
     """The share of orders of the heads with at least the measured agreement."""
     heads, others = len(shares[names[0]]), names[1:]
     orders = np.array(list(permutations(range(heads))))
@@ -349,7 +315,7 @@ def identifiability(runs: pd.DataFrame, roles: pd.DataFrame, votes: pd.DataFrame
                 continue
             names, right = pair_matrix({pair: accuracy for pair, (accuracy, _) in told.items()})
             _, lucky = pair_matrix({pair: chance for pair, (_, chance) in told.items()})
-            accuracy, chance = mean_over_pairs(right), mean_over_pairs(lucky)
+            accuracy, chance = mean_over_drawn(right), mean_over_drawn(lucky)
             all_runs = np.arange(len(names))
 
             def score(drawn: np.ndarray, accuracy=accuracy, chance=chance) -> float:
@@ -403,9 +369,9 @@ def stability(
         for role in ROLES:
             leaders = {run: leader(run, role, roles, shares) for run in names}
             measured = {
-                **{name: mean_over_runs(x) for name, x in _of_runs(names, role, roles, shares, totals).items()},
-                **({} if born is None else {"born": mean_over_runs(_born(born, leaders))}),
-                **{name: mean_over_pairs(x) for name, x in _of_pairs(pairs, role, leaders, matches).items()},
+                **{name: mean_over_drawn(x) for name, x in _of_runs(names, role, roles, shares, totals).items()},
+                **({} if born is None else {"born": mean_over_drawn(_born(born, leaders))}),
+                **{name: mean_over_drawn(x) for name, x in _of_pairs(pairs, role, leaders, matches).items()},
             }
             for measure, statistic in measured.items():
                 value, low, high = interval(statistic, len(names), np.random.default_rng(seed))
@@ -435,9 +401,7 @@ def _born(born: pd.DataFrame, leaders: dict[str, str | None]) -> np.ndarray:
     return np.array([found[0] if found else np.nan for found in steps])
 
 
-def _of_pairs(
-    pairs: list[tuple[str, str]], role: str, leaders: dict[str, str | None], matches: pd.DataFrame
-) -> dict[str, np.ndarray]:
+def _of_pairs(pairs: Pairs, role: str, leaders: dict[str, str | None], matches: pd.DataFrame) -> dict[str, np.ndarray]:
     agreement, same_layer, same_head = {}, {}, {}
     for a, b in pairs:
         own = rows_of(matches, run_a=a, run_b=b)

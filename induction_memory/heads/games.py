@@ -1,7 +1,14 @@
 """Games among the heads of a model, each solved by Shapley values.
 
-The value v(S) of a coalition S of heads is the mean value of the questions (questions.py) when the heads outside S are
-cut: replaced as in an ablation.
+The questions are positions where the context determines the right output o. The value of a run is their mean of
+
+    logit             the right output's logit above the average, y_o - mean_j y_j (the default)
+    log-probability   log softmax(y)_o
+    accuracy          1 where the right output has the largest logit
+
+stored as one sum per sequence, so that every difference of two runs has a standard error over sequences
+(`task/batch.ratio`). The value v(S) of a coalition S of heads is that of the run in which the heads outside S are cut:
+replaced as in an ablation (`interventions.Replacements`).
 
     all      every head of the model; absent heads are cut for all their readers
     layer    the heads of one layer, the other layers as they are
@@ -9,32 +16,102 @@ cut: replaced as in an ablation.
     out      the heads of one layer, cut only where the output, or the last layer's feed-forward, reads them
     ff       the heads of one layer, cut only where a feed-forward before the last layer's reads them
 
-The last five are the *routes* by which a head can have an effect. Each is path patching of every subset of a layer's
-heads. A redundant head has no effect when ablated alone, but a non-zero Shapley value.
+The last five are the *routes* by which a head can have an effect, named after the readers of its output. Each is path
+patching of every subset of a layer's heads. A redundant head has no effect when ablated alone, but a non-zero Shapley
+value.
 
-If a head is not in the coalition of a route (routes.py), the readers of that route see the replacement of an ablation
-(`interventions.Replacements`) instead of the head's output. A head that no route sees is patched where it writes, other
-heads on the edges of the routes that do not see them. Coalitions that agree on all layers but the last share their run
-up to the last layer's attention: with four heads in two layers, 256 coalitions need 15 attention layers.
+A head that no route sees is patched where it writes, other heads on the edges of the routes that do not see them.
+Coalitions that agree on all layers but the last share their run up to the last layer's attention: with four heads in
+two layers, 256 coalitions need 15 attention layers.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float64
+from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor, nn
 
-from induction_memory.heads.metric_positions import Metric, Questions, ask
-from induction_memory.heads.routes import ROUTES, edges
+from induction_memory.errors import require
 from induction_memory.heads.shapley import EXACT, ORDERS, Solution, all_coalitions, solve
 from induction_memory.interventions.ablations import Kind, Replacements
+from induction_memory.interventions.scores import is_right
 from induction_memory.runner.choice import record
 from induction_memory.runner.components import Graph
 from induction_memory.runner.recording import Patch, Recording, Runner
-from induction_memory.task.batch import Batch
+from induction_memory.task.batch import Batch, ratio
 from induction_memory.task.protocol import Task
+
+Metric = Literal["logit", "log-probability", "accuracy"]
+PER_SEQUENCE = 8
+"""Questions per sequence. Further sequences add more information than further questions of one sequence."""
+
+
+@dataclass(frozen=True, eq=False)
+class Questions:
+    """The positions at which the right output is asked for, and these outputs."""
+
+    queries: Int[Tensor, "batch m"]
+    """Positions."""
+    targets: Int[Tensor, "batch m"]
+    """The right outputs."""
+    asked: Bool[Tensor, "batch m"]
+    """False where a sequence has fewer than m questions and the entry is padding."""
+    metric: Metric = "logit"
+
+    @property
+    def counts(self) -> Float64[Tensor, " batch"]:
+        return self.asked.double().sum(1).cpu()
+
+    def of(self, some: slice) -> "Questions":
+        """The questions of some sequences."""
+        return Questions(self.queries[some], self.targets[some], self.asked[some], self.metric)
+
+    def sums(self, logits: Float[Tensor, "*variant batch m vocab"]) -> Float64[Tensor, "*variant batch"]:
+        """The value of runs, summed over the questions of each sequence, as a tensor on the CPU."""
+        targets = self.targets.expand(logits.shape[:-1]).unsqueeze(-1)
+        if self.metric == "accuracy":
+            values = is_right(logits, targets.squeeze(-1))
+        else:
+            level = logits.mean(-1) if self.metric == "logit" else logits.logsumexp(-1)
+            values = logits.gather(-1, targets).squeeze(-1) - level
+        return (values.double() * self.asked).sum(-1).cpu()
+
+    def mean(
+        self, sums: Float64[Tensor, "*variant batch"]
+    ) -> tuple[Float64[Tensor, "*variant"], Float64[Tensor, "*variant"]]:
+        """Mean per question and its standard error over sequences (nan if a single sequence has questions)."""
+        return ratio(sums, self.counts)
+
+
+def ask(batch: Batch, metric: Metric = "logit", *, at_most: int = PER_SEQUENCE, seed: int = 0) -> Questions:
+    """Up to `at_most` positions of each sequence from the main group of the batch, chosen at random."""
+    require(metric in get_args(Metric), "metric", f"one of {', '.join(get_args(Metric))}", repr(metric))
+    require(at_most >= 1, "questions", "1 or more per sequence", at_most)
+    possible = batch.group()
+    require(bool(possible.any()), "batch", f"a position of the group {batch.main}", "none")
+    require(not batch.soft, "batch", "sequences with one right output for each position", "soft targets")
+    m = min(at_most, int(possible.sum(1).max()))
+    order = torch.rand(possible.shape, generator=torch.Generator().manual_seed(seed)).to(possible.device)
+    queries = order.masked_fill(~possible, -1).topk(m, dim=1).indices
+    return Questions(queries, batch.targets.gather(1, queries), possible.gather(1, queries), metric)
+
+
+ROUTES = ("out", "ff", "q", "k", "v")
+
+
+def edges(graph: Graph, head: str, route: str) -> list[str]:
+    """The edges by which a head reaches the readers of a route."""
+    if route in ("q", "k", "v"):
+        readers = [name for name in graph.inputs if name.endswith(f".{route}")]
+    elif route == "ff":
+        readers = [f"FF{layer}" for layer in graph.feed_forwards if layer < graph.n_layers]
+    else:
+        readers = [f"FF{graph.n_layers}"] if graph.n_layers in graph.feed_forwards else []
+        readers.append("out")
+    return [f"{head}->{name}" for name in readers if head in graph.writers_before(name)]
 
 
 def coalition_sums(

@@ -29,10 +29,9 @@ from induction_memory.field_docs import field_docs
 from induction_memory.fields import require_integer, require_seed
 from induction_memory.files import require_folder, write_file
 from induction_memory.heads import across_runs, roles, sharing
-from induction_memory.heads.games import solve_games, value_function
+from induction_memory.heads.games import Metric, solve_games, value_function
 from induction_memory.heads.mediation import COLUMNS as PATH_COLUMNS
 from induction_memory.heads.mediation import mediation
-from induction_memory.heads.metric_positions import Metric
 from induction_memory.heads.roles import at_last_step, listed, rows_of, verdicts
 from induction_memory.heads.shapley import ORDERS
 from induction_memory.heads.votes import votes

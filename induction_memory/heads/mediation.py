@@ -1,6 +1,6 @@
 """Mediation: how much of a head's effect passes through which input of which later head.
 
-With v the value of a run (metric_positions.py) and y_h replaced as in an ablation,
+With v the value of a run (games.py) and y_h replaced as in an ablation,
 
     total       v(intact) - v(head cut for all its readers)
     direct      v(intact) - v(cut where the output and the last feed-forward read it)
@@ -17,8 +17,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from induction_memory.heads.games import ValueFunction
-from induction_memory.heads.routes import edges
+from induction_memory.heads.games import ValueFunction, edges
 from induction_memory.heads.sharing import CLEARLY, LEAST
 from induction_memory.runner.components import ARROW, Graph, layer_of
 from induction_memory.runner.recording import Patch

@@ -21,8 +21,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from induction_memory.heads.games import Game
-from induction_memory.heads.metric_positions import Questions
+from induction_memory.heads.games import Game, Questions
 from induction_memory.heads.shapley import entropy_number, participation
 
 LEAST = 0.05

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from induction_memory.probes.association_births import births as births
     from induction_memory.probes.association_births import score_matrix as score_matrix
     from induction_memory.probes.association_births import trends as trends
+    from induction_memory.probes.attention import head_scores as head_scores
     from induction_memory.probes.catalogue import PATTERNS as PATTERNS
     from induction_memory.probes.catalogue import names as names
     from induction_memory.probes.emergence import birth_order as birth_order
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from induction_memory.probes.predictors import predictor_distances as predictor_distances
     from induction_memory.probes.predictors import predictor_mixture as predictor_mixture
     from induction_memory.probes.predictors import predictor_phases as predictor_phases
-    from induction_memory.probes.standard_scores import head_scores as head_scores
     from induction_memory.probes.tidy import recall as recall
     from induction_memory.probes.tidy import table as table
     from induction_memory.probes.tidy import wide as wide

@@ -52,7 +52,7 @@ def recalled(source: Selection, memory: str) -> Bool[Tensor, "step head item"]:
     """Which association is recalled at which step."""
     require(isinstance(memory, str), "memory", "the name of a memory", repr(memory))
     parts = []
-    for at in source.in_turn(size=chunk_of(source.at().stack)):
+    for at in source.in_turn(size=chunk_of(source)):
         found = hits(_single(at.stack, memory))
         parts.append(found.expand(len(at.steps), *found.shape[1:]))
     return torch.cat(parts).reshape(len(source.steps), -1, parts[0].shape[-1])

@@ -22,16 +22,21 @@ Names end with the layer, counted from 1; every head has its value.
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
+import pandas as pd
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from induction_memory.errors import UnsupportedError
-from induction_memory.probes.activations import Activations, mean_attention, mean_where
+from induction_memory.errors import UnsupportedError, require
+from induction_memory.model.memories import head_name
+from induction_memory.probes.activations import Activations, mean_attention, mean_where, run_repeated
 from induction_memory.probes.registry import Probe, split_layer
-from induction_memory.probes.standard_scores import previous_mass, repeated_induction
+from induction_memory.source.measuring import over_steps
+from induction_memory.source.sources import At, select
 from induction_memory.task.ideals import induction_keys
+from induction_memory.trajectory.search import Steps
 
 _PER_LAYER = {
     "previous_token_mass": "mean_t A[t, t-1], corrected for chance 1/(t+1)",
@@ -53,6 +58,18 @@ _PER_LAYER = {
 }
 _PAIR = "previous_where_attended"
 SEQUENCES_AT_ONCE = 8  # sequences whose logarithms are computed together, so that they stay in the CPU cache
+
+
+def previous_mass(pattern: Float[Tensor, "batch head query key"]) -> Float[Tensor, " head"]:
+    """Mean attention to the previous position."""
+    return pattern.diagonal(-1, dim1=-2, dim2=-1).double().mean((0, 2))
+
+
+def repeated_induction(pattern: Float[Tensor, "batch head query key"]) -> Float[Tensor, " head"]:
+    """On sequences repeated once: mean attention from the second half to the token after the same one in the first."""
+    n = pattern.shape[-1] // 2
+    stripe = pattern.diagonal(1 - n, dim1=-2, dim2=-1)  # entry i is the query n - 1 + i
+    return stripe[..., 1:].double().mean((0, 2))
 
 
 def chance_corrected(observed: Tensor, chance: Tensor) -> Tensor:
@@ -265,3 +282,26 @@ PROBES = {f"{kind}{layer}": attention_probe(kind, layer) for kind in _PER_LAYER 
         "attention",
     )
 }
+
+
+def head_scores(source: Any, *, step: Steps = None, length: int | None = None) -> pd.DataFrame:
+    """The standard scores of every head at the last step, or at others: head (`L2H1`), previous_token, induction.
+
+    `length` is that of the random sequence that is repeated; half the context if not given.
+
+    >>> head_scores("induction-small", length=32)["previous_token"].round(2).tolist()
+    [0.8, 0.07]
+    """
+
+    def measure(at: At) -> dict[str, pd.DataFrame]:
+        cfg, rows = at.model.cfg, []
+        longest = cfg.n_ctx // 2
+        require(length is None or 2 <= length <= longest, "length", f"2 to {longest} (half the context)", length)
+        for layer, pattern in enumerate(run_repeated(at.model, cfg.n_layers, length), start=1):
+            previous, repeated = previous_mass(pattern), repeated_induction(pattern)
+            for head in range(cfg.n_heads):
+                score = {"previous_token": float(previous[head]), "induction": float(repeated[head])}
+                rows.append({"head": head_name(layer, head + 1)} | score)
+        return {"table": pd.DataFrame(rows)}
+
+    return over_steps(select(source, step=step), measure, settings={"head scores": length})["table"]

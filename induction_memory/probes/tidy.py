@@ -14,7 +14,7 @@ Probes of weights measure many steps in one batched pass. Probes of activations 
 values are kept on the disk, unless a user's function is among them.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -29,7 +29,7 @@ from induction_memory.probes.activations import Activations
 from induction_memory.probes.catalogue import FAMILIES, OF_TASK, Names, find, has_memories, resolve
 from induction_memory.probes.registry import Probe
 from induction_memory.source.measuring import Progress, over_steps
-from induction_memory.source.sources import SEQUENCES, At, Selection, Sequences, Stack, select
+from induction_memory.source.sources import SEQUENCES, At, Selection, Sequences, select
 from induction_memory.task.protocol import Task
 from induction_memory.trajectory.search import Steps
 
@@ -69,12 +69,11 @@ def table(
     of_weights = [probe for probe in probes if probe.of == "weights"]
     others = [probe for probe in probes if probe.of == "activations"]
     if of_weights:
-        parts.append(over_steps(chosen, partial(_of_weights, of_weights), size=_chunk(chosen)))
+        parts.append(over_steps(chosen, partial(_measured, of_weights, {}), size=chunk_of(chosen)))
     if others:
         own = [probe.measure for probe in others if probe.family not in (*FAMILIES, *OF_TASK)]
         how = {"probes": [probe.name for probe in others], "own": own, "batch": batch}
-        one = partial(_of_activations, others, dict[str, Any]())
-        parts.append(over_steps(chosen, one, settings=how, progress=progress))
+        parts.append(over_steps(chosen, partial(_measured, others, {}), settings=how, progress=progress))
     tidy = _joined(parts)
     place = {probe.name: i for i, probe in enumerate(probes)}
     order = np.lexsort([tidy["step"].to_numpy(), np.array([place[name] for name in tidy["probe"]], dtype=int)])
@@ -138,65 +137,41 @@ def value(probe: Probe, subject: Any) -> Tensor:
         raise InputError(f"{probe.name}: expected numbers from the probe, got {result!r:.60}") from None
 
 
-def _chunk(chosen: Selection) -> int:
-    """How many steps are measured at once, so that the score tables stay small."""
-    stack = chosen.at().stack if len(chosen.steps) > 1 else None
-    return 1 if stack is None else chunk_of(stack)
-
-
-def chunk_of(stack: Stack) -> int:
+def chunk_of(chosen: Selection) -> int:
     """How many steps of a source are measured at once, so that the score tables stay small."""
+    if len(chosen.steps) <= 1:
+        return 1
+    stack = chosen.at().stack
     positions = stack.weights["pos_embed.W_pos"].shape[-2] if "pos_embed.W_pos" in stack.weights else 0
     side = max(stack.vocab_size, positions)
     return min(CHUNK, max(1, CHUNK_BYTES // (4 * side * side * stack.n_heads)))
 
 
-def _of_weights(probes: Sequence[Probe], at: At) -> Tables:
-    """The values of some steps, read off their weights."""
-    n = len(at.steps)
-    values, reasons = {}, {}
+def _measured(probes: Sequence[Probe], facts: dict[str, Any], at: At) -> Tables:
+    """The values of probes of one kind: of the weights of some steps, or of the activations of one forward."""
+    of_weights = probes[0].of == "weights"
+    subject = at.stack if of_weights else Activations(at, facts)
+    n, parts, reasons = len(at.steps), list[pd.DataFrame](), dict[str, str]()
     for probe in probes:
         try:
-            found = value(probe, at.stack)
+            found = value(probe, subject)
         except UnsupportedError as reason:
             reasons[probe.name] = str(reason)
             continue
-        first = found.shape[0] if found.dim() else 0
-        require(first in (1, n), probe.name, f"a first axis of {n} steps", tuple(found.shape))
-        values[probe.name] = found.expand(n, *found.shape[1:])
-    return _rows(probes, at, values, reasons)
-
-
-def _of_activations(probes: Sequence[Probe], facts: dict[str, Any], at: At) -> Tables:
-    """The values of one step, all from one forward."""
-    activations = Activations(at, facts)
-    values, reasons = {}, {}
-    for probe in probes:
-        try:
-            values[probe.name] = value(probe, activations)[None]
-        except UnsupportedError as reason:
-            reasons[probe.name] = str(reason)
-    return _rows(probes, at, values, reasons)
+        first = found.shape[0] if of_weights and found.dim() else 0
+        require(not of_weights or first in (1, n), probe.name, f"a first axis of {n} steps", tuple(found.shape))
+        heads, per_step = head_names(probe.layers, at.stack.n_heads), found.numel() // max(first, 1)
+        expected = f"one value per step{f' and each of {len(heads)} heads' if probe.layers else ''}"
+        require(per_step == len(heads), probe.name, expected, f"{per_step} per step (does it name its `layers`?)")
+        numbers = found.reshape(-1, len(heads)).expand(n, -1).flatten().cpu().numpy()
+        step, head = np.repeat(at.steps, len(heads)), np.tile(np.array(heads, dtype=object), n)
+        parts.append(pd.DataFrame({"step": step, "probe": probe.name, "head": head, "value": numbers}))
+    empty = pd.DataFrame({"step": pd.Series(dtype=int), "probe": [], "head": [], "value": pd.Series(dtype=float)})
+    skipped = pd.DataFrame({"probe": list(reasons), "reason": list(reasons.values())}, dtype=object)
+    return {"table": pd.concat(parts, ignore_index=True) if parts else empty, "skipped": skipped}
 
 
 def _standard_scores(at: At) -> Tables:
     """The head scores on repeated random tokens, of every layer."""
     kinds, layers = ("repeated_previous", "repeated_induction"), range(1, at.model.cfg.n_layers + 1)
-    return _of_activations([find(f"{kind}{layer}") for kind in kinds for layer in layers], {}, at)
-
-
-def _rows(probes: Sequence[Probe], at: At, values: Mapping[str, Tensor], reasons: Mapping[str, str]) -> Tables:
-    parts = []
-    for probe in probes:
-        if probe.name not in values:
-            continue
-        found, heads = values[probe.name], head_names(probe.layers, at.stack.n_heads)
-        per_step = found[0].numel()
-        expected = f"one value per step{f' and each of {len(heads)} heads' if probe.layers else ''}"
-        require(per_step == len(heads), probe.name, expected, f"{per_step} per step (does it name its `layers`?)")
-        step, numbers = np.repeat(at.steps, len(heads)), found.flatten().cpu().numpy()
-        head = np.tile(np.array(heads, dtype=object), len(at.steps))
-        parts.append(pd.DataFrame({"step": step, "probe": probe.name, "head": head, "value": numbers}))
-    empty = pd.DataFrame({"step": pd.Series(dtype=int), "probe": [], "head": [], "value": pd.Series(dtype=float)})
-    skipped = pd.DataFrame({"probe": list(reasons), "reason": list(reasons.values())}, dtype=object)
-    return {"table": pd.concat(parts, ignore_index=True) if parts else empty, "skipped": skipped}
+    return _measured([find(f"{kind}{layer}") for kind in kinds for layer in layers], {}, at)

@@ -10,8 +10,7 @@ from induction_memory.heads.across_runs import (
     interval,
     match,
     matches,
-    mean_over_pairs,
-    mean_over_runs,
+    mean_over_drawn,
     pair_matrix,
     relations,
     stability,
@@ -136,13 +135,13 @@ def test_runs_that_share_initial_weights_or_data_are_not_independent():
 def test_bootstrap_intervals_cover_the_mean_and_leave_out_pairs_of_copies():
     rng = np.random.default_rng(0)
     values = np.arange(20.0)
-    mean, low, high = interval(mean_over_runs(values), 20, rng)
+    mean, low, high = interval(mean_over_drawn(values), 20, rng)
     assert mean == 9.5
     assert low == pytest.approx(9.5 - 1.96 * values.std() / 20**0.5, abs=0.4)
     assert high == pytest.approx(9.5 + 1.96 * values.std() / 20**0.5, abs=0.4)
     names, matrix = pair_matrix({("a", "b"): 1.0, ("a", "c"): 0.0, ("b", "c"): 0.5})
     assert names == ["a", "b", "c"]
-    statistic = mean_over_pairs(matrix)
+    statistic = mean_over_drawn(matrix)
     assert statistic(np.array([0, 1, 2])) == 0.5
     assert statistic(np.array([0, 0, 1])) == 1.0
     assert np.isnan(statistic(np.array([2, 2, 2])))

@@ -4,9 +4,7 @@ import pytest
 import torch
 
 from induction_memory.errors import InputError
-from induction_memory.heads.games import coalition_sums, solve_games, value_function
-from induction_memory.heads.metric_positions import ask
-from induction_memory.heads.routes import ROUTES, edges
+from induction_memory.heads.games import ROUTES, ask, coalition_sums, edges, solve_games, value_function
 from induction_memory.heads.shapley import all_coalitions
 from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig

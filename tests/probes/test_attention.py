@@ -4,7 +4,7 @@ import torch
 from induction_memory import probes
 from induction_memory.probes import attention
 from induction_memory.probes.activations import largest
-from induction_memory.probes.standard_scores import repeated_induction
+from induction_memory.probes.attention import repeated_induction
 from induction_memory.task.batch import repeated_tokens
 from induction_memory.task.ideals import after_same_context
 from induction_memory.task.sampler import make_batch, sample, step_rng

@@ -13,7 +13,7 @@ import torch
 
 from induction_memory import measure
 from induction_memory.errors import InputError
-from induction_memory.probes.standard_scores import head_scores
+from induction_memory.probes.attention import head_scores
 from induction_memory.trajectory.search import is_series
 from induction_memory.trajectory.series import revisions
 from induction_memory.trajectory.verification import check, gaps
@@ -85,9 +85,9 @@ def test_one_model_is_alive_at_a_time(series):
 
 @pytest.mark.slow
 def test_what_was_measured_is_kept_and_an_interrupted_analysis_goes_on(series, tmp_path, monkeypatch):
-    from induction_memory.probes import standard_scores
+    from induction_memory.probes import attention
 
-    measured, run = [], standard_scores.run_repeated
+    measured, run = [], attention.run_repeated
 
     def stops(*given):
         measured.append(1)
@@ -95,7 +95,7 @@ def test_what_was_measured_is_kept_and_an_interrupted_analysis_goes_on(series, t
             raise KeyboardInterrupt
         return run(*given)
 
-    monkeypatch.setattr(standard_scores, "run_repeated", stops)
+    monkeypatch.setattr(attention, "run_repeated", stops)
     opened = revisions(series, keep=tmp_path / "kept")
     assert set(head_scores(opened, step="all")["step"]) == set(STEPS[:2])
     table = head_scores(opened, step="all")
