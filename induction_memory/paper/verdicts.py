@@ -6,7 +6,7 @@ error is half of a 95 % interval (`claims/estimate.py` says what it is taken ove
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from induction_memory.field_docs import field_docs
@@ -88,40 +88,38 @@ class Measurement:
         return f"{self.predicted:.3g} {self.tolerance}"
 
 
-def at_least(statement: str, bound: float, found: Estimate | float, slip: bool = False) -> Measurement:
+def at_least(statement: str, bound: float, found: Estimate | float) -> Measurement:
     """Holds when the measured value reaches the bound."""
-    return Measurement(statement, _estimate(found), bound, "at least", low=bound, slip=slip)
+    return Measurement(statement, _estimate(found), bound, "at least", low=bound)
 
 
-def at_most(statement: str, bound: float, found: Estimate | float, slip: bool = False) -> Measurement:
+def at_most(statement: str, bound: float, found: Estimate | float) -> Measurement:
     """Holds when the measured value stays within the bound."""
-    return Measurement(statement, _estimate(found), bound, "at most", high=bound, slip=slip)
+    return Measurement(statement, _estimate(found), bound, "at most", high=bound)
 
 
-def near(statement: str, centre: float, found: Estimate | float, width: float, slip: bool = False) -> Measurement:
+def near(statement: str, centre: float, found: Estimate | float, width: float) -> Measurement:
     """Holds when the measured value is within a distance of the predicted one."""
-    return _around(statement, centre, found, width, f"± {width:.3g}", slip)
+    return _around(statement, centre, found, width, f"± {width:.3g}")
 
 
-def within(
-    statement: str, predicted: float, found: Estimate | float, relative: float, slip: bool = False
-) -> Measurement:
+def within(statement: str, predicted: float, found: Estimate | float, relative: float) -> Measurement:
     """Holds when the measured value is within a relative distance of the predicted one."""
-    return _around(statement, predicted, found, relative * abs(predicted), f"± {relative:.3g} relative", slip)
+    return _around(statement, predicted, found, relative * abs(predicted), f"± {relative:.3g} relative")
 
 
-def sampled(
-    statement: str, predicted: float, found: float, error: float, sigmas: float = 4.0, slip: bool = False
-) -> Measurement:
-    """Holds when a mean over random draws is within some standard errors of the predicted value."""
-    tolerance = f"± {sigmas:g} standard errors of {error:.2g}"
-    return _around(statement, predicted, found, sigmas * error, tolerance, slip)
+def sampled(statement: str, predicted: float, found: float, error: float) -> Measurement:
+    """Holds when a mean over random draws is within four standard errors of the predicted value."""
+    return _around(statement, predicted, found, 4 * error, f"± 4 standard errors of {error:.2g}")
 
 
-def _around(
-    statement: str, centre: float, found: Estimate | float, width: float, tolerance: str, slip: bool
-) -> Measurement:
-    return Measurement(statement, _estimate(found), centre, tolerance, centre - width, centre + width, slip=slip)
+def known_slip(row: Measurement) -> Measurement:
+    """A statement that is known not to hold as the paper prints it."""
+    return replace(row, slip=True)
+
+
+def _around(statement: str, centre: float, found: Estimate | float, width: float, tolerance: str) -> Measurement:
+    return Measurement(statement, _estimate(found), centre, tolerance, centre - width, centre + width)
 
 
 def _estimate(found: Estimate | float) -> Estimate:

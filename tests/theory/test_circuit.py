@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from induction_memory.errors import InputError
-from induction_memory.paper.theory import circuit, first_step_recall, gradient_steps, iterates, theorem
+from induction_memory.paper.theory import circuit, first_step_recall, lemmas, theorem
 from induction_memory.paper.theory.circuit import enumerate_all, sample
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.sampler import sample as sample_task
@@ -119,19 +119,19 @@ def test_too_many_cases_and_too_short_sequences_are_refused():
 
 def test_without_the_memories_above_the_gradients_are_exactly_zero():
     e, generator = circuit.orthonormal(5, 6), torch.Generator().manual_seed(0)
-    first, second = gradient_steps.take_steps(e, 100.0, generator, ("W_K2", "W_K1"), chunk=64)
+    first, second = circuit.take_steps(e, 100.0, generator, ("W_K2", "W_K1"), chunk=64)
     assert not second.W_K1.any()
     assert not first.W_K2.any()
 
 
 def test_contrast_and_recalls_by_hand():
     table = torch.tensor([[3.0, 1.0], [0.0, 4.0]])
-    assert gradient_steps.contrast(table) == 3.0
+    assert circuit.contrast(table) == 3.0
     e = circuit.orthonormal(4, 3)
     d = e.shape[-1]
-    assert gradient_steps.recalls(e, circuit.zeros(d)) == {"W_O2": 0.0, "W_K2": 0.0, "W_K1": 0.0}
+    assert circuit.recalls(e, circuit.zeros(d)) == {"W_O2": 0.0, "W_K2": 0.0, "W_K1": 0.0}
     perfect = circuit.Circuit(e.w_U.mT @ e.w_E, e.Phi_1 @ e.w_E.mT @ e.w_E, e.p[:-1].mT @ e.p[1:])
-    assert gradient_steps.recalls(e, perfect) == {"W_O2": 1.0, "W_K2": 1.0, "W_K1": 1.0}
+    assert circuit.recalls(e, perfect) == {"W_O2": 1.0, "W_K2": 1.0, "W_K1": 1.0}
     generator = torch.Generator().manual_seed(0)
     strong = circuit.Circuit(*(50 * W for W in (perfect.W_O2, perfect.W_K2, perfect.W_K1)))
     data = sample(4, 3, 200, generator)
@@ -172,7 +172,7 @@ def test_least_squares_recovers_the_coefficients_it_was_given():
         torch.randn(*s, generator=generator, dtype=torch.float64) for s in ((3, 5), (4, 5), (5, 5), (3, 4))
     )
     W = 0.5 * W_0 + w_U.mT @ alpha.mT @ w_E
-    alpha_0, fitted, outside = iterates.fit(W, W_0, w_E, w_U)
+    alpha_0, fitted, outside = lemmas.fit(W, W_0, w_E, w_U)
     assert alpha_0 == pytest.approx(0.5)
     torch.testing.assert_close(fitted, alpha)
     assert outside < 1e-12

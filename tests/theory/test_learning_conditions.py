@@ -6,8 +6,7 @@ import torch
 
 from induction_memory.memory.random_embeddings import gaussian_embeddings
 from induction_memory.paper.theory import learning_conditions
-from induction_memory.paper.theory.initial_attention import effective_share
-from induction_memory.paper.theory.learning_conditions import _condition, starved_outputs
+from induction_memory.paper.theory.learning_conditions import _condition, effective_share, starved_outputs
 from induction_memory.task.bigrams import BigramTask
 
 

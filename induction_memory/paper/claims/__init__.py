@@ -7,8 +7,8 @@ all of them; `CLAIMS` has them by name, in the order of the paper's figures.
 
 # Importing a module adds its claims, in this order.
 # isort: off
-from induction_memory.paper.claims import attention, initialisation, freezing  # noqa: F401
-from induction_memory.paper.claims import distributions, memories, architectures  # noqa: F401
+from induction_memory.paper.claims import attention, freezing, distributions  # noqa: F401
+from induction_memory.paper.claims import memories, architectures  # noqa: F401
 
 # isort: on
 from induction_memory.paper.claims.claim import CLAIMS, COLUMNS, DAGGER, Claim, check, measured

@@ -1,20 +1,58 @@
-"""Section 5, Figure 3: the induction head alone, with some matrices frozen at first."""
+"""Figure 3: attention before training (Section 4.1), then the induction head alone with frozen matrices (Section 5)."""
 
 from collections.abc import Iterator
 
 import numpy as np
+import pandas as pd
 
 from induction_memory.paper import plan
 from induction_memory.paper.claims.claim import HALF, called, claim, later, ours
-from induction_memory.paper.claims.estimate import accuracy, recall
+from induction_memory.paper.claims.estimate import accuracy, over_draws, recall
 from induction_memory.paper.records import Records
+from induction_memory.paper.theory.learning_conditions import untrained_attention
 from induction_memory.paper.verdicts import Measurement, at_least, at_most, known
 
+PARAMETRISATIONS = {"text": "the text's parametrisation", "code": "the parametrisation of the authors' code"}
 THAWED = 300
 """The step until which Figure 3 freezes."""
 ORDER = ("W_O2", "W_K2", "W_K1_first64")
 MODELS = {"": "", "-text": ", the text's parametrisation"}
 """Suffix of a preset -> suffix of a measure. The text's parametrisation was added later, with the same thresholds."""
+
+
+def _norms(records: Records) -> str:
+    del records  # no run is needed
+    means, parts = {column: _by(column, "layer", "mean") for column in ("share", "largest")}, []
+    for name, model in PARAMETRISATIONS.items():
+        share, largest = (" and ".join(f"{x:.2g}" for x in table[name].to_numpy()) for table in means.values())
+        parts.append(
+            f"With {model}, layers 1 and 2 have {share} of t effective tokens, and the largest weights are "
+            f"{largest} times the uniform one."
+        )
+    return f"{' '.join(parts)} The text has embeddings and maps of unit norm, the code embeddings of variance 1."
+
+
+@claim(
+    3,
+    "attention over t keys has 1 / sum a^2 effective tokens; 'near-uniform' is read as nine tenths of t, and as a "
+    "largest weight of at most twice the uniform one; mean over the queries of Figure 3's task, in the layer that is "
+    "further from uniform",
+    _norms,
+)
+def starts_uniform(records: Records) -> Iterator[Measurement]:
+    """attention scores at initialization are near-uniform"""
+    del records
+    share, largest = _by("share", "seed", "min"), _by("largest", "seed", "max")
+    for name, model in PARAMETRISATIONS.items():
+        yield later(at_least(f"effective tokens over t, {model}", 0.9, over_draws(share[name].to_numpy())))
+    for name, model in PARAMETRISATIONS.items():
+        measure = f"largest weight of the last query over 1/T, {model}"
+        yield ours(later(at_most(measure, 2.0, over_draws(largest[name].to_numpy()))))
+
+
+def _by(column: str, rows: str, how: str) -> pd.DataFrame:
+    """One measure of the attention before training: a row per layer or seed, a column per parametrisation."""
+    return untrained_attention().pivot_table(index=rows, columns="model", values=column, aggfunc=how)
 
 
 @claim(3, "recall by chance is 1/64 and 1/65; 'not any learning' is read as at most 0.1, six associations of 65")

@@ -7,6 +7,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from induction_memory.paper.figures.dimension import one_step
+
 Tables = Mapping[str, pd.DataFrame]
 
 MEASURED, PREDICTED, PRINTED, OTHER = "#2f6fb3", "#c8503c", "#8a8a8a", "#2a9d4a"
@@ -207,22 +209,6 @@ def _mlp_memory(tables: Tables) -> Figure:
     return figure
 
 
-def _one_step(tables: Tables) -> Figure:
-    figure, (left, right) = _axes(2, 4.2)
-    table = tables["recall"]
-    for n, part in table[np.isfinite(table["d"])].groupby("batches"):
-        left.semilogx(part["d"], part["recall"], "o-", ms=3, label=f"{n}")
-    for d in sorted(set(table["d"].tolist())):
-        part = table[table["d"] == d]
-        right.semilogx(part["batches"], part["recall"], "o-", ms=3, label=r"$\infty$" if np.isinf(d) else f"{d:.0f}")
-    left.set(xlabel="dimension d", ylabel="$R_1$", ylim=(0, 1.05))
-    right.set(xlabel="batches of 32 x 256 tokens", ylabel="$R_1$", ylim=(0, 1.05))
-    for axes, column, title in ((left, "d", "batches"), (right, "batches", "d")):
-        _mark(axes, table[column])
-        axes.legend(fontsize=6, title=title, title_fontsize=6, loc="center left", bbox_to_anchor=(1, 0.5))
-    return figure
-
-
 PICTURES: dict[str, Callable[[Tables], Figure]] = {
     "iterates": _iterates,
     "example": _example,
@@ -235,5 +221,5 @@ PICTURES: dict[str, Callable[[Tables], Figure]] = {
     "theorem-simplifications": _simplifications,
     "factorisation": _factorisation,
     "mlp-memory": _mlp_memory,
-    "one-step": _one_step,
+    "one-step": lambda tables: one_step(tables["recall"]),
 }

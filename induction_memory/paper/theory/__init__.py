@@ -6,17 +6,12 @@ what it measured.
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import pandas as pd
 
 from induction_memory.files import require_folder, write_figure, write_file
-from induction_memory.paper.theory.checks import Entry, find, names
+from induction_memory.paper.theory.checks import Entry, Result, find, names
 from induction_memory.terminal import keeping, track
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from induction_memory.paper.theory.checks import Result
-
 
 __all__ = ["measure", "names", "run", "table"]
 
@@ -25,7 +20,7 @@ SLIP = "[known slip]"
 COLUMNS = ["check", "statement", "predicted", "measured", "tolerance", "verdict", "expected"]
 
 
-def measure(names: Sequence[str] | None = None) -> Iterator[tuple[Entry, "Result"]]:
+def measure(names: Sequence[str] | None = None) -> Iterator[tuple[Entry, Result]]:
     """Run the checks one after the other, in the paper's order.
 
     >>> import induction_memory as im
@@ -34,10 +29,10 @@ def measure(names: Sequence[str] | None = None) -> Iterator[tuple[Entry, "Result
     'lemma-1'
     """
     for entry in track(find(names), "checks"):
-        yield entry, entry.run()
+        yield entry, entry.function()
 
 
-def table(entry: Entry, result: "Result") -> "pd.DataFrame":
+def table(entry: Entry, result: Result) -> pd.DataFrame:
     """The rows of one check. `expected` is False if a statement fails, or a known error in the paper holds.
 
     >>> import induction_memory as im
@@ -45,8 +40,6 @@ def table(entry: Entry, result: "Result") -> "pd.DataFrame":
     ...     print(list(im.theory.table(entry, result)))
     ['check', 'statement', 'predicted', 'measured', 'tolerance', 'verdict', 'expected']
     """
-    import pandas as pd
-
     rows = []
     for c in result.checks:
         statement = f"{c.statement} {SLIP}" if c.slip else c.statement
@@ -54,7 +47,7 @@ def table(entry: Entry, result: "Result") -> "pd.DataFrame":
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def run(names: Sequence[str] | None = None, out: Path | None = None) -> "pd.DataFrame":
+def run(names: Sequence[str] | None = None, out: Path | None = None) -> pd.DataFrame:
     """Measure the named checks (all by default); with `out`, draw their pictures and write the table there.
 
     An interruption keeps the completed checks.
@@ -65,8 +58,6 @@ def run(names: Sequence[str] | None = None, out: Path | None = None) -> "pd.Data
     0  lemma-1      True
     1  lemma-1      True
     """
-    import pandas as pd
-
     if out is not None:
         out = require_folder(out)
     tables = []
@@ -81,7 +72,7 @@ def run(names: Sequence[str] | None = None, out: Path | None = None) -> "pd.Data
     return whole
 
 
-def save_picture(entry: Entry, result: "Result", folder: Path) -> Path | None:
+def save_picture(entry: Entry, result: Result, folder: Path) -> Path | None:
     """Draw a check's picture into `folder`; None if it has none."""
     from induction_memory.paper.figures.theory import draw
 

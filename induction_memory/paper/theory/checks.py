@@ -1,7 +1,7 @@
 """The checks of the theory by name, in the paper's order: each measures one statement and returns its rows.
 
-Nothing heavy is imported until one is run. A statement that is known not to hold as the paper prints it is marked as a
-slip, and a second row has the corrected statement.
+A statement that is known not to hold as the paper prints it is marked as a slip, and a second row has the corrected
+statement.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,12 +11,13 @@ from importlib import import_module
 import numpy as np
 import pandas as pd
 from jaxtyping import Float
+from torch import Tensor
 
 from induction_memory.errors import require
-from induction_memory.paper.verdicts import Measurement
+from induction_memory.paper.verdicts import Measurement, at_most
 
-TINY = 1e-300
-"""Stands for zero under a logarithm."""
+TOLERANCE = 1e-5
+"""Largest relative error of two computations that agree."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,19 @@ def column(table: pd.DataFrame, name: str, **where: object) -> Float[np.ndarray,
 
 def slope(x: Float[np.ndarray, " row"], y: Float[np.ndarray, " row"]) -> float:
     """Least-squares slope of log y against log x: the power with which y grows."""
-    return float(np.polyfit(np.log(x), np.log(np.maximum(y, TINY)), 1)[0])
+    return float(np.polyfit(np.log(x), np.log(np.maximum(y, 1e-300)), 1)[0])
+
+
+def relative_error(found: Float[Tensor, "a b"], expected: Float[Tensor, "a b"]) -> float:
+    """Frobenius norm of the difference, divided by that of the expected matrix."""
+    return ((found - expected).norm() / expected.norm()).item()
+
+
+def agree(
+    statement: str, found: Float[Tensor, "a b"], expected: Float[Tensor, "a b"], tolerance: float = TOLERANCE
+) -> Measurement:
+    """Holds when two computations of a matrix agree."""
+    return at_most(f"{statement}: relative error", tolerance, relative_error(found, expected))
 
 
 @dataclass(frozen=True)
@@ -50,20 +63,16 @@ class Entry:
     title: str
 
     @property
-    def function(self) -> "Callable[[], Result]":
+    def function(self) -> Callable[[], Result]:
         """The check itself; its docstring is the text of docs/theory.md."""
         return getattr(import_module(f"induction_memory.paper.theory.{self.module}"), self.name.replace("-", "_"))
-
-    def run(self) -> "Result":
-        """Measure."""
-        return self.function()
 
 
 CATALOGUE = (
     Entry("lemma-1", "lemmas", "Section 4.1", "Lemma 1: gradients are associative memories"),
-    Entry("iterates", "iterates", "Section 4.1", "Lemma 1: the form of gradient descent's iterates"),
+    Entry("iterates", "lemmas", "Section 4.1", "Lemma 1: the form of gradient descent's iterates"),
     Entry("initial-matrix", "learning_conditions", "Section 4.1", "Lemma 1: the minor role of W_0"),
-    Entry("initial-attention", "initial_attention", "Sections 4.1 and 5", "Attention at initialisation"),
+    Entry("initial-attention", "learning_conditions", "Sections 4.1 and 5", "Attention at initialisation"),
     Entry("lemma-2", "lemmas", "Section 6", "Lemma 2: gradients with noisy inputs"),
     Entry("example", "lemmas", "Section 6 and Appendix B.1", "The illustrative example"),
     Entry("random-vectors", "random_vectors", "Appendix A", "Norm, near-orthogonality, remapping"),

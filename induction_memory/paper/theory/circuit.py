@@ -1,6 +1,7 @@
-r"""The simplified two-layer circuit of Appendix B.3, in plain torch and float64.
+r"""The model of Theorem 3, its data and its gradient steps (Appendix B.3), in plain torch and float64.
 
-Layer 1 attends only by position, and layer 2 is read only at the last position (no residual to the output):
+**The simplified circuit** (`logits`). Layer 1 attends only by position, and layer 2 is read only at the last position
+(no residual to the output):
 
     A[t, s]  = softmax over s <= t of p_s^T W_K1 p_t
     x_{t,0}  = w_E(z_t) [+ p_t]                               queries and values of layer 2
@@ -13,7 +14,7 @@ x_{t,0} + x_{t,1} (`both_streams`). As in the appendix, rows of W_K belong to ke
 
 Since everything is linear in embeddings, a batch only needs the small score tables between them.
 
-The circuit without simplifications: all streams in one residual stream (the model of Section 4.2 without W_F).
+**Without simplifications** (`residual_logits`): one residual stream for all (the model of Section 4.2 without W_F).
 
     x_t    = w_E(z_t) + p_t
     x_t'   = x_t + Phi_1 sum_{s <= t} softmax over s of (x_s^T W_K1 x_t) x_s
@@ -22,11 +23,10 @@ The circuit without simplifications: all streams in one residual stream (the mod
 Every residual stream is a combination of the columns of E = [w_E, p] and of Phi_1 E. So a sequence is represented by
 its coefficients on these columns, and only the last position is computed in d dimensions.
 
-The data of Theorem 3 (App. B.3): K = 1, all distributions uniform, the last input the trigger's second occurrence.
-
-A sequence z_1..z_T of the bigram task with one trigger q and its output o, both uniform on [N], conditioned on the
-event that q occurs exactly twice, the second time at T; the label is y = o. Write t_q for the first occurrence and
-t_o = t_q + 1. Counting probabilities (each free token costs a factor (N - 1) / N, each trigger 1 / N) gives
+**The data**: K = 1, all distributions uniform, the last input the trigger's second occurrence. A sequence
+z_1..z_T of the bigram task with one trigger q and its output o, both uniform on [N], conditioned on the event that q
+occurs exactly twice, the second time at T; the label is y = o. Write t_q for the first occurrence and t_o = t_q + 1.
+Counting probabilities (each free token costs a factor (N - 1) / N, each trigger 1 / N) gives
 
     t_q uniform on {1, .., T - 1},    t_q = T - 1 exactly when o = q,
     given q and t_q < T - 1: z_{t_o} = o uniform on [N] \ {q},    all tokens except at t_q, t_o, T i.i.d. likewise,
@@ -34,11 +34,15 @@ t_o = t_q + 1. Counting probabilities (each free token costs a factor (N - 1) / 
 so that P(y = k) = 1/N but P(q = k | y = k) = 1/(T - 1), not 1/N. `sample` draws from this law. To check the law,
 `enumerate_all` goes through every (q, o, z) of the task itself and keeps those in the event. Positions are counted from
 1 in `first` (= t_q), as in the paper.
+
+**The steps** (`take_steps`): each memory in turn makes one step of gradient descent from zero, with fresh sequences.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise, product
+from math import prod
 from typing import Literal
 
 import torch
@@ -46,8 +50,10 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from induction_memory.errors import require
+from induction_memory.memory.association import Association, causal, matching
 from induction_memory.memory.gradients import cross_entropy
 from induction_memory.memory.random_embeddings import gaussian_embeddings, random_remapping
+from induction_memory.memory.recall import recall
 
 
 @dataclass(frozen=True)
@@ -92,9 +98,7 @@ def enumerate_all(N: int, T: int) -> TriggerSequences:
             if z[-1] != q or z.count(q) != 2:
                 continue
             steps = [float(b == o) if a == q else 1 / N for a, b in pairwise(z)]
-            probability = 1 / N**3  # q, o and z_1
-            for step in steps:
-                probability *= step
+            probability = prod(steps, start=1 / N**3)  # q, o and z_1
             if probability > 0:
                 tokens.append(z)
                 labels.append(o)
@@ -220,19 +224,18 @@ def gradient(
     return torch.autograd.grad(cross_entropy(xi, data.labels, data.weights), W)[0]
 
 
-def streamed_gradients(
+def sampled_gradients(
     e: Embeddings,
     c: Circuit,
     matrix: Matrix,
     generator: torch.Generator,
-    chunks: int,
-    chunk: int,
     forward: Forward = logits,
-) -> Iterator[Float[Tensor, "d_model d_model"]]:
+    chunks: int = 24,
+    chunk: int = 4096,
+) -> Float[Tensor, "chunk d_model d_model"]:
     """Independent estimates of the population gradient; their spread gives its error bars."""
     N, T, _ = e.shape
-    for _ in range(chunks):
-        yield gradient(e, c, matrix, sample(N, T, chunk, generator), forward)
+    return torch.stack([gradient(e, c, matrix, sample(N, T, chunk, generator), forward) for _ in range(chunks)])
 
 
 def correct(e: Embeddings, c: Circuit, data: TriggerSequences, forward: Forward = logits) -> Bool[Tensor, " batch"]:
@@ -292,3 +295,77 @@ def _spread(
     """Weights on positions as weights on atoms."""
     empty = torch.zeros(len(weights), atoms, dtype=weights.dtype)
     return empty.scatter_add(-1, present[0], weights).scatter_add(-1, present[1], weights)
+
+
+TOP_DOWN: tuple[Matrix, ...] = ("W_O2", "W_K2", "W_K1")
+
+Architecture = Callable[[Matrix], Forward]
+"""The forward through which each matrix's gradient is taken."""
+
+
+def simplified(matrix: Matrix, positions: Positions = "none") -> Forward:
+    """The paper's split streams: both go through W_O2 while it learns, then only x_{t,0} does."""
+    return partial(logits, positions=positions, both_streams=matrix == "W_O2")
+
+
+def superposed(matrix: Matrix) -> Forward:
+    """One residual stream for everything, as in the trained models."""
+    del matrix  # all three learn through the same forward
+    return residual_logits
+
+
+def output_step(e: Embeddings, eta: float, c_0: float, c_1: float) -> Float[Tensor, "d_model d_model"]:
+    """W_O2 = eta/(N T) sum_k w_U(k) (W_V2 (c_0 + c_1 Phi_1) (w_E(k) - w_E_bar))^T; the paper has 1 and tau."""
+    N, T, _ = e.shape
+    centred = e.w_E - e.w_E.mean(0)
+    return eta / (N * T) * e.w_U.mT @ ((c_0 * centred + c_1 * centred @ e.Phi_1.mT) @ e.W_V2.mT)
+
+
+def take_steps(
+    e: Embeddings,
+    eta: float,
+    generator: torch.Generator,
+    order: Sequence[Matrix] = TOP_DOWN,
+    architecture: Architecture = simplified,
+    start: Circuit | None = None,
+    chunks: int = 2,
+    chunk: int = 16384,
+) -> list[Circuit]:
+    """The circuit after each step; every step sees fresh sequences and the same step size."""
+    circuits = [zeros(e.shape[-1]) if start is None else start]
+    for matrix in order:
+        c = circuits[-1]
+        step = sampled_gradients(e, c, matrix, generator, architecture(matrix), chunks, chunk).mean(0)
+        circuits.append(replace(c, **{matrix: getattr(c, matrix) - eta * step}))
+    return circuits[1:]
+
+
+def accuracy(
+    e: Embeddings, c: Circuit, generator: torch.Generator, forward: Forward = logits, sequences: int = 8192
+) -> float:
+    """In-context accuracy on fresh sequences."""
+    N, T, _ = e.shape
+    return correct(e, c, sample(N, T, sequences, generator), forward).double().mean().item()
+
+
+def recalls(e: Embeddings, c: Circuit) -> dict[Matrix, float]:
+    """Recall of each memory's own pairs; for W_K1 among the positions that the causal mask allows."""
+    T = len(e.p)
+    memories: dict[Matrix, Association] = {
+        "W_O2": matching(c.W_O2, e.w_E @ e.W_V2.mT, e.w_U),
+        "W_K2": matching(c.W_K2, e.w_E, e.w_E @ e.Phi_1.mT),
+        "W_K1": matching(c.W_K1, e.p[1:], e.p, torch.arange(T - 1), allowed=causal(T)[1:].mT),
+    }
+    return {name: recall(memory).item() for name, memory in memories.items()}
+
+
+def contrast(table: Float[Tensor, "*chunk i i"]) -> Float[Tensor, "*chunk"]:
+    """Mean diagonal entry minus mean off-diagonal entry."""
+    n = table.shape[-1]
+    diagonal = table.diagonal(dim1=-2, dim2=-1).sum(-1)
+    return diagonal / n - (table.sum((-2, -1)) - diagonal) / (n * (n - 1))
+
+
+def mean_and_error(values: Float[Tensor, " chunk"]) -> tuple[float, float]:
+    """Mean over independent chunks and its standard error."""
+    return values.mean().item(), (values.std() / len(values) ** 0.5).item()

@@ -7,9 +7,8 @@ y = z_{t+1}. x is linear in the frequencies of the tokens up to t, so the data e
 an N x N table. Then mu_k = V^T f_k, where the rows of V are W_V2 w_E(k'), and each dimension costs one product.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, product
 
 import numpy as np
 import pandas as pd
@@ -66,35 +65,26 @@ def one_step_recall(contrasts: Float[Tensor, "vocab vocab"], V: Float[Tensor, "v
     return recall(scored).item()
 
 
-def repeated(
-    score: Callable[[Tensor, Tensor], float] = one_step_recall, task: BigramTask | None = None, repeats: int = 4
-) -> Float[np.ndarray, "repeat dimension batches"]:
+def repeated(repeats: int = 4) -> Float[np.ndarray, "repeat dimension batches"]:
     r"""$R_1$ for several draws of data and embeddings; the last dimension is infinite (orthonormal embeddings)."""
-    task = BigramTask() if task is None else task
-    draws = []
+    task, draws = BigramTask(), []
     for repeat in range(repeats):
         generator = torch.Generator().manual_seed(repeat)
         contrasts = [stats.contrasts for stats in _accumulate(task, np.random.default_rng(repeat))]
         embedded = [_remapped(task.vocab_size, d, generator) for d in (*DIMENSIONS, None)]
-        draws.append([[score(table, V) for table in contrasts] for V in embedded])
+        draws.append([[one_step_recall(table, V) for table in contrasts] for V in embedded])
     return np.array(draws)
 
 
-def one_step(
-    score: Callable[[Tensor, Tensor], float] = one_step_recall, task: BigramTask | None = None, repeats: int = 4
-) -> Result:
-    r"""How much of $W_O^2$ does one gradient step store? $R_1$ is the share of tokens whose embedding $W_V^2 w_E(k)$ is
-    the one that $\mu_k - \mu$ matches best. The batches have 32 sequences of 256 tokens of tiny Shakespeare with $K =
-    5$ random triggers and uniform outputs. $R_1$ is measured against the dimension and the number of batches, as a mean
-    over four draws of data and embeddings. With exactly orthonormal embeddings ($d = \infty$) only the data limits it.
-    """
-    columns: tuple[int | None, ...] = (*DIMENSIONS, None)
-    grid = repeated(score, task, repeats).mean(0)
-    reached = {
-        (d, n): float(value)
-        for d, row in zip(columns, grid, strict=True)
-        for n, value in zip(BATCHES, row, strict=True)
-    }
+def one_step(repeats: int = 4) -> Result:
+    r"""Figure 9 asks how much of $W_O^2$ one gradient step stores. $R_1$ is the share of tokens whose embedding $W_V^2
+    w_E(k)$ is the one that $\mu_k - \mu$ matches best. The batches have 32 sequences of 256 tokens of tiny Shakespeare
+    with $K = 5$ random triggers and uniform outputs. $R_1$ is measured against the dimension and the number of batches,
+    as a mean over four draws of data and embeddings. With exactly orthonormal embeddings ($d = \infty$) only the data
+    limits it."""
+    grid = repeated(repeats).mean(0)
+    places = product((*DIMENSIONS, np.inf), BATCHES)
+    reached = {place: float(value) for place, value in zip(places, grid.flatten(), strict=True)}
     fall = max(-np.diff(grid, axis=0).min(), -np.diff(grid, axis=1).min(), 0.0)
     rows = (
         at_least("R_1 at d = 1024 after 8 batches (65,536 tokens)", 0.9, reached[1024, 8]),
@@ -103,7 +93,7 @@ def one_step(
         at_most("R_1 at d = 1024 after one batch: too little data", 0.7, reached[1024, 1]),
         at_most("largest fall of R_1 from one dimension or number of batches to the next", 0.1, float(fall)),
     )
-    table = pd.DataFrame([{"d": d or np.inf, "batches": n, "recall": value} for (d, n), value in reached.items()])
+    table = pd.DataFrame([{"d": d, "batches": n, "recall": value} for (d, n), value in reached.items()])
     return Result(rows, {"recall": table})
 
 

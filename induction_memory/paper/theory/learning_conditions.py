@@ -1,9 +1,17 @@
-"""What makes a memory easy or hard to learn: four remarks of Section 4.1 and of Appendices D and E, measured.
+"""What makes a memory easy or hard to learn: remarks of Sections 4.1 and 5 and of Appendices D and E, measured.
 
-initial-matrix   W_0 plays a minor role: its scores v^T W_0 u fall like d^{-1/2}, those of stored pairs do not
-frequencies      layer normalisation weighs frequent and rare tokens alike
-conditioning     learning W_O2 alone is convex, and better conditioned in higher dimension
-starved-outputs  outputs drawn from the global bigrams leave little gradient once W_F has learned the bigrams
+initial-matrix     W_0 plays a minor role: its scores v^T W_0 u fall like d^{-1/2}, those of stored pairs do not
+initial-attention  attention starts near-uniform: in the text's parametrisation, not in that of the authors' code
+frequencies        layer normalisation weighs frequent and rare tokens alike
+conditioning       learning W_O2 alone is convex, and better conditioned in higher dimension
+starved-outputs    outputs drawn from the global bigrams leave little gradient once W_F has learned the bigrams
+
+The attention a of a query over its t keys has 1 / sum_s a_s^2 effective tokens: t if it is uniform, 1 if it is on one
+key. Their share of t, averaged over queries, is measured on untrained models of Figure 3 (d = 128, T = 256) and on
+their task, for
+
+    text    embeddings and maps with entries N(0, 1/d), scores as in equation 2
+    code    embeddings N(0, 1), uniform maps, scores divided by sqrt(d): what the paper's figures used
 """
 
 from functools import cache
@@ -14,16 +22,22 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from induction_memory.experiment.presets import preset
 from induction_memory.memory import gradients
 from induction_memory.memory.random_embeddings import gaussian_embeddings, random_remapping
+from induction_memory.model.building import initial_weight
+from induction_memory.model.config import ModelConfig
 from induction_memory.paper.theory.checks import Result, column, slope
 from induction_memory.paper.theory.lemmas import autograd
-from induction_memory.paper.verdicts import at_least, at_most, near
+from induction_memory.paper.verdicts import at_least, at_most, known_slip, near
+from induction_memory.runner.choice import runner
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.sampler import sample, step_rng
 
 N = 24
 STEPS = 150
+PRESETS = {"text": "figure-3-text", "code": "figure-3"}
+SEQUENCES, SEEDS = 4, 3
 
 
 def initial_matrix() -> Result:
@@ -41,8 +55,8 @@ def initial_matrix() -> Result:
         kept, without = ((w_E @ M.mT @ w_U.mT).argmax(-1) for M in (W, W - W_0))
         changed = (kept != without).double().mean().item()
         scores = (w_U @ W_0 @ w_E.mT).std().item()
-        records.append({"d": d, "W_0": scores, "stored": stored.mean().item(), "changed": changed})
-    table = pd.DataFrame(records)
+        records.append((d, scores, stored.mean().item(), changed))
+    table = pd.DataFrame(records, columns=["d", "W_0", "stored", "changed"])
     d = column(table, "d")
     share = column(table, "W_0") / column(table, "stored")
     rows = (
@@ -52,6 +66,53 @@ def initial_matrix() -> Result:
         at_most("predictions that change without W_0, d = 64 and more", 0.0, float(column(table, "changed")[2:].max())),
     )
     return Result(rows, {"dimensions": table})
+
+
+def effective_share(pattern: Float[Tensor, "batch head query key"]) -> Float[Tensor, "batch head query"]:
+    """Effective tokens of each query's attention divided by its number of keys: 1 if uniform, 1/t if on one key."""
+    return 1 / pattern.square().sum(-1) / torch.arange(1, pattern.shape[-1] + 1)
+
+
+def initial_attention() -> Result:
+    r"""Section 4.1 says that "attention scores at initialization are near-uniform", and Section 5 that "the attention
+    weights are essentially uniform when $W_K$ are at random initialization". This is true of the text's
+    parametrisation. It is not true of the authors' code, which made the paper's figures: there a query attends to about
+    a third of its keys, and the largest weight is 13 to 18 times the uniform one. The rows have means over three seeds,
+    for the worse of the two layers."""
+    table = untrained_attention()
+
+    def by_layer(measure: str, model: str) -> list[float]:
+        return [float(column(table, measure, model=model, layer=layer).mean()) for layer in (1, 2)]
+
+    rows = (
+        at_least("effective tokens over t, text", 0.9, min(by_layer("share", "text"))),
+        known_slip(at_least("effective tokens over t, code", 0.9, min(by_layer("share", "code")))),
+        at_most("largest weight of the last query over 1/T, text", 2.0, max(by_layer("largest", "text"))),
+        known_slip(at_most("largest weight of the last query over 1/T, code", 2.0, max(by_layer("largest", "code")))),
+    )
+    return Result(rows, {"models": table})
+
+
+@cache
+def untrained_attention() -> pd.DataFrame:
+    """One row per parametrisation, seed and layer: effective tokens over t, and the largest weight of the last query
+    over 1/T.
+    """
+    records = []
+    for name, chosen in PRESETS.items():
+        run = preset(chosen).config
+        assert isinstance(run.model, ModelConfig)
+        tokens = sample(run.task, SEQUENCES, step_rng(0, 0)).tokens
+        for seed in range(SEEDS):
+            shapes = run.model.shapes.items()
+            weights = {name: initial_weight(name, shape, run.model, seed) for name, shape in shapes}
+            recording = runner(weights, run.model).record(tokens)
+            for layer in (1, 2):
+                pattern = recording.pattern(layer).double()
+                share = effective_share(pattern)[..., 1:].mean().item()
+                largest = (pattern[..., -1, :].amax(-1) * pattern.shape[-1]).mean().item()
+                records.append({"model": name, "layer": layer, "seed": seed, "share": share, "largest": largest})
+    return pd.DataFrame(records)
 
 
 def frequencies() -> Result:
@@ -156,13 +217,9 @@ def starved_outputs() -> Result:
         mean_error = ((law - pi_b).square().sum(-1).sqrt() * pi_u).sum()
         error = (pi_u.unsqueeze(-1) * law * squared.sqrt()).sum()
         missed = (pi_u.unsqueeze(-1) * law * (1 - pi_b)).sum()
-        records.append(
-            {"outputs": name, "error": error.item(), "missed": missed.item(), "mean error": mean_error.item()}
-        )
-    table = pd.DataFrame(records)
-    missed = [float(column(table, "missed", outputs=name)[0]) for name in outputs]
-    error = [float(column(table, "error", outputs=name)[0]) for name in outputs]
-    mean_error = [float(column(table, "mean error", outputs=name)[0]) for name in outputs]
+        records.append((name, error.item(), missed.item(), mean_error.item()))
+    table = pd.DataFrame(records, columns=["outputs", "error", "missed", "mean error"])
+    error, missed, mean_error = (table[kind].tolist() for kind in ("error", "missed", "mean error"))
     rows = (
         at_most("error |p_hat - e_o|, bigram over uniform outputs", 0.95, error[1] / error[0]),
         at_most("1 - p_hat(o), bigram over uniform outputs", 0.95, missed[1] / missed[0]),

@@ -1,6 +1,7 @@
 """Theorem 3 as a whole: the model after three gradient steps, other orders of the steps, and fewer simplifications."""
 
 from dataclasses import dataclass
+from functools import partial
 from itertools import permutations
 
 import pandas as pd
@@ -8,8 +9,11 @@ import torch
 
 from induction_memory.paper.theory.checks import Result, column
 from induction_memory.paper.theory.circuit import (
+    TOP_DOWN,
     Circuit,
     Embeddings,
+    accuracy,
+    contrast,
     correct,
     first_attention,
     gaussian,
@@ -17,20 +21,17 @@ from induction_memory.paper.theory.circuit import (
     orthonormal,
     output_scores,
     position_scores,
+    recalls,
     sample,
     second_attention,
-)
-from induction_memory.paper.theory.gradient_steps import (
-    TOP_DOWN,
-    accuracy,
-    contrast,
-    final,
-    recalls,
     simplified,
     superposed,
     take_steps,
 )
-from induction_memory.paper.verdicts import at_least, at_most, within
+from induction_memory.paper.verdicts import at_least, at_most, known_slip, within
+
+GOAL = 0.95
+"""Accuracy of a model that has an induction head."""
 
 
 @dataclass(frozen=True)
@@ -59,33 +60,34 @@ MAIN, RANDOM = Setting(), Setting(d=2048, scale=7.0)
 SMALL, SMALL_RANDOM = Setting(32, 16), Setting(32, 16, 512, 8.0)
 
 
-def theorem_accuracy(goal: float = 0.95) -> Result:
-    r"""Do three gradient steps make an induction head? The model takes one step each on $W_O^2$, $W_K^2$ and $W_K^1$
-    from zero. All three have the same step size $\eta$, a multiple ("scale", 7 to 10) of $N T$, so that the diagonal of
-    $W_O^2$ comes out near that scale. Each step takes 32,768 fresh sequences and goes through the real softmaxes of
-    both layers. With orthonormal embeddings all errors have one cause. At $t = 1$ the first layer can attend only to
-    itself, so for $t_q = 1$ the trigger's own position matches as well as its successor's. With random embeddings there
-    is a second cause. The weights of $W_K^1$ fall like $1/t$, and faster at large step sizes. The interference of early
-    positions is of order $d^{-1/2}$ and must stay below the signal of late ones. This sets the dimension needed."""
+def theorem_accuracy() -> Result:
+    r"""Theorem 3 says that three gradient steps make an induction head. The model takes one step each on $W_O^2$,
+    $W_K^2$ and $W_K^1$ from zero. All three have the same step size $\eta$, a multiple ("scale", 7 to 10) of $N T$, so
+    that the diagonal of $W_O^2$ comes out near that scale. Each step takes 32,768 fresh sequences and goes through the
+    real softmaxes of both layers. With orthonormal embeddings all errors have one cause. At $t = 1$ the first layer can
+    attend only to itself, so for $t_q = 1$ the trigger's own position matches as well as its successor's. With random
+    embeddings there is a second cause. The weights of $W_K^1$ fall like $1/t$, and faster at large step sizes. The
+    interference of early positions is of order $d^{-1/2}$ and must stay below the signal of late ones. This sets the
+    dimension needed."""
     generator = torch.Generator().manual_seed(0)
     e = MAIN.embeddings(generator)
     circuits = take_steps(e, MAIN.eta, generator)
     data = sample(MAIN.N, MAIN.T, 16384, generator)
     hits = correct(e, circuits[-1], data).double()
     rows = [
-        at_least(f"three-step accuracy, {MAIN}", goal, hits.mean().item()),
+        at_least(f"three-step accuracy, {MAIN}", GOAL, hits.mean().item()),
         at_least("the same leaving out t_q = 1", 0.995, hits[data.first > 1].mean().item()),
         at_most("the same for t_q = 1 alone", 0.75, hits[data.first == 1].mean().item()),
         at_least("least recall of the three memories", 0.95, min(recalls(e, circuits[-1]).values())),
     ]
     for setting, draws in ((RANDOM, 2), (SMALL_RANDOM, 4)):
         worst = min(_reached(setting, seed) for seed in range(draws))
-        rows.append(at_least(f"three-step accuracy, {setting}, worst of {draws} draws", goal, worst))
+        rows.append(at_least(f"three-step accuracy, {setting}, worst of {draws} draws", GOAL, worst))
     return Result(tuple(rows), {"sweep": _sweep(), **_matrices(e, circuits)})
 
 
-def theorem_order(goal: float = 0.95, failure: float = 0.3) -> Result:
-    r"""Does the order of the steps matter? The same three steps are taken in all six orders, from zero and from random
+def theorem_order() -> Result:
+    r"""Theorem 3 takes the steps from the top down. Here they are taken in all six orders, from zero and from random
     matrices with entries $\mathcal N(0, 1/d)$. Only the theorem's order works. From zero the others fail because
     gradients vanish: without $W_O^2$ the gradient of $W_K^2$ is exactly zero, and without $W_K^2$ the gradient of
     $W_K^1$ is. From random matrices those gradients are small and random instead of zero, and the other orders fail as
@@ -98,14 +100,14 @@ def theorem_order(goal: float = 0.95, failure: float = 0.3) -> Result:
             circuits = take_steps(e, SMALL_RANDOM.eta, generator, order, start=_start(start, e, generator), chunks=1)
             reached = accuracy(e, circuits[-1], generator)
             name = " -> ".join(order)
-            bound = at_least(f"{name}, from {start}: accuracy", goal, reached)
-            rows.append(bound if order == TOP_DOWN else at_most(f"{name}, from {start}: accuracy", failure, reached))
+            bound, level = (at_least, GOAL) if order == TOP_DOWN else (at_most, 0.3)
+            rows.append(bound(f"{name}, from {start}: accuracy", level, reached))
             records.append({"order": name, "start": start, "accuracy": reached, **recalls(e, circuits[-1])})
     return Result(tuple(rows), {"orders": pd.DataFrame(records)})
 
 
-def theorem_simplifications(goal: float = 0.95, failure: float = 0.5) -> Result:
-    r"""The theorem depends on its simplified set-up. The paper's step on $W_K^2$ has positions in keys, values and
+def theorem_simplifications() -> Result:
+    r"""Theorem 3 depends on its simplified set-up. The paper's step on $W_K^2$ has positions in keys, values and
     query, and treats their effect as spurious. Its step on $W_K^1$ drops them. Positions in keys and values cost
     little accuracy: $t_o$ is uniform, so the mixture $\bar p$ is close to zero except at $p_1$, and most errors are
     at $t_q = 1$. Positions in the query cost nearly all of it: every query contains the same $p_T$, so $\bar p$
@@ -114,10 +116,10 @@ def theorem_simplifications(goal: float = 0.95, failure: float = 0.5) -> Result:
     $W_O^2$ and $W_K^2$, but the third does not find $W_K^1$: single large steps do not make an induction head
     there."""
     cases = {
-        "no positions in layer 2": simplified("none"),
-        "positions in keys and values": simplified("keys and values"),
-        "positions in keys, values and query": simplified("everywhere"),
-        "all streams in one residual": superposed(),
+        "no positions in layer 2": simplified,
+        "positions in keys and values": partial(simplified, positions="keys and values"),
+        "positions in keys, values and query": partial(simplified, positions="everywhere"),
+        "all streams in one residual": superposed,
     }
     records = []
     for name, architecture in cases.items():
@@ -126,7 +128,7 @@ def theorem_simplifications(goal: float = 0.95, failure: float = 0.5) -> Result:
             generator = torch.Generator().manual_seed(2)
             e = setting.embeddings(generator)
             c = take_steps(e, setting.eta, generator, architecture=architecture, chunk=8192)[-1]
-            reached = accuracy(e, c, generator, final(architecture), 4096)
+            reached = accuracy(e, c, generator, architecture("W_K1"), 4096)
             records.append({"case": name, "scale": scale, "accuracy": reached, **recalls(e, c)})
     table = pd.DataFrame(records)
     none, keys_and_values, everywhere, one_residual = (f"{name}, best step size, {SMALL}: accuracy" for name in cases)
@@ -135,12 +137,12 @@ def theorem_simplifications(goal: float = 0.95, failure: float = 0.5) -> Result:
     kept = [float(column(table, matrix, case=together).min()) for matrix in ("W_O2", "W_K2")]
     lost = float(column(table, "W_K1", case=together).max())
     rows = [
-        at_least(none, goal, reached[0]),
+        at_least(none, GOAL, reached[0]),
         at_least(keys_and_values, 0.8, reached[1]),
-        at_least(everywhere, goal, reached[2], slip=True),
-        at_most(one_residual, failure, reached[3]),
+        known_slip(at_least(everywhere, GOAL, reached[2])),
+        at_most(one_residual, 0.5, reached[3]),
         at_least("one residual: recall of W_O2 and W_K2 after the steps", 0.9, min(kept)),
-        at_most("one residual: recall of W_K1 after the steps", failure, lost),
+        at_most("one residual: recall of W_K1 after the steps", 0.5, lost),
         within("positional score through p_T over that through w_E(q): N", float(SMALL.N), _positional_gain(), 0.05),
     ]
     return Result(tuple(rows), {"streams": table})
@@ -188,7 +190,7 @@ def _positional_gain() -> float:
     """How much more p_T in the query changes layer 2's attention to positions than the query's token does."""
     generator = torch.Generator().manual_seed(2)
     e = SMALL.embeddings(generator)
-    c = take_steps(e, SMALL.eta, generator, TOP_DOWN[:2], simplified("everywhere"))[-1]
+    c = take_steps(e, SMALL.eta, generator, TOP_DOWN[:2], partial(simplified, positions="everywhere"))[-1]
     keys = e.p @ e.Phi_1.mT @ c.W_K2
     return ((keys @ e.p[-1]).norm() / (keys @ e.w_E.mT).mean(-1).norm()).item()
 
