@@ -23,15 +23,15 @@ def report(
     budget: float = 8.0,
     quiet: bool = False,
 ) -> None:
-    """Write a page that shows whole runs, with a slider over training.
+    """Write a page that shows whole runs or series of checkpoints, with a slider over training.
 
     It is one HTML file that works offline.
 
     Args:
-        runs: folders of trajectories, or names of shipped ones; several are shown side by side. A sweep's folder is
-            shown as one table of its runs, with small curves. A folder of checkpoints that others trained stands alone.
+        runs: folders of trajectories or of checkpoints that others trained, or names of shipped runs; several are shown
+            side by side. A sweep's folder is shown as one table of its runs, with small curves.
         out: file to write, .html.
-        steps: the stored steps to show: all, or a list such as 0,100,300.
+        steps: the stored steps to show: all (of a series at most 48), or a list such as 0,100,300.
         sequences: how many sequences the reader can choose from.
         length: tokens of each.
         budget: largest size of the file in megabytes; a longer run is thinned, and the page says so.

@@ -71,15 +71,15 @@ def recorded(run: Any, batch: Batch) -> list[dict[str, Any]]:
     """Loss and accuracy as training recorded them."""
     metrics = run.metrics
     drawn = metrics.iloc[:: max(1, -(-len(metrics) // MOST_POINTS))]
-    named = []
+    labels, named = words.wording(run.task, batch)["recorded"], []
     for group in (batch.main, *batch.groups):
-        label = words.recorded_label(group, batch)
+        label = labels.get(group, group)
         named.append(("loss", f"loss_{group}", label))
         if group != "first_occurrence":
             named.append(("accuracy", f"accuracy_{group}", label))
     other = "other outputs" if hasattr(run.task, "output_part") else run.config.train.out_of_distribution
-    of_main = words.recorded_label(batch.main, batch)
-    named.append(("accuracy", "out_of_distribution_accuracy", f"{of_main}, {other}"))
+    of_main = f"{labels.get(batch.main, batch.main)}, {other}"
+    named.append(("accuracy", "out_of_distribution_accuracy", of_main))
     found = []
     for group, name, label in sorted(dict.fromkeys(named), key=lambda one: one[0] == "accuracy"):
         if name in drawn:
@@ -98,7 +98,7 @@ def measured(source: Any, batch: Batch, n_layers: int) -> list[dict[str, Any]]:
         group, label = names[str(name)]
         found.append(_curve(group, name, label, rows, head=head))
     for group in ("previous", "induction"):
-        own = sorted((one for one in found if one["group"] == group), key=lambda one: -one["values"][-1])
+        own = sorted((one for one in found if one["group"] == group), key=lambda one: one["values"][-1:], reverse=True)
         for one in own[NAMED:]:
             one["leads"] = False
     return sorted(found, key=lambda one: (GROUPS.index(one["group"]), not one["leads"]))
@@ -144,5 +144,6 @@ def births(source: Any, leaders: Mapping[str, str]) -> list[dict[str, Any]]:
     for row in probes.change_points(source, names).to_dict("records"):
         known = np.isfinite([row["change"], row["low"], row["high"]]).all() and row["after"] > row["before"]
         if known and row["head"] == leaders[row["probe"]]:
-            found.append(row | {"memory": row["probe"]})
+            found.append({key: row[key] for key in ("head", "change", "low", "high", "before", "after")})
+            found[-1]["memory"] = row["probe"]
     return sorted(found, key=itemgetter("change"))

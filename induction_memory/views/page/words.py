@@ -18,24 +18,51 @@ from induction_memory.task.batch import Batch
 from induction_memory.task.protocol import offered
 from induction_memory.trajectory.series import Revisions
 
-BIGRAMS = {"in_context": "At triggers seen before", "global": "Elsewhere"}
-HALVES = {"in_context": "In the second half, which repeats the first", "global": "In the first half"}
-RECORDED = {
-    "in_context": "in context",
-    "global": "elsewhere",
-    "first_occurrence": "first occurrence of a trigger",
-    "first": "first occurrence of a trigger",
+TRIGGERS = {
+    "main": "at triggers seen before",
+    "marked": ["trigger", "its output"],
+    "boxes": {
+        "right": "key after an earlier occurrence of the query, with the right output",
+        "other": "the other keys after one",
+    },
+    "titles": {"in_context": "At triggers seen before", "global": "Elsewhere"},
+    "recorded": {
+        "in_context": "in context",
+        "global": "elsewhere",
+        "first_occurrence": "first occurrence of a trigger",
+        "first": "first occurrence of a trigger",
+    },
+}
+HALVES = {
+    "main": "in the second half",
+    "marked": [],
+    "boxes": {"other": "key after the earlier occurrence of the query"},
+    "titles": {"in_context": "In the second half, which repeats the first", "global": "In the first half"},
+    "recorded": {},
 }
 
 
-def has_triggers(batch: Batch) -> bool:
-    """Whether the sequences have triggers with outputs."""
-    return batch.latents.get("triggers", batch.tokens[:, :0]).shape[1] > 0 and "outputs" in batch.latents
+def wording(task: Any, batch: Batch) -> dict[str, Any]:
+    """The words that differ between kinds of sequences: marked positions, boxes in the maps, groups of positions."""
+    if task is None:
+        return HALVES
+    if "triggers" in batch.latents and "outputs" in batch.latents:
+        return TRIGGERS
+    return {
+        "main": f"at positions of the group {batch.main}",
+        "marked": [] if bool(batch.group().all()) else [f"group {batch.main}"],
+        "boxes": {
+            "right": "source that the task names, for a query of the group that is asked",
+            "other": "for the other queries",
+        },
+        "titles": {},
+        "recorded": {},
+    }
 
 
 def group_titles(task: Any, batch: Batch) -> dict[str, str]:
     """The groups that have scores, the main one first, with a heading for each."""
-    scored, titles = scored_groups(batch), HALVES if task is None else BIGRAMS if has_triggers(batch) else {}
+    scored, titles = scored_groups(batch), wording(task, batch)["titles"]
     found = {}
     for name in (batch.main, *scored):
         if name in scored and batch.group(name).any():
@@ -43,15 +70,10 @@ def group_titles(task: Any, batch: Batch) -> dict[str, str]:
     return found
 
 
-def recorded_label(group: str, batch: Batch) -> str:
-    """What a recorded curve of a group is called."""
-    return RECORDED.get(group, group) if has_triggers(batch) else group
-
-
 def facts(task: Any, batch: Batch, read: Sequence[str], said: Sequence[str]) -> dict[str, Any]:
     """Tokens, outputs, and the words that differ between tasks."""
     frequency, fixed = (None, None) if task is None else (offered(task, "unigram"), offered(task, "fixed_triggers"))
-    triggers = has_triggers(batch)
+    words = wording(task, batch)
     return {
         "vocabulary": list(read),
         "visible": list(map(visible, read)),
@@ -60,31 +82,9 @@ def facts(task: Any, batch: Batch, read: Sequence[str], said: Sequence[str]) -> 
         "frequency": None if frequency is None else np.asarray(frequency, dtype=float).tolist(),
         "fixed_triggers": None if fixed is None else np.asarray(fixed).tolist(),
         "next_token": follows(batch),
-        "triggers": triggers,
-        "words": _of_triggers() if triggers else _of_halves() if task is None else _of_groups(batch),
+        "triggers": words is TRIGGERS,
+        "words": {name: words[name] for name in ("main", "marked", "boxes")},
     }
-
-
-def _of_triggers() -> dict[str, Any]:
-    boxes = {
-        "right": "key after an earlier occurrence of the query, with the right output",
-        "other": "the other keys after one",
-    }
-    return {"main": "at triggers seen before", "marked": ["trigger", "its output"], "boxes": boxes}
-
-
-def _of_halves() -> dict[str, Any]:
-    boxes = {"other": "key after the earlier occurrence of the query"}
-    return {"main": "in the second half", "marked": [], "boxes": boxes}
-
-
-def _of_groups(batch: Batch) -> dict[str, Any]:
-    marked = [] if bool(batch.group().all()) else [f"group {batch.main}"]
-    boxes = {
-        "right": "source that the task names, for a query of the group that is asked",
-        "other": "for the other queries",
-    }
-    return {"main": f"at positions of the group {batch.main}", "marked": marked, "boxes": boxes}
 
 
 def follows(batch: Batch) -> bool:
