@@ -28,7 +28,7 @@ def calibration_figure(table: pd.DataFrame, title: str = "") -> Figure:
     chains diverged.
 
         >>> rows = [(10, 1e-4, 2.0, 0.1, "", False), (10, 1e-3, 2.1, 0.1, "", True)]
-        >>> table = pd.DataFrame(rows, columns=["n_beta", "step_size", "value", "se", "note", "plateau"])
+        >>> table = pd.DataFrame(rows, columns=["n_beta", "step_size", "value", "value_se", "note", "plateau"])
         >>> calibration_figure(table).axes[0].get_xlabel()
         'step size'
     """
@@ -39,7 +39,7 @@ def calibration_figure(table: pd.DataFrame, title: str = "") -> Figure:
         colour = COLOURS[place % len(COLOURS)]
         found, lost = own.loc[own["value"].notna()], own.loc[own["value"].isna()]
         step_size, value = found["step_size"].to_numpy(dtype=float), found["value"].to_numpy(dtype=float)
-        bars = 1.96 * found["se"].to_numpy(dtype=float)
+        bars = 1.96 * found["value_se"].to_numpy(dtype=float)
         axes.errorbar(step_size, value, yerr=bars, color=colour, lw=1.4, capsize=3, label=f"n_beta {n_beta:g}")
         for flat, face in ((True, colour), (False, "white")):
             chosen = found["plateau"].to_numpy(dtype=bool) == flat

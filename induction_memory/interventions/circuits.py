@@ -89,7 +89,7 @@ class _Bench:
         return [Patch(edge, self.replacement[edge], amount=amount) for edge in edges]
 
     def performance(
-        self, logits: Float[Tensor, "variant batch m vocab"]
+        self, logits: Float[Tensor, "*variant batch m vocab"]
     ) -> tuple[Float[Tensor, " variant"], Float[Tensor, " variant"]]:
         """M and the accuracy of each variant."""
         targets = self.batch.targets if self.queries is None else self.batch.targets.gather(1, self.queries)

@@ -301,6 +301,11 @@ class Selection:
     @cached_property
     def batch(self) -> Any:
         """The sequences: those given, or drawn from the task, or without a task random tokens repeated once."""
+        own = getattr(self.source, "own", None)
+        found = self._sequences()
+        return found.to(next(own.parameters()).device) if isinstance(own, nn.Module) else found
+
+    def _sequences(self) -> Any:
         if self.given is None:
             if self.task is not None:
                 return self.task.sample(self.drawn, step_rng(self.eval_seed, 0))

@@ -13,7 +13,7 @@ from induction_memory.errors import InputError
 from induction_memory.training.run import start
 from tests.tiny_runs import tiny
 
-COLUMNS = ["n_beta", "step_size", "value", "se", "note", "plateau"]
+COLUMNS = ["n_beta", "step_size", "value", "value_se", "note", "plateau"]
 
 
 def test_lines_markers_and_crosses_are_the_values_the_plateau_and_the_diverged_settings():
