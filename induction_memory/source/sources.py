@@ -46,7 +46,12 @@ Weights = Mapping[str, Tensor]
 
 @runtime_checkable
 class Source(Protocol):
-    """Weights at steps."""
+    """Weights at steps.
+
+    >>> source = open_source("induction-small")
+    >>> source.name, source.choose(-1)
+    ('induction-small', [600])
+    """
 
     @property
     def name(self) -> str: ...
@@ -346,7 +351,12 @@ class Selection:
 
 @dataclass(eq=False)
 class At:
-    """Some steps of a source, one unless a measure reads several at once: what a measure looks at."""
+    """Some steps of a source, one unless a measure reads several at once: what a measure looks at.
+
+    >>> at = select("induction-small", step=600, sequences=2).at()
+    >>> at.step, at.batch.tokens.shape, at.stack.memory("W_O2").shape
+    (600, torch.Size([2, 256]), torch.Size([1, 1, 128, 128]))
+    """
 
     chosen: Selection
     steps: list[int]
