@@ -105,20 +105,11 @@ def matches(roles: pd.DataFrame, votes: pd.DataFrame) -> pd.DataFrame:
     for first, second in combinations(table, 2):
         (heads_a, roles_a, layers_a), (heads_b, roles_b, layers_b) = facts[first], facts[second]
         for i, j, distance in zip(*match(table[first], table[second]), strict=True):
-            rows.append(
-                {
-                    "run_a": first,
-                    "run_b": second,
-                    "head_a": heads_a[i],
-                    "head_b": heads_b[j],
-                    "distance": float(distance),
-                    "role_a": roles_a[i],
-                    "role_b": roles_b[j],
-                    "same_role": roles_a[i] == roles_b[j],
-                    "same_layer": layers_a[i] == layers_b[j],
-                    "same_head": heads_a[i] == heads_b[j],
-                }
-            )
+            alike = [
+                of_a[i] == of_b[j] for of_a, of_b in ((roles_a, roles_b), (layers_a, layers_b), (heads_a, heads_b))
+            ]
+            pair = (heads_a[i], heads_b[j], float(distance), roles_a[i], roles_b[j])
+            rows.append((first, second, *pair, *alike))
     columns = ["run_a", "run_b", "head_a", "head_b", "distance", "role_a", "role_b", "same_role", "same_layer"]
     return pd.DataFrame(rows, columns=[*columns, "same_head"])
 

@@ -63,30 +63,20 @@ def causal_curves(
     accuracy = f"{main}_accuracy"
     require(chosen.source.has_steps, "source", "a source with steps", chosen.name)
     require(accuracy in ablated, "source", "a task with one right output for each position", chosen.name)
-    intact = {row["step"]: row[accuracy] for row in ablated.to_dict("records") if _is_intact(row)}
+    is_intact = ablated["component"] == INTACT
+    without, intact = ablated[~is_intact], ablated[is_intact].set_index("step")[accuracy]
     recalls: dict[tuple[int, str], float] = {}
-    names = [name for name in MEMORIES if name in set(ablated["component"])]
+    names = [name for name in MEMORIES if name in set(without["component"])]
     for row in probe_table(chosen.source, names, step=chosen.steps).to_dict("records") if names else []:
         key = (row["step"], row["probe"])
         recalls[key] = max(recalls.get(key, 0.0), row["value"])
-    return pd.DataFrame(
-        {
-            "step": row["step"],
-            "component": row["component"],
-            "kind": row["kind"],
-            "necessity": intact[row["step"]] - row[accuracy],
-            "intact": intact[row["step"]],
-            "without": row[accuracy],
-            "without_se": row[f"{accuracy}_se"],
-            "recall": recalls.get((row["step"], row["component"]), np.nan),
-        }
-        for row in ablated.to_dict("records")
-        if not _is_intact(row)
-    )
-
-
-def _is_intact(row: dict[Any, Any]) -> bool:
-    return row["component"] == INTACT
+    table = without[["step", "component", "kind"]].reset_index(drop=True)
+    table["necessity"] = table["step"].map(intact) - without[accuracy].to_numpy()
+    table["intact"] = table["step"].map(intact)
+    table["without"], table["without_se"] = without[accuracy].to_numpy(), without[f"{accuracy}_se"].to_numpy()
+    table["recall"] = [recalls.get(key, np.nan) for key in zip(table["step"], table["component"], strict=True)]
+    table.attrs = {}
+    return table
 
 
 def path_effects(table: pd.DataFrame) -> pd.DataFrame:

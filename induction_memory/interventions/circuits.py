@@ -29,8 +29,8 @@ from induction_memory.errors import require
 from induction_memory.field_docs import field_docs
 from induction_memory.fields import require_integer, require_number, require_seed
 from induction_memory.interventions.ablations import Kind, Replacements
-from induction_memory.interventions.scores import is_right
-from induction_memory.runner.components import Graph
+from induction_memory.interventions.scores import edge_slopes, is_right
+from induction_memory.runner.components import ARROW, Graph
 from induction_memory.runner.recording import Patch, Recording, Runner, Via
 from induction_memory.source.sources import Sequences, select
 from induction_memory.task.batch import Batch
@@ -72,7 +72,7 @@ class Discovery:
 
 @dataclass(frozen=True, eq=False)
 class _Bench:
-    """A recorded run, where its in-context positions are, and what replaces each edge."""
+    """A recorded run, where its in-context positions are, and what replaces each writer's output."""
 
     recording: Recording
     batch: Batch
@@ -85,8 +85,8 @@ class _Bench:
     def graph(self) -> Graph:
         return self.recording.graph
 
-    def without(self, edges: Iterable[str], amount: float | Tensor = 1.0) -> list[Patch]:
-        return [Patch(edge, self.replacement[edge], amount=amount) for edge in edges]
+    def without(self, edges: Iterable[str]) -> list[Patch]:
+        return [Patch(edge, self.replacement[edge.split(ARROW)[0]]) for edge in edges]
 
     def performance(
         self, logits: Float[Tensor, "*variant batch m vocab"]
@@ -181,8 +181,7 @@ def _bench(runner: Runner, batch: Batch, kind: Kind, initial: Any, seed: int) ->
     if most <= counted.shape[1] // 2:
         chosen, queries = counted.int().topk(most, dim=1)
         counted = chosen.bool()
-    by_edge = {edge: values[edge.split("->")[0]] for edge in recording.graph.edges}
-    return _Bench(recording, batch, queries, counted, by_edge)
+    return _Bench(recording, batch, queries, counted, values)
 
 
 def _effects(bench: _Bench, ranking: str, points: int) -> np.ndarray:
@@ -194,11 +193,11 @@ def _effects(bench: _Bench, ranking: str, points: int) -> np.ndarray:
     alphas = [0.0] if ranking == "gradient" else [(i + 0.5) / points for i in range(points)]
     slopes = []
     for alpha in track(alphas, "gradients"):
-        amounts = torch.full((len(edges),), alpha, device=bench.counted.device, requires_grad=True)
-        variant = [patch for i, edge in enumerate(edges) for patch in bench.without([edge], amounts[i])]
-        with torch.enable_grad():
-            M, _ = bench.performance(bench.recording.patched_logits([variant], queries=bench.queries))
-            slopes.append(torch.autograd.grad(M.sum(), amounts)[0])
+        slopes.append(
+            edge_slopes(
+                bench.recording, bench.replacement, alpha, lambda logits: bench.performance(logits)[0], bench.queries
+            )
+        )
     return -torch.stack(slopes).mean(0).cpu().numpy()
 
 

@@ -44,7 +44,15 @@ from torch import Tensor
 from induction_memory.errors import require
 from induction_memory.fields import require_integer, require_seed
 from induction_memory.interventions.ablations import INTACT
-from induction_memory.interventions.scores import Contrast, Direction, at_query, contrast, effects, measured
+from induction_memory.interventions.scores import (
+    Contrast,
+    Direction,
+    at_query,
+    contrast,
+    edge_slopes,
+    effects,
+    measured,
+)
 from induction_memory.runner.components import ARROW, component_names
 from induction_memory.runner.recording import Patch, Via
 from induction_memory.source.measuring import over_steps
@@ -209,13 +217,11 @@ def agreement(table: pd.DataFrame) -> pd.DataFrame:
 
 def gradient(contrast: Contrast, alpha: float) -> Float[Tensor, " edge"]:
     """The effect of each edge by the derivative at a = alpha 1, in the order of the graph's edges."""
-    edges = contrast.start.graph.edges
-    amounts = torch.full((len(edges),), alpha, device=contrast.start.tokens.device, requires_grad=True)
-    patches = [Patch(edge, contrast.end.at(edge.split(ARROW)[0]), amount=amounts[i]) for i, edge in enumerate(edges)]
-    answer = contrast.pairs.answer
+    answer, sources = contrast.pairs.answer, contrast.start.graph.writers
     start, end = (at_query(run, contrast) for run in (contrast.start, contrast.end))
-    with torch.enable_grad():
-        M = measured(contrast.start.patched_logits([patches], queries=contrast.queries), start, answer).mean()
-        (slope,) = torch.autograd.grad(M, amounts)
     M_from, M_to = (measured(logits, start, answer).mean() for logits in (start, end))
+    values = {source: contrast.end.at(source) for source in sources}
+    slope = edge_slopes(
+        contrast.start, values, alpha, lambda logits: measured(logits, start, answer).mean(), contrast.queries
+    )
     return -slope / (M_from - M_to)

@@ -14,7 +14,7 @@ Where no single output is right, M = -KL(p_from || p) with p the prediction and 
 so that M_from = 0.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, get_args
@@ -26,7 +26,8 @@ from torch import Tensor, nn
 
 from induction_memory.errors import require
 from induction_memory.runner.choice import record
-from induction_memory.runner.recording import Recording, Runner, Variant
+from induction_memory.runner.components import ARROW
+from induction_memory.runner.recording import Patch, Recording, Runner, Variant
 from induction_memory.task.batch import Batch, masked_mean, ratio
 from induction_memory.task.corruptions import Pairs
 
@@ -172,3 +173,22 @@ def effects(contrast: Contrast, variants: Sequence[Variant]) -> pd.DataFrame:
         columns |= {"effect": effect, "effect_se": effect_se}
         rows.append({name: value.item() for name, value in columns.items()})
     return pd.DataFrame(rows)
+
+
+def edge_slopes(
+    recording: Recording,
+    values: Mapping[str, Tensor],
+    alpha: float,
+    measure: Callable[[Tensor], Tensor],
+    queries: Int[Tensor, "batch m"] | None = None,
+) -> Float[Tensor, " edge"]:
+    """dM/da_e of every edge at a = alpha 1, by one backward pass.
+
+    a_e is how much edge e carries of its source's value instead of its own; `measure` is M of logits.
+    """
+    edges = recording.graph.edges
+    amounts = torch.full((len(edges),), alpha, device=recording.tokens.device, requires_grad=True)
+    patches = [Patch(edge, values[edge.split(ARROW)[0]], amount=amounts[i]) for i, edge in enumerate(edges)]
+    with torch.enable_grad():
+        M = measure(recording.patched_logits([patches], queries=queries))
+        return torch.autograd.grad(M.sum(), amounts)[0]

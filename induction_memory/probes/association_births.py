@@ -72,22 +72,18 @@ def births(source: Any, memory: str, *, step: Steps = "all", task: Task | None =
     last = chosen.at().stack
     a = _single(last, memory)
     labels, _ = _labels(a)
-    margins, scores = (x[0].reshape(len(a.heads), -1).double().cpu().numpy() for x in (margin(a), target_scores(a)))
-    property_name, values = _property(last, memory, labels)
-    parts = [
-        pd.DataFrame(
-            {
-                "memory": memory,
-                "head": name,
-                "association": labels,
-                "birth": born[h],
-                "margin": margins[h],
-                "score": scores[h],
-                property_name: values,
-            }
-        )
-        for h, name in enumerate(a.heads)
-    ]
+    if memory.startswith("W_K1"):
+        against = {"position": labels}
+    else:
+        often = None if last.task is None else offered(last.task, "unigram")
+        frequency = {} if often is None else dict(zip(token_names(last.require_task())[0], often, strict=True))
+        against = {"frequency": [frequency.get(token, np.nan) for token in labels]}
+    parts = []
+    for h, name in enumerate(a.heads):
+        numbers = {"birth": born[h]}
+        for column, found in (("margin", margin(a)), ("score", target_scores(a))):
+            numbers[column] = found[0].reshape(len(a.heads), -1)[h].double().cpu().numpy()
+        parts.append(pd.DataFrame({"memory": memory, "head": name, "association": labels} | numbers | against))
     return pd.concat(parts, ignore_index=True)
 
 
@@ -130,13 +126,3 @@ def _labels(a: Association) -> tuple[list[Any], list[Any]]:
     outputs = list(a.output_names) or list(range(a.outputs.shape[-2]))
     given, candidates = (outputs, inputs) if a.given == "output" else (inputs, outputs)
     return [given[item] for item in a.items.tolist()], candidates
-
-
-def _property(stack: Stack, memory: str, labels: list[Any]) -> tuple[str, Any]:
-    if memory.startswith("W_K1"):
-        return "position", labels
-    often = None if stack.task is None else offered(stack.task, "unigram")
-    if stack.task is None or often is None:
-        return "frequency", np.nan
-    frequency = dict(zip(token_names(stack.task)[0], often, strict=True))
-    return "frequency", [frequency[token] for token in labels]

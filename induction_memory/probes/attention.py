@@ -151,41 +151,29 @@ def _sought(a: Activations) -> Bool[Tensor, "batch query key"]:
     return a.of_batch("sought", lambda: induction_keys(a.batch, a.stack.task))
 
 
-def _triggers(a: Activations) -> Bool[Tensor, "batch query"]:
-    queries = a.of_batch("queries", lambda: a.batch.group() & _sought(a).any(-1))
+def _queries(a: Activations, which: str = "triggers") -> Bool[Tensor, "batch query"]:
+    """Tokens that have occurred before: all of them ("repeated"), those of the main group, or the group `global`."""
+    repeated = a.of_batch("repeated", lambda: _sought(a).any(-1))
+    if which == "repeated":
+        return repeated
+    if which == "others":
+        if "global" not in a.batch.groups:
+            raise UnsupportedError(f"needs positions of the group global, the batch has {', '.join(a.batch.groups)}")
+        return repeated & a.batch.groups["global"]
+    queries = a.of_batch("queries", lambda: a.batch.group() & repeated)
     if not queries.any():
         raise UnsupportedError("needs queries that have occurred before, the batch has none")
     return queries
 
 
-def _repeated(a: Activations) -> Bool[Tensor, "batch query"]:
-    return a.of_batch("repeated", lambda: _sought(a).any(-1))
-
-
-def _others(a: Activations) -> Bool[Tensor, "batch query"]:
-    return _repeated(a) & _group(a, "global")
-
-
-def _induction(a: Activations, layer: int, name: str, queries: Bool[Tensor, "batch query"]) -> Float[Tensor, " head"]:
-    mass = a.mass(layer, "induction", _sought(a))
-    return chance_corrected(mean_where(mass, queries), _kept_chance(a, name, queries))
-
-
-def _induction_argmax(
-    a: Activations, layer: int, name: str, queries: Bool[Tensor, "batch query"]
-) -> Float[Tensor, " head"]:
-    hit = a.once(f"induction hit {layer}", lambda: _hits(a.attended(layer), _sought(a)))
-    return chance_corrected(mean_where(hit, queries), _kept_chance(a, name, queries))
-
-
-def _kept_chance(a: Activations, name: str, queries: Bool[Tensor, "batch query"]) -> Float[Tensor, ""]:
-    return a.of_batch(f"chance {name}", lambda: _chance(_sought(a), queries))
-
-
-def _group(a: Activations, name: str) -> Bool[Tensor, "batch query"]:
-    if name not in a.batch.groups:
-        raise UnsupportedError(f"needs positions of the group {name}, the batch has {', '.join(a.batch.groups)}")
-    return a.batch.groups[name]
+def _induction(a: Activations, layer: int, which: str, argmax: bool) -> Float[Tensor, " head"]:
+    queries, sought = _queries(a, which), _sought(a)
+    if argmax:
+        found = a.once(f"induction hit {layer}", lambda: _hits(a.attended(layer), sought))
+    else:
+        found = a.mass(layer, "induction", sought)
+    chance = a.of_batch(f"chance {which}", lambda: _chance(sought, queries))
+    return chance_corrected(mean_where(found, queries), chance)
 
 
 def _targets(a: Activations) -> Int[Tensor, "batch query"]:
@@ -209,7 +197,7 @@ def _token_at(a: Activations, positions: Int[Tensor, "batch head query"]) -> Int
 def _match(a: Activations, layer: int) -> Tensor:
     attended = a.attended(layer)
     before = _token_at(a, (attended - 1).clamp(min=0))
-    return mean_where((attended > 0) & (before == a.batch.tokens.unsqueeze(1)), _triggers(a))
+    return mean_where((attended > 0) & (before == a.batch.tokens.unsqueeze(1)), _queries(a))
 
 
 def _previous_after_trigger(a: Activations, layer: int) -> Tensor:
@@ -226,7 +214,7 @@ def _previous_where_attended(a: Activations) -> Float[Tensor, "head head2"]:
     pairs = []
     for g in range(second.shape[1]):
         at = second[:, g : g + 1].expand_as(first)
-        queries = _triggers(a) & (second[:, g] > 0)
+        queries = _queries(a) & (second[:, g] > 0)
         pairs.append(mean_where(first.gather(-1, at) == at - 1, queries))
     return torch.stack(pairs, dim=-1)
 
@@ -234,21 +222,21 @@ def _previous_where_attended(a: Activations) -> Float[Tensor, "head head2"]:
 _MEASURES: dict[str, Callable[[Activations, int], Tensor]] = {
     "previous_token_mass": lambda a, layer: previous_token(a.pattern(layer)),
     "previous_token_argmax": lambda a, layer: previous_token_argmax(a.attended(layer)),
-    "induction_mass": lambda a, layer: _induction(a, layer, "triggers", _triggers(a)),
-    "induction_argmax": lambda a, layer: _induction_argmax(a, layer, "triggers", _triggers(a)),
-    "induction_repeated_mass": lambda a, layer: _induction(a, layer, "repeated", _repeated(a)),
-    "induction_repeated_argmax": lambda a, layer: _induction_argmax(a, layer, "repeated", _repeated(a)),
-    "induction_other_mass": lambda a, layer: _induction(a, layer, "others", _others(a)),
-    "induction_other_argmax": lambda a, layer: _induction_argmax(a, layer, "others", _others(a)),
+    "induction_mass": partial(_induction, which="triggers", argmax=False),
+    "induction_argmax": partial(_induction, which="triggers", argmax=True),
+    "induction_repeated_mass": partial(_induction, which="repeated", argmax=False),
+    "induction_repeated_argmax": partial(_induction, which="repeated", argmax=True),
+    "induction_other_mass": partial(_induction, which="others", argmax=False),
+    "induction_other_argmax": partial(_induction, which="others", argmax=True),
     "entropy": partial(_entropy, share=False),
     "entropy_share": partial(_entropy, share=True),
     "previous_after_trigger": _previous_after_trigger,
     "match": _match,
     "attended_is_target": lambda a, layer: mean_where(
-        _attended_token(a, layer) == _targets(a).unsqueeze(1), _triggers(a)
+        _attended_token(a, layer) == _targets(a).unsqueeze(1), _queries(a)
     ),
     "predicted_is_attended": lambda a, layer: mean_where(
-        _attended_token(a, layer) == a.predicted.unsqueeze(1), _triggers(a)
+        _attended_token(a, layer) == a.predicted.unsqueeze(1), _queries(a)
     ),
     "repeated_previous": lambda a, layer: previous_mass(a.repeated_pattern(layer)),
     "repeated_induction": lambda a, layer: repeated_induction(a.repeated_pattern(layer)),

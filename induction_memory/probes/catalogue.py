@@ -110,13 +110,6 @@ def has_memories(source: Selection) -> bool:
     return any(name in memory_recall.TABLE for name in stored)
 
 
-def _of_group(name: str, source: Selection) -> Probe | None:
-    """Loss or accuracy over a group of the source's batch that is not listed."""
-    if built_in(name) is not None or not name.startswith(("loss_", "accuracy_")):
-        return None
-    return next((probe for probe in prediction.of_groups(source) if probe.name == name), None)
-
-
 def _meant(item: object, source: Selection) -> list[Probe]:
     """The probes that a name, a family or a function stands for."""
     if isinstance(item, str):
@@ -131,7 +124,9 @@ def _meant(item: object, source: Selection) -> list[Probe]:
         if item in FAMILIES:
             return list(FAMILIES[item].PROBES.values())
         own = [probe for probe in registered.values() if probe.family == item]
-        return own or [_of_group(item, source) or find(item)]
+        if not own and item.startswith(("loss_", "accuracy_")) and built_in(item) is None:
+            own = [probe for probe in prediction.of_groups(source) if probe.name == item]
+        return own or [find(item)]
     if not callable(item):
         raise InputError(f"probes: expected names of probes or of families, or functions, got {item!r}")
     for probe in registered.values():

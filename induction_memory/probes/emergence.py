@@ -18,6 +18,7 @@ the first.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from math import factorial
 from typing import Any
@@ -93,11 +94,8 @@ def change_points(
     0  W_O2    52.0  50.0  55.0
     """
     require(0 < level < 1, "level", "a share between 0 and 1", level)
-
-    def measured(runs: list[Any]) -> pd.DataFrame:
-        return _change_points(runs, names, step, level, resamples, batches, seed)
-
-    return _per_configuration(sources, measured)
+    how = {"names": names, "step": step, "level": level, "resamples": resamples, "batches": batches, "seed": seed}
+    return _per_configuration(sources, partial(_change_points, **how))
 
 
 def _change_points(
@@ -174,7 +172,8 @@ def birth_order(
     1         W_K2 < W_K1     1         0
     2  W_O2 < W_K2 < W_K1     1         0
     """
-    return _per_configuration(runs, lambda listed: _birth_order(listed, expected, step, seed, resamples))
+    how = {"expected": expected, "step": step, "seed": seed, "resamples": resamples}
+    return _per_configuration(runs, partial(_birth_order, **how))
 
 
 def _birth_order(listed: list[Any], expected: Sequence[str], step: Steps, seed: int, resamples: int) -> pd.DataFrame:
