@@ -99,15 +99,26 @@ class Source(Protocol):
         ...
 
 
+class _InMemory:
+    """What a model and stacked weights have in common: no training steps, no task, and nothing kept on the disk."""
+
+    has_steps = False
+    task = None
+    keep = None
+
+    def identity(self, step: int) -> None:
+        return None
+
+    def initial(self) -> None:
+        return None
+
+
 @dataclass(frozen=True, eq=False)
-class OneModel:
+class OneModel(_InMemory):
     """A TransformerLens model as a source of one step, numbered 0."""
 
     own: nn.Module
     name: str = "model"
-    has_steps = False
-    task = None
-    keep = None
 
     @property
     def steps(self) -> Int[np.ndarray, " step"]:
@@ -122,18 +133,12 @@ class OneModel:
     def in_turn(self, steps: Sequence[int], size: int) -> Iterator[tuple[list[int], nn.Module]]:
         yield list(steps), self.own
 
-    def identity(self, step: int) -> None:
-        return None
-
     def model(self, step: int) -> nn.Module:
         return self.own
 
     def context(self) -> tuple[int, int]:
         cfg: Any = self.own.cfg
         return cfg.d_vocab, cfg.n_ctx
-
-    def initial(self) -> None:
-        return None
 
     @property
     def reads_text(self) -> bool:
@@ -158,14 +163,11 @@ class OneModel:
 
 
 @dataclass(frozen=True, eq=False)
-class StackedWeights:
+class StackedWeights(_InMemory):
     """Weights by name as a source; its steps are positions along the leading axis. They can be read but not run."""
 
     own: Weights
     name: str = "weights"
-    has_steps = False
-    task = None
-    keep = None
     refusal = None
 
     @property
@@ -195,20 +197,10 @@ class StackedWeights:
 
         return LazyWeights(tuple(self.own), read)
 
-    def identity(self, step: int) -> None:
-        return None
-
-    def model(self, step: int) -> nn.Module:
+    def _not_run(self, *_: Any) -> Any:
         raise UnsupportedError("needs a model to run, stacked weights alone do not make one")
 
-    def runner(self, step: int, via: Via | None = None) -> Runner:
-        raise UnsupportedError("needs a model to run, stacked weights alone do not make one")
-
-    def context(self) -> tuple[int, int]:
-        raise UnsupportedError("needs a model to run, stacked weights alone do not make one")
-
-    def initial(self) -> None:
-        return None
+    model = runner = context = _not_run
 
 
 def open_source(source: Any) -> Source:

@@ -105,9 +105,9 @@ def _text(value: Any) -> str:
             raise _OwnCodeError
         return type(value).__name__ + _text({field.name: getattr(value, field.name) for field in fields(value)})
     if isinstance(value, Mapping):
-        return repr(sorted((str(name), _text(one)) for name, one in value.items()))
+        return repr(sorted([(str(name), _text(one)) for name, one in value.items()]))
     if isinstance(value, list | tuple):
-        return repr([_text(one) for one in value])
+        return repr(list(map(_text, value)))
     if callable(value):
         raise _OwnCodeError
     return repr(value)
