@@ -123,6 +123,8 @@ def require(condition: bool, field: str, expected: str, got: object) -> None:
 
 def printable(text: str) -> str:
     """The text with control characters written as escapes: a file's name cannot move the cursor of a terminal."""
+    if text.isprintable():
+        return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 

@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from induction_memory.errors import InputError, require
+from induction_memory.errors import InputError, UnsupportedError, require
 from induction_memory.field_docs import field_docs
 
 Side = Literal["input", "output"]
@@ -83,15 +83,12 @@ class Association:
         return self._partners.any(-1).nonzero().flatten()
 
     @cached_property
-    def several(self) -> list[int]:
-        """The given items that are asked and have more than one partner."""
-        return (self._partners[self.items].sum(-1) > 1).nonzero().flatten().tolist()
-
-    @cached_property
     def targets(self) -> Int[Tensor, " n"]:
         """The one partner of each given item that is asked."""
         partners = self._partners[self.items]
-        require(not self.several, self.name, "one partner for each given item", f"several for {self.several[:5]}")
+        several = (partners.sum(-1) > 1).nonzero().flatten().tolist()
+        if several:
+            raise UnsupportedError(f"needs one partner for each item of {self.name}, items {several[:5]} have several")
         targets = partners.int().argmax(-1)
         rows = torch.arange(len(targets), device=targets.device)
         if self.allowed is not None:
@@ -128,21 +125,20 @@ class Association:
         other.__dict__["scores"] = self.scores
         return other
 
-    def among(self, allowed: Bool[Tensor, "j i"]) -> "Association":
-        """The same memory with fewer candidates."""
-        other = replace(self, allowed=allowed)
-        other.__dict__["scores"] = self.scores
-        return other
-
     def at(
         self,
         inputs: Sequence[int] | slice | Int[Tensor, " m"] = slice(None),
         outputs: Sequence[int] | slice | Int[Tensor, " n"] = slice(None),
         name: str | None = None,
+        allowed: Bool[Tensor, "j i"] | None = None,
     ) -> "Association":
-        """The memory among some of its inputs and outputs. Scores that are already computed are not computed again."""
+        """The memory among some of its inputs and outputs, and with `allowed` among fewer candidates of each.
+
+        Scores that are already computed are not computed again.
+        """
         i = inputs if isinstance(inputs, slice) else torch.as_tensor(inputs)
         j = outputs if isinstance(outputs, slice) else torch.as_tensor(outputs)
+        allowed = self.allowed if allowed is None else allowed
         part = replace(
             self,
             name=name or self.name,
@@ -150,7 +146,7 @@ class Association:
             outputs=self.outputs[..., j, :],
             ideal=self.ideal[j][:, i],
             asked=None if self.asked is None else self.asked[j][:, i],
-            allowed=None if self.allowed is None else self.allowed[j][:, i],
+            allowed=None if allowed is None else allowed[j][:, i],
             input_names=_chosen(self.input_names, i),
             output_names=_chosen(self.output_names, j),
         )

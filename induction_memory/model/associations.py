@@ -41,7 +41,7 @@ from induction_memory.memory.association import Association, Side, causal
 from induction_memory.memory.recall import signal_to_interference
 from induction_memory.model import memories
 from induction_memory.model.memories import Memories, Norm, has_step_axis, head_names, weights_of
-from induction_memory.task.protocol import Ideal, Task, ask, offered
+from induction_memory.task.protocol import Task, ask, offered
 
 
 @dataclass(frozen=True)
@@ -177,8 +177,8 @@ def _whole(m: Memories, memory: str, norm: Norm, task: Task | None) -> Associati
     """A memory with all its inputs and outputs; W_K1 with queries from the second position on."""
     row = TABLE[memory]
     layers = memories.layers_of(row.matrix, row.inputs)
-    W = memories.headed_matrix(m, row.matrix, layers, fold=norm == "folded")
-    u, v = memories.headed_rows(m, row.inputs, layers, norm), memories.headed_rows(m, row.outputs, layers, norm)
+    W = m.memory(row.matrix, layers, fold=norm == "folded")
+    u, v = m.embedding(row.inputs, layers, norm), m.embedding(row.outputs, layers, norm)
     if norm == "full":
         reader = f"blocks.{int(memory[-1]) - 1}.ln1"
         u, v = m.normed(reader, u), m.normed(reader, v)
@@ -209,7 +209,12 @@ def _labelled(
     """The association with its ideal pairs, its heads and the names of its items."""
     row = TABLE[memory]
     input_names, output_names = ((), ()) if task is None else token_names(task, row.outputs == "w_U")
-    ideal = None if task is None and memory != "W_F" else _ideal(task, row.matrix)
+    ideal = None
+    if task is not None or memory == "W_F":
+        stored = ask(required(task), "associations")
+        ideal = stored.get(row.matrix)
+        if ideal is None:
+            raise UnsupportedError(f"needs a task whose associations name {row.matrix}, got {', '.join(stored)}")
     strength, asked = (None, None) if ideal is None else (ideal.strength, ideal.asked)
     if row.positions:
         n = u.shape[-2] if task is None else min(u.shape[-2], task.length)
@@ -222,14 +227,6 @@ def _labelled(
     heads = tuple(head_names(layers, m.n_heads))
     also = None if asked is None else torch.tensor(asked).to(W.device)
     return Association(memory, W, u, v, pairs.to(W), row.given, also, None, heads, input_names, output_names)
-
-
-def _ideal(task: Task | None, matrix: str) -> Ideal:
-    """What the task says that a matrix would store; an error if it says nothing."""
-    stored = ask(required(task), "associations")
-    if matrix not in stored:
-        raise UnsupportedError(f"needs a task that names what {matrix} stores, {required(task).name!r} does not")
-    return stored[matrix]
 
 
 def token_names(task: Task, outputs: bool = True) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -248,7 +245,7 @@ def _window(a: Association, spec: Spec) -> Association:
     _ = a.scores  # computed once for all windows
     queries = slice(start, stop - 1)
     if spec.causal:
-        return a.among(causal(length, a.ideal.device)[1:]).at(slice(start, stop), queries)
+        return a.at(slice(start, stop), queries, allowed=causal(length, a.ideal.device)[1:])
     return a.at(slice(start, stop - 1), queries)
 
 

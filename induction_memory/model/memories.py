@@ -150,18 +150,39 @@ class Memories:
     def vocab_size(self) -> int:
         return self.weights["embed.W_E"].shape[-2]
 
-    def memory(self, name: str, *, fold: bool = True) -> Float[Tensor, "step head d_out d_in"]:
-        """The matrix `name` of each step and head; W_F has one head."""
+    def memory(
+        self, name: str, layers: tuple[int, ...] | None = None, *, fold: bool = True
+    ) -> Float[Tensor, "step *head d_out d_in"]:
+        """The matrix `name` of each step and head, or with `layers` along these layers' heads; W_F has one head."""
         key = "memory", name, fold
         if key not in self.kept:
             self._require_readable()
             W = _matrix(self.weights, name, fold)
             self.kept[key] = W if W.dim() == 4 else W[None]
-        return self.kept[key]
+        W = self.kept[key]
+        return W if layers is None else spread(W, layers, next(iter(layers_of(name)), None))
 
-    def embedding(self, name: str, *, fold: bool = True) -> Float[Tensor, "step *head n d"]:
-        """Rows of `w_E`, `p` or `w_U`; a matrix before it, as in `Phi_1 w_E`, remaps them, one head axis per layer."""
-        return headed_rows(self, name, layers_of(name) or (0,), "folded" if fold else "none")
+    def embedding(
+        self, name: str, layers: tuple[int, ...] | None = None, norm: Norm = "folded"
+    ) -> Float[Tensor, "step *head n d"]:
+        """Rows of `w_E`, `p` or `w_U`, remapped by each matrix before it: `W_V2 Phi_1 w_E`.
+
+        They have one head axis for each of the `layers`, or of the matrices' layers if none are given. LayerNorms are
+        folded into the matrices, or applied in full to the vectors that each layer reads, or left out.
+        """
+        layers = (layers_of(name) or (0,)) if layers is None else layers
+        key = "rows", name, layers, norm
+        if key not in self.kept:
+            self._require_readable()
+            *remaps, of = name.split(" ")
+            rows = _rows(self.weights, of, norm == "folded")
+            vectors = spread(rows if rows.dim() == 3 else rows[None], layers)
+            for remap in reversed(remaps):
+                if norm == "full":
+                    vectors = self.normed(f"blocks.{layers_of(remap)[0] - 1}.ln1", vectors)
+                vectors = vectors @ self.memory(remap, layers, fold=norm == "folded").mT
+            self.kept[key] = vectors
+        return self.kept[key]
 
     def parameter(self, name: str) -> Float[Tensor, "step ..."]:
         """A parameter by TransformerLens's name, always with a step axis."""
@@ -240,10 +261,13 @@ def embedding(source: Any, name: str, *, fold: bool = True) -> Float[Tensor, "*l
     return rows.squeeze(-3)
 
 
-def number_of_layers(source: Any) -> int:
-    found = [int(n.split(".")[1]) for n in weights_of(source) if n.startswith("blocks.") and n.split(".")[1].isdigit()]
-    require(bool(found), "model", "parameters with TransformerLens's names (blocks.0.attn.W_K ...)", "none of them")
-    return 1 + max(found)
+def number_of_layers(weights: Mapping[str, Tensor]) -> int:
+    """How many layers have the weights of an attention."""
+    n = 0
+    while f"blocks.{n}.attn.W_O" in weights:
+        n += 1
+    require(n > 0, "model", "parameters with TransformerLens's names (blocks.0.attn.W_O ...)", "none of them")
+    return n
 
 
 def weights_of(source: Any) -> Mapping[str, Tensor]:
@@ -344,7 +368,7 @@ def set_matrix(model: nn.Module, name: str, W: Float[Tensor, "*head d_out d_in"]
     match = _MATRIX.match(name)
     if match is None or match[1] == "Phi_":
         raise InputError(f"memory: expected W_K, W_V or W_O with a layer's number, or W_F, to write, got {name!r}")
-    kind, layer = _place(name, number_of_layers(model))
+    kind, layer = _place(name, number_of_layers(parameters))
     block = f"blocks.{layer - 1}"
     target = parameters.get(f"{block}.mlp.W_F" if kind == "W_F" else f"{block}.attn.{kind}")
     if target is None:
@@ -371,31 +395,3 @@ def spread(
     if layer is not None:
         shape[layers.index(layer)] = X.shape[1]
     return X.reshape(X.shape[0], *shape, *X.shape[-2:])
-
-
-def headed_matrix(
-    m: Memories, name: str, layers: tuple[int, ...], *, fold: bool = True
-) -> Float[Tensor, "step *heads a b"]:
-    """A matrix of `Memories.memory` along these layers' heads."""
-    return spread(m.memory(name, fold=fold), layers, next(iter(layers_of(name)), None))
-
-
-def headed_rows(
-    m: Memories, name: str, layers: tuple[int, ...], norm: Norm = "folded"
-) -> Float[Tensor, "step *heads n d"]:
-    """Rows of embeddings along these layers' heads, each remap by the heads of its own layer: `W_V2 Phi_1 w_E`.
-
-    LayerNorms are folded into the matrices, or applied in full to the vectors that each layer reads, or left out.
-    """
-    key = "rows", name, layers, norm
-    if key not in m.kept:
-        m._require_readable()
-        *remaps, of = name.split(" ")
-        rows = _rows(m.weights, of, norm == "folded")
-        vectors = spread(rows if rows.dim() == 3 else rows[None], layers)
-        for remap in reversed(remaps):
-            if norm == "full":
-                vectors = m.normed(f"blocks.{layers_of(remap)[0] - 1}.ln1", vectors)
-            vectors = vectors @ headed_matrix(m, remap, layers, fold=norm == "folded").mT
-        m.kept[key] = vectors
-    return m.kept[key]

@@ -147,10 +147,7 @@ def feed_forward_kl(kind: Kind, stack: Stack) -> Float[Tensor, " step"]:
 
 
 def _read(memory: str, reading: Reading, stack: Stack) -> Float[Tensor, "step *head"]:
-    a = stack.association(memory)
-    if a.several:
-        raise UnsupportedError(f"needs one partner for each item of {memory}, in this task some have several")
-    return reading(a)
+    return reading(stack.association(memory))
 
 
 def _plus(m: Memories, rows: Float[Tensor, "step n d"], bias: str) -> Float[Tensor, "step n d"]:
@@ -229,7 +226,7 @@ def _matrix(stack: Stack, W: str | Tensor, layers: tuple[int, ...]) -> Float[Ten
     if isinstance(W, Tensor):
         return memories.spread(W.detach()[None, None], layers)
     require(isinstance(W, str), "W", "a matrix or the name of one", repr(W))
-    matrix = memories.headed_matrix(stack, W.removesuffix("^T"), layers)
+    matrix = stack.memory(W.removesuffix("^T"), layers)
     return matrix.mT if W.endswith("^T") else matrix
 
 
@@ -237,7 +234,7 @@ def _rows(stack: Stack, rows: str | Tensor, layers: tuple[int, ...]) -> Float[Te
     if isinstance(rows, Tensor):
         return memories.spread(rows.detach()[None, None], layers)
     require(isinstance(rows, str), "embeddings", "rows of vectors or their name", repr(rows))
-    return memories.headed_rows(stack, rows, layers)
+    return stack.embedding(rows, layers)
 
 
 MOST = 512
@@ -279,10 +276,10 @@ def _between_tokens(at: At, tokens: Int[Tensor, " i"] | None, targets: Int[Tenso
     parts = []
     for layer in range(1, stack.n_layers + 1):
         layers = (layer,)
-        w_E, w_U = (memories.headed_rows(stack, name, layers)[..., tokens, :] for name in ("w_E", "w_U"))
+        w_E, w_U = (stack.embedding(name, layers)[..., tokens, :] for name in ("w_E", "w_U"))
         circuits = {
-            "QK": matching(memories.headed_matrix(stack, f"W_K{layer}", layers).mT, w_E, w_E, targets),
-            "OV": matching(memories.headed_matrix(stack, f"Phi_{layer}", layers), w_E, w_U, targets),
+            "QK": matching(stack.memory(f"W_K{layer}", layers).mT, w_E, w_E, targets),
+            "OV": matching(stack.memory(f"Phi_{layer}", layers), w_E, w_U, targets),
         }
         heads = head_names(layers, stack.n_heads)
         for circuit, association in circuits.items():

@@ -37,7 +37,7 @@ def matrix(m: Memories, name: str) -> Float[Tensor, "step *head d_out d_in"]:
         m.require_weights(f"blocks.{m.n_layers - 1}.mlp.W_F", "a linear feed-forward in the last layer")
     else:
         m.require_layers(memories.layers_of(name)[0])
-    return memories.headed_matrix(m, name, memories.layers_of(name))
+    return m.memory(name, memories.layers_of(name))
 
 
 def soft_rank(s: Float[Tensor, "*lead k"]) -> Float[Tensor, "*lead"]:

@@ -125,6 +125,8 @@ class BigramTask:
         if not isinstance(self.outputs, str):
             nested = any(isinstance(row, tuple) for row in self.outputs)
             require_probabilities(self.outputs, "task.outputs", (n, n) if nested else (n,))
+        if self.output_part == "all" and not self.outputs_differ:
+            return  # every trigger keeps its outputs
         parted = self.output_part == "all" or bool(0 < self._train_part.sum() < n)
         allowed = f"a share of the {n} tokens that leaves some to both parts"
         require(parted, "task.output_train_fraction", allowed, self.output_train_fraction)
@@ -148,8 +150,10 @@ class BigramTask:
 
     @property
     def vocab_size(self) -> int:
-        """N."""
-        return self.tables.size
+        """N, the number of tokens, which are read and predicted alike."""
+        return len(self.tables.vocabulary)
+
+    n_inputs = n_outputs = vocab_size
 
     @property
     def unigram(self) -> Float[np.ndarray, " vocab"]:
@@ -180,7 +184,7 @@ class BigramTask:
             pi_q[self.fixed_triggers] = 1 / self.k
             return read_only(pi_q)
         if self.trigger_distribution == "unigram":
-            return self.unigram
+            return self.tables.unigram
         if self.trigger_distribution == "uniform":
             return read_only(np.full(n, 1 / n))
         pi_q = np.array(self.trigger_distribution, dtype=np.float64)
@@ -219,12 +223,6 @@ class BigramTask:
         part[order[: round(self.output_train_fraction * self.vocab_size)]] = True
         return part
 
-    @property
-    def n_inputs(self) -> int:
-        return self.vocab_size
-
-    n_outputs = n_inputs
-
     def sample(self, n: int, rng: np.random.Generator) -> "BigramBatch":
         """Draw `n` sequences (`sampler.py`)."""
         from induction_memory.task.sampler import sample
@@ -236,7 +234,8 @@ class BigramTask:
         return f"sequences of {self.length} tokens, {self.k} {triggers}"
 
     def labels(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        return self.vocabulary, self.vocabulary
+        names = self.tables.vocabulary
+        return names, names
 
     def predictors(self) -> dict[str, Predictor]:
         """`unigram`, `in-weights` and `bayes` (`bayes.py`)."""

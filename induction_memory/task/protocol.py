@@ -243,7 +243,9 @@ def names() -> tuple[str, ...]:
 
 def task_type(name: str) -> type:
     """The class of that name; only shipped and registered ones are found."""
-    if name not in names():
+    if name in _registered:
+        return _registered[name]
+    if name not in SHIPPED:
         nearest = get_close_matches(str(name), names(), n=1)
         hint = f"did you mean {nearest[0]}? " if nearest else ""
         raise InputError(
@@ -251,8 +253,7 @@ def task_type(name: str) -> type:
             f"({hint}a task of your own is registered with induction_memory.task.register before it is loaded)",
             entry="unregistered-task",
         )
-    if name not in _registered:
-        import_module(SHIPPED[name])
+    import_module(SHIPPED[name])
     return _registered[name]
 
 

@@ -119,11 +119,9 @@ def recalls(model: nn.Module, task: Any) -> dict[str, float]:
     m, found = Memories(weights_of(model)), {}
     for name in ["W_K1"] + ["W_K2", "W_O2"] * (m.n_layers > 1):
         try:
-            a = associate(m, name, task=task)
+            found[name] = float(recall(associate(m, name, task=task)).max())
         except UnsupportedError:
             continue
-        if not a.several:
-            found[name] = float(recall(a).max())
     return found
 
 

@@ -68,9 +68,6 @@ class PlainSource:
     def rows(self) -> list[dict[str, Any]]:
         return []
 
-    def read_frozen(self, name: str) -> Tensor:
-        raise KeyError(name)
-
     def read_step(self, name: str, step: int) -> Tensor:
         return self.state(step)[name]
 
@@ -85,7 +82,7 @@ class PlainSource:
         if self._last is None or self._last[0] != step:
             state = read_state(self._files[step], self._given)
             self._last = step, with_tied(self._given, state)
-        return self._last[1]
+        return dict(self._last[1])
 
 
 def read_state(path: Path, config: AnyModel) -> dict[str, Tensor]:

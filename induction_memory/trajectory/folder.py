@@ -57,50 +57,44 @@ class FolderSource:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.manifest = Manifest.read(path)
-        self.finished = self.manifest.finished
-        self.parent, self.initial_checksum = self.manifest.parent, self.manifest.initial
-        self.model_config: AnyModel = self.manifest.part(path, "model")
+        self.manifest = manifest = Manifest.read(path)
+        self.finished, self.parent, self.initial_checksum = manifest.finished, manifest.parent, manifest.initial
+        self.model_config: AnyModel = manifest.part(path, "model")
         self.task: Task | None = self.manifest.part(path, "task")
+        self._opened: dict[str, SealedFile] = {}
+        self.rounding = RoundedFile(path, manifest) if ROUNDED in manifest.pieces else None
+        """The file of the steps that are kept rounded."""
+        self.rounded: tuple[int, ...] = () if self.rounding is None else self.rounding.steps
+        """The steps that are kept rounded."""
 
     @cached_property
     def train(self) -> TrainConfig:
         return self.manifest.part(self.path, "train")
 
-    @cached_property
-    def _frozen(self) -> SealedFile:
-        return open_listed(self.path, self.manifest, FROZEN)
-
-    @cached_property
-    def _trained(self) -> SealedFile:
-        return open_listed(self.path, self.manifest, TRAINED)
-
-    @cached_property
-    def rounding(self) -> RoundedFile | None:
-        """The file of the steps that are kept rounded."""
-        return RoundedFile(self.path, self.manifest) if ROUNDED in self.manifest.pieces else None
-
-    @cached_property
-    def rounded(self) -> tuple[int, ...]:
-        """The steps that are kept rounded."""
-        return () if self.rounding is None else self.rounding.steps
+    def _file(self, name: str) -> SealedFile:
+        """A file of tensors, opened at the first request."""
+        if name not in self._opened:
+            self._opened[name] = open_listed(self.path, self.manifest, name)
+        return self._opened[name]
 
     @cached_property
     @_of_the_run_as_it_is
     def steps(self) -> tuple[int, ...]:
         """The stored steps: as they were when they were first asked for, until the run is seen to have finished."""
-        exact = self._trained.steps if self.finished else step_files(self.path)
+        exact = self._file(TRAINED).steps if self.finished else step_files(self.path)
         return tuple(sorted({*exact, *self.rounded}))
 
     @cached_property
     def frozen(self) -> tuple[str, ...]:
-        names = tuple(self._frozen.tensors)
+        """The parameters that never change."""
+        names = tuple(self._file(FROZEN).tensors)
         return (*names, W_U) if self.model_config.tied_output and W_E in names else names
 
     @cached_property
     def moving(self) -> tuple[str, ...]:
+        """The other parameters."""
         if self.finished:
-            names = tuple(self._trained.tensors)
+            names = tuple(self._file(TRAINED).tensors)
         else:
             assert self.task is not None, "a run that trains has a task"
             config = RunConfig(self.task, self.model_config, self.train)
@@ -119,33 +113,33 @@ class FolderSource:
     def rows(self) -> list[dict[str, Any]]:
         return row_files.of(self.path, self.manifest)
 
-    def read_frozen(self, name: str) -> Tensor:
-        if self.model_config.tied_output and name == W_U:
-            return self._frozen.read(W_E).mT
-        return self._frozen.read(name)
-
     @_of_the_run_as_it_is
     def read_step(self, name: str, step: int) -> Tensor:
+        """A parameter at one step."""
         if self.model_config.tied_output and name == W_U:
             return self.read_step(W_E, step).mT
+        if name in self.frozen:
+            return self._file(FROZEN).read(name)
         if self.rounding is not None and step in self.rounded:
             return self.rounding.read_step(name, step, self.model_config.shapes[name])
         if self.finished:
-            return self._trained.read(name, step)
+            return self._file(TRAINED).read(name, step)
         return open_state(step_path(self.path, step), self.manifest, step).read(STATE_WEIGHTS + name)
 
     @_of_the_run_as_it_is
     def read_stack(self, name: str, steps: Sequence[int]) -> Tensor:
+        """A parameter at some steps, with a step axis; without one if it is frozen."""
         if self.model_config.tied_output and name == W_U:
             return self.read_stack(W_E, steps).mT
-        if self.finished and tuple(steps) == self._trained.steps:
-            return self._trained.read(name)
+        if name in self.frozen:
+            return self._file(FROZEN).read(name)
+        if self.finished and tuple(steps) == self._file(TRAINED).steps:
+            return self._file(TRAINED).read(name)
         return torch.stack([self.read_step(name, step) for step in steps])
 
     def state(self, step: int) -> dict[str, Tensor]:
         """Every parameter at one step."""
-        frozen = {name: self.read_frozen(name) for name in self.frozen}
-        return frozen | {name: self.read_step(name, step) for name in self.moving}
+        return {name: self.read_step(name, step) for name in (*self.frozen, *self.moving)}
 
     @_of_the_run_as_it_is
     def optimizer(self, step: int) -> dict[str, Tensor] | None:

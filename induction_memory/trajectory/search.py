@@ -32,8 +32,8 @@ Steps = int | np.integer | Literal["all", "last"] | Sequence[int] | Sequence[np.
 
 def search_path() -> list[Path]:
     """The folders in which names are looked for."""
-    own = [Path(folder) for folder in os.environ.get(VARIABLE, "").split(os.pathsep) if folder]
-    return [*own, Path("checkpoints"), SHIPPED, PACKAGED]
+    own = filter(None, os.environ.get(VARIABLE, "").split(os.pathsep))
+    return [*map(Path, own), Path("checkpoints"), SHIPPED, PACKAGED]
 
 
 def find(path: str | Path) -> Path:
@@ -75,7 +75,7 @@ def chosen_steps(stored: Int[np.ndarray, " step"], step: Steps, resolve: Callabl
     """The steps that `step` means, in the order of training; the last one when not given. -1 is the last one too."""
     if isinstance(step, str) or step is None:
         require(step in (None, "last", "all"), "step", "a stored step, a list of them, 'last' or 'all'", repr(step))
-        return [int(one) for one in (stored if step == "all" else stored[-1:])]
+        return (stored if step == "all" else stored[-1:]).tolist()
     wanted = np.atleast_1d(np.asarray(step)).tolist()
     require(len(wanted) > 0, "step", "at least one step", "none")
     return sorted({int(stored[-1]) if one == -1 else resolve(one) for one in wanted})

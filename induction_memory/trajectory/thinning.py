@@ -88,7 +88,7 @@ def _write_weights(
     exact = [step for step in steps if step not in coarse]
     like = {name: source.read_step(name, steps[0]) for name in moving}
     pieces = {
-        FROZEN: write_tensors(folder / FROZEN, {name: source.read_frozen(name) for name in frozen}),
+        FROZEN: write_tensors(folder / FROZEN, {name: source.read_step(name, steps[0]) for name in frozen}),
         TRAINED: write_tensors(folder / TRAINED, like, exact, read=source.read_step),
     }
     if coarse:

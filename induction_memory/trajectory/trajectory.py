@@ -81,20 +81,21 @@ class Trajectory:
     def __init__(self, source: FolderSource | PlainSource) -> None:
         self.source = source
         """The storage backend, for what this class does not expose."""
+        self.path: Path = source.path
+        """The folder."""
+        self.name = source.path.resolve().name
+        """The folder's name."""
+        self.keep = source.path / CACHE
+        """The folder in which results are kept."""
+        self.model_config: AnyModel = source.model_config
+        self.task: Any = source.task
+        """The task; None for a run that was imported without."""
 
     def __repr__(self) -> str:
         steps = self.source.steps
         span = f"{len(steps)} steps from {steps[0]} to {steps[-1]}" if steps else "no step yet"
         rounded = f", {len(self.source.rounded)} of them rounded" if self.source.rounded else ""
         return f"Trajectory({self.name!r}: {span}{rounded})"
-
-    @property
-    def path(self) -> Path:
-        return self.source.path
-
-    @property
-    def name(self) -> str:
-        return self.path.resolve().name
 
     @property
     def fingerprint(self) -> str:
@@ -121,15 +122,6 @@ class Trajectory:
         return np.array(self.source.rounded, dtype=np.int64)
 
     @property
-    def model_config(self) -> AnyModel:
-        return self.source.model_config
-
-    @property
-    def task(self) -> Any:
-        """The task; None for a run that was imported without."""
-        return self.source.task
-
-    @property
     def eval_seed(self) -> int:
         """The seed of the sequences on which it is evaluated."""
         return self.source.train.eval_seed
@@ -149,9 +141,7 @@ class Trajectory:
 
     def state(self, step: int, nearest: bool = False) -> dict[str, Tensor]:
         """Every parameter at one step, by its name in the HookedTransformer."""
-        step = self.resolve(step, nearest)
-        frozen = {name: self.source.read_frozen(name) for name in self.source.frozen}
-        return frozen | {name: self.source.read_step(name, step) for name in self.source.moving}
+        return self.source.state(self.resolve(step, nearest))
 
     def initial(self) -> dict[str, Tensor] | None:
         """Every parameter before any training, or None if that is not known.
@@ -203,11 +193,6 @@ class Trajectory:
         return self.model_config.d_vocab, self.model_config.n_ctx
 
     @property
-    def keep(self) -> Path:
-        """The folder in which results are kept."""
-        return self.path / CACHE
-
-    @property
     def refusal(self) -> str | None:
         """Why memories cannot be read from the weights; None where they can."""
         from induction_memory.runner.support import of_settings
@@ -226,9 +211,8 @@ class Trajectory:
 
     def __iter__(self) -> Iterator[tuple[int, dict[str, Tensor]]]:
         """Step and state, one step in memory at a time."""
-        frozen = {name: self.source.read_frozen(name) for name in self.source.frozen}
         for step in self.source.steps:
-            yield step, frozen | {name: self.source.read_step(name, step) for name in self.source.moving}
+            yield step, self.source.state(step)
 
     def stack(self, parameter: str, steps: Sequence[int] | None = None) -> Shaped[Tensor, "step ..."]:
         """One parameter over all steps (or those given), in the model's own orientation.
@@ -238,21 +222,16 @@ class Trajectory:
         require(isinstance(parameter, str), "parameter", "the name of a parameter", repr(parameter))
         name = self.model_config.parameters.get(parameter, parameter)
         chosen = self.resolve_all(steps)
-        if name in self.source.frozen:
-            return expand(self.source.read_frozen(name), len(chosen))
-        if name not in self.source.moving:
+        if name not in (*self.source.frozen, *self.source.moving):
             known = ", ".join(self.model_config.parameters)
             raise InputError(f"parameter: expected one of {known} or a name in the model, got {parameter!r}")
-        return self.source.read_stack(name, chosen)
+        value = self.source.read_stack(name, chosen)
+        return expand(value, len(chosen)) if name in self.source.frozen else value
 
     def stacked(self, steps: Sequence[int] | None = None) -> LazyWeights:
         """Every parameter by name, read when it is used; those that change have a leading step axis."""
         chosen, source = self.resolve_all(steps), self.source
-
-        def read(name: str) -> Tensor:
-            return source.read_frozen(name) if name in source.frozen else source.read_stack(name, chosen)
-
-        return LazyWeights((*source.frozen, *source.moving), read)
+        return LazyWeights((*source.frozen, *source.moving), lambda name: source.read_stack(name, chosen))
 
     def memory(self, name: str, steps: Sequence[int] | None = None) -> Float[Tensor, "step *head d_out d_in"]:
         """A matrix over all steps (or those given) in the paper's orientation; names as in `model.memories`."""
@@ -307,4 +286,4 @@ class Trajectory:
             return self.source.steps
         several = isinstance(steps, Sequence | np.ndarray) and not isinstance(steps, str) and len(steps) > 0
         require(several, "steps", "a list of one or more stored steps", repr(steps))
-        return tuple(self.resolve(step) for step in steps)
+        return tuple(map(self.resolve, steps))

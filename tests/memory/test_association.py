@@ -141,7 +141,7 @@ def test_a_part_keeps_its_pairs_and_does_not_compute_scores_again():
 
 def test_an_item_with_several_partners_has_no_recall():
     a = replace(matching(torch.eye(3), torch.eye(3), torch.eye(3)), ideal=torch.ones(3, 3))
-    with pytest.raises(InputError, match=r"W: expected one partner for each given item, got several for \[0, 1"):
+    with pytest.raises(InputError, match=r"needs one partner for each item of W, items \[0, 1"):
         recall(a)
 
 
@@ -160,7 +160,7 @@ def test_a_score_that_is_nan_recalls_nothing():
     a = matching(torch.stack([torch.full((3, 3), nan), rival, target]), eye, eye)
     a.__dict__["scores"] = a.W  # a product would spread each nan over its column
     for allowed in (torch.ones(3, 3, dtype=torch.bool), causal(3)):
-        recalled = hits(a.among(allowed))
+        recalled = hits(a.at(allowed=allowed))
         assert not recalled[0].any()
         assert recalled[2].tolist() == [False, True, True]
     assert hits(a).tolist() == [[False] * 3, [False, True, True], [False, True, True]]
