@@ -4,6 +4,7 @@
     DamagedError   a file does not hold what was written to it       exit code 1
     StorageError   the disk refused to read or to write              exit code 1
     DivergedError  a loss is not finite, or a chain left its model   exit code 1
+    Stopped        SIGINT or SIGTERM ended it; not an Error          exit code 128 + the signal's number
 
 The command line and the scripts of analyses/ print the line and end with the exit code. A message that needs a longer
 explanation has an `entry`: the command line ends the line with the entry's address, and a traceback shows it as a note.
@@ -93,6 +94,14 @@ class DamagedError(Error):
 
     def __reduce__(self) -> tuple[type, tuple[Path, str]]:
         return type(self), (self.path, self.what)  # so that a worker process can send it back
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal ended a run or a sweep; the message says where, and the same command continues it."""
+
+    def __init__(self, number: int, told: str = "") -> None:
+        super().__init__(told or signal.Signals(number).name)
+        self.number = number
 
 
 class StorageError(Error):

@@ -20,7 +20,7 @@ from induction_memory.field_docs import field_docs
 from induction_memory.paper import records as record_files
 from induction_memory.paper.claims import CLAIMS, COLUMNS, Claim, measured
 from induction_memory.paper.measurement import make_record
-from induction_memory.paper.plan import FIGURES, TRAJECTORIES, Job, jobs
+from induction_memory.paper.plan import FIGURES, TRAJECTORIES, PaperRun, jobs
 from induction_memory.paper.records import Record, Records, after
 from induction_memory.terminal import track
 from induction_memory.trajectory.layout import MANIFEST
@@ -151,7 +151,7 @@ def sealed_folder() -> Path:
     return found[0] if found else SHIPPED
 
 
-def with_shipped(records: Records, planned: Sequence[Job], folder: Path = SHIPPED) -> Records:
+def with_shipped(records: Records, planned: Sequence[PaperRun], folder: Path = SHIPPED) -> Records:
     """The record of each planned job: the given one or, if its settings are the same, the shipped one."""
     shipped, found = record_files.read_all(folder / record_files.FOLDER), []
     for job in planned:

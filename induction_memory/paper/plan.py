@@ -74,7 +74,7 @@ SEEDS = dict.fromkeys([*FREEZING.values(), *(f"figure-8-d128-eta{eta}" for eta i
 
 
 @dataclass(frozen=True)
-class Job:
+class PaperRun:
     """One run of the reproduction."""
 
     preset: str
@@ -108,14 +108,14 @@ def figures(names: Iterable[str]) -> list[int]:
     return list(dict.fromkeys(chosen))
 
 
-def jobs(chosen: Sequence[int], scale: Scale) -> list[Job]:
+def jobs(chosen: Sequence[int], scale: Scale) -> list[PaperRun]:
     """The runs of these figures and those that their claims compare them with, each once."""
-    found: dict[str, Job] = {}
+    found: dict[str, PaperRun] = {}
     for figure in chosen:
         for seed in range(max(SEEDS.values())):
             for name in (*FIGURES[figure], *COMPARED.get(figure, ())):
                 if seed < (1 if scale == "quick" else SEEDS.get(name, 1)):
-                    job = Job(name, seed, _config(name, seed, scale), scale)
+                    job = PaperRun(name, seed, _config(name, seed, scale), scale)
                     found.setdefault(job.name, job)
     return list(found.values())
 

@@ -19,11 +19,10 @@ from induction_memory.files import require_folder, write_file
 from induction_memory.paper.auditing import with_shipped
 from induction_memory.paper.claims import CLAIMS, check
 from induction_memory.paper.drawing import Material, draw
-from induction_memory.paper.plan import TRAJECTORIES, Job, Scale, describe, jobs
+from induction_memory.paper.plan import TRAJECTORIES, PaperRun, Scale, describe, jobs
 from induction_memory.paper.records import FILES, FOLDER, MissingRunError, Record, Records, read, write
 from induction_memory.paper.reproduction_page import page
-from induction_memory.sweep.job import Job as SweepJob
-from induction_memory.sweep.job import path_of
+from induction_memory.sweep.job import Job, path_of
 from induction_memory.sweep.loop import engine, require_workers, work_off
 from induction_memory.sweep.plan import cost
 from induction_memory.trajectory.search import SHIPPED
@@ -76,7 +75,7 @@ def reproduce(
     return Reproduction(verdicts, pictures, reasons, written)
 
 
-def _trained(job: Job, folder: Path, records: Records) -> Trajectory:
+def _trained(job: PaperRun, folder: Path, records: Records) -> Trajectory:
     """The trajectory behind a record: the run's own, or the shipped one."""
     shipped = [SHIPPED / name for name, preset in TRAJECTORIES.items() if preset == job.preset]
     for place in (folder / job.name, *shipped):
@@ -87,7 +86,9 @@ def _trained(job: Job, folder: Path, records: Records) -> Trajectory:
     raise MissingRunError(job.name)
 
 
-def gather(jobs: Sequence[Job], folder: Path, *, workers: int = 2, train: bool = True, quiet: bool = False) -> Records:
+def gather(
+    jobs: Sequence[PaperRun], folder: Path, *, workers: int = 2, train: bool = True, quiet: bool = False
+) -> Records:
     """The records of all jobs, after training the runs that are missing or unfinished.
 
     With `train` False those are left out.
@@ -101,7 +102,7 @@ def gather(jobs: Sequence[Job], folder: Path, *, workers: int = 2, train: bool =
     return Records([found[job.name] for job in jobs if job.name in found])
 
 
-def _work(jobs: Sequence[Job], folder: Path, workers: int, quiet: bool) -> dict[str, Record]:
+def _work(jobs: Sequence[PaperRun], folder: Path, workers: int, quiet: bool) -> dict[str, Record]:
     """Train and measure as a sweep: failed runs are reported when the others are done."""
     ended = work_off([_sweep_job(job, folder) for job in jobs], engine(workers), quiet=quiet)
     failed = [f"{folder / name}: {outcome.error}" for name, outcome in ended.items() if outcome.state != "done"]
@@ -111,10 +112,10 @@ def _work(jobs: Sequence[Job], folder: Path, workers: int, quiet: bool) -> dict[
     return {job.name: read(folder / FOLDER / job.name) for job in jobs}
 
 
-def _sweep_job(job: Job, folder: Path) -> SweepJob:
+def _sweep_job(job: PaperRun, folder: Path) -> Job:
     arguments = {"name": job.name, "config": job.config.to_dict(), "folder": str(folder), "command": job.command}
     place, steps = folder / job.name, job.config.train.steps
-    return SweepJob(job.name, path_of(train_and_record), arguments, place, steps, cost(job.config))
+    return Job(job.name, path_of(train_and_record), arguments, place, steps, cost(job.config))
 
 
 def train_and_record(name: str, config: dict[str, Any], folder: str, command: str) -> None:
@@ -129,7 +130,7 @@ def train_and_record(name: str, config: dict[str, Any], folder: str, command: st
     write(make_record(run, name), place / FOLDER / name)
 
 
-def _stored(job: Job, folder: Path) -> Record | None:
+def _stored(job: PaperRun, folder: Path) -> Record | None:
     """The record of a run, if there is one and the run has not changed since."""
     place = folder / FOLDER / job.name
     if not (place / FILES[0]).exists() or not _is_finished(job, folder):
@@ -138,7 +139,7 @@ def _stored(job: Job, folder: Path) -> Record | None:
     return record if record.fingerprint == load(folder / job.name).fingerprint else None
 
 
-def _is_finished(job: Job, folder: Path) -> bool:
+def _is_finished(job: PaperRun, folder: Path) -> bool:
     if not (folder / job.name / "manifest.json").exists():
         return False
     run = load(folder / job.name)

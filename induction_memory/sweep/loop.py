@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from induction_memory.errors import DamagedError, Error, InputError, require
+from induction_memory.errors import DamagedError, Error, InputError, Stopped, require
 from induction_memory.field_docs import field_docs
 from induction_memory.files import make_folder, require_folder, write_file
 from induction_memory.sweep import job as jobs
@@ -33,19 +33,6 @@ from induction_memory.trajectory.layout import MANIFEST
 ATTEMPTS = 4
 SECONDS_BETWEEN_LOOKS = 1.0
 SECONDS_UNTIL_BUSY_AGAIN = 1.0
-
-
-class Stopped(KeyboardInterrupt):
-    """A signal ended the sweep."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(signal.Signals(number).name)
-        self.number = number
-        self.done, self.jobs = 0, 0
-
-    def __str__(self) -> str:
-        name = signal.Signals(self.number).name
-        return f"stopped by {name} after {self.done} of {self.jobs} runs; the same command continues"
 
 
 def engine(workers: int = 2, scheduler: str | None = None) -> Engine:
@@ -71,9 +58,9 @@ def work_off(jobs: Sequence[Job], on: Engine, *, quiet: bool = False) -> dict[st
                 if (found := on.next(SECONDS_BETWEEN_LOOKS)) is not None and (line := work.note(*found)):
                     board.note(line)
                 board.show(work.done, work.failed, on.running)
-    except Stopped as stopped:
-        stopped.done, stopped.jobs = len(work.done), len(by_name)
-        raise
+    except Stopped as stop:
+        told = f"stopped by {stop} after {len(work.done)} of {len(by_name)} runs; the same command continues"
+        raise Stopped(stop.number, told) from None
     return work.ended
 
 

@@ -17,8 +17,8 @@ from induction_memory.errors import require
 from induction_memory.experiment.train_config import Loss
 from induction_memory.model.building import departure
 from induction_memory.task.batch import Batch
-from induction_memory.training.clamps import Clamps
 from induction_memory.training.evaluation import (
+    Clamps,
     Evaluation,
     mean_loss,
     output_is_tied,
@@ -30,8 +30,8 @@ from induction_memory.training.fast.micro_batches import (
     MicroBatch,
     Sums,
     Workspace,
+    library_threads,
     micro_batches,
-    one_thread_a_call,
     run_groups,
 )
 from induction_memory.training.fast.network import Network
@@ -57,7 +57,7 @@ def evaluate(
     reason = supported(model) or ("the targets are soft" if batch.soft else None)
     settings = gradients, clamps or Clamps(), micro_batch, full_metrics
     if reason is None:
-        with one_thread_a_call() as threads, torch.no_grad():
+        with library_threads(1) as threads, torch.no_grad():
             return _fast_evaluate(model, batch, loss, *settings, threads)
     if reason not in _said:
         _said.add(reason)

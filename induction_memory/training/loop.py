@@ -45,8 +45,7 @@ from induction_memory.model.associations import associate
 from induction_memory.model.memories import Memories, weights_of
 from induction_memory.task.batch import Batch
 from induction_memory.task.sampler import step_rng
-from induction_memory.training.clamps import Clamps
-from induction_memory.training.evaluation import Evaluation, trained_positions
+from induction_memory.training.evaluation import Clamps, Evaluation, trained_positions
 from induction_memory.training.forward import evaluate
 from induction_memory.training.optimizer import reset, update, zero_state
 
@@ -179,7 +178,8 @@ def train(
 
     `grafts` holds the matrix of each rule of `config.grafts`, in the model's own orientation.
     """
-    start, grafts, model_config = start or Start(), grafts or {}, getattr(model, "model_config", None)
+    start, grafts = start or Start(), grafts or {}
+    model_config: Any = getattr(model, "model_config", None)
     run, parameters = RunConfig(task, model_config, config), dict(model.named_parameters())
     names = run.model.parameters
     for rule in config.graft_rules:

@@ -22,20 +22,21 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from induction_memory.errors import DivergedError, InputError, printable, require
+from induction_memory.errors import DivergedError, InputError, Stopped, printable, require
 from induction_memory.experiment.constraints import Graft
 from induction_memory.experiment.run_config import RunConfig
 from induction_memory.experiment.train_config import TrainConfig
 from induction_memory.files import require_folder
+from induction_memory.model.building import build, departure
 from induction_memory.model.config import AnyModel, Architecture, ModelConfig, freeze
 from induction_memory.task.protocol import Task
 from induction_memory.task.sampler import step_rng
 from induction_memory.training import loop
-from induction_memory.training.board import Progress
+from induction_memory.training.board import Progress, require_tracker, tracker
 from induction_memory.training.evaluation import trained_positions
+from induction_memory.training.fast.micro_batches import library_threads
 from induction_memory.training.loop import watched_values
 from induction_memory.training.optimizer import zero_state
-from induction_memory.training.tracking import require_tracker, tracker
 from induction_memory.trajectory.export import is_export
 from induction_memory.trajectory.layout import MANIFEST, require_begun
 from induction_memory.trajectory.lock import locked, may_begin, tidy
@@ -113,8 +114,6 @@ def model_and_weights(model: Any) -> tuple[AnyModel, dict[str, Tensor] | None]:
         return Architecture.of(model), None
     config: Any = getattr(model, "model_config", None)
     if isinstance(config, ModelConfig):
-        from induction_memory.model.building import departure
-
         reason = departure(model)
         require(reason is None, "model", "one as im.build made it", f"one where {reason}")
     else:
@@ -141,27 +140,12 @@ def _require_kept(model: nn.Module, config: AnyModel) -> None:
         require(name in named, "model", f"a parameter {name}", "none")
 
 
-class Stopped(KeyboardInterrupt):
-    """A run was stopped by a signal; the message says where."""
-
-    def __init__(self, folder: Path, step: int, number: int) -> None:
-        name = signal.Signals(number).name
-        super().__init__(
-            printable(f"{folder}: stopped by {name} at step {step}; continue with --resume or resume=True")
-        )
-        self.number = number
-
-
-class _Terminated(KeyboardInterrupt):
-    pass
-
-
 @contextmanager
 def terminable() -> Iterator[None]:
     """SIGTERM raises an exception, as Ctrl-C does."""
 
     def terminate(number: int, frame: FrameType | None) -> None:
-        raise _Terminated
+        raise Stopped(number)
 
     ours = threading.current_thread() is threading.main_thread()
     if not ours or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
@@ -272,7 +256,7 @@ def run_from(
     prepared = None if _begun(*place) else origin()
     with terminable(), locked(out):
         manifest = _begun(*place)  # again, because another process may have changed the folder before it was locked
-        with _threads(config.train.threads if manifest is None else manifest.threads):
+        with library_threads(config.train.threads if manifest is None else manifest.threads):
             if manifest is None:
                 begin(out, config, prepared or origin(), command, torch.get_num_threads())
             elif config.differences(RunConfig.from_dict(manifest.config)):  # more steps, nothing else
@@ -311,16 +295,15 @@ def _go_on(out: Path, config: RunConfig, quiet: bool, log: str | None) -> None:
                 progress.update(snapshot)
             writer.finish()
         except KeyboardInterrupt as stop:
-            number = signal.SIGTERM if isinstance(stop, _Terminated) else signal.SIGINT
-            raise Stopped(out, step, number) from None
+            number = stop.number if isinstance(stop, Stopped) else signal.SIGINT
+            told = f"{out}: stopped by {signal.Signals(number).name} at step {step}"
+            raise Stopped(number, printable(f"{told}; continue with --resume or resume=True")) from None
         except DivergedError as error:
             raise DivergedError(f"{out}: {error}; what was kept before is intact") from None
 
 
 def _model(config: RunConfig, point: ResumePoint) -> nn.Module:
     """The model with the weights of the resume point, on its device."""
-    from induction_memory.model.building import build
-
     model = build(config.model)
     if config.train.device != "cpu":
         model.to(config.train.device, print_details=False)
@@ -332,8 +315,6 @@ def _model(config: RunConfig, point: ResumePoint) -> nn.Module:
 
 def _new(config: RunConfig, weights: Mapping[str, Tensor] | None = None) -> Origin:
     """A run from its initialisation, or from the weights given."""
-    from induction_memory.model.building import build
-
     model = build(config.model, config.train.init_seed)
     if weights is not None:
         fill(model, weights)
@@ -390,13 +371,3 @@ def _require_same(
             for path, (here, there) in differences.items()
         ]
         raise InputError("; ".join(lines))
-
-
-@contextmanager
-def _threads(count: int | None) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

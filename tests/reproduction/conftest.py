@@ -46,7 +46,7 @@ def trained(tmp_path_factory):
         patch.setattr(measurement, "BATCHES", 2)
         patch.setattr(measurement, "RESAMPLES", 10)
         for preset in plan.FIGURES[4]:
-            job = plan.Job(preset, 0, tiny(preset, 0, "quick"))
+            job = plan.PaperRun(preset, 0, tiny(preset, 0, "quick"))
             run = start(job.config, folder / job.name, quiet=True)
             store.write(make_record(run, job.name), folder / "records" / job.name)
     return folder

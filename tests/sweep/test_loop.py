@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from induction_memory.errors import Stopped
 from induction_memory.sweep import loop
 from induction_memory.sweep.board import Board, clock, share_done
 from induction_memory.sweep.job import Child, Outcome, Pool
-from induction_memory.sweep.loop import Stopped, work_off
+from induction_memory.sweep.loop import work_off
 from induction_memory.trajectory.lock import BusyError, locked
 from tests.sweep import stubs
 from tests.sweep.stubs import calls, job

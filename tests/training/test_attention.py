@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from induction_memory.training.clamps import induction_pattern, previous_token_pattern
+from induction_memory.training.evaluation import induction_pattern, previous_token_pattern
 from induction_memory.training.fast.attention import (
     LOG2_E,
     ProductScores,
@@ -18,7 +18,6 @@ from induction_memory.training.fast.attention import (
     impose,
     weigh,
 )
-from induction_memory.training.fast.last_block import cross_entropy
 from induction_memory.training.fast.micro_batches import (
     BLOCK,
     Piece,
@@ -28,6 +27,7 @@ from induction_memory.training.fast.micro_batches import (
     causal_mask,
     micro_batches,
 )
+from induction_memory.training.fast.network import cross_entropy
 
 CPU = torch.device("cpu")
 BATCH, POS, WIDTH, VOCAB = 3, BLOCK + 20, 6, 7

@@ -16,8 +16,7 @@ from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.corpus import Corpus
 from induction_memory.task.sampler import BigramBatch, sample, step_rng, with_counts
 from induction_memory.training import forward
-from induction_memory.training.clamps import Clamps, clamped_pattern
-from induction_memory.training.evaluation import Evaluation, plain_evaluate
+from induction_memory.training.evaluation import Clamps, Evaluation, clamped_pattern, plain_evaluate
 from induction_memory.training.forward import evaluate, supported
 
 LENGTH = 80  # two blocks of queries, the second not full

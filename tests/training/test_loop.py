@@ -14,13 +14,12 @@ from induction_memory.model.config import ModelConfig
 from induction_memory.model.constructed import construct
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.sampler import sample, step_rng
-from induction_memory.training import tracking
-from induction_memory.training.board import Progress, describe
+from induction_memory.training import board
+from induction_memory.training.board import Progress, describe, numbers, require_tracker, tracker
 from induction_memory.training.evaluation import plain_evaluate
 from induction_memory.training.loop import Metrics, Start, class_mean, recalls, train
 from induction_memory.training.optimizer import adamw_update, sgd_update
 from induction_memory.training.run import start
-from induction_memory.training.tracking import numbers, require_tracker, tracker
 from induction_memory.trajectory import verify
 from tests.tiny_runs import MODEL, TASK, tiny
 
@@ -231,7 +230,7 @@ def test_tensorboard_gets_the_numbers_and_other_trackers_are_refused(tmp_path):
 
 def test_a_tracker_that_is_not_installed_or_has_no_login_is_refused_before_anything_is_written(tmp_path, monkeypatch):
     config = tiny(steps=1)
-    monkeypatch.setattr(tracking, "find_spec", lambda name: None)
+    monkeypatch.setattr(board, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"^log: expected the package wandb \(pip install .*\), got an installation"):
         start(config, tmp_path / "run", log="wandb")
     monkeypatch.undo()
@@ -239,7 +238,7 @@ def test_a_tracker_that_is_not_installed_or_has_no_login_is_refused_before_anyth
     def login():
         raise ConnectionError("no key\n  at all")
 
-    monkeypatch.setattr(tracking, "find_spec", lambda name: True)
+    monkeypatch.setattr(board, "find_spec", lambda name: True)
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(Error=ConnectionError, login=login))
     with pytest.raises(InputError, match=r"^log: expected a working Weights & Biases login, got: no key at all$"):
         start(config, tmp_path / "run", log="wandb")

@@ -118,7 +118,13 @@ class AttentionLayer:
             torch.addmm(residual.flatten(0, 1), o.flatten(0, 1), W_o, out=out.flatten(0, 1))
 
         def back(dout: Tensor, add_dx: Tensor | None, add_dx_queries: Tensor | None) -> None:
-            do = self._output_backward(dout, o, add_dx, piece)
+            if o is None:  # copied if dout is also add_dx, which changes while dout is still needed
+                do = buffers("do", *dout.shape).copy_(dout) if dout is add_dx else dout
+            else:
+                rows, W_o = dout.flatten(0, 1), self.maps["o"]
+                if "o" in self.learning:
+                    piece.sums(f"{self.prefix}.o", *W_o.shape).addmm_(o.flatten(0, 1).T, rows)
+                do = torch.mm(rows, W_o.T, out=buffers("do", len(rows), len(W_o))).view_as(o)
             dq = dk = None
             if pattern is None:
                 dq = None if q is None or "q" not in self.wanted else buffers("dq", *q.shape)
@@ -169,15 +175,6 @@ class AttentionLayer:
             return None
         return buffers(f"d{name}", *y.shape).zero_() if name in self.maps else add_dx
 
-    def _output_backward(self, dout: Tensor, o: Tensor | None, add_dx: Tensor | None, piece: Piece) -> Tensor:
-        """The gradient of P v; `o` is P v if a map follows it."""
-        if o is None:  # copied if dout is also add_dx, which changes while dout is still needed
-            return piece.buffers("do", *dout.shape).copy_(dout) if dout is add_dx else dout
-        W_o, rows = self.maps["o"], dout.flatten(0, 1)
-        if "o" in self.learning:
-            piece.sums(f"{self.prefix}.o", *W_o.shape).addmm_(o.flatten(0, 1).T, rows)
-        return torch.mm(rows, W_o.T, out=piece.buffers("do", len(rows), len(W_o))).view_as(o)
-
     def _map_backward(
         self,
         name: str,
@@ -202,7 +199,16 @@ class AttentionLayer:
 
     def gradients(self, sums: Sums) -> dict[str, Tensor]:
         """Gradients of the trained parameters, from the sums over the batch."""
-        products = {name: self._map_gradient(name, sums) for name in self.learning}
+        products: dict[str, Tensor] = {}
+        for name in self.learning:
+            W, key = self.maps[name], f"{self.prefix}.{name}"
+            if name not in self.tables or self.embedded is None:
+                products[name] = sums(key, *W.shape)
+            elif name == "q" and self.score_tables is not None:
+                products[name] = self.score_tables.gradient(sums)
+            else:
+                total, embedded = self.tables[name].gradient(sums, key), self.embedded
+                products[name] = embedded.by_token.T @ total.by_token + embedded.by_position.T @ total.by_position
         if "q" in products:
             products["q"] = products["q"] * self.score_scale
         found: dict[str, Tensor] = {}
@@ -222,15 +228,6 @@ class AttentionLayer:
             if "o" in products:
                 found["W_O"] = products["o"].view_as(W_O)
         return {f"{self.prefix}.{name}": found[name] for name in self.trained}
-
-    def _map_gradient(self, name: str, sums: Sums) -> Tensor:
-        W, key = self.maps[name], f"{self.prefix}.{name}"
-        if name not in self.tables or self.embedded is None:
-            return sums(key, *W.shape)
-        if name == "q" and self.score_tables is not None:
-            return self.score_tables.gradient(sums)
-        total = self.tables[name].gradient(sums, key)
-        return self.embedded.by_token.T @ total.by_token + self.embedded.by_position.T @ total.by_position
 
     def embedding_gradients(self, sums: Sums) -> Table:
         """The gradients of the embeddings that come through the tables."""

@@ -56,39 +56,51 @@ class LayerNorm:
 
 
 class FeedForward:
-    """x W_F, or relu(x W_in) W_out: without W_in, the hidden layer h is x itself."""
+    """x W_F, or relu(x W_in) W_out: without W_in, the hidden layer h is x itself. A norm may precede it."""
 
-    def __init__(self, name: str, parameters: Mapping[str, Tensor], trained: frozenset[str]) -> None:
+    def __init__(
+        self, name: str, parameters: Mapping[str, Tensor], trained: frozenset[str], norm: LayerNorm | None
+    ) -> None:
         """`name` is the parameters' prefix."""
-        self.name = name
+        self.name, self.norm = name, norm
         self.W_in = parameters.get(f"{name}.W_in")
         self.last = f"{name}.W_F" if self.W_in is None else f"{name}.W_out"
         self.W_last = parameters[self.last]
         self.in_learns, self.last_learns = f"{name}.W_in" in trained, self.last in trained
+        self.norm_learns = norm is not None and norm.learns
+        self.learns = self.in_learns or self.last_learns or self.norm_learns
 
     def forward(
-        self, x: Float[Tensor, "row d_model"], residual: Float[Tensor, "row d_model"], piece: Piece
-    ) -> tuple[Float[Tensor, "row d_model"], Callable[[Tensor, bool], Tensor | None]]:
+        self, x: Float[Tensor, "batch query d_model"], residual: Float[Tensor, "batch query d_model"], piece: Piece
+    ) -> tuple[Float[Tensor, "batch query d_model"], Callable[[Tensor, bool], Tensor | None]]:
         """residual + the feed-forward of x, and the way back, whose second argument says if dx is wanted."""
-        buffers, sums, W_in, h = piece.buffers, piece.sums, self.W_in, x
+        buffers, sums, W_in = piece.buffers, piece.sums, self.W_in
+        normed, norm_back = (x, None) if self.norm is None else self.norm.forward(x, piece)
+        rows = h = normed.flatten(0, 1)
         if W_in is not None:
-            h = torch.mm(x, W_in, out=buffers(f"{self.name}.hidden", len(x), W_in.shape[1])).relu_()
+            h = torch.mm(rows, W_in, out=buffers(f"{self.name}.hidden", len(rows), W_in.shape[1])).relu_()
 
-        def back(dy: Tensor, wanted: bool) -> Tensor | None:
+        def back(dout: Tensor, wanted: bool) -> Tensor | None:
+            dy, wanted = dout.flatten(0, 1), wanted or self.norm_learns
             if self.last_learns:
                 sums(self.last, *self.W_last.shape).addmm_(h.T, dy)
             if not self.in_learns and not wanted:
                 return None
-            dx = buffers(f"{self.name}.dx", *x.shape)
+            dx = buffers(f"{self.name}.dx", *rows.shape)
             if W_in is None:
-                return torch.mm(dy, self.W_last.T, out=dx)
-            dh = torch.mm(dy, self.W_last.T, out=buffers("dhidden", *h.shape))
-            torch.ops.aten.threshold_backward.grad_input(dh, h, 0, grad_input=dh)
-            if self.in_learns:
-                sums(f"{self.name}.W_in", *W_in.shape).addmm_(x.T, dh)
-            return torch.mm(dh, W_in.T, out=dx) if wanted else None
+                torch.mm(dy, self.W_last.T, out=dx)
+            else:
+                dh = torch.mm(dy, self.W_last.T, out=buffers("dhidden", *h.shape))
+                torch.ops.aten.threshold_backward.grad_input(dh, h, 0, grad_input=dh)
+                if self.in_learns:
+                    sums(f"{self.name}.W_in", *W_in.shape).addmm_(rows.T, dh)
+                if not wanted:
+                    return None
+                torch.mm(dh, W_in.T, out=dx)
+            return dx.view_as(dout) if norm_back is None else norm_back(dx.view_as(dout))
 
-        return torch.addmm(residual, h, self.W_last, out=buffers(f"{self.name}.y", *x.shape)), back
+        y = torch.addmm(residual.flatten(0, 1), h, self.W_last, out=buffers(f"{self.name}.y", *rows.shape))
+        return y.view_as(residual), back
 
 
 class Block:
@@ -103,15 +115,18 @@ class Block:
         eps: float,
         embedded: Table,
         blocks: tuple[QueryBlock, ...] | None,
+        input_wanted: bool,
     ) -> None:
-        """`embedded` has the embeddings; `blocks` are those of all positions if every position is a query."""
+        """`embedded` has the embeddings; `blocks` are those of all positions if every position is a query.
+        `input_wanted` says that something below learns, so that the gradient of the block's input is needed.
+        """
         prefix, feeds = f"blocks.{layer}", config.has_feed_forward(layer + 1)
         self.middle_name = f"{layer}.middle"
         self.parallel = config.parallel_blocks
         self.norm1 = LayerNorm(f"{prefix}.ln1", parameters, trained, eps) if config.layer_norm else None
-        self.norm2 = LayerNorm(f"{prefix}.ln2", parameters, trained, eps) if config.layer_norm and feeds else None
-        self.feed = FeedForward(f"{prefix}.mlp", parameters, trained) if feeds else None
-        self.input_wanted = learns_below(layer, trained)
+        norm2 = LayerNorm(f"{prefix}.ln2", parameters, trained, eps) if config.layer_norm and feeds else None
+        self.feed = FeedForward(f"{prefix}.mlp", parameters, trained, norm2) if feeds else None
+        self.input_wanted = input_wanted
         self.attention = AttentionLayer(
             layer,
             config,
@@ -122,9 +137,8 @@ class Block:
             blocks,
         )
         self.middle_wanted = self.attention.inputs_wanted or bool(self.attention.trained)
-        below = self.input_wanted if self.parallel else self.middle_wanted
-        self.feed_input_wanted = below or (self.norm2 is not None and self.norm2.learns)
-        self.wanted = learns_below(layer + 1, trained)
+        self.feed_input_wanted = self.input_wanted if self.parallel else self.middle_wanted
+        self.wanted = self.middle_wanted or (self.feed is not None and self.feed.learns)
         """Whether this block's output needs a backward pass."""
 
     def forward(
@@ -139,11 +153,16 @@ class Block:
         a_queries = x_queries if self.norm1 is None else piece.choose(a)
         middle = piece.buffers(self.middle_name, *x_queries.shape)
         attention_back = self.attention.forward(a, a_queries, piece, pattern, x_queries, middle)
-        y, feed_back = self._feed_forward(x_queries, middle, piece)
+        y, feed_back = middle, None
+        if self.feed is not None:
+            y, feed_back = self.feed.forward(x_queries if self.parallel else middle, middle, piece)
         everywhere = piece.positions is None
 
         def back(dy: Tensor) -> Tensor | None:
-            residual = feed_back(dy)
+            residual = dy  # the gradient of x along the residual stream, which differs from dm in parallel blocks
+            dfeed = None if feed_back is None else feed_back(dy, self.feed_input_wanted)
+            if dfeed is not None:
+                residual = dfeed.add_(dy) if self.parallel else dy.add_(dfeed)
             if not self.middle_wanted:
                 return None
             if not self.attention.inputs_wanted:
@@ -171,31 +190,3 @@ class Block:
             return dx
 
         return y, back
-
-    def _feed_forward(self, x: Tensor, middle: Tensor, piece: Piece) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-        """y, and the function that turns dy into dm and returns the gradient of x along the residual stream, which
-        differs from dm in parallel blocks.
-        """
-        if self.feed is None:
-            return middle, lambda dy: dy
-        feed_in, norm_back = x if self.parallel else middle, None
-        if self.norm2 is not None:
-            feed_in, norm_back = self.norm2.forward(feed_in, piece)
-        y, feed_back = self.feed.forward(feed_in.flatten(0, 1), middle.flatten(0, 1), piece)
-
-        def back(dy: Tensor) -> Tensor:
-            dfeed = feed_back(dy.flatten(0, 1), self.feed_input_wanted)
-            if dfeed is None:
-                return dy
-            dfeed = dfeed.view_as(dy)
-            if norm_back is not None:
-                dfeed = norm_back(dfeed)
-            return dfeed.add_(dy) if self.parallel else dy.add_(dfeed)
-
-        return y.view_as(middle), back
-
-
-def learns_below(layer: int, trained: frozenset[str]) -> bool:
-    """Whether a block's input depends on a parameter that learns."""
-    prefixes = tuple(f"blocks.{lower}." for lower in range(layer))
-    return any(name in EMBEDDINGS or name.startswith(prefixes) for name in trained)

@@ -48,18 +48,13 @@ class Sums:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._sums: dict[str, Tensor] = {}
+        self.named: dict[str, Tensor] = {}
 
     def __call__(self, name: str, *shape: int) -> Tensor:
         """The sum of that name; the caller adds to it in place."""
-        if name not in self._sums:
-            self._sums[name] = torch.zeros(shape, device=self.device)
-        return self._sums[name]
-
-    def add(self, other: "Sums") -> None:
-        """Add all of the other's sums to these."""
-        for name, value in other._sums.items():
-            self(name, *value.shape).add_(value)
+        if name not in self.named:
+            self.named[name] = torch.zeros(shape, device=self.device)
+        return self.named[name]
 
 
 @dataclass(frozen=True)
@@ -177,14 +172,14 @@ def micro_batches(chosen: Bool[Tensor, "batch pos"], size: int) -> list[MicroBat
 
 
 @contextmanager
-def one_thread_a_call() -> Iterator[int]:
-    """Inside the block, library calls use one thread each; yields the number they used before."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def library_threads(count: int | None) -> Iterator[int]:
+    """Inside the block, each library call uses `count` threads (None: as before); yields the number used before."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
     try:
-        yield threads
+        yield before
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before)
 
 
 Work = Callable[[MicroBatch, Workspace, Sums], None]
@@ -224,5 +219,6 @@ def run_groups(work: Work, pieces: Sequence[MicroBatch], device: torch.device, t
         raise errors[0]
     total = Sums(device)
     for part in sums:
-        total.add(part)
+        for name, value in part.named.items():
+            total(name, *value.shape).add_(value)
     return total
