@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from induction_memory.model.config import ModelConfig
 from induction_memory.runner.components import ARROW, Graph
-from induction_memory.runner.maps import Maps, maps_of_config, maps_of_model
+from induction_memory.runner.maps import Layer, Maps, maps_of_config, maps_of_model
 from induction_memory.runner.recording import Patches, Recording, Variant, Via, require_length, take
 from induction_memory.runner.weights import parameters
 
@@ -141,35 +141,43 @@ class _PatchedRun:
             h for h, head in enumerate(heads) if self.changed or any(patches.touch(f"{head}.{one}") for one in "qkv")
         ]
         queries = self.queries if layer == self.graph.n_layers else None
-        if self.computed:
-            k, v = self._read(layer, "k"), self._read(layer, "v")
-            if queries is None or weights.rotate is not None:  # rotary positions need every row
-                q = weights.rotated(self._read(layer, "q"))
-                q = q if queries is None else _take_heads(q, queries)
-                self._narrow(queries)
-            else:
-                self._narrow(queries)
-                q = self._read(layer, "q")
+        if not self.computed:
+            self._narrow(queries)
+        elif queries is None or weights.rotate is not None:  # rotary positions need every row
+            q, k, v = (self._read(layer, letter) for letter in "qkv")
+            q = weights.rotated(q) if queries is None else _take_heads(weights.rotated(q), queries)
+            self._narrow(queries)
             self.z = attend(q, weights.rotated(k), v, weights.scale, queries)
         else:
+            few = queries.shape[1] <= weights.attention["W_Q"].shape[-1]
+            k, v = self._read(layer, "k", stream=few), self._read(layer, "v", stream=few)
             self._narrow(queries)
+            self.z = attend_from(weights, self.computed, self._read(layer, "q"), k, v, queries)
 
-    def _read(self, layer: int, letter: str) -> Float[Tensor, "batch m head d_head"]:
-        """Queries, keys or values of the heads to compute, with their patches."""
+    def _read(
+        self, layer: int, letter: str, *, stream: bool = False
+    ) -> Float[Tensor, "batch m head d_head"] | Float[Tensor, "batch m d_model"]:
+        """Queries, keys or values of the heads to compute, with their patches.
+
+        With `stream`, the normed stream instead if all these heads read the same and none is recorded or patched after.
+        """
         weights, patches = self.maps[layer], self.patches
         sites = [f"L{layer}H{h + 1}.{letter}" for h in self.computed]
         alike: dict[tuple, list[int]] = {}
         for h, site in zip(self.computed, sites, strict=True):  # heads with the same patched edges read one stream
             edges = tuple((source, *patch.replacement) for source, patch in patches.edges.get(site, ()))
             alike.setdefault(edges, []).append(h)
+        together = len(alike) == 1 and not any(site in patches.nodes for site in sites)
         found = dict[int, Tensor]()
         for edges, heads in alike.items():
             if edges or self.changed:
-                stream = patches.read(f"L{layer}H{heads[0] + 1}.{letter}", self.x)
-                own = weights.project(stream, letter.upper(), heads)
+                x = patches.read(f"L{layer}H{heads[0] + 1}.{letter}", self.x)
+                if stream and together:
+                    return weights.norm(x)
+                own = weights.project(x, letter.upper(), heads)
             else:
                 own = self._recorded(layer, f"attn.hook_{letter}")[..., heads, :]
-            if len(alike) == 1 and not any(site in patches.nodes for site in sites):
+            if together:
                 return own
             found |= zip(heads, own.unbind(-2), strict=True)
         by_head = [patches.write(site, found[h]) for h, site in zip(self.computed, sites, strict=True)]
@@ -231,6 +239,33 @@ def attend(
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1 / scale).transpose(1, 2)
 
 
+def attend_from(
+    weights: Layer,
+    heads: Sequence[int],
+    q: Float[Tensor, "batch m head d_head"],
+    k: Float[Tensor, "batch pos head d_head"] | Float[Tensor, "batch pos d_model"],
+    v: Float[Tensor, "batch pos head d_head"] | Float[Tensor, "batch pos d_model"],
+    queries: Int[Tensor, "batch m"],
+) -> Float[Tensor, "batch m head d_head"]:
+    """`attend` for few queries of some heads, where k and v may also be the normed streams that they are read from.
+
+    Then q . k_s = (W_K q) . x_s + constant, and sum of A v is W_V^T (sum of A x) + b_V: no key or value is computed.
+    """
+    q = q.transpose(1, 2)
+    if k.dim() == 3:
+        read = q @ weights.attention["W_K"][heads].mT
+        scores = (read.flatten(1, 2) @ k.mT).unflatten(1, read.shape[1:3])
+    else:
+        scores = q @ k.permute(0, 2, 3, 1)
+    pattern = _softmax(scores / weights.scale, queries)
+    if v.dim() == 4:
+        return torch.einsum("bhqk,bkhd->bqhd", pattern, v)
+    attended = (pattern.flatten(1, 2) @ v).unflatten(1, pattern.shape[1:3])
+    z = (attended @ weights.attention["W_V"][heads]).transpose(1, 2)
+    b_V = weights.attention.get("b_V")
+    return z if b_V is None else z + b_V[heads]
+
+
 def _attention(
     q: Float[Tensor, "batch m head d_head"],
     k: Float[Tensor, "batch pos head d_head"],
@@ -238,6 +273,12 @@ def _attention(
     queries: Int[Tensor, "*batch m"],
 ) -> Float[Tensor, "batch head m pos"]:
     """softmax over the keys s <= t of q_t . k_s / scale, for queries at the positions t."""
-    later = torch.arange(k.shape[1], device=k.device) > queries[..., None]
-    scores = (q.transpose(1, 2) / scale) @ k.permute(0, 2, 3, 1)
+    return _softmax((q.transpose(1, 2) / scale) @ k.permute(0, 2, 3, 1), queries)
+
+
+def _softmax(
+    scores: Float[Tensor, "batch head m pos"], queries: Int[Tensor, "*batch m"]
+) -> Float[Tensor, "batch head m pos"]:
+    """softmax over the keys that are not later than the queries."""
+    later = torch.arange(scores.shape[-1], device=scores.device) > queries[..., None]
     return scores.masked_fill_(later.unsqueeze(-3), -torch.inf).softmax(-1)
