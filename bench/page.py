@@ -16,7 +16,7 @@ import numpy as np
 import induction_memory as im
 from induction_memory.views.page.document import document
 from induction_memory.views.page.pack import Pack, quantise
-from induction_memory.views.run_page import Report, report
+from induction_memory.views.run_page import report
 
 STEPS, HEADS, LENGTH = 100, 8, 64
 STEP = """async () => { const page = inductionMemory, times = [], all = page.transport.positions;
@@ -32,9 +32,7 @@ TYPE = """async (text) => { const page = inductionMemory, times = [];
 
 def large_pack() -> Pack:
     """The page of `four-heads` with its numbers repeated over 100 steps, and random attention."""
-    page = report("four-heads", sequences=1, length=LENGTH, causal_steps=2)
-    assert isinstance(page, Report)
-    pack = page.pack
+    pack = report("four-heads", sequences=1, length=LENGTH, causal_steps=2).pack
     meta, rng = pack.meta["runs"][0], np.random.default_rng(0)
     again = np.arange(STEPS) % len(meta["steps"])
     sharp = rng.random((STEPS, 1, HEADS, LENGTH * (LENGTH + 1) // 2)) ** 30

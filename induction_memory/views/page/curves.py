@@ -49,12 +49,14 @@ def curves(
     """
     if source.task is None:
         found, unknown = measured(source, batch, n_layers), "the task is not known"
-        skipped = dict.fromkeys(("loss and accuracy in training", "recall", "distances to predictors"), unknown)
+        left_out = ("loss and accuracy in training", "recall", "distances to predictors")
+        skipped: dict[str, str] = dict.fromkeys(left_out, unknown)
     else:
         found, skipped = recorded(source, batch), {}
         recall = probes.table(source, RECALL)
-        for (name, head), rows in recall.groupby(["probe", "head"], sort=False):
-            label, memory = str(name).replace("_first64", ", first 64"), str(name).removesuffix("_first64")
+        by_head: Any = recall.groupby(["probe", "head"], sort=False)
+        for (name, head), rows in by_head:
+            label, memory = name.replace("_first64", ", first 64"), name.removesuffix("_first64")
             found.append(_curve("recall", name, label, rows, head=head, memory=memory, leads=head == leaders[memory]))
         globally = offered(source.task, "unigram") is not None and offered(source.task, "bigram") is not None
         distance = probes.table(source, list(DISTANCE) if globally else "predictors", batch=batch)
@@ -92,10 +94,10 @@ def measured(source: Any, batch: Batch, n_layers: int) -> list[dict[str, Any]]:
     names = {name: (name.partition("_")[0], label) for name, label in PREDICTION.items()}
     for layer in range(1, n_layers + 1):
         names |= {f"repeated_previous{layer}": ("previous", ""), f"repeated_induction{layer}": ("induction", "")}
-    table = probes.table(source, list(names), batch=batch)
+    by_head: Any = probes.table(source, list(names), batch=batch).groupby(["probe", "head"], sort=False)
     found = []
-    for (name, head), rows in table.groupby(["probe", "head"], sort=False):
-        group, label = names[str(name)]
+    for (name, head), rows in by_head:
+        group, label = names[name]
         found.append(_curve(group, name, label, rows, head=head))
     for group in ("previous", "induction"):
         own = sorted((one for one in found if one["group"] == group), key=lambda one: one["values"][-1:], reverse=True)

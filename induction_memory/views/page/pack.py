@@ -83,7 +83,9 @@ class Pack:
 def plain(values: Any) -> list[Any]:
     """Numbers as JSON has them, rows as lists; None where a number is not finite."""
     numbers = np.asarray(values, dtype=float)
-    return np.where(np.isfinite(numbers), numbers.astype(object), None).tolist()
+    found = numbers.astype(object)
+    found[~np.isfinite(numbers)] = None
+    return found.tolist()
 
 
 def unpack(blob: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
