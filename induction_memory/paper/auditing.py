@@ -64,13 +64,10 @@ class Audit:
     def problems(self) -> list[str]:
         """Why the audit fails, one line each; none if it passes."""
         without = self.verdicts["verdict"].tolist().count("no run")
+        unchecked = f"{without} of {len(self.verdicts)} measurements could not be checked: no run in {self.folder}"
         apart = self.compared.loc[~(self.compared["largest difference"] <= AGREE)]
         return [
-            *(
-                [f"{without} of {len(self.verdicts)} measurements could not be checked: no run in {self.folder}"]
-                if without
-                else []
-            ),
+            *([unchecked] if without else []),
             *(f"{name}: not in {self.folder}, so nothing of it was measured anew" for name in self.missing),
             *(f"{name}: its record differs from its checksum" for name in self.broken),
             *(
@@ -89,28 +86,8 @@ class AuditedRecord(Record):
     sealed_reads: list[str] = field(default_factory=list)
     """The record's name, once per read; one list for all records of an audit."""
 
-    def curve(self, column: str) -> tuple[np.ndarray, np.ndarray]:
-        self._note({"metrics"})
-        return super().curve(column)
-
-    def recalls(self, name: str) -> pd.Series:
-        self._note({f"row {row}" for row in range(len(self.probes))})
-        return super().recalls(name)
-
-    def recall(self, name: str, step: int | None = None) -> float:
-        self._note({f"row {self.row(step)}"})
-        return super().recall(name, step)
-
-    def final(self, name: str) -> float:
-        self._note({"last"})
-        return super().final(name)
-
-    def final_error(self, name: str) -> tuple[float, str]:
-        self._note({"last"})
-        return super().final_error(name)
-
-    def _note(self, parts: set[str]) -> None:
-        if not parts <= self.anew:
+    def _reads(self, *parts: str) -> None:
+        if not self.anew.issuperset(parts):
             self.sealed_reads.append(self.name)
 
 
@@ -139,7 +116,7 @@ def audit(folder: Path | None = None, figures: Sequence[int] = tuple(FIGURES)) -
         compared.append((name, kept.name, len(run.steps), away, where))
     columns = ["trajectory", "record", "steps", "largest difference", "where"]
     chosen = [claim for claim in CLAIMS.values() if claim.figure in figures]
-    verdicts = _verdicts(chosen, Records(list(records.values())), reads, broken)
+    verdicts = _verdicts(chosen, Records(records.values()), reads, broken)
     named = sorted(broken) + [f"heads/{file}" for file in record_files.broken_files(folder / record_files.HEADS)]
     missing = [name for name in wanted if name not in there]
     return Audit(verdicts, pd.DataFrame(compared, columns=columns), named, folder, missing)

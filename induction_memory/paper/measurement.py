@@ -1,11 +1,9 @@
 """Measure a finished run: its record."""
 
-import functools
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 from scipy.stats import spearmanr
 
@@ -42,11 +40,10 @@ def make_record(run: Trajectory, name: str) -> Record:
     tables = probes.wide(probes.table(run, RECALLS))
     end = int(run.steps[-1])
     ending = probes.wide(probes.table(run, AT_THE_END, step=[end]))
-    last = {column: float(ending[column].iloc[0]) for column in ending} | diagonals(run, end) | _heads(run)
-    drawn, errors = _drawn(run, end)
-    preferred, spread = preferences(run, name)
-    last, errors = last | drawn | preferred, errors | spread
-    errors |= attention_errors(run, end) | _pair_errors(run, end) | _head_errors(run)
+    last = {column: float(ending[column].iloc[0]) for column in ending} | diagonals(run, end)
+    errors = attention_errors(run, end) | _pair_errors(run, end)
+    for values, spread in (_heads(run), _drawn(run, end), preferences(run, name)):
+        last, errors = last | values, errors | spread
     command, seconds = provenance(run)
     metrics = run.metrics.loc[:, ~run.metrics.columns.str.contains(IGNORED)]
     return Record(name, run.config, command, seconds, run.fingerprint, metrics, tables, last, errors)
@@ -139,36 +136,21 @@ def _pair_errors(run: Trajectory, step: int) -> dict[str, float]:
     return found
 
 
-def _heads(run: Trajectory) -> dict[str, float]:
-    """Effective number of heads per role, by exact Shapley values."""
-    carriers = _carriers(run)
-    if carriers is None:
-        return {}
-    own = carriers.drop_duplicates("role")
-    return {f"effective_heads_{role}": float(n) for role, n in zip(own["role"], own["effective"], strict=True)}
-
-
-def _head_errors(run: Trajectory) -> dict[str, float]:
-    """Standard errors of the effective numbers: shares drawn around the measured ones, with their errors."""
-    carriers = _carriers(run)
-    if carriers is None:
-        return {}
+def _heads(run: Trajectory) -> tuple[dict[str, float], dict[str, float]]:
+    """Effective number of heads per role, by exact Shapley values; its standard error draws the shares around the
+    measured ones, with their errors.
+    """
+    if run.config.model.n_heads == 1:
+        return {}, {}
+    from induction_memory.heads import identify
     from induction_memory.heads.shapley import participation
 
-    rng, found = np.random.default_rng(0), {}
-    for role, own in carriers.groupby("role", sort=False):
+    rng, values, errors = np.random.default_rng(0), {}, {}
+    for role, own in identify(run, step=int(run.steps[-1])).carriers.groupby("role", sort=False):
         drawn = rng.normal(own["share"], own["share_se"], size=(RESAMPLES, len(own)))
-        found[f"effective_heads_{role} over sequences"] = float(np.std([participation(shares) for shares in drawn]))
-    return found
-
-
-@functools.lru_cache(maxsize=1)
-def _carriers(run: Trajectory) -> pd.DataFrame | None:
-    if run.config.model.n_heads == 1:
-        return None
-    from induction_memory.heads import identify
-
-    return identify(run, step=int(run.steps[-1])).carriers
+        values[f"effective_heads_{role}"] = float(own["effective"].iloc[0])
+        errors[f"effective_heads_{role} over sequences"] = float(np.std([participation(shares) for shares in drawn]))
+    return values, errors
 
 
 def provenance(run: Trajectory) -> tuple[str, float | None]:

@@ -16,7 +16,7 @@ The folder of records that ships is sealed: its file SHA256SUMS holds the checks
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -61,32 +61,37 @@ class Record:
 
     def curve(self, column: str) -> tuple[np.ndarray, np.ndarray]:
         """Steps and values of a metric, where it was measured."""
+        self._reads("metrics")
         values = self.metrics[column].to_numpy(dtype=float)
         return self.metrics["step"].to_numpy()[np.isfinite(values)], values[np.isfinite(values)]
 
     def recalls(self, name: str) -> pd.Series:
         """A recall at every stored step."""
+        self._reads(*(f"row {row}" for row in range(len(self.probes))))
         return pd.Series(self.probes[name])
 
     def recall(self, name: str, step: int | None = None) -> float:
         """A recall at the stored step nearest to the given one; at the last by default."""
-        return float(self.probes[name].to_numpy()[self.row(step)])
+        row = len(self.probes) - 1 if step is None else int(np.abs(self.probes.index.to_numpy() - step).argmin())
+        self._reads(f"row {row}")
+        return float(self.probes[name].to_numpy()[row])
 
     def final(self, name: str) -> float:
         """A number of the last step."""
+        self._reads("last")
         return self.last[name]
 
     def final_error(self, name: str) -> tuple[float, str]:
         """The standard error of a number of the last step, and what it is over; unknown if it was not measured."""
+        self._reads("last")
         for key, error in self.errors.items():
             measure, _, over = key.partition(" over ")
             if measure == name:
                 return error, over
         return float("nan"), ""
 
-    def row(self, step: int | None) -> int:
-        """The row of the stored step nearest to the given one; the last row by default."""
-        return len(self.probes) - 1 if step is None else int(np.abs(self.probes.index.to_numpy() - step).argmin())
+    def _reads(self, *parts: str) -> None:
+        """Called before each read, with what is read: "metrics", "last", "row 0" ..."""
 
     def accuracy(self, first: int | None = None, last: int | None = None) -> float:
         """Mean in-context accuracy of the fresh batches of the steps first..last; of the last twenty by default."""
@@ -108,25 +113,14 @@ class Record:
         return float(np.nan_to_num(first, nan=np.inf))
 
 
-class Records(Mapping[str, Record]):
+class Records(dict[str, Record]):
     """Records by name, and by preset over seeds."""
 
-    def __init__(self, records: Sequence[Record]) -> None:
-        self._records = {record.name: record for record in records}
+    def __init__(self, records: Iterable[Record]) -> None:
+        super().__init__({record.name: record for record in records})
 
-    def __getitem__(self, name: str) -> Record:
-        if name not in self._records:
-            raise MissingRunError(name)
-        return self._records[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._records
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._records)
-
-    def __len__(self) -> int:
-        return len(self._records)
+    def __missing__(self, name: str) -> Record:
+        raise MissingRunError(name)
 
     def one(self, preset: str) -> Record:
         """The first repetition of a preset."""
@@ -134,7 +128,7 @@ class Records(Mapping[str, Record]):
 
     def of(self, preset: str) -> list[Record]:
         """Every repetition of a preset, at least one."""
-        found = [record for name, record in self._records.items() if name.rpartition("-seed-")[0] == preset]
+        found = [record for name, record in self.items() if name.rpartition("-seed-")[0] == preset]
         if not found:
             raise MissingRunError(f"{preset}-seed-0")
         return found

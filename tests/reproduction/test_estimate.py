@@ -10,13 +10,27 @@ from induction_memory.paper import records as record_files
 from induction_memory.paper.claims.estimate import (
     SEED_SPREAD,
     from_extreme,
-    measured_spread,
     over_draws,
     over_seeds,
     pooled,
 )
 from induction_memory.paper.verdicts import Estimate
 from induction_memory.trajectory.search import SHIPPED
+
+
+def measured_spread(groups):
+    """The spread between seeds, pooled over settings; for recalls also over three memories and three times."""
+    memories, steps = ("W_O2", "W_K2", "W_K1_first64"), (200, 300, None)
+    measures = {
+        "accuracy": [lambda run: math.asin(math.sqrt(run.accuracy())) * 2],  # of unit spread sqrt(p (1 - p))
+        "mean accuracy": [lambda run: run.curve("accuracy_in_context")[1].mean()],
+        "recall": [lambda run, name=name, step=step: run.recall(name, step) for name in memories for step in steps],
+        "mean recall": [lambda run, name=name: run.mean_recall(name) for name in memories],
+    }
+    return {
+        kind: math.sqrt(np.mean([np.var([of(run) for run in runs], ddof=1) for of in some for runs in groups]))
+        for kind, some in measures.items()
+    }
 
 
 def test_the_spread_between_seeds_is_that_of_figure_3():

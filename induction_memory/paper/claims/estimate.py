@@ -26,7 +26,7 @@ from induction_memory.paper.verdicts import Estimate
 
 LEVEL = 0.95
 SEED_SPREAD = {"accuracy": 0.0175, "mean accuracy": 0.0081, "recall": 0.0264, "mean recall": 0.0175}
-"""Standard deviation between seeds in Figure 3 (`measured_spread`) of an accuracy and of a recall, each at a step and
+"""Standard deviation between seeds in Figure 3 (measured by a test) of an accuracy and of a recall, each at a step and
 as a mean over training. That of the accuracy is in units of sqrt(p (1 - p))."""
 SPREAD_FREEDOM = 10
 
@@ -79,21 +79,6 @@ def final(run: Record, name: str) -> Estimate:
     """A number of the last step, with the error that was measured beside it."""
     error, over = run.final_error(name)
     return Estimate(run.final(name), _quantile(math.inf) * error, over)
-
-
-def measured_spread(groups: Sequence[Sequence[Record]]) -> dict[str, float]:
-    """The spread between seeds, pooled over settings; for recalls also over three memories and three times."""
-    memories, steps = ("W_O2", "W_K2", "W_K1_first64"), (200, 300, None)
-    measures = {
-        "accuracy": [lambda run: math.asin(math.sqrt(run.accuracy())) * 2],  # of unit spread sqrt(p (1 - p))
-        "mean accuracy": [lambda run: run.curve("accuracy_in_context")[1].mean()],
-        "recall": [lambda run, name=name, step=step: run.recall(name, step) for name in memories for step in steps],
-        "mean recall": [lambda run, name=name: run.mean_recall(name) for name in memories],
-    }
-    return {
-        kind: math.sqrt(np.mean([np.var([of(run) for run in runs], ddof=1) for of in some for runs in groups]))
-        for kind, some in measures.items()
-    }
 
 
 def _quantile(freedom: float | int) -> float:
