@@ -63,20 +63,18 @@ def causal_curves(
     accuracy = f"{main}_accuracy"
     require(chosen.source.has_steps, "source", "a source with steps", chosen.name)
     require(accuracy in ablated, "source", "a task with one right output for each position", chosen.name)
-    is_intact = ablated["component"] == INTACT
-    without, intact = ablated[~is_intact], ablated[is_intact].set_index("step")[accuracy]
+    intact: Any = ablated[ablated["component"] == INTACT].set_index("step")[accuracy]
+    rows: Any = ablated[ablated["component"] != INTACT].reset_index(drop=True)
     recalls: dict[tuple[int, str], float] = {}
-    names = [name for name in MEMORIES if name in set(without["component"])]
+    names = [name for name in MEMORIES if name in set(rows["component"])]
     for row in probe_table(chosen.source, names, step=chosen.steps).to_dict("records") if names else []:
         key = (row["step"], row["probe"])
         recalls[key] = max(recalls.get(key, 0.0), row["value"])
-    table = without[["step", "component", "kind"]].reset_index(drop=True)
-    table["necessity"] = table["step"].map(intact) - without[accuracy].to_numpy()
-    table["intact"] = table["step"].map(intact)
-    table["without"], table["without_se"] = without[accuracy].to_numpy(), without[f"{accuracy}_se"].to_numpy()
-    table["recall"] = [recalls.get(key, np.nan) for key in zip(table["step"], table["component"], strict=True)]
-    table.attrs = {}
-    return table
+    level = rows["step"].map(intact)
+    columns = {"necessity": level - rows[accuracy], "intact": level}
+    columns |= {"without": rows[accuracy], "without_se": rows[f"{accuracy}_se"]}
+    columns["recall"] = [recalls.get(key, np.nan) for key in zip(rows["step"], rows["component"], strict=True)]
+    return pd.DataFrame({name: rows[name] for name in ("step", "component", "kind")} | columns)
 
 
 def path_effects(table: pd.DataFrame) -> pd.DataFrame:

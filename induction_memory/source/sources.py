@@ -197,10 +197,14 @@ class StackedWeights(_InMemory):
 
         return LazyWeights(tuple(self.own), read)
 
-    def _not_run(self, *_: Any) -> Any:
+    def model(self, step: int) -> nn.Module:
         raise UnsupportedError("needs a model to run, stacked weights alone do not make one")
 
-    model = runner = context = _not_run
+    def runner(self, step: int, via: Via | None = None) -> Runner:
+        raise UnsupportedError("needs a model to run, stacked weights alone do not make one")
+
+    def context(self) -> tuple[int, int]:
+        raise UnsupportedError("needs a model to run, stacked weights alone do not make one")
 
 
 def open_source(source: Any) -> Source:
