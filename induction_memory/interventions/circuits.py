@@ -90,7 +90,7 @@ class _Bench:
 
     def performance(
         self, logits: Float[Tensor, "*variant batch m vocab"]
-    ) -> tuple[Float[Tensor, " variant"], Float[Tensor, " variant"]]:
+    ) -> tuple[Float[Tensor, "*variant"], Float[Tensor, "*variant"]]:
         """M and the accuracy of each variant."""
         targets = self.batch.targets if self.queries is None else self.batch.targets.gather(1, self.queries)
         targets = targets.expand(logits.shape[:-1])
