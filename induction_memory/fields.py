@@ -173,6 +173,6 @@ def require_number(value: Any, field: str, low: int | float, high: int | float, 
 
 def require_texts(value: Any, field: str, expected: str) -> list[str]:
     """A list of texts, or an InputError; a single string is not a list."""
-    good = isinstance(value, list | tuple) and all(isinstance(text, str) for text in value)
+    good = isinstance(value, list | tuple) and set(map(type, value)) <= {str}
     require(good, field, expected, repr(value))
     return list(value)

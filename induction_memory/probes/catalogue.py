@@ -95,7 +95,7 @@ def resolve(wanted: Names, source: Selection) -> list[Probe]:
 
 def _by_default(source: Selection) -> list[Probe]:
     if has_memories(source):
-        return [find(name) for name in memory_recall.PAPER]
+        return list(map(find, memory_recall.PAPER))
     assert source.task is not None
     if offered(source.task, "predictors") is None:
         return _meant("prediction", source)
@@ -107,7 +107,7 @@ def has_memories(source: Selection) -> bool:
     if source.task is None:
         return True
     stored = offered(source.task, "associations") or {}
-    return any(name in memory_recall.TABLE for name in stored)
+    return not memory_recall.TABLE.keys().isdisjoint(stored)
 
 
 def _meant(item: object, source: Selection) -> list[Probe]:

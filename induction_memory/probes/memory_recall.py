@@ -137,7 +137,7 @@ def feed_forward_logits(m: Memories) -> Float[Tensor, "step i j"]:
 
 def feed_forward_kl(kind: Kind, stack: Stack) -> Float[Tensor, " step"]:
     """Mean over the tokens that are not fixed triggers of the divergence between the feed-forward and pi_b."""
-    logits = stack.once("logits of W_F", lambda: feed_forward_logits(stack)).double()
+    logits = stack.once("logits of W_F", partial(feed_forward_logits, stack)).double()
     table, triggers = stack.ask("bigram"), offered(stack.task, "fixed_triggers")
     pi_b = torch.tensor(table, device=logits.device)
     if triggers is not None:

@@ -75,8 +75,8 @@ def table(
         how = {"probes": [probe.name for probe in others], "own": own, "batch": batch}
         parts.append(over_steps(chosen, partial(_measured, others, {}), settings=how, progress=progress))
     tidy = _joined(parts)
-    place = {probe.name: i for i, probe in enumerate(probes)}
-    order = np.lexsort([tidy["step"].to_numpy(), np.array([place[name] for name in tidy["probe"]], dtype=int)])
+    place = pd.Index([probe.name for probe in probes]).get_indexer(tidy["probe"])
+    order = np.lexsort([tidy["step"].to_numpy(), place])
     result = pd.DataFrame(tidy.iloc[order]).reset_index(drop=True)
     result.attrs = tidy.attrs
     return result

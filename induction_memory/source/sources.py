@@ -428,7 +428,8 @@ def select(
     require(task is None or isinstance(task, Task), "task", "a task", repr(task))
     tokens = isinstance(batch, Tensor) and batch.dim() == 2 and not batch.is_floating_point() and len(batch) > 0
     allowed = "a Batch, or whole numbers of shape [batch, pos]"
-    require(batch is None or isinstance(batch, Batch) or tokens, "batch", allowed, _described(batch))
+    if batch is not None and not isinstance(batch, Batch) and not tokens:
+        raise InputError(f"batch: expected {allowed}, got {_described(batch)}")
     if sequences is not None:
         require_integer(sequences, "sequences", 1, None)
     opened = open_source(source)

@@ -41,13 +41,13 @@ def _of_the_run_as_it_is(read: Callable[..., Any]) -> Callable[..., Any]:
     """Read once more if a file was missing or had changed because the run has finished in the meantime."""
 
     @wraps(read)
-    def careful(self: "FolderSource", *arguments: Any) -> Any:
+    def careful(self: "FolderSource", *arguments: Any, **named: Any) -> Any:
         try:
-            return read(self, *arguments)
+            return read(self, *arguments, **named)
         except DamagedError:
             if not self._has_moved_on():
                 raise
-            return read(self, *arguments)
+            return read(self, *arguments, **named)
 
     return careful
 

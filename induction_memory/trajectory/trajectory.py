@@ -9,7 +9,7 @@ for step, state in run: ...            one step in memory at a time
 
 import math
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -229,23 +229,24 @@ class Trajectory:
         return expand(value, len(chosen)) if name in self.source.frozen else value
 
     def stacked(self, steps: Sequence[int] | None = None) -> LazyWeights:
-        """Every parameter by name, read when it is used; those that change have a leading step axis."""
-        chosen, source = self.resolve_all(steps), self.source
-        return LazyWeights((*source.frozen, *source.moving), lambda name: source.read_stack(name, chosen))
+        """Every parameter by name, read when it is used; those that change have a leading axis of stored steps."""
+        chosen, source = self.source.steps if steps is None else tuple(steps), self.source
+        return LazyWeights((*source.frozen, *source.moving), partial(source.read_stack, steps=chosen))
 
     def memory(self, name: str, steps: Sequence[int] | None = None) -> Float[Tensor, "step *head d_out d_in"]:
         """A matrix over all steps (or those given) in the paper's orientation; names as in `model.memories`."""
         from induction_memory.model import memories
 
-        value = memories.matrix(self.stacked(steps), name)
+        chosen = self.resolve_all(steps)
+        value = memories.matrix(self.stacked(chosen), name)
         with_heads = self.model_config.n_heads > 1 and not name.startswith("W_F")
-        return value if value.dim() == 3 + with_heads else expand(value, len(self.resolve_all(steps)))
+        return value if value.dim() == 3 + with_heads else expand(value, len(chosen))
 
     def embedding(self, name: str, steps: Sequence[int] | None = None) -> Float[Tensor, "*step n d_model"]:
         """Rows of embeddings, with a step axis only if they change; names as in `model.memories`."""
         from induction_memory.model import memories
 
-        return memories.embedding(self.stacked(steps), name)
+        return memories.embedding(self.stacked(self.resolve_all(steps)), name)
 
     def optimizer_state(self, step: int) -> dict[str, Tensor]:
         """The optimiser's state before update `step`."""
