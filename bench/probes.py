@@ -47,7 +47,6 @@ def write_synthetic(folder: Path) -> None:
         for name in config.moving_parameters:
             parameters[name] += 0.01 * torch.randn(parameters[name].shape, generator=generator)
     writer.finish()
-    writer.close()
 
 
 def batched(folder: Path) -> pd.DataFrame:

@@ -119,7 +119,8 @@ def _block(cells: Mapping[str, Sequence[str]], numeric: set[str], width: int, he
         right = name in numeric
         header = "\n".join(textwrap.wrap(_BREAK.sub("_ ", name), _size(name, cells[name]))).replace("_ ", "_")
         shown.add_column(Text(header), justify="right" if right else "left", no_wrap=right)
-    for row, begin in itertools.zip_longest(zip(*cells.values(), strict=True), begins, fillvalue=False):
+    rows = list(zip(*cells.values(), strict=True))
+    for row, begin in zip(rows, [*begins, *[False] * (len(rows) - len(begins))], strict=True):
         shown.add_row(*(Text("\n" * begin + cell) for cell in row))  # the empty line becomes the heading
     console = Console(width=width, color_system=None)
     with console.capture() as captured:

@@ -93,7 +93,7 @@ def losses(trajectory: "Trajectory") -> "pd.DataFrame":
     untrained = ablate(trajectory, components=MEMORIES, kind="initial")
     table = pd.concat([without_head, untrained]).drop_duplicates(["component", "kind"])
     scores = [f"in_context_{name}{error}" for name in ("accuracy", "loss") for error in ("", "_se")]
-    return table[["component", "kind", *scores]]
+    return table.loc[:, ["component", "kind", *scores]]
 
 
 def born(recalls: "pd.DataFrame", name: str) -> int | None:

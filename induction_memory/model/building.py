@@ -246,6 +246,7 @@ def departure(model: nn.Module, expected: nn.Module | None = None) -> str | None
         if not isinstance(config, ModelConfig):
             return "the model was not made by induction_memory.model.building"
         expected = _skeleton(config)
+    assert expected is not None
     settings, built = vars(model.cfg), vars(expected.cfg)
     for name in sorted((settings.keys() | built.keys()) - _ABOUT_TOKENS_AND_INITIALISATION):
         if settings.get(name) != built.get(name):

@@ -75,7 +75,7 @@ def table(
         how = {"probes": [probe.name for probe in others], "own": own, "batch": batch}
         parts.append(over_steps(chosen, partial(_measured, others, {}), settings=how, progress=progress))
     tidy = _joined(parts)
-    place = pd.Index([probe.name for probe in probes]).get_indexer(tidy["probe"])
+    place = pd.Index([probe.name for probe in probes]).get_indexer(pd.Index(tidy["probe"]))
     order = np.lexsort([tidy["step"].to_numpy(), place])
     result = pd.DataFrame(tidy.iloc[order]).reset_index(drop=True)
     result.attrs = tidy.attrs

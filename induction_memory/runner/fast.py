@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from induction_memory.model.config import ModelConfig
 from induction_memory.runner.components import ARROW, Graph
-from induction_memory.runner.maps import Layer, Maps, maps_of_config, maps_of_model
+from induction_memory.runner.maps import Layer, Maps, maps_of_config, maps_of_model, of_heads
 from induction_memory.runner.recording import Patches, Recording, Variant, Via, require_length, take
 from induction_memory.runner.weights import parameters
 
@@ -176,7 +176,7 @@ class _PatchedRun:
                     return weights.norm(x)
                 own = weights.project(x, letter.upper(), heads)
             else:
-                own = self._recorded(layer, f"attn.hook_{letter}")[..., heads, :]
+                own = of_heads(self._recorded(layer, f"attn.hook_{letter}"), heads, -2)
             if together:
                 return own
             found |= zip(heads, own.unbind(-2), strict=True)
@@ -197,8 +197,8 @@ class _PatchedRun:
         else:
             out = self._recorded(layer, "hook_attn_out")
             if computed:
-                z = self._recorded(layer, "attn.hook_z")[..., computed, :]
-                out = out + (self.z - z).flatten(-2) @ W_O[computed].flatten(0, 1)
+                z = of_heads(self._recorded(layer, "attn.hook_z"), computed, -2)
+                out = out + (self.z - z).flatten(-2) @ of_heads(W_O, computed).flatten(0, 1)
         for h, head in enumerate(heads):
             if head in patches.nodes or head in patches.sources:
                 own = self.z[..., computed.index(h), :] @ W_O[h] if h in computed else patches.recorded(head)
@@ -253,7 +253,7 @@ def attend_from(
     """
     q = q.transpose(1, 2)
     if k.dim() == 3:
-        read = q @ weights.attention["W_K"][heads].mT
+        read = q @ of_heads(weights.attention["W_K"], heads).mT
         scores = (read.flatten(1, 2) @ k.mT).unflatten(1, read.shape[1:3])
     else:
         scores = q @ k.permute(0, 2, 3, 1)
@@ -261,9 +261,9 @@ def attend_from(
     if v.dim() == 4:
         return torch.einsum("bhqk,bkhd->bqhd", pattern, v)
     attended = (pattern.flatten(1, 2) @ v).unflatten(1, pattern.shape[1:3])
-    z = (attended @ weights.attention["W_V"][heads]).transpose(1, 2)
+    z = (attended @ of_heads(weights.attention["W_V"], heads)).transpose(1, 2)
     b_V = weights.attention.get("b_V")
-    return z if b_V is None else z + b_V[heads]
+    return z if b_V is None else z + of_heads(b_V, heads)
 
 
 def _attention(

@@ -14,8 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 from torch.func import functional_call
 
@@ -26,6 +27,11 @@ from induction_memory.runner.components import Graph
 from induction_memory.runner.weights import EPS
 
 Map = Callable[[Tensor], Tensor]
+
+
+def of_heads(x: Shaped[Tensor, "..."], heads: Sequence[int], axis: int = 0) -> Shaped[Tensor, "..."]:
+    """The slices of some heads, counted from 0, of a tensor with an axis of heads."""
+    return x.index_select(axis, torch.tensor(heads, device=x.device))
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +55,7 @@ class Layer:
         """Queries, keys or values (`Q`, `K` or `V`) of some heads, counted from 0, from a stream before the norm."""
         W, b = self.attention[f"W_{letter}"], self.attention.get(f"b_{letter}")
         if len(heads) < len(W):
-            W, b = W[heads], None if b is None else b[heads]
+            W, b = of_heads(W, heads), None if b is None else of_heads(b, heads)
         read = F.linear(self.norm(x), W.mT.flatten(0, 1), None if b is None else b.flatten())
         return read.unflatten(-1, (len(W), -1))
 

@@ -312,7 +312,7 @@ class Selection:
                 return self.task.sample(self.drawn, step_rng(self.eval_seed, 0))
             return batch_of_tokens(within_context(*self.source.context(), self.drawn))
         given = self.given if isinstance(self.given, Batch) else batch_of_tokens(self.given)
-        if given.tokens.numel() and not isinstance(self.source, StackedWeights):
+        if given.tokens.numel() and len(self.steps) and not isinstance(self.source, StackedWeights):
             size, low, high = self.source.context()[0], int(given.tokens.min()), int(given.tokens.max())
             require(low >= 0 and high < size, "batch", f"tokens from 0 to {size - 1}", f"{low} to {high}")
         return given
