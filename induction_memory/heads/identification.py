@@ -35,7 +35,7 @@ from induction_memory.heads.mediation import mediation
 from induction_memory.heads.roles import at_last_step, listed, rows_of, verdicts
 from induction_memory.heads.shapley import ORDERS
 from induction_memory.heads.votes import votes
-from induction_memory.interventions.ablations import Kind
+from induction_memory.interventions.ablations import Kind, own_kinds
 from induction_memory.runner.recording import Via
 from induction_memory.source.measuring import over_steps
 from induction_memory.source.replicates import labels
@@ -206,7 +206,7 @@ def identify(
         task = chosen.task if isinstance(chosen.given, Batch | None) else None
         initial = chosen.initial() if kind == "initial" or callable(kind) else None
         examine = partial(_examine, end=end, task=task, initial=initial, **settings)
-        kept = {"identify": settings, "sequences": chosen.batch, "end": end}
+        kept = {"identify": settings, "own": own_kinds(kind), "sequences": chosen.batch, "end": end}
         tables = over_steps(chosen, examine, settings=kept)
         for table in tables.values():
             table.insert(0, "run", name)

@@ -85,6 +85,13 @@ def ablation(
     return register
 
 
+def own_kinds(kind: "Kind | Sequence[Kind]") -> list[Replacement]:
+    """The functions of the kinds that users have registered, among those that are asked for."""
+    names = _KINDS if kind == "all" else listed(kind, "kind")
+    named = [_KINDS[name].function for name in names if isinstance(name, str) and name in _KINDS]
+    return [function for function in named if function.__module__ != __name__]
+
+
 def kinds() -> dict[str, str]:
     """Every kind's name with one line on what stands in for the activation y.
 
@@ -350,7 +357,7 @@ def ablate_selection(
     how = {"heads": heads, "components": components, "kind": kind, "seed": seed, "group": group}
     needed = any(one in ("all", "initial") or callable(one) for one in listed(kind, "kind"))
     measure = partial(_ablate_one, initial=chosen.initial() if needed else None, **how)
-    settings = {"ablate": how, "batch": chosen.batch, "initial": chosen.given_initial}
+    settings = {"ablate": how, "own": own_kinds(kind), "batch": chosen.batch, "initial": chosen.given_initial}
     rows = over_steps(chosen, measure, settings=settings, progress=progress)["rows"]
     if rows.attrs["left_out"]:
         logger.warning("left out: %s", "; ".join(f"{name}, {why}" for name, why in rows.attrs["left_out"].items()))

@@ -108,6 +108,6 @@ def _text(value: Any) -> str:
         return repr(sorted([(str(name), _text(one)) for name, one in value.items()]))
     if isinstance(value, list | tuple):
         return repr(list(map(_text, value)))
-    if callable(value):
-        raise _OwnCodeError
-    return repr(value)
+    if isinstance(value, str | int | float | np.generic | Path | None):
+        return repr(value)
+    raise _OwnCodeError

@@ -11,9 +11,11 @@ import torch
 
 from induction_memory import load, measure, probes
 from induction_memory.errors import StorageError
+from induction_memory.interventions import ablations
 from induction_memory.interventions.ablations import ablate
 from induction_memory.source import measuring, store
 from induction_memory.task.batch import Batch
+from induction_memory.task.sampler import step_rng
 from induction_memory.trajectory.lock import CACHE
 from tests.tiny_runs import tiny
 
@@ -121,8 +123,6 @@ def test_the_key_tells_batches_apart_by_tokens_groups_and_main_group(run, measur
 
 
 def run_rng():
-    from induction_memory.task.sampler import step_rng
-
     return step_rng(9, 0)
 
 
@@ -151,6 +151,19 @@ def test_ablations_of_a_run_are_kept_too(run, monkeypatch):
     whole = ablate(run, heads="all", step="all")
     monkeypatch.setattr("induction_memory.interventions.ablations.Replacements", None)
     pd.testing.assert_frame_equal(ablate(run, heads="all", step="all"), whole)
+
+
+def test_ablations_by_a_user_s_registered_kind_are_measured_each_time(run, monkeypatch):
+    monkeypatch.setattr(ablations, "_KINDS", dict(ablations._KINDS))
+    for factor in (0.0, 2.0):
+        ablations.ablation("scaled", about="")(lambda recorded, site, factor=factor: recorded.at(site) * factor)
+        table = ablate(run, heads="all", kind="scaled", step=12)
+        expected = ablate(run.model(12), table_batch(run), heads="all", kind="scaled")
+        assert table["kl"].tolist() == pytest.approx(expected["kl"].tolist(), abs=1e-6)
+
+
+def table_batch(run):
+    return run.task.sample(64, step_rng(run.eval_seed, 0))
 
 
 def test_an_interruption_keeps_the_steps_that_are_done(run, monkeypatch, capsys):
