@@ -23,7 +23,7 @@ def report(
     budget: float = 8.0,
     quiet: bool = False,
 ) -> None:
-    """Write a page that shows whole runs or series of checkpoints, with a slider over training.
+    """Write a page of whole runs, or of a series, with a slider over training.
 
     It is one HTML file that works offline.
 

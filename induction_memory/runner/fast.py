@@ -228,10 +228,10 @@ def _take_heads(x: Float[Tensor, "batch pos head d"], rows: Int[Tensor, "batch m
 def attend(
     q: Float[Tensor, "batch m head d_head"],
     k: Float[Tensor, "batch pos head d_head"],
-    v: Float[Tensor, "batch pos head d_head"],
+    v: Float[Tensor, "batch pos head d_value"],
     scale: float,
     queries: Int[Tensor, "batch m"] | None = None,
-) -> Float[Tensor, "batch m head d_head"]:
+) -> Float[Tensor, "batch m head d_value"]:
     """Causal attention, softmax(q k^T / scale) v, where the q are those of all positions or of `queries`."""
     if queries is not None:
         return torch.einsum("bhqk,bkhd->bqhd", _attention(q, k, scale, queries), v)

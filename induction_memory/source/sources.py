@@ -345,6 +345,7 @@ class Selection:
         return parts[0].stack
 
 
+@field_docs
 @dataclass(eq=False)
 class At:
     """Some steps of a source, one unless a measure reads several at once: what a measure looks at.

@@ -40,7 +40,7 @@ RUNS = (
     "run/manifest.json",
     "*",
 )
-STEPS = ("5.7", "-1", "", " ", "first", "1e1", "0,,4", "all,4", DIGITS, MANY_DIGITS, "nan", "4,5.9", "[0]", "0x4", "5")
+STEPS = ("5.7", "-2", "", " ", "first", "1e1", "0,,4", "all,4", DIGITS, MANY_DIGITS, "nan", "4,5.9", "[0]", "0x4", "5")
 WHOLE = ("-1", "5.7", "", "one", "1e3", "nan", "inf", "[1]", DIGITS, MANY_DIGITS, "0x10", "1/2", "--", ESCAPE)
 CHOICES = ("", "nothing", "ALL", "0", "[]", LONG, ESCAPE, NOT_TEXT, "zero,mean")
 NOT_FILES = ("", "folder", "file.txt/x", "/proc/x", LONG, "a/" * 3000, ESCAPE, "/dev/full", "/dev/null", ".", NOT_TEXT)

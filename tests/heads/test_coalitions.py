@@ -104,8 +104,8 @@ def test_shapley_values_of_every_game_sum_to_its_total_effect():
 
 
 def counted_attention(monkeypatch):
-    calls, own = [], fast_runner.attend
-    monkeypatch.setattr(fast_runner, "attend", lambda *given: calls.append(1) or own(*given))
+    calls, own = [], fast_runner.attend_from
+    monkeypatch.setattr(fast_runner, "attend_from", lambda *given: calls.append(1) or own(*given))
     return calls
 
 

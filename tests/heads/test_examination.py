@@ -241,14 +241,14 @@ def test_an_interruption_keeps_the_steps_that_are_done(runs, monkeypatch):
 
     whole, examined = identification._examine, []
 
-    def interrupted(v, step, *, paths):
+    def interrupted(at, **named):
         if len(examined) == 3:
             raise KeyboardInterrupt
-        examined.append(step)
-        return whole(v, step, paths=paths)
+        examined.append(at.step)
+        return whole(at, **named)
 
     monkeypatch.setattr(identification, "_examine", interrupted)
-    found = identify(runs[:3], step="all", sequences=4)
+    found = identify(runs[:3], step="all", sequences=5)  # no other test has kept these
     assert found.runs["run"].tolist() == ["a", "b"]
     assert found.roles.groupby("run", sort=False)["step"].unique().map(list).tolist() == [[0, 4], [0]]
     assert set(found.mediation["run"]) == {"a"}

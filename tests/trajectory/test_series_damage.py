@@ -9,7 +9,9 @@ import pandas as pd
 import pytest
 import torch
 
+from induction_memory import measure
 from induction_memory.errors import Error, InputError
+from induction_memory.probes import attention
 from induction_memory.trajectory.series import revisions
 from induction_memory.trajectory.verification import check
 from tests.trajectory.series import CONTEXT, VOCAB, write_series
@@ -102,21 +104,19 @@ def test_damage_in_a_plain_folder_gives_the_right_model_an_error_or_a_finding(ti
 
 
 @pytest.mark.parametrize("times", [20, pytest.param(300, marks=pytest.mark.hard)])
-def test_damaged_results_are_measured_again(times, series, tmp_path, knocks):
+def test_damaged_results_are_measured_again(times, series, tmp_path, knocks, monkeypatch):
     chance, measured = random.Random(times), []
 
-    def norms(model):
-        measured.append(1)
-        return pd.DataFrame({"norm": [float(p.detach().norm()) for p in model.parameters()]})
-
+    run = attention.run_repeated
+    monkeypatch.setattr(attention, "run_repeated", lambda *given: measured.append(1) or run(*given))
     kept = tmp_path / "kept"
-    right = revisions(series, keep=kept).table(norms, key="norms")
+    right = attention.head_scores(revisions(series, keep=kept), step="all")
     files = sorted(kept.glob("*.result"))
     assert len(files) == 2
     for number in range(times):
         whole = damage(files[number % 2], chance, number % 4 == 0)
         before = len(measured)
-        pd.testing.assert_frame_equal(revisions(series, keep=kept).table(norms, key="norms"), right)
+        pd.testing.assert_frame_equal(attention.head_scores(revisions(series, keep=kept), step="all"), right)
         assert len(measured) == before + 1
         assert files[number % 2].read_bytes() == whole
         count(knocks, number % 4 == 0)
@@ -128,4 +128,4 @@ def test_a_file_that_is_cut_is_named_when_its_model_is_asked_for(kind, tmp_path)
     file = min((written / "step100").glob("*.safetensors"))
     file.write_bytes(file.read_bytes()[:500])
     with pytest.raises(InputError, match=r"step100.*expected a safetensors file"):
-        revisions(written).table(lambda model: pd.DataFrame({"n": [model.cfg.n_layers]}))
+        measure(revisions(written), lambda at: {"n": at.model.cfg.n_layers})
