@@ -62,12 +62,7 @@ def set_embeddings(
 ) -> Float[Tensor, "*step n d_model"]:
     """u_I for sets of one size, one row per set."""
     repeated = sets.sort(-1).values.diff(dim=-1) == 0
-    require(
-        not repeated.any().item(),
-        "sets",
-        "different elements in each set",
-        sets[repeated.any(-1)][:3].tolist(),
-    )
+    require(not repeated.any().item(), "sets", "different elements in each set", sets[repeated.any(-1)][:3].tolist())
     return embeddings[..., sets, :].sum(-2) / sets.shape[-1] ** 0.5
 
 
@@ -87,9 +82,7 @@ def random_factors(d: int, rank: int, generator: torch.Generator, dtype: torch.d
 
 
 def factorised(
-    initial: Factors,
-    inputs: Float[Tensor, "*#step i d_in"],
-    outputs: Float[Tensor, "*#step i d_out"],
+    initial: Factors, inputs: Float[Tensor, "*#step i d_in"], outputs: Float[Tensor, "*#step i d_out"]
 ) -> Factors:
     """The two factors after each has stored the pairs (inputs_i, outputs_i)."""
     U_0, V_0 = initial

@@ -14,11 +14,7 @@ from induction_memory.errors import require
 
 
 def gaussian_embeddings(
-    n: int,
-    d: int,
-    generator: torch.Generator,
-    variance: float | None = None,
-    dtype: torch.dtype = torch.float64,
+    n: int, d: int, generator: torch.Generator, variance: float | None = None, dtype: torch.dtype = torch.float64
 ) -> Float[Tensor, "i d_model"]:
     """n rows of i.i.d. N(0, variance) entries; the variance is 1/d unless given, so that norms are near 1."""
     require(n >= 1 and d >= 1, "embeddings", "at least one row and one dimension", (n, d))

@@ -41,12 +41,7 @@ COLUMNS = ["step", "question", "rank", "value", "error", "positions", "by_bigram
 
 
 def arbitration(
-    source: Any,
-    *,
-    step: Steps = None,
-    batch: Sequences = None,
-    task: Any = None,
-    sequences: int = SEQUENCES,
+    source: Any, *, step: Steps = None, batch: Sequences = None, task: Any = None, sequences: int = SEQUENCES
 ) -> pd.DataFrame:
     """How often a model follows its context at the last step, or at others, by the rank of the retrieved token in pi_b.
 

@@ -145,10 +145,7 @@ def _move(
 
 
 def estimate(
-    weights: Mapping[str, Tensor],
-    gradients: Gradients,
-    sampling: Sampling,
-    masks: Mapping[str, Tensor] | None = None,
+    weights: Mapping[str, Tensor], gradients: Gradients, sampling: Sampling, masks: Mapping[str, Tensor] | None = None
 ) -> tuple[float, float, float]:
     """Coefficient, its standard error over chains, and the loss at w*."""
     centres = [gradients(minibatch)[0] for minibatch in range(sampling.minibatches)]

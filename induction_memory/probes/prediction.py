@@ -47,11 +47,7 @@ _KINDS = {
     "_many_successors": "tokens that different tokens have followed",
 }
 _OCCURRENCE = re.compile(r"occurrence[1-9]\d*")
-_REFERENCES = {
-    "uniform": "KL(uniform || q)",
-    "unigram": "KL(pi_u || q)",
-    "bigram": "KL(pi_b(.|z_t) || q)",
-}
+_REFERENCES = {"uniform": "KL(uniform || q)", "unigram": "KL(pi_u || q)", "bigram": "KL(pi_b(.|z_t) || q)"}
 
 
 def visible_kind(tokens: Int[Tensor, "batch pos"]) -> Int[Tensor, "batch pos"]:

@@ -20,12 +20,7 @@ from induction_memory.errors import InputError, require
 from induction_memory.field_docs import field_docs
 from induction_memory.fields import as_plain, check_fields, from_plain, require_integer
 from induction_memory.task.corpus import SHIPPED, Corpus, load_corpus
-from induction_memory.task.protocol import (
-    Ideal,
-    Predictor,
-    read_only,
-    register,
-)
+from induction_memory.task.protocol import Ideal, Predictor, read_only, register
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -35,13 +35,7 @@ from induction_memory.fields import check_fields, require_integer
 from induction_memory.task.batch import Batch, require_tokens
 from induction_memory.task.corruptions import Pairs, at
 from induction_memory.task.ideals import induction_head, one_key
-from induction_memory.task.protocol import (
-    Ideal,
-    Predictor,
-    read_only,
-    register,
-    require_draw,
-)
+from induction_memory.task.protocol import Ideal, Predictor, read_only, register, require_draw
 
 Graph = Literal["random", "chain", "binary"]
 Asked = Literal["last", "all"]

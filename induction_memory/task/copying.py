@@ -31,12 +31,7 @@ from induction_memory.fields import check_fields, require_integer
 from induction_memory.task.batch import Batch, require_tokens
 from induction_memory.task.corruptions import Pairs, at, last_of
 from induction_memory.task.ideals import after_same_context, induction_head, one_key, previous
-from induction_memory.task.protocol import (
-    Ideal,
-    Predictor,
-    register,
-    require_draw,
-)
+from induction_memory.task.protocol import Ideal, Predictor, register, require_draw
 
 Placement = Literal["middle", "elsewhere", "any"]
 

@@ -30,14 +30,7 @@ from induction_memory.fields import check_fields
 from induction_memory.task.batch import Batch, require_tokens
 from induction_memory.task.corruptions import Pairs, with_queries
 from induction_memory.task.ideals import one_key
-from induction_memory.task.protocol import (
-    Ideal,
-    NotOfferedError,
-    Predictor,
-    read_only,
-    register,
-    require_draw,
-)
+from induction_memory.task.protocol import Ideal, NotOfferedError, Predictor, read_only, register, require_draw
 
 Part = Literal["subject", "relation"]
 

@@ -51,9 +51,7 @@ def induction_head(
 
 
 def bigram_logits(
-    table: Float[np.ndarray, "token next"],
-    left_out: Int[np.ndarray, " k"] | None = None,
-    smoothing: float = SMOOTHING,
+    table: Float[np.ndarray, "token next"], left_out: Int[np.ndarray, " k"] | None = None, smoothing: float = SMOOTHING
 ) -> Float[np.ndarray, "token next"]:
     """Row i: log(table_i + smoothing), centred; zero for `left_out`, tokens whose successor depends on the context."""
     logits = np.log(table + smoothing)

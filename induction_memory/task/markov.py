@@ -39,13 +39,7 @@ from induction_memory.fields import check_fields, require_integer
 from induction_memory.task.batch import Batch, require_tokens
 from induction_memory.task.corruptions import Pairs
 from induction_memory.task.ideals import after_same_context, induction_head, previous
-from induction_memory.task.protocol import (
-    Ideal,
-    Predictor,
-    read_only,
-    register,
-    require_draw,
-)
+from induction_memory.task.protocol import Ideal, Predictor, read_only, register, require_draw
 
 MOST_CONTEXTS = 4096
 PEAKED = 0.3

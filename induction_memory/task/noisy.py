@@ -39,13 +39,7 @@ from induction_memory.task.bayes import inclusion, marginal, require_possible, t
 from induction_memory.task.bigrams import BigramTask, OutputDistribution, TriggerChoice, TriggerDistribution
 from induction_memory.task.corruptions import Pairs, at, strangers, with_queries
 from induction_memory.task.ideals import after_same_context, feed_forward, induction_head, previous
-from induction_memory.task.protocol import (
-    Ideal,
-    Predictor,
-    read_only,
-    register,
-    require_draw,
-)
+from induction_memory.task.protocol import Ideal, Predictor, read_only, register, require_draw
 from induction_memory.task.sampler import AliasTable, alias_table, draw_triggers
 
 NOISE_LABEL = "τ"
