@@ -19,7 +19,7 @@ from torch import Tensor
 
 import induction_memory as im
 from induction_memory.errors import require, run_script
-from induction_memory.probes.attribution import attention_of, superposition
+from induction_memory.paper.superposition import attention_of, superposition
 from induction_memory.terminal import show
 
 COLOURS = {"w_E": "#dbe9f6", "p": "#e2f2e1", "w_1": "#f8dcd6", "w_2": "#efe0f5"}
@@ -37,7 +37,7 @@ def superposition_figure(
     *,
     least: float = 0.25,
 ) -> Figure:
-    """The drawing, from a table that `probes.superposition` returns and the attention of each layer.
+    """The drawing, from a table that `paper.superposition` returns and the attention of each layer.
 
     Columns are tokens, rows are layers from the bottom up. A box is an embedding with its coefficient. An arrow is
     attention, from the attended stream to the one that attends.

@@ -7,7 +7,7 @@ import induction_memory as im
 from induction_memory.errors import InputError
 from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
-from induction_memory.probes.attribution import attention_of, residual, superposition
+from induction_memory.paper.superposition import attention_of, residual, superposition
 
 
 @pytest.mark.parametrize("source", ["trained", "random"])
