@@ -14,10 +14,14 @@ from matplotlib.figure import Figure
 from induction_memory import probes
 from induction_memory.files import write_figure
 from induction_memory.paper import plan
-from induction_memory.paper.figures.dimension import dimension, one_step
-from induction_memory.paper.figures.distributions import global_and_in_context, recalls_by_setting
-from induction_memory.paper.figures.freezing import freezing
-from induction_memory.paper.figures.layernorm_mlp import realistic
+from induction_memory.paper.figures import (
+    dimension,
+    freezing,
+    global_and_in_context,
+    one_step,
+    realistic,
+    recalls_by_setting,
+)
 from induction_memory.paper.records import MissingRunError, Record, Records, tuned_runs
 from induction_memory.paper.theory.first_step_recall import one_step as measure_one_step
 from induction_memory.trajectory.trajectory import Trajectory
@@ -112,18 +116,8 @@ def figure_11(given: Material) -> Figure:
     return induction_maps(_maps(run, titles), columns=4, note=given.note)
 
 
-FIGURES: dict[int, Callable[[Material], Figure]] = {
-    2: figure_2,
-    3: figure_3,
-    4: figure_4,
-    5: figure_5,
-    6: figure_6,
-    7: figure_7,
-    8: figure_8,
-    9: figure_9,
-    10: figure_10,
-    11: figure_11,
-}
+DRAWN = (figure_2, figure_3, figure_4, figure_5, figure_6, figure_7, figure_8, figure_9, figure_10, figure_11)
+FIGURES: dict[int, Callable[[Material], Figure]] = dict(enumerate(DRAWN, start=2))
 
 IN_THE_TEXT: dict[int, Callable[[Material], Figure]] = {
     3: lambda given: _freezing(given, plan.FREEZING_IN_THE_TEXT),

@@ -9,10 +9,15 @@ import pandas as pd
 import pytest
 
 from induction_memory.errors import InputError
-from induction_memory.paper.figures.dimension import dimension, one_step
-from induction_memory.paper.figures.distributions import global_and_in_context, recalls_by_setting, setting_colours
-from induction_memory.paper.figures.freezing import freezing
-from induction_memory.paper.figures.layernorm_mlp import realistic
+from induction_memory.paper.figures import (
+    dimension,
+    freezing,
+    global_and_in_context,
+    one_step,
+    realistic,
+    recalls_by_setting,
+    setting_colours,
+)
 from induction_memory.views.figures.curves import COLOURS, RunCurves, drawn_recalls
 from induction_memory.views.figures.maps import OTHER, RIGHT, TRIGGER, Panel, induction_maps
 from induction_memory.views.figures.memories import memories, strength

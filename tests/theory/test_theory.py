@@ -8,7 +8,6 @@ from analyses import theory_page
 from induction_memory.errors import InputError
 from induction_memory.memory import gradients
 from induction_memory.paper import theory, verdicts
-from induction_memory.paper.figures.theory import draw
 from induction_memory.paper.theory import (
     architectures,
     checks,
@@ -19,6 +18,7 @@ from induction_memory.paper.theory import (
     theorem_model,
 )
 from induction_memory.paper.theory.checks import CATALOGUE, find
+from induction_memory.paper.theory.pictures import draw
 
 KEY_QUERY, FIRST_LAYER = gradients.key_query_gradient, gradients.first_layer_gradient
 RECURSION, PREDICTED_RECALL = lemmas.recursion, random_vectors.predicted_recall

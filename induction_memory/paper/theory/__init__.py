@@ -74,7 +74,7 @@ def run(names: Sequence[str] | None = None, out: Path | None = None) -> pd.DataF
 
 def save_picture(entry: Entry, result: Result, folder: Path) -> Path | None:
     """Draw a check's picture into `folder`; None if it has none."""
-    from induction_memory.paper.figures.theory import draw
+    from induction_memory.paper.theory.pictures import draw
 
     figure = draw(entry.name, result.tables)
     if figure is None:

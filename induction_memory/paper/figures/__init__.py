@@ -1,1 +1,0 @@
-"""The figures of the paper, from tables and arrays."""
