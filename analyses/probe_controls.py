@@ -28,7 +28,7 @@ from induction_memory.errors import run_script
 from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
 from induction_memory.model.constructed import construct
-from induction_memory.probes import catalogue, tidy
+from induction_memory.probes import tables
 from induction_memory.source.sources import select
 from induction_memory.task.bigrams import BigramTask
 
@@ -127,13 +127,13 @@ def measure_controls(
     d: int = D_MODEL,
     d_with_W_F: int = D_MODEL_WITH_W_F,
     length: int = LENGTH,
-    names: str | Iterable[str] = tuple(catalogue.FAMILIES),
+    names: str | Iterable[str] = tuple(tables.FAMILIES),
 ) -> pd.DataFrame:
     """One row per probe, one column per control; nan where the control cannot have the probe."""
     columns, asked = {}, list[str]()
     for name, (model, task) in models(d, d_with_W_F, length).items():
-        columns[name] = tidy.table(model, names, task=task).set_index("probe")["value"]
-        asked = [probe.name for probe in catalogue.resolve(names, select(model, task=task))]
+        columns[name] = tables.table(model, names, task=task).set_index("probe")["value"]
+        asked = [probe.name for probe in tables.resolve(names, select(model, task=task))]
     return pd.DataFrame(columns).reindex(asked)
 
 

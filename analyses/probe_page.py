@@ -14,7 +14,7 @@ import pandas as pd
 
 from analyses.probe_controls import D_MODEL, D_MODEL_WITH_W_F, LENGTH, expected, failures, measure_controls
 from induction_memory.errors import run_script
-from induction_memory.probes import catalogue
+from induction_memory.probes import tables
 
 PLACE = re.compile(r"(W_(?:K1|K2|O2|F)(?:_first64|_causal|_triggers|_spurious)?)|(\d)$")
 """The memory, or the layer at the end, in a probe's name."""
@@ -176,7 +176,7 @@ QUESTIONS = (
 def page(found: pd.DataFrame) -> str:
     """The page: the calls, what each probe measures by family, and the controls with the known ranges."""
     lines = [INTRODUCTION]
-    for family, module in catalogue.FAMILIES.items():
+    for family, module in tables.FAMILIES.items():
         about = (module.__doc__ or "").split("\n\n")[0].strip()
         lines += [f"\n## {family}\n", about, "", *(_memories() if family == "recall" else [])]
         lines += ["| probe | what it measures | for |", "| --- | --- | --- |"]
@@ -256,7 +256,7 @@ def _general(text: str, where: str) -> str:
 
 def _memories() -> list[str]:
     """A table of the memories and the pairs that each is asked for."""
-    probes = catalogue.FAMILIES["recall"].PROBES.items()
+    probes = tables.FAMILIES["recall"].PROBES.items()
     rows = [(name, probe.about.partition("; ")[0]) for name, probe in probes if _kind(name)[0] == "<memory>"]
     lines = ["Which pairs is each memory asked for? The arrow points to the right answer.", ""]
     lines += ["| memory | score and right answer |", "| --- | --- |"]

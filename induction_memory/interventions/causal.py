@@ -23,7 +23,7 @@ from induction_memory.errors import require
 from induction_memory.fields import require_seed
 from induction_memory.interventions.ablations import INTACT, Kind, ablate_selection
 from induction_memory.probes.emergence import change_point
-from induction_memory.probes.tidy import table as probe_table
+from induction_memory.probes.tables import table as probe_table
 from induction_memory.runner.components import ARROW
 from induction_memory.runner.recording import Via
 from induction_memory.source.sources import Sequences, select

@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from induction_memory.probes.association_births import score_matrix as score_matrix
     from induction_memory.probes.association_births import trends as trends
     from induction_memory.probes.attention import head_scores as head_scores
-    from induction_memory.probes.catalogue import PATTERNS as PATTERNS
-    from induction_memory.probes.catalogue import names as names
     from induction_memory.probes.emergence import birth_order as birth_order
     from induction_memory.probes.emergence import change_points as change_points
     from induction_memory.probes.emergence import lead_lag as lead_lag
@@ -23,9 +21,11 @@ if TYPE_CHECKING:
     from induction_memory.probes.predictors import predictor_distances as predictor_distances
     from induction_memory.probes.predictors import predictor_mixture as predictor_mixture
     from induction_memory.probes.predictors import predictor_phases as predictor_phases
-    from induction_memory.probes.tidy import recall as recall
-    from induction_memory.probes.tidy import table as table
-    from induction_memory.probes.tidy import wide as wide
+    from induction_memory.probes.tables import PATTERNS as PATTERNS
+    from induction_memory.probes.tables import names as names
+    from induction_memory.probes.tables import recall as recall
+    from induction_memory.probes.tables import table as table
+    from induction_memory.probes.tables import wide as wide
     from induction_memory.probes.weight_size import spectrum as spectrum
 
 _WHERE, __getattr__, __dir__ = lazily(__name__, __file__)

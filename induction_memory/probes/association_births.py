@@ -18,7 +18,7 @@ from induction_memory.errors import require
 from induction_memory.memory.association import Association
 from induction_memory.memory.recall import first_lasting, hits, margin, target_scores
 from induction_memory.model.associations import token_names
-from induction_memory.probes.tidy import chunk_of
+from induction_memory.probes.tables import chunk_of
 from induction_memory.source.sources import Selection, Stack, select
 from induction_memory.task.protocol import Task, offered
 from induction_memory.trajectory.search import Steps

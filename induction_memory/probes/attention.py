@@ -32,7 +32,7 @@ from torch import Tensor
 from induction_memory.errors import UnsupportedError, require
 from induction_memory.model.memories import head_name
 from induction_memory.probes.activations import Activations, mean_attention, mean_where, run_repeated
-from induction_memory.probes.registry import Probe, split_layer
+from induction_memory.probes.registry import Probe
 from induction_memory.source.measuring import over_steps
 from induction_memory.source.sources import At, select
 from induction_memory.task.ideals import induction_keys
@@ -254,12 +254,7 @@ def attention_probe(kind: str, layer: int) -> Probe:
     return Probe(f"{kind}{layer}", about, partial(in_layer, kind, layer), "activations", (layer,), "attention")
 
 
-def named(name: str) -> Probe | None:
-    """The probe of this name for a layer that is not listed."""
-    kind, layer = split_layer(name)
-    return attention_probe(kind, layer) if kind in _PER_LAYER and layer else None
-
-
+NUMBERED = {kind: partial(attention_probe, kind) for kind in _PER_LAYER}
 PROBES = {f"{kind}{layer}": attention_probe(kind, layer) for kind in _PER_LAYER for layer in (1, 2)} | {
     _PAIR: Probe(
         _PAIR,

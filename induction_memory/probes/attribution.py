@@ -25,7 +25,7 @@ from torch import Tensor
 
 from induction_memory.errors import UnsupportedError
 from induction_memory.probes.activations import Activations
-from induction_memory.probes.registry import Probe, split_layer
+from induction_memory.probes.registry import Probe
 
 _W_O2 = {"token": "Phi_2 w_E(z_s)", "position": "Phi_2 p_s", "layer1": "Phi_2 x layer 1's output at s"}
 _W_F = {"token": "W_F w_E(z_t)", "position": "W_F p_t", "layer1": "W_F x layer 1's output", "layer2": "W_F x layer 2's"}
@@ -160,17 +160,11 @@ def feed_forward_probe(layer: int) -> Probe:
     return _probe(f"dla_feed_forward{layer}", about, lambda a: _feed_forward(a, layer))
 
 
-def named(name: str) -> Probe | None:
-    """The heads or the feed-forward of a layer that is not listed."""
-    stem, layer = split_layer(name)
-    of_layer = {"dla_heads": heads_probe, "dla_feed_forward": feed_forward_probe}.get(stem)
-    return of_layer(layer) if of_layer is not None and layer else None
-
-
 def _probe(name: str, about: str, stream: Callable[[Activations], Tensor]) -> Probe:
     return Probe(name, about, lambda a: _mean(a, stream(a)[_triggers(a)]), "activations", (), "attribution")
 
 
+NUMBERED = {"dla_heads": heads_probe, "dla_feed_forward": feed_forward_probe}
 PROBES = {
     probe.name: probe
     for probe in [

@@ -24,7 +24,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from induction_memory.memory.edits import where_finite
-from induction_memory.probes.registry import Probe, split_layer
+from induction_memory.probes.registry import Probe
 from induction_memory.source.sources import Stack
 
 ROTATIONS = 32  # random rotations behind a baseline
@@ -118,12 +118,7 @@ def copying_probe(layer: int) -> Probe:
     return Probe(f"copying{layer}", about, partial(copied, layer), "weights", (layer,), "composition")
 
 
-def named(name: str) -> Probe | None:
-    """The copying score of a layer that is not listed."""
-    stem, layer = split_layer(name)
-    return copying_probe(layer) if stem == "copying" and layer else None
-
-
+NUMBERED = {"copying": copying_probe}
 PROBES = {
     f"{letter}_composition{reading}": Probe(
         f"{letter}_composition{reading}",

@@ -30,7 +30,7 @@ from jaxtyping import Float, Int
 from induction_memory.errors import require
 from induction_memory.model.associations import Spec
 from induction_memory.probes.association_births import recalled
-from induction_memory.probes.tidy import table
+from induction_memory.probes.tables import table
 from induction_memory.source.replicates import by_configuration
 from induction_memory.source.sources import select
 from induction_memory.task.sampler import step_rng

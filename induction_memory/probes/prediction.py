@@ -22,6 +22,7 @@ is the expectation of the excess over the next token, so the two agree up to sam
 """
 
 import re
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -165,12 +166,6 @@ def _described(kind: str) -> str:
     return f"occurrence {n} of triggers" if _OCCURRENCE.fullmatch(kind) else f"positions of the group {kind}"
 
 
-def named(name: str) -> Probe | None:
-    """The loss or accuracy at an occurrence that is not listed: `loss_occurrence12`."""
-    what, _, kind = name.partition("_")
-    return mean_probe(what, f"_{kind}") if what in _MEANS and _OCCURRENCE.fullmatch(kind) else None
-
-
 def of_groups(source: Selection) -> list[Probe]:
     """Loss and accuracy over each group of the source's batch that is not listed."""
     groups = list(source.batch.groups)
@@ -190,6 +185,9 @@ _OTHERS = (
         for kind in VISIBLE
     }
 )
+NUMBERED: dict[str, Callable[[int], Probe]] = {
+    f"{what}_occurrence": lambda n, what=what: mean_probe(what, f"_occurrence{n}") for what in _MEANS
+}
 PROBES = {f"{what}{kind}": mean_probe(what, kind) for what in _MEANS for kind in _KINDS} | {
     name: Probe(name, about, measure, "activations", (), "prediction") for name, (about, measure) in _OTHERS.items()
 }

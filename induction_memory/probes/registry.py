@@ -60,11 +60,11 @@ def probe(
     0     0  largest_entry  L2H1   0.09
     1   600  largest_entry  L2H1   0.93
     """
-    from induction_memory.probes import catalogue
+    from induction_memory.probes import tables
 
     require(bool(name) and isinstance(name, str), "probe", "a name", repr(name))
     require(of in ("weights", "activations"), "of", "'weights' or 'activations'", repr(of))
-    if catalogue.built_in(name) is not None or name in (*catalogue.FAMILIES, *catalogue.OF_TASK, "all"):
+    if tables.built_in(name) is not None or name in (*tables.FAMILIES, *tables.OF_TASK, "all"):
         raise InputError(f"probe: expected a name that the package does not use, got {name!r}")
 
     def register(function: Measure) -> Measure:

@@ -112,10 +112,6 @@ PROBES = {f"{kind}_{memory}": weight_probe(kind, memory) for kind in KINDS for m
 }
 
 
-def named(name: str) -> Probe | None:
-    return None
-
-
 def spectrum(source: Any, memory: str, *, step: Steps = "all") -> pd.DataFrame:
     """Singular values of a memory: one row per step, head and rank (1 = the largest).
 

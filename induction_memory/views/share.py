@@ -99,7 +99,7 @@ def _configuration(run: Trajectory) -> dict[str, Any]:
 
 def _figures(run: Trajectory, folder: Path) -> list[str]:
     """Pictures of the run: training curves, and the attention at the last step."""
-    from induction_memory.probes.tidy import table, wide
+    from induction_memory.probes.tables import table, wide
     from induction_memory.views.attention_maps import attention
     from induction_memory.views.figures.curves import birth
 

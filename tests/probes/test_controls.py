@@ -55,7 +55,7 @@ def test_the_page_explains_and_measures_every_probe():
 
 
 def test_the_page_lists_every_probe_once():
-    for family in probe_page.catalogue.FAMILIES.values():
+    for family in probe_page.tables.FAMILIES.values():
         rows = probe_page.together(family.PROBES)
         listed = [
             re.sub("<(memory|layer|n)>", place.strip("`"), name)
@@ -69,7 +69,7 @@ def test_the_page_lists_every_probe_once():
 def test_probes_with_different_formulas_have_rows_of_their_own():
     rows = {
         name: (text, places)
-        for name, text, places in probe_page.together(probe_page.catalogue.FAMILIES["attribution"].PROBES)
+        for name, text, places in probe_page.together(probe_page.tables.FAMILIES["attribution"].PROBES)
     }
     assert rows["dla_W_F_token"][0].startswith("W_F w_E(z_t)")
     assert rows["dla_W_O2_token"][0].startswith("sum_s A[t, s] of Phi_2 w_E(z_s)")
@@ -77,7 +77,7 @@ def test_probes_with_different_formulas_have_rows_of_their_own():
 
 
 def test_every_probe_stands_in_one_small_table_of_the_controls():
-    names = [name for family in probe_page.catalogue.FAMILIES.values() for name in family.PROBES]
+    names = [name for family in probe_page.tables.FAMILIES.values() for name in family.PROBES]
     tables = {name: probe_page.question_of(name) for name in names if not name.endswith(("_normed", "_raw"))}
     assert [name for name, titles in tables.items() if len(titles) != 1] == []
     sizes = Counter(titles[0] for titles in tables.values())

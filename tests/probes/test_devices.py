@@ -6,7 +6,7 @@ from induction_memory.errors import UnsupportedError
 from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
 from induction_memory.model.memories import weights_of
-from induction_memory.probes.catalogue import FAMILIES
+from induction_memory.probes.tables import FAMILIES
 from induction_memory.source.sources import Stack
 from induction_memory.task.bigrams import BigramTask
 from tests.elsewhere import Elsewhere, MadeThere

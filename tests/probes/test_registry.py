@@ -11,7 +11,7 @@ from induction_memory import probes
 from induction_memory.errors import InputError
 from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
-from induction_memory.probes import catalogue, registry, tidy
+from induction_memory.probes import registry, tables
 from induction_memory.probes.prediction import VISIBLE
 from induction_memory.task.bayes import optimal_scores
 from induction_memory.task.sampler import sample, step_rng
@@ -40,13 +40,13 @@ def run(folder, tmp_path):
 def measured(monkeypatch):
     """The names that are really computed."""
     names = []
-    measure = tidy.value
+    measure = tables.value
 
     def counting(probe, subject):
         names.append(probe.name)
         return measure(probe, subject)
 
-    monkeypatch.setattr(tidy, "value", counting)
+    monkeypatch.setattr(tables, "value", counting)
     return names
 
 
@@ -56,9 +56,9 @@ def test_every_probe_has_one_line_with_its_formula_and_one_family():
     for name, explanation in names.items():
         assert "\n" not in explanation
         assert 10 < len(explanation) < 130
-        matching = [f for f, m in catalogue.FAMILIES.items() if name in m.PROBES or m.named(name)]
+        matching = [f for f, m in tables.FAMILIES.items() if name in m.PROBES]
         assert len(matching) == 1, name
-        assert catalogue.find(name).family == matching[0]
+        assert tables.find(name).family == matching[0]
 
 
 @pytest.mark.slow

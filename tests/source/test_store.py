@@ -41,13 +41,13 @@ def run(folder, tmp_path):
 @pytest.fixture
 def measured(monkeypatch):
     """The steps that are measured and not read from the disk."""
-    steps, value = [], probes.tidy.Activations
+    steps, value = [], probes.tables.Activations
 
     def counting(at, facts):
         steps.append(at.step)
         return value(at, facts)
 
-    monkeypatch.setattr(probes.tidy, "Activations", counting)
+    monkeypatch.setattr(probes.tables, "Activations", counting)
     return steps
 
 
@@ -168,7 +168,7 @@ def table_batch(run):
 
 def test_an_interruption_keeps_the_steps_that_are_done(run, monkeypatch, capsys):
     shutil.rmtree(run.path / CACHE)
-    seen, value = [], probes.tidy.Activations
+    seen, value = [], probes.tables.Activations
 
     def stops(at, facts):
         seen.append(at.step)
@@ -177,7 +177,7 @@ def test_an_interruption_keeps_the_steps_that_are_done(run, monkeypatch, capsys)
         return value(at, facts)
 
     with monkeypatch.context() as patch:
-        patch.setattr(probes.tidy, "Activations", stops)
+        patch.setattr(probes.tables, "Activations", stops)
         part = probes.table(run, ["loss", "W_K1"])
     assert "interrupted: 2 steps are kept" in capsys.readouterr().err
     whole = probes.table(run, ["loss", "W_K1"])

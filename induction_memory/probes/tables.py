@@ -1,4 +1,4 @@
-"""Tables of probes.
+"""All probes by name, and tables of them.
 
     table(run)                       the paper's recall probes at every step
     table(run, ["W_O2", "attention"], step=[0, 300])      probes, or whole families, at some steps
@@ -14,8 +14,10 @@ Probes of weights measure many steps in one batched pass. Probes of activations 
 values are kept on the disk, unless a user's function is among them.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from difflib import get_close_matches
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -25,17 +27,141 @@ from torch import Tensor
 
 from induction_memory.errors import InputError, UnsupportedError, require
 from induction_memory.model.memories import head_names
+from induction_memory.probes import (
+    attention,
+    attribution,
+    composition,
+    memory_recall,
+    prediction,
+    predictors,
+    weight_size,
+)
 from induction_memory.probes.activations import Activations
-from induction_memory.probes.catalogue import FAMILIES, OF_TASK, Names, find, has_memories, resolve
-from induction_memory.probes.registry import Probe
+from induction_memory.probes.registry import Probe, registered, split_layer
 from induction_memory.source.measuring import Progress, over_steps
 from induction_memory.source.sources import SEQUENCES, At, Selection, Sequences, select
-from induction_memory.task.protocol import Task
+from induction_memory.task.protocol import Task, offered
 from induction_memory.trajectory.search import Steps
 
+FAMILIES: dict[str, ModuleType] = {
+    "recall": memory_recall,
+    "weights": weight_size,
+    "composition": composition,
+    "attention": attention,
+    "prediction": prediction,
+    "attribution": attribution,
+}
+"""Each has `PROBES`, its listed probes by name."""
+LISTED: dict[str, Probe] = {name: probe for family in FAMILIES.values() for name, probe in family.PROBES.items()}
+NUMBERED = composition.NUMBERED | attention.NUMBERED | prediction.NUMBERED | attribution.NUMBERED
+"""Stem of a name -> the probe for a number behind it, listed or not: a layer or an occurrence."""
+OF_TASK: dict[str, Callable[[Selection], list[Probe]]] = {
+    "predictors": predictors.of_predictors,
+    "sources": predictors.of_sources,
+}
+"""Families whose members depend on the task: its predictors, its sources."""
+PATTERNS = {
+    "kl_to_<predictor>": "mean over counted positions of KL(predictor || model), for a predictor of the task",
+    "mass_on_<role><layer>": "mean attention of the main group's queries to a source of the task, such as the parent",
+    "loss_<group>, accuracy_<group>": "over the positions of a group of the task",
+}
+"""Names that depend on the task -> what they measure."""
+
+Names = str | Callable[[Any], Any] | Iterable[str | Callable[[Any], Any]] | None
 CHUNK, CHUNK_BYTES = 32, 8 << 20
 """Most steps whose score tables are held at once, and most bytes of one of these tables."""
 Tables = dict[str, pd.DataFrame]
+
+
+def names() -> dict[str, str]:
+    """Every probe's name with one line on what it measures.
+
+    >>> import induction_memory as im
+    >>> im.probes.names()["W_O2"]
+    'w_U(j)^T W_O2 W_V2 w_E(k) -> j = k; recall: share of items that choose their target'
+    """
+    return {probe.name: probe.about for probe in [*LISTED.values(), *registered.values()]}
+
+
+def built_in(name: str) -> Probe | None:
+    """The package's probe of this name."""
+    stem, number = split_layer(name)
+    numbered = NUMBERED[stem](number) if number and stem in NUMBERED else None
+    return LISTED.get(name) or numbered or memory_recall.named(name) or predictors.named(name)
+
+
+def find(name: str) -> Probe:
+    """The probe of this name, registered or built in."""
+    found = registered.get(name) or built_in(name)
+    if found is None:
+        close = get_close_matches(name, [*names(), *FAMILIES, *OF_TASK], n=3)
+        hint = f" (like {', '.join(close)})" if close else ""
+        families = ", ".join([*FAMILIES, *OF_TASK, "all"])
+        raise InputError(f"probe: expected a probe{hint} or a family ({families}), got {name!r}")
+    return found
+
+
+def resolve(wanted: Names, source: Selection) -> list[Probe]:
+    """The wanted probes in order, with families replaced by their members, each probe once.
+
+    None means the paper's recalls; for a task without such memories the distances to the task's predictors, and for a
+    task without predictors loss and accuracy.
+    """
+    if wanted is None:
+        return _by_default(source)
+    listed = [wanted] if isinstance(wanted, str) or not isinstance(wanted, Iterable) else list(wanted)
+    require(bool(listed), "probes", "at least one", repr(wanted))
+    chosen: dict[str, Probe] = {}
+    for item in listed:
+        for probe in _meant(item, source):
+            same = chosen.setdefault(probe.name, probe)
+            require(same.measure == probe.measure, "probes", "one function per name", f"two called {probe.name!r}")
+    return list(chosen.values())
+
+
+def _by_default(source: Selection) -> list[Probe]:
+    if has_memories(source):
+        return list(map(find, memory_recall.PAPER))
+    assert source.task is not None
+    if offered(source.task, "predictors") is None:
+        return _meant("prediction", source)
+    return OF_TASK["predictors"](source)
+
+
+def has_memories(source: Selection) -> bool:
+    """Whether the task, if it is known, says what the matrices of an induction head would store."""
+    if source.task is None:
+        return True
+    stored = offered(source.task, "associations") or {}
+    return not memory_recall.TABLE.keys().isdisjoint(stored)
+
+
+def _meant(item: object, source: Selection) -> list[Probe]:
+    """The probes that a name, a family or a function stands for."""
+    if isinstance(item, str):
+        if item == "all":
+            every = [probe for family in FAMILIES for probe in _meant(family, source)]
+            of_task = [] if source.task is None else [p for family in OF_TASK.values() for p in family(source)]
+            return [*every, *of_task, *registered.values()]
+        if item in OF_TASK:
+            return OF_TASK[item](source)
+        if item == "prediction":
+            return [*prediction.PROBES.values(), *prediction.of_groups(source)]
+        if item in FAMILIES:
+            return list(FAMILIES[item].PROBES.values())
+        own = [probe for probe in registered.values() if probe.family == item]
+        if not own and item.startswith(("loss_", "accuracy_")) and built_in(item) is None:
+            own = [probe for probe in prediction.of_groups(source) if probe.name == item]
+        return own or [find(item)]
+    if not callable(item):
+        raise InputError(f"probes: expected names of probes or of families, or functions, got {item!r}")
+    for probe in registered.values():
+        if probe.measure is item:
+            return [probe]
+    name = getattr(item, "__name__", "")
+    if built_in(name) is not None:
+        raise InputError(f"probes: expected a function whose name is not that of a probe, got {name!r}")
+    return [Probe(name or repr(item), (item.__doc__ or "").split("\n")[0], item)]
 
 
 def table(
