@@ -31,8 +31,7 @@ from induction_memory.sweep.job import Engine, Job
 from induction_memory.sweep.loop import COPY, engine, job_of, look, work_off
 from induction_memory.sweep.plan import PlannedRun, read
 from induction_memory.trajectory import rows
-from induction_memory.trajectory.layout import METRICS
-from induction_memory.trajectory.manifest import Manifest, provenance
+from induction_memory.trajectory.manifest import METRICS, Manifest, provenance
 
 PAGE = Path(__file__).parents[1] / "docs" / "sweeps.md"
 BEGIN, END = "<!-- measured by bench.sweep_scale -->", "<!-- end of it -->"

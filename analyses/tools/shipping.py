@@ -80,7 +80,7 @@ def ship(runs: Path, out: Path = SHIPPED) -> list[str]:
             shutil.rmtree(out / name)
         chosen = telling_steps(record.probes.index.to_numpy(), _curves(record), STEPS[name])
         run = load(runs / "paper" / record.name)
-        resumable = run.source.optimizer(int(run.steps[-1])) is not None
+        resumable = run.stored_optimizer(int(run.steps[-1])) is not None
         optimizer = "last" if resumable else False
         kept, small = chosen.tolist(), name in SMALL
         thin(run, out / name, kept, keep_optimizer=optimizer, keep_norms=not small, rounded=small)
@@ -128,7 +128,7 @@ def index(folder: Path) -> str:
             run = load(folder / name)
             about_preset, made_by = preset(preset_name).about, f"`{provenance(run)[0]}`"
             size = f"{_megabytes(folder / name):.1f}"
-            optimizer = "kept" if run.source.optimizer(int(run.steps[-1])) is not None else ""
+            optimizer = "kept" if run.stored_optimizer(int(run.steps[-1])) is not None else ""
             rows.append((f"`{name}`", preset_name, about_preset, _range(run), optimizer, size, made_by))
     columns = ["name", "preset", "what it is", "steps kept", "optimiser", "MB", "made by"]
     table = pd.DataFrame(rows, columns=columns)

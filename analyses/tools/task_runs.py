@@ -68,7 +68,7 @@ def train_task(preset: str, runs: Path) -> TaskRun:
 def ship_task(preset: str, found: TaskRun, out: Path = SHIPPED) -> Trajectory:
     """Write the steps that ship to `out/preset`, and replace what was there."""
     run, curves = found.run, np.minimum(found.distances["task"].to_numpy(), LARGEST)
-    each = 4 * sum(run.source.read_step(name, int(run.steps[0])).numel() for name in run.source.moving)
+    each = 4 * sum(run.read_step(name, int(run.steps[0])).numel() for name in run.moving)
     count = int(min(MOST_STEPS, max(2, MEGABYTES.get(preset, 1.3) * 1e6 // each)))
     steps = CHOSEN.get(preset) or telling_steps(run.steps, curves, count).tolist()
     if (out / preset).exists():

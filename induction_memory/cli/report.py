@@ -66,7 +66,7 @@ def report(
 
 def _holds_runs(folder: Path) -> bool:
     """Whether a path is the folder of a sweep, or of runs, but not a run itself."""
-    from induction_memory.trajectory.layout import MANIFEST
+    from induction_memory.trajectory.manifest import MANIFEST
 
     try:
         return not (folder / MANIFEST).exists() and any(folder.glob(f"*/{MANIFEST}"))

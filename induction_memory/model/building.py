@@ -26,6 +26,7 @@ runs on weights and configuration, so it takes only models without a departure.
 import math
 import warnings
 import zlib
+from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import lru_cache
@@ -151,6 +152,14 @@ def build(config: AnyModel, seed: int = 0) -> HookedTransformer:
     model.trainable = trainable  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue]
     model.model_config = config  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue]
     return model.eval()
+
+
+@torch.no_grad()
+def fill(model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Copy the tensors of a state into the parameters of the same names."""
+    for name, parameter in model.named_parameters():
+        if name in state:
+            parameter.copy_(state[name])
 
 
 def skeleton(config: AnyModel) -> HookedTransformer:

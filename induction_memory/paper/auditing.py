@@ -23,7 +23,7 @@ from induction_memory.paper.measurement import make_record
 from induction_memory.paper.plan import FIGURES, TRAJECTORIES, PaperRun, jobs
 from induction_memory.paper.records import Record, Records, after
 from induction_memory.terminal import track
-from induction_memory.trajectory.layout import MANIFEST
+from induction_memory.trajectory.manifest import MANIFEST
 from induction_memory.trajectory.search import SHIPPED, find, search_path
 from induction_memory.trajectory.trajectory import Trajectory, load
 

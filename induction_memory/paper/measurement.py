@@ -13,7 +13,7 @@ from induction_memory.paper.records import Record
 from induction_memory.source.sources import SEQUENCES as PROBED
 from induction_memory.task.batch import ratio
 from induction_memory.task.sampler import sample, step_rng
-from induction_memory.trajectory.folder import FolderSource
+from induction_memory.trajectory.export import PlainFolder
 from induction_memory.trajectory.trajectory import Trajectory
 
 RECALLS = ["W_K1", "W_K1_first64", "W_K1_causal", "W_K2", "W_K2_triggers", "W_O2", "W_F_kl", "W_F_kl_reverse"]
@@ -155,6 +155,6 @@ def _heads(run: Trajectory) -> tuple[dict[str, float], dict[str, float]]:
 
 def provenance(run: Trajectory) -> tuple[str, float | None]:
     """The command that made the run, and the seconds it took where that is known."""
-    if not isinstance(run.source, FolderSource):
+    if isinstance(run, PlainFolder):
         return "", None
-    return run.source.manifest.command or "", run.source.manifest.seconds
+    return run.manifest.command or "", run.manifest.seconds

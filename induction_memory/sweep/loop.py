@@ -28,7 +28,7 @@ from induction_memory.sweep import plan
 from induction_memory.sweep.board import Board
 from induction_memory.sweep.job import Engine, Job, Outcome, Pool
 from induction_memory.sweep.plan import PlannedRun, cost
-from induction_memory.trajectory.layout import MANIFEST
+from induction_memory.trajectory.manifest import MANIFEST, Manifest
 
 ATTEMPTS = 4
 SECONDS_BETWEEN_LOOKS = 1.0
@@ -202,7 +202,6 @@ def job_of(run: PlannedRun, folder: Path) -> Job:
 
 def _state(run: PlannedRun, folder: Path) -> str:
     from induction_memory.experiment.run_config import RunConfig
-    from induction_memory.trajectory.manifest import Manifest
 
     if not (folder / MANIFEST).exists():
         return "new"

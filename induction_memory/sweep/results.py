@@ -12,8 +12,7 @@ from induction_memory.files import require_folder
 from induction_memory.sweep import plan
 from induction_memory.sweep.loop import COPY, FAILURES
 from induction_memory.trajectory import rows as row_files
-from induction_memory.trajectory.layout import MANIFEST
-from induction_memory.trajectory.manifest import Manifest
+from induction_memory.trajectory.manifest import MANIFEST, Manifest
 
 _NO_METRICS = ("step", "checkpoint")
 _SEEDS = ("train.init_seed", "train.data_seed", "train.eval_seed")

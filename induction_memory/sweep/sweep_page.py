@@ -114,7 +114,7 @@ def _curves(folder: Path) -> dict[str, np.ndarray]:
     """Loss and accuracy over the steps of a run, thinned; nothing for a run that cannot be read."""
     try:
         run = load(folder)
-        metrics, main = run.metrics, getattr(run.source.task, "main", None)
+        metrics, main = run.metrics, getattr(run.task, "main", None)
     except Error:
         return {}
     columns = {"loss": "loss", "accuracy": f"accuracy_{main}"}

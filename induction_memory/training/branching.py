@@ -168,7 +168,7 @@ def _origin(
     parameters = run.state(at)
     changed = {} if edit is None else edited(parameters, edit, config.task)
     optimizer = zero_state(config, parameters)
-    stored = run.source.optimizer(at) if config.train.optimizer == run.config.train.optimizer else None
+    stored = run.stored_optimizer(at) if config.train.optimizer == run.config.train.optimizer else None
     unchanged = [name for name in optimizer if name.partition("/")[2] not in changed]
     optimizer |= {name: stored[name] for name in unchanged if stored is not None and name in stored}
     parent = {
@@ -177,7 +177,7 @@ def _origin(
         "step": at,
         "optimizer": "stored" if stored else "zero",
     }
-    if at in run.source.rounded:
+    if at in run.rounded:
         parent["weights"] = "rounded"
     if edit is not None:
         parent["edit"] = {name: list(value) if not isinstance(value, str) else value for name, value in edit.items()}

@@ -27,7 +27,7 @@ from induction_memory.experiment.constraints import Graft
 from induction_memory.experiment.run_config import RunConfig
 from induction_memory.experiment.train_config import TrainConfig
 from induction_memory.files import require_folder
-from induction_memory.model.building import build, departure
+from induction_memory.model.building import build, departure, fill
 from induction_memory.model.config import AnyModel, Architecture, ModelConfig, freeze
 from induction_memory.task.protocol import Task
 from induction_memory.task.sampler import step_rng
@@ -38,11 +38,10 @@ from induction_memory.training.fast.micro_batches import library_threads
 from induction_memory.training.loop import watched_values
 from induction_memory.training.optimizer import zero_state
 from induction_memory.trajectory.export import is_export
-from induction_memory.trajectory.layout import MANIFEST, require_begun
 from induction_memory.trajectory.lock import locked, may_begin, tidy
-from induction_memory.trajectory.manifest import Manifest
+from induction_memory.trajectory.manifest import MANIFEST, Manifest
 from induction_memory.trajectory.search import find
-from induction_memory.trajectory.states import checksum, fill, with_tied
+from induction_memory.trajectory.tensors import checksum, with_tied
 from induction_memory.trajectory.trajectory import Trajectory, load
 from induction_memory.trajectory.writer import (
     Origin,
@@ -371,3 +370,14 @@ def _require_same(
             for path, (here, there) in differences.items()
         ]
         raise InputError("; ".join(lines))
+
+
+def require_begun(folder: Path, resume: bool | str, field: str = "out") -> None:
+    """Refuse a folder in which a run has begun, unless it is to be resumed, and one in which none has if it is."""
+    begun = (folder / MANIFEST).exists()
+    if begun and resume is False:
+        expected = f"a new or an empty folder (or --resume to go on), got a run in {str(folder)!r}"
+        raise InputError(f"{field}: expected {expected}", entry="another-run")
+    if not begun and resume is True:
+        got = f"{str(folder)!r}, in which none has begun (leave --resume out to begin one)"
+        raise InputError(f"{field}: expected the folder of a run to resume, got {got}")

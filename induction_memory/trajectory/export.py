@@ -16,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
@@ -23,66 +24,61 @@ from torch import Tensor
 
 from induction_memory.errors import DamagedError, InputError, require
 from induction_memory.experiment.train_config import TrainConfig
-from induction_memory.files import make_folder
+from induction_memory.files import make_folder, require_folder
 from induction_memory.model.config import AnyModel, Architecture, model_from_dict
 from induction_memory.task import protocol
 from induction_memory.task.protocol import Task
-from induction_memory.trajectory.folder import FolderSource
-from induction_memory.trajectory.layout import CONFIG
-from induction_memory.trajectory.manifest import digest, piece_of, read_sealed, write_piece, write_sealed
-from induction_memory.trajectory.states import stored_names, with_tied
+from induction_memory.trajectory.lock import CACHE
+from induction_memory.trajectory.manifest import CONFIG, digest, piece_of, read_sealed, write_piece, write_sealed
+from induction_memory.trajectory.tensors import checksum, stored_names, with_tied
+from induction_memory.trajectory.trajectory import Trajectory
 
 _BUFFERS = ("mask", "IGNORE", "rotary_sin", "rotary_cos")
 _ENDINGS = (".safetensors", ".pt", ".pth")
 WEIGHTS, MODEL_TYPE, FORMAT = "model.safetensors", "induction_memory", "induction_memory step"
 
 
-class PlainSource:
+class PlainFolder(Trajectory):
     """A folder of state dicts. A request for one parameter reads the whole file; the last one read is kept."""
 
-    parent: dict[str, Any] | None = None
-    initial_checksum: str | None = None
-    """None, because the initial weights are unknown: the seed in `train` is a default."""
-    finished = True
-    frozen: tuple[str, ...] = ()
-    rounded: tuple[int, ...] = ()
-
     def __init__(self, path: Path, model: AnyModel, task: Task | None = None) -> None:
-        self.path, self.task = path, task
-        self._given = model
+        files = _numbered(path)
+        self._open(path, files, model, task, TrainConfig(steps=max(files)))
         self.model_config = _all_trained(model)
-        self._files = _numbered(path)
+        facts = [(p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in files.values()]
+        self.fingerprint = digest([self.model_config.to_dict(), sorted(facts)])
+
+    def _open(self, path: Path, files: dict[int, Path], model: AnyModel, task: Task | None, train: TrainConfig) -> None:
+        self.path, self.name, self.keep = path, path.resolve().name, path / CACHE
+        self.model_config, self.task, self.train = model, task, train
+        self.steps, self.rounded = np.array(sorted(files), dtype=np.int64), np.array([], dtype=np.int64)
+        self.finished, self.parent, self.frozen = True, None, ()
+        self.initial_checksum = None  # unknown: the seed in `train` is a default
+        self._given, self._files = model, files
         self._last: tuple[int, dict[str, Tensor]] | None = None
-        self.steps = tuple(sorted(self._files))
-        self.train = TrainConfig(steps=self.steps[-1])
 
     @cached_property
     def moving(self) -> tuple[str, ...]:
-        return tuple(self.state(self.steps[0]))
-
-    @cached_property
-    def fingerprint(self) -> str:
-        files = [(p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in self._files.values()]
-        return digest([self.model_config.to_dict(), sorted(files)])
+        return tuple(self._read(int(self.steps[0])))
 
     def rows(self) -> list[dict[str, Any]]:
         return []
 
     def read_step(self, name: str, step: int) -> Tensor:
-        return self.state(step)[name]
+        return self._read(step)[name]
 
     def read_stack(self, name: str, steps: Sequence[int]) -> Tensor:
-        return torch.stack([self.state(step)[name] for step in steps])
+        return torch.stack([self._read(step)[name] for step in steps])
 
-    def optimizer(self, step: int) -> dict[str, Tensor] | None:
+    def stored_optimizer(self, step: int) -> dict[str, Tensor] | None:
         return None
 
-    def state(self, step: int) -> dict[str, Tensor]:
+    def _read(self, step: int) -> dict[str, Tensor]:
         """Every parameter at one step."""
         if self._last is None or self._last[0] != step:
             state = read_state(self._files[step], self._given)
             self._last = step, with_tied(self._given, state)
-        return dict(self._last[1])
+        return self._last[1]
 
 
 def read_state(path: Path, config: AnyModel) -> dict[str, Tensor]:
@@ -128,29 +124,32 @@ def _all_trained(config: AnyModel) -> AnyModel:
     return config.replace(trained=tuple(names))
 
 
-def configuration(source: FolderSource | PlainSource) -> dict[str, Any]:
+def configuration(run: Trajectory) -> dict[str, Any]:
     """Task, model and training as plain values; the task is None where it is not known."""
-    task = None if source.task is None else protocol.to_dict(source.task)
-    return {"task": task, "model": source.model_config.to_dict(), "train": source.train.to_dict()}
+    task = None if run.task is None else protocol.to_dict(run.task)
+    return {"task": task, "model": run.model_config.to_dict(), "train": run.train.to_dict()}
 
 
-def write_export(
-    source: FolderSource | PlainSource, step: int, state: dict[str, Tensor], initial: str | None, folder: Path
-) -> None:
-    """Write the state of a step. config.json is written last and completes the folder."""
-    weights = {name: state[name].contiguous() for name in stored_names(source.model_config, state)}
+def write_export(run: Trajectory, step: int, out: str | Path) -> Path:
+    """Write one step of a run into a new folder. config.json is written last and completes the folder."""
+    folder = require_folder(out)
+    empty = not folder.exists() or not any(folder.iterdir())
+    require(empty, "out", "a new or an empty folder", repr(str(folder)))
+    state, initial = run.state(step), run.initial()
+    weights = {name: state[name].contiguous() for name in stored_names(run.model_config, state)}
     make_folder(folder)
     piece = write_piece(folder / WEIGHTS, [save(weights, {"format": "pt"})])
     config = {
         "model_type": MODEL_TYPE,
         "architectures": ["HookedTransformer"],
         "step": step,
-        **configuration(source),
+        **configuration(run),
         "sha256": piece.sha256,
-        "initial": initial,
-        "rounded": step in source.rounded,
+        "initial": None if initial is None else checksum(run.model_config, initial),
+        "rounded": step in run.rounded,
     }
     write_sealed(folder / CONFIG, FORMAT, config)
+    return folder
 
 
 def is_export(folder: Path) -> bool:
@@ -158,24 +157,23 @@ def is_export(folder: Path) -> bool:
     return (folder / CONFIG).is_file() and (folder / WEIGHTS).is_file()
 
 
-class ExportSource(PlainSource):
+class ExportedStep(PlainFolder):
     """The one step of an exported folder."""
 
     def __init__(self, path: Path) -> None:
         config = read_sealed(path / CONFIG, FORMAT)
-        self.path = path
         try:
-            self.model_config = self._given = model_from_dict(config["model"])
-            self.task = None if config["task"] is None else protocol.from_dict(config["task"])
-            self.train = TrainConfig.from_dict(config["train"])
-            self.initial_checksum, self._sha256, step = config["initial"], config["sha256"], int(config["step"])
-            self.rounded = (step,) if config["rounded"] else ()
+            task = None if config["task"] is None else protocol.from_dict(config["task"])
+            model, train = model_from_dict(config["model"]), TrainConfig.from_dict(config["train"])
+            step, initial = int(config["step"]), config["initial"]
+            self._sha256, rounded = config["sha256"], bool(config["rounded"])
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
             raise DamagedError(path / CONFIG, f"an invalid configuration ({error})") from error
-        self.fingerprint = digest(config)
-        self.steps, self._files, self._last = (step,), {step: path / WEIGHTS}, None
+        self._open(path, {step: path / WEIGHTS}, model, task, train)
+        self.initial_checksum, self.fingerprint = initial, digest(config)
+        self.rounded = self.steps[: int(rounded)]
 
-    def state(self, step: int) -> dict[str, Tensor]:
+    def _read(self, step: int) -> dict[str, Tensor]:
         if self._last is None and piece_of(self.path / WEIGHTS).sha256 != self._sha256:
             raise DamagedError(self.path / WEIGHTS, "content that differs from its SHA-256")
-        return super().state(step)
+        return super()._read(step)

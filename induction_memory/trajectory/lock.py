@@ -3,7 +3,7 @@
 The lock is the kernel's (flock on the file `.lock`) and lasts as long as the process. A killed process may leave the
 file, but no lock. The text in the file only names the holder.
 
-What a folder with a manifest has under the names of `layout.py` is the run's. In a folder without one, such files are
+What a folder with a manifest has under the names of `manifest.py` is the run's. In a folder without one, such files are
 what a killed process left of a run that never began, and only if its `.lock` is still there. A folder with anything
 else in it is refused, so no other file is ever overwritten or removed.
 """
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from induction_memory.errors import InputError
 from induction_memory.files import PART, READABLE, make_folder, not_written
-from induction_memory.trajectory.layout import (
+from induction_memory.trajectory.manifest import (
     FILES,
     LATEST,
     LOCK,
@@ -27,9 +27,9 @@ from induction_memory.trajectory.layout import (
     PIECES,
     STEP_FILE,
     STEPS,
+    Manifest,
     step_files,
 )
-from induction_memory.trajectory.manifest import Manifest
 
 CACHE = Path(".cache") / "probes"
 OWN = (*FILES, LOCK, STEPS, CACHE.parts[0])

@@ -1,4 +1,19 @@
-"""manifest.json: what a trajectory is, where it comes from, and what each of its files must be.
+"""The files of a trajectory, and manifest.json: what it is, where it comes from, and what each file must be.
+
+manifest.json           what it is
+metrics.jsonl           one line per step (rows.py)
+frozen.safetensors      parameters that never change
+grafts.safetensors      matrices to graft, in the order of train.grafts
+trained.safetensors     once finished: every other parameter, [step, ...]
+rounded.safetensors     in a thinned run: the steps that were kept rounded (tensors.py)
+optimizer.safetensors   once finished: the optimiser's state, [step, ...]
+steps/00000300.safetensors   while training: weights/NAME and the optimiser's optimizer/NAME of one step
+latest.safetensors           while training: the same for the latest state, to resume from
+.PROCESS-NUMBER.part    a file that is being written
+.lock                   held by the process that trains
+.cache/                 what analyses have kept; it may be deleted at any time
+
+The manifest has
 
     format, version   what this is, and the version of the layout; another version is refused
     state             "training" or "finished"
@@ -23,6 +38,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import stat
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -41,12 +57,42 @@ from induction_memory.model.config import model_from_dict
 from induction_memory.task import protocol
 from induction_memory.task.corpus import SHIPPED
 from induction_memory.task.protocol import Task
-from induction_memory.trajectory.layout import MANIFEST, PIECES
+
+MANIFEST = "manifest.json"
+CONFIG = "config.json"
+"""Of an exported step, and of others' checkpoints."""
+METRICS = "metrics.jsonl"
+FROZEN = "frozen.safetensors"
+GRAFTS = "grafts.safetensors"
+TRAINED = "trained.safetensors"
+OPTIMIZER = "optimizer.safetensors"
+ROUNDED = "rounded.safetensors"
+LATEST = "latest.safetensors"
+LOCK = ".lock"
+STEPS = "steps"
+STATE_WEIGHTS, STATE_OPTIMIZER = "weights/", "optimizer/"
+"""What the names in the file of a single step begin with."""
+
+PIECES = (FROZEN, GRAFTS, TRAINED, ROUNDED, OPTIMIZER, METRICS)
+"""The files that a manifest may list."""
+FILES = (MANIFEST, LATEST, *PIECES)
+STEP_FILE = re.compile(r"\d{8,}\.safetensors")
 
 FORMAT = "induction_memory trajectory"
 VERSION = 4
 _PACKAGES = ("torch", "numpy", "transformer-lens", "safetensors")
 _LARGEST = 100_000_000
+
+
+def step_path(folder: Path, step: int) -> Path:
+    """The file of one step while training."""
+    return folder / STEPS / f"{step:08d}.safetensors"
+
+
+def step_files(folder: Path) -> dict[int, Path]:
+    """The steps that have a file of their own, in order, and the file of each."""
+    found = {int(path.stem): path for path in (folder / STEPS).glob("*.safetensors") if STEP_FILE.fullmatch(path.name)}
+    return dict(sorted(found.items()))
 
 
 @dataclass(frozen=True)

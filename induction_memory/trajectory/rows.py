@@ -18,8 +18,7 @@ from typing import Any
 
 from induction_memory import files
 from induction_memory.errors import DamagedError
-from induction_memory.trajectory.layout import METRICS
-from induction_memory.trajectory.manifest import Manifest, open_regular
+from induction_memory.trajectory.manifest import METRICS, Manifest, open_regular
 
 _MARK = b', "crc32": '
 

@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Int
 
 from induction_memory.errors import InputError, require
-from induction_memory.trajectory.layout import CONFIG, MANIFEST
+from induction_memory.trajectory.manifest import CONFIG, MANIFEST
 
 VARIABLE = "INDUCTION_MEMORY_PATH"
 SHIPPED = Path(__file__).parents[2] / "checkpoints"
@@ -79,16 +79,3 @@ def chosen_steps(stored: Int[np.ndarray, " step"], step: Steps, resolve: Callabl
     wanted = np.atleast_1d(np.asarray(step)).tolist()
     require(len(wanted) > 0, "step", "at least one step", "none")
     return sorted({int(stored[-1]) if one == -1 else resolve(one) for one in wanted})
-
-
-def require_stored(step: int, stored: Sequence[int]) -> None:
-    """Refuse a step that is not stored, and say which ones are next to it."""
-    if step in stored:
-        return
-    below, above = [s for s in stored if s < step][-1:], [s for s in stored if s > step][:1]
-    around = " and ".join(map(str, below + above))
-    raise InputError(
-        f"step: expected one of the {len(stored)} stored steps ({stored[0]} to {stored[-1]}; "
-        f"next to it {around}), got {step}",
-        entry="step-not-stored",
-    )

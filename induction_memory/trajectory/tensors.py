@@ -9,6 +9,8 @@ A file is ordinary safetensors: 8 bytes with the header's length, a JSON header,
     run         the identity of the run whose step this is; only in the files of single steps
     seal        SHA-256 of the header without this entry, written as JSON with sorted keys and no spaces
 
+A stored step has every parameter of the HookedTransformer by its own name. A tied W_U = W_E^T is not stored.
+
 Opening checks the seal, and that the file is the expected one: the piece in the manifest, or a step of the run. Reading
 checks each block that is read, so that one matrix over all steps, or one step, is verified without touching the rest. A
 CRC-32 catches every single flipped bit, and bursts of up to 32.
@@ -25,11 +27,12 @@ deflated bytes) and `unit/NAME` for each parameter. The weights that are read ba
 rounding them again with the same unit changes nothing.
 """
 
+import hashlib
 import json
 import math
 import os
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -42,8 +45,8 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from induction_memory.errors import DamagedError, InputError
-from induction_memory.trajectory.layout import ROUNDED
-from induction_memory.trajectory.manifest import Manifest, Piece, digest, open_regular, write_piece
+from induction_memory.model.config import AnyModel
+from induction_memory.trajectory.manifest import ROUNDED, Manifest, Piece, digest, open_regular, write_piece
 
 _KINDS = {"F32": np.float32, "F64": np.float64, "F16": np.float16, "I64": np.int64, "U8": np.uint8}
 _CODES = {torch.from_numpy(np.empty(0, kind)).dtype: code for code, kind in _KINDS.items()}
@@ -179,6 +182,28 @@ class SealedFile:
         """Check every block."""
         for name in self.tensors:
             self.read(name)
+
+
+W_E, W_U = "embed.W_E", "unembed.W_U"
+
+
+def stored_names(config: AnyModel, names: Iterable[str]) -> tuple[str, ...]:
+    """The parameters that are written to the disk."""
+    return tuple(name for name in names if not (config.tied_output and name == W_U))
+
+
+def with_tied(config: AnyModel, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The state with W_U, if it is tied."""
+    return dict(state) | ({W_U: state[W_E].mT} if config.tied_output else {})
+
+
+def checksum(config: AnyModel, state: Mapping[str, Tensor]) -> str:
+    """SHA-256 of the names and bytes of a state's stored parameters."""
+    whole = hashlib.sha256()
+    for name in sorted(stored_names(config, state)):
+        whole.update(name.encode() + b"\0")
+        whole.update(as_bytes(state[name]))
+    return whole.hexdigest()
 
 
 def open_listed(folder: Path, manifest: Manifest, name: str) -> SealedFile:

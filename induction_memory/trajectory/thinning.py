@@ -12,14 +12,21 @@ from typing import Literal
 
 from induction_memory.errors import require
 from induction_memory.files import require_folder
-from induction_memory.trajectory.export import PlainSource, configuration
-from induction_memory.trajectory.folder import FolderSource
-from induction_memory.trajectory.layout import FROZEN, METRICS, OPTIMIZER, ROUNDED, TRAINED
+from induction_memory.trajectory.export import PlainFolder, configuration
 from induction_memory.trajectory.lock import locked, may_begin, tidy
-from induction_memory.trajectory.manifest import Manifest, Piece, provenance, write_piece
+from induction_memory.trajectory.manifest import (
+    FROZEN,
+    METRICS,
+    OPTIMIZER,
+    ROUNDED,
+    TRAINED,
+    Manifest,
+    Piece,
+    provenance,
+    write_piece,
+)
 from induction_memory.trajectory.rows import encode
-from induction_memory.trajectory.states import checksum, stored_names
-from induction_memory.trajectory.tensors import write_rounded, write_tensors
+from induction_memory.trajectory.tensors import checksum, stored_names, write_rounded, write_tensors
 from induction_memory.trajectory.trajectory import Trajectory, load
 
 
@@ -51,21 +58,21 @@ def thin(
     Trajectory('ends': 2 steps from 0 to 600)
     """
     require(isinstance(run, Trajectory), "run", "a trajectory (as im.load gives it)", repr(run))
-    folder, source = require_folder(out), run.source
+    folder = require_folder(out)
     require(may_begin(folder), "out", "a new or an empty folder", repr(str(folder)))
     chosen = sorted(set(run.resolve_all(steps)))
     asked = chosen[-1:] if keep_optimizer == "last" else chosen if keep_optimizer else []
-    states = {step: state for step in asked if (state := source.optimizer(step)) is not None}
+    states = {step: state for step in asked if (state := run.stored_optimizer(step)) is not None}
     require(bool(states) or not asked, "keep_optimizer", "steps whose optimiser state is stored", "none")
     initial = run.initial()
-    if isinstance(source, FolderSource):
-        kept = replace(source.manifest, state="finished", command=command or source.manifest.command)
-    else:
+    if isinstance(run, PlainFolder):
         made = provenance(command, None)
-        kept = Manifest("finished", configuration(source), chosen[0], identity=source.fingerprint, **made)
+        kept = Manifest("finished", configuration(run), chosen[0], identity=run.fingerprint, **made)
+    else:
+        kept = replace(run.manifest, state="finished", command=command or run.manifest.command)
     with locked(folder):
-        pieces = _write_weights(source, folder, chosen, rounded)
-        rows = [row | {"checkpoint": row["step"] in chosen} for row in source.rows()]
+        pieces = _write_weights(run, folder, chosen, rounded)
+        rows = [row | {"checkpoint": row["step"] in chosen} for row in run.rows()]
         if not keep_norms:
             rows = [{name: value for name, value in row.items() if "_norm_" not in name} for row in rows]
         if states:
@@ -79,20 +86,17 @@ def thin(
     return load(folder)
 
 
-def _write_weights(
-    source: FolderSource | PlainSource, folder: Path, steps: Sequence[int], rounded: bool
-) -> dict[str, Piece]:
+def _write_weights(run: Trajectory, folder: Path, steps: Sequence[int], rounded: bool) -> dict[str, Piece]:
     """Write the files of the frozen and of the changing parameters."""
-    frozen, moving = (stored_names(source.model_config, names) for names in (source.frozen, source.moving))
-    coarse = [step for step in steps if step in source.rounded or (rounded and step != steps[-1])]
+    frozen, moving = (stored_names(run.model_config, names) for names in (run.frozen, run.moving))
+    coarse = [step for step in steps if step in run.rounded or (rounded and step != steps[-1])]
     exact = [step for step in steps if step not in coarse]
-    like = {name: source.read_step(name, steps[0]) for name in moving}
+    like = {name: run.read_step(name, steps[0]) for name in moving}
     pieces = {
-        FROZEN: write_tensors(folder / FROZEN, {name: source.read_step(name, steps[0]) for name in frozen}),
-        TRAINED: write_tensors(folder / TRAINED, like, exact, read=source.read_step),
+        FROZEN: write_tensors(folder / FROZEN, {name: run.read_step(name, steps[0]) for name in frozen}),
+        TRAINED: write_tensors(folder / TRAINED, like, exact, read=run.read_step),
     }
     if coarse:
-        rounding = source.rounding if isinstance(source, FolderSource) else None
-        units = {} if rounding is None else rounding.units
-        pieces[ROUNDED] = write_rounded(folder / ROUNDED, coarse, moving, source.read_step, units)
+        units = run.rounding.units if run.rounding else {}
+        pieces[ROUNDED] = write_rounded(folder / ROUNDED, coarse, moving, run.read_step, units)
     return pieces

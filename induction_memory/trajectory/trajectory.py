@@ -5,32 +5,63 @@ run.steps, run.config, run.metrics     numpy steps, frozen configuration, DataFr
 run.model(300)                         a HookedTransformer; the last step without a number
 run.memory("W_O2")                     [step, d, d] in the paper's orientation
 for step, state in run: ...            one step in memory at a time
+
+A folder of this package's format may be finished or still growing. Every file is checked against the manifest, and
+every step file against its step and its run. `export.py` reads exported steps and what others saved.
+
+The weights before training are step 0 of the run, if it is stored and not rounded. Otherwise they are computed again
+from the configuration and the seed, which gives the same bits, and compared with the checksum in the manifest. Unknown
+weights are None, never a guess.
 """
 
+import logging
 import math
-from collections.abc import Iterator, Sequence
-from functools import cached_property, partial
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, partial, wraps
 from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pandas as pd
+import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
-from induction_memory.errors import InputError, require
+from induction_memory.errors import DamagedError, InputError, require
 from induction_memory.experiment.run_config import RunConfig
-from induction_memory.files import require_folder
+from induction_memory.experiment.train_config import TrainConfig
 from induction_memory.model.config import AnyModel, Architecture, ModelConfig
 from induction_memory.model.memories import LazyWeights
 from induction_memory.task.protocol import Task
-from induction_memory.trajectory.export import ExportSource, PlainSource, is_export, write_export
-from induction_memory.trajectory.folder import FolderSource, closest, expand
-from induction_memory.trajectory.layout import MANIFEST
+from induction_memory.trajectory import rows as row_files
 from induction_memory.trajectory.lock import CACHE
-from induction_memory.trajectory.search import Steps, chosen_steps, find, require_stored
-from induction_memory.trajectory.states import checksum, fill, initial_weights
+from induction_memory.trajectory.manifest import (
+    FROZEN,
+    MANIFEST,
+    METRICS,
+    OPTIMIZER,
+    ROUNDED,
+    STATE_OPTIMIZER,
+    STATE_WEIGHTS,
+    TRAINED,
+    Manifest,
+    digest,
+    step_files,
+    step_path,
+)
+from induction_memory.trajectory.search import Steps, chosen_steps, find
+from induction_memory.trajectory.tensors import (
+    W_E,
+    W_U,
+    RoundedFile,
+    SealedFile,
+    checksum,
+    open_listed,
+    open_state,
+    stored_names,
+    with_tied,
+)
 
 if TYPE_CHECKING:
     from induction_memory.model.building import HookedTransformer
@@ -55,12 +86,29 @@ def load(path: str | Path, *, model: AnyModel | None = None, task: Task | None =
     if (folder / MANIFEST).exists():
         require(model is None, "model", "none: the trajectory has its own", "a configuration")
         require(task is None, "task", "none: the trajectory has its own", "a task")
-        return Trajectory(FolderSource(folder))
+        return Trajectory(folder)
+    from induction_memory.trajectory.export import ExportedStep, PlainFolder, is_export
+
     if is_export(folder):
-        return Trajectory(ExportSource(folder))
+        return ExportedStep(folder)
     if model is None:
         raise InputError(f"{folder}: expected a trajectory (a folder with {MANIFEST}), got none there")
-    return Trajectory(PlainSource(folder, model, task))
+    return PlainFolder(folder, model, task)
+
+
+def _of_the_run_as_it_is(read: Callable[..., Any]) -> Callable[..., Any]:
+    """Read once more if a file was missing or had changed because the run has finished in the meantime."""
+
+    @wraps(read)
+    def careful(self: "Trajectory", *arguments: Any, **named: Any) -> Any:
+        try:
+            return read(self, *arguments, **named)
+        except DamagedError:
+            if not self._has_moved_on():
+                raise
+            return read(self, *arguments, **named)
+
+    return careful
 
 
 class Trajectory:
@@ -78,70 +126,151 @@ class Trajectory:
     'HookedTransformer'
     """
 
-    def __init__(self, source: FolderSource | PlainSource) -> None:
-        self.source = source
-        """The storage backend, for what this class does not expose."""
-        self.path: Path = source.path
+    def __init__(self, path: Path) -> None:
+        self.manifest = manifest = Manifest.read(path)
+        self.path = path
         """The folder."""
-        self.name = source.path.resolve().name
+        self.name: str = path.resolve().name
         """The folder's name."""
-        self.keep = source.path / CACHE
+        self.keep: Path = path / CACHE
         """The folder in which results are kept."""
-        self.model_config: AnyModel = source.model_config
-        self.task: Any = source.task
+        self.model_config: AnyModel = manifest.part(path, "model")
+        self.task: Any = manifest.part(path, "task")
         """The task; None for a run that was imported without."""
+        self.finished = manifest.finished
+        self.parent: dict[str, Any] | None = manifest.parent
+        """For a branch: the name, fingerprint and step of the run it left."""
+        self.initial_checksum: str | None = manifest.initial
+        self.rounding = RoundedFile(path, manifest) if ROUNDED in manifest.pieces else None
+        """The file of the steps that are kept rounded."""
+        self.rounded: Int[np.ndarray, " step"] = np.array(self.rounding.steps if self.rounding else (), dtype=np.int64)
+        """The steps whose weights are rounded, each to within 0.05 % of its parameter's root mean square."""
+        self._opened: dict[str, SealedFile] = {}
 
     def __repr__(self) -> str:
-        steps = self.source.steps
-        span = f"{len(steps)} steps from {steps[0]} to {steps[-1]}" if steps else "no step yet"
-        rounded = f", {len(self.source.rounded)} of them rounded" if self.source.rounded else ""
+        steps = self.steps
+        span = f"{len(steps)} steps from {steps[0]} to {steps[-1]}" if len(steps) else "no step yet"
+        rounded = f", {len(self.rounded)} of them rounded" if len(self.rounded) else ""
         return f"Trajectory({self.name!r}: {span}{rounded})"
 
-    @property
-    def fingerprint(self) -> str:
-        """A hash of the content, for caches of what was computed from it."""
-        return self.source.fingerprint
+    @cached_property
+    def train(self) -> TrainConfig:
+        """The training; of an imported run, only the number of steps is known."""
+        return self.manifest.part(self.path, "train")
 
-    @property
-    def finished(self) -> bool:
-        return self.source.finished
-
-    @property
-    def parent(self) -> dict[str, Any] | None:
-        """For a branch: the name, fingerprint and step of the run it left."""
-        return self.source.parent
-
-    @property
-    def steps(self) -> Int[np.ndarray, " step"]:
-        """The steps whose weights are stored."""
-        return np.array(self.source.steps, dtype=np.int64)
-
-    @property
-    def rounded(self) -> Int[np.ndarray, " step"]:
-        """The steps among them whose weights are rounded, each to within 0.05 % of its parameter's root mean square."""
-        return np.array(self.source.rounded, dtype=np.int64)
+    @cached_property
+    def config(self) -> RunConfig:
+        """Task, model and training."""
+        require(self.task is not None, "run", "a trajectory with a task", f"{self.name}, imported without one")
+        return RunConfig(self.task, self.model_config, self.train)
 
     @property
     def eval_seed(self) -> int:
         """The seed of the sequences on which it is evaluated."""
-        return self.source.train.eval_seed
+        return self.train.eval_seed
 
     @cached_property
-    def config(self) -> RunConfig:
-        """Task, model and training; for an imported run, only the number of steps of the training is known."""
-        require(self.task is not None, "run", "a trajectory with a task", f"{self.name}, imported without one")
-        return RunConfig(self.task, self.model_config, self.source.train)
+    @_of_the_run_as_it_is
+    def steps(self) -> Int[np.ndarray, " step"]:
+        """The stored steps: as they were when they were first asked for, until the run is seen to have finished."""
+        exact = self._file(TRAINED).steps if self.finished else step_files(self.path)
+        steps = np.array(sorted({*exact, *self.rounded.tolist()}), dtype=np.int64)
+        steps.setflags(write=False)
+        return steps
+
+    @cached_property
+    def frozen(self) -> tuple[str, ...]:
+        """The parameters that never change."""
+        names = tuple(self._file(FROZEN).tensors)
+        return (*names, W_U) if self.model_config.tied_output and W_E in names else names
+
+    @cached_property
+    def moving(self) -> tuple[str, ...]:
+        """The other parameters."""
+        if self.finished:
+            names = tuple(self._file(TRAINED).tensors)
+        else:
+            names = stored_names(self.model_config, self.config.moving_parameters)
+        return (*names, W_U) if self.model_config.tied_output and W_E in names else names
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of the content; of the steps and lines that were there, while the run grows."""
+        pieces = {name: piece.sha256 for name, piece in self.manifest.pieces.items()}
+        lines = self.path / METRICS
+        growing = [] if self.finished else [self.steps.tolist(), lines.stat().st_size if lines.exists() else 0]
+        return digest([self.manifest.config, self.manifest.first_step, pieces, growing])
+
+    @_of_the_run_as_it_is
+    def rows(self) -> list[dict[str, Any]]:
+        """One row of metrics per training step."""
+        return row_files.of(self.path, self.manifest)
 
     @cached_property
     def metrics(self) -> pd.DataFrame:
         """One row per training step; NaN where something was not measured."""
-        table = pd.DataFrame(self.source.rows())
+        table = pd.DataFrame(self.rows())
         numbers = [name for name in table if name not in ("step", "checkpoint")]
         return table.astype(dict.fromkeys(numbers, "float64"))
 
+    def _file(self, name: str) -> SealedFile:
+        """A file of tensors, opened at the first request."""
+        if name not in self._opened:
+            self._opened[name] = open_listed(self.path, self.manifest, name)
+        return self._opened[name]
+
+    @_of_the_run_as_it_is
+    def read_step(self, name: str, step: int) -> Tensor:
+        """A parameter at one step."""
+        if self.model_config.tied_output and name == W_U:
+            return self.read_step(W_E, step).mT
+        if name in self.frozen:
+            return self._file(FROZEN).read(name)
+        if self.rounding is not None and step in self.rounding.steps:
+            return self.rounding.read_step(name, step, self.model_config.shapes[name])
+        if self.finished:
+            return self._file(TRAINED).read(name, step)
+        return open_state(step_path(self.path, step), self.manifest, step).read(STATE_WEIGHTS + name)
+
+    @_of_the_run_as_it_is
+    def read_stack(self, name: str, steps: Sequence[int]) -> Tensor:
+        """A parameter at some steps, with a step axis; without one if it is frozen."""
+        if self.model_config.tied_output and name == W_U:
+            return self.read_stack(W_E, steps).mT
+        if name in self.frozen:
+            return self._file(FROZEN).read(name)
+        if self.finished and tuple(steps) == self._file(TRAINED).steps:
+            return self._file(TRAINED).read(name)
+        return torch.stack([self.read_step(name, step) for step in steps])
+
+    @_of_the_run_as_it_is
+    def stored_optimizer(self, step: int) -> dict[str, Tensor] | None:
+        """The optimiser's state before update `step`; None if it was not kept."""
+        if step in self.rounded:
+            return None
+        if not self.finished:
+            return open_state(step_path(self.path, step), self.manifest, step).read_all(STATE_OPTIMIZER) or None
+        if OPTIMIZER not in self.manifest.pieces:
+            return None
+        file = open_listed(self.path, self.manifest, OPTIMIZER)
+        return file.read_all(step=step) if step in file.steps else None
+
+    def _has_moved_on(self) -> bool:
+        """Whether the run has changed its state since it was opened; a finished one that changed is refused."""
+        now = Manifest.read(self.path)
+        if now == self.manifest:
+            return False
+        if self.finished:
+            raise InputError(f"{self.path}: expected the run as it was opened, got more steps: load it again")
+        self.manifest, self.finished = now, now.finished
+        for name in ("steps", "moving", "fingerprint"):
+            self.__dict__.pop(name, None)
+        return True
+
     def state(self, step: int, nearest: bool = False) -> dict[str, Tensor]:
         """Every parameter at one step, by its name in the HookedTransformer."""
-        return self.source.state(self.resolve(step, nearest))
+        step = self.resolve(step, nearest)
+        return {name: self.read_step(name, step) for name in (*self.frozen, *self.moving)}
 
     def initial(self) -> dict[str, Tensor] | None:
         """Every parameter before any training, or None if that is not known.
@@ -154,14 +283,32 @@ class Trajectory:
 
     @cached_property
     def _initial(self) -> dict[str, Tensor] | None:
-        return initial_weights(self.source)
+        if self.initial_checksum is None or not len(self.steps):
+            return None
+        from induction_memory.model.building import build, initial_weight
+
+        config, seed = self.model_config, self.train.init_seed
+        if self.parent is None and 0 in self.steps and 0 not in self.rounded:
+            found = self.state(0)
+        elif isinstance(config, Architecture):
+            found = {name: parameter.detach() for name, parameter in build(config, seed).named_parameters()}
+        else:
+            later = self.state(int(self.steps[-1]))
+            names = stored_names(config, later)
+            found = with_tied(config, {n: initial_weight(n, tuple(later[n].shape), config, seed) for n in names})
+        if checksum(config, found) == self.initial_checksum:
+            return found
+        logging.getLogger("induction_memory").warning(
+            "%s: its initial weights cannot be computed again from its configuration and seed", self.path
+        )
+        return None
 
     def model(self, step: int | Literal["last"] = "last", nearest: bool = False) -> HookedTransformer:
         """The model at one step, the last one by default; `nearest` takes the stored step that is closest."""
-        from induction_memory.model.building import build
+        from induction_memory.model.building import build, fill
 
-        self.require_steps()
-        state = self.state(int(self.steps[-1]) if isinstance(step, str) and step == "last" else step, nearest)
+        step = self.choose("last")[0] if isinstance(step, str) and step == "last" else step
+        state = self.state(step, nearest)
         model = build(self.model_config)
         fill(model, state)
         return model
@@ -202,7 +349,7 @@ class Trajectory:
 
     def models(self) -> Iterator[tuple[int, HookedTransformer]]:
         """Step and model, one after another. It is one model, whose weights change."""
-        from induction_memory.model.building import build
+        from induction_memory.model.building import build, fill
 
         model = build(self.model_config)
         for step, state in self:
@@ -211,8 +358,8 @@ class Trajectory:
 
     def __iter__(self) -> Iterator[tuple[int, dict[str, Tensor]]]:
         """Step and state, one step in memory at a time."""
-        for step in self.source.steps:
-            yield step, self.source.state(step)
+        for step in self.steps.tolist():
+            yield step, self.state(step)
 
     def stack(self, parameter: str, steps: Sequence[int] | None = None) -> Shaped[Tensor, "step ..."]:
         """One parameter over all steps (or those given), in the model's own orientation.
@@ -222,16 +369,16 @@ class Trajectory:
         require(isinstance(parameter, str), "parameter", "the name of a parameter", repr(parameter))
         name = self.model_config.parameters.get(parameter, parameter)
         chosen = self.resolve_all(steps)
-        if name not in (*self.source.frozen, *self.source.moving):
+        if name not in (*self.frozen, *self.moving):
             known = ", ".join(self.model_config.parameters)
             raise InputError(f"parameter: expected one of {known} or a name in the model, got {parameter!r}")
-        value = self.source.read_stack(name, chosen)
-        return expand(value, len(chosen)) if name in self.source.frozen else value
+        value = self.read_stack(name, chosen)
+        return expand(value, len(chosen)) if name in self.frozen else value
 
     def stacked(self, steps: Sequence[int] | None = None) -> LazyWeights:
         """Every parameter by name, read when it is used; those that change have a leading axis of stored steps."""
-        chosen, source = self.source.steps if steps is None else tuple(steps), self.source
-        return LazyWeights((*source.frozen, *source.moving), partial(source.read_stack, steps=chosen))
+        chosen = tuple(self.steps.tolist() if steps is None else steps)
+        return LazyWeights((*self.frozen, *self.moving), partial(self.read_stack, steps=chosen))
 
     def memory(self, name: str, steps: Sequence[int] | None = None) -> Float[Tensor, "step *head d_out d_in"]:
         """A matrix over all steps (or those given) in the paper's orientation; names as in `model.memories`."""
@@ -250,41 +397,48 @@ class Trajectory:
 
     def optimizer_state(self, step: int) -> dict[str, Tensor]:
         """The optimiser's state before update `step`."""
-        state = self.source.optimizer(self.resolve(step))
+        state = self.stored_optimizer(self.resolve(step))
         if state is None:
             raise InputError(f"{self.path}: expected the optimiser's state of step {step}, got none: it was not kept")
         return state
 
     def export(self, step: int, out: str | Path, nearest: bool = False) -> Path:
         """Write one step as config.json and model.safetensors into the new folder `out`, and return it."""
-        folder, step = require_folder(out), self.resolve(step, nearest)
-        empty = not folder.exists() or not any(folder.iterdir())
-        require(empty, "out", "a new or an empty folder", repr(str(folder)))
-        initial = self.initial()
-        known = None if initial is None else checksum(self.model_config, initial)
-        write_export(self.source, step, self.state(step), known, folder)
-        return folder
+        from induction_memory.trajectory.export import write_export
 
-    def require_steps(self) -> None:
-        """Raise an InputError if no step is stored yet."""
-        if not self.source.steps:
-            raise InputError(f"{self.path}: expected at least one stored step, got none yet")
+        return write_export(self, self.resolve(step, nearest), out)
 
     def resolve(self, step: int, nearest: bool = False) -> int:
         """`step` if it is stored, or with `nearest` the closest stored step; otherwise an error names stored steps."""
         self.require_steps()
         whole = isinstance(step, Integral) or (isinstance(step, Real) and math.isfinite(step) and step == int(step))
         require(whole and not isinstance(step, bool), "step", "a whole number", repr(step))
-        stored = self.source.steps
-        if nearest and step not in stored:
-            return closest(stored, step)
-        require_stored(int(step), stored)
+        stored = self.steps
+        if nearest:  # the earlier one if two are equally close
+            return int(stored[np.abs(stored - step).argmin()])
+        if step not in stored:
+            around = " and ".join(map(str, [*stored[stored < step][-1:], *stored[stored > step][:1]]))
+            raise InputError(
+                f"step: expected one of the {len(stored)} stored steps ({stored[0]} to {stored[-1]}; "
+                f"next to it {around}), got {int(step)}",
+                entry="step-not-stored",
+            )
         return int(step)
+
+    def require_steps(self) -> None:
+        """Raise an InputError if no step is stored yet."""
+        if not len(self.steps):
+            raise InputError(f"{self.path}: expected at least one stored step, got none yet")
 
     def resolve_all(self, steps: Sequence[int] | None) -> tuple[int, ...]:
         """The stored steps that are asked for; None for all of them."""
         if steps is None:
-            return self.source.steps
+            return tuple(self.steps.tolist())
         several = isinstance(steps, Sequence | np.ndarray) and not isinstance(steps, str) and len(steps) > 0
         require(several, "steps", "a list of one or more stored steps", repr(steps))
         return tuple(map(self.resolve, steps))
+
+
+def expand(value: Shaped[Tensor, "*rest"], count: int) -> Shaped[Tensor, "step *rest"]:
+    """The same tensor at every step, without a copy."""
+    return value.expand(count, *value.shape)

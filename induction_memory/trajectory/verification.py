@@ -38,8 +38,7 @@ from induction_memory.errors import DamagedError, Error, InputError
 from induction_memory.model.bridge import PASSING
 from induction_memory.trajectory import rows as row_files
 from induction_memory.trajectory.checkpoint_files import Checkpoint
-from induction_memory.trajectory.layout import LATEST, MANIFEST, step_path
-from induction_memory.trajectory.manifest import Manifest, check_piece
+from induction_memory.trajectory.manifest import LATEST, MANIFEST, Manifest, check_piece, step_path
 from induction_memory.trajectory.search import find
 from induction_memory.trajectory.series import Revisions
 from induction_memory.trajectory.tensors import open_listed, open_state

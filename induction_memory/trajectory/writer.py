@@ -33,7 +33,8 @@ from induction_memory.experiment.constraints import Graft
 from induction_memory.experiment.run_config import RunConfig
 from induction_memory.files import make_folder
 from induction_memory.trajectory import rows as row_files
-from induction_memory.trajectory.layout import (
+from induction_memory.trajectory.lock import remove_parts, tidy
+from induction_memory.trajectory.manifest import (
     FROZEN,
     GRAFTS,
     LATEST,
@@ -45,17 +46,14 @@ from induction_memory.trajectory.layout import (
     STATE_WEIGHTS,
     STEPS,
     TRAINED,
+    Manifest,
+    digest,
+    piece_of,
+    provenance,
     step_files,
     step_path,
 )
-from induction_memory.trajectory.lock import remove_parts, tidy
-from induction_memory.trajectory.manifest import Manifest, digest, piece_of, provenance
-from induction_memory.trajectory.states import checksum, stored_names
-from induction_memory.trajectory.tensors import (
-    open_listed,
-    open_state,
-    write_tensors,
-)
+from induction_memory.trajectory.tensors import checksum, open_listed, open_state, stored_names, write_tensors
 
 
 @dataclass(frozen=True)

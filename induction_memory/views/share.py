@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from induction_memory.errors import InputError, require
-from induction_memory.trajectory.layout import MANIFEST, PIECES
+from induction_memory.trajectory.manifest import MANIFEST, PIECES
 from induction_memory.trajectory.trajectory import Trajectory, load
 
 CARD, CONFIG, FIGURES = "README.md", "config.json", "figures"

@@ -47,8 +47,8 @@ def test_each_step_runs_with_its_own_weights():
 
 def test_stacked_weights_are_read_and_cannot_run():
     run = load("induction-alone")
-    weights = {name: run.stack(name, [0, 300, 600]) for name in run.source.moving} | {
-        name: run.source.read_step(name, 0) for name in run.source.frozen
+    weights = {name: run.stack(name, [0, 300, 600]) for name in run.moving} | {
+        name: run.read_step(name, 0) for name in run.frozen
     }
     some = select(weights, step=[2, 0])
     assert some.steps.tolist() == [0, 2]

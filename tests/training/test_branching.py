@@ -66,8 +66,8 @@ def test_a_constructed_graft_stores_the_pairs_of_the_run_itself(run, tmp_path):
 def test_momentum_of_a_grafted_matrix_begins_at_zero_and_that_of_the_others_goes_on(run, tmp_path):
     at = int(run.steps[4])
     given = branch(run, at, tmp_path / "given", grafts={"W_O2": torch.zeros(16, 16)}, quiet=True)
-    momentum = run.source.optimizer(at)
-    for name, after in given.source.optimizer(at).items():
+    momentum = run.stored_optimizer(at)
+    for name, after in given.stored_optimizer(at).items():
         assert torch.equal(after, 0 * momentum[name] if name.endswith("blocks.1.attn.W_O") else momentum[name]), name
 
 

@@ -12,7 +12,6 @@ from induction_memory.errors import Error
 from induction_memory.model.config import ModelConfig
 from induction_memory.training.run import start
 from induction_memory.trajectory import load, thin, verify
-from induction_memory.trajectory.folder import FolderSource
 from induction_memory.trajectory.writer import ResumePoint, Writer, resume_point
 from tests.tiny_runs import tiny
 
@@ -54,13 +53,13 @@ def folders(tmp_path_factory):
 def everything(folder: Path) -> dict[str, Any]:
     """All that can be read of a trajectory."""
     run = load(folder)
-    names = [*run.source.frozen, *run.source.moving]
+    names = [*run.frozen, *run.moving]
     return {
         "config": run.config,
         "steps": run.steps.tolist(),
-        "rows": run.source.rows(),
+        "rows": run.rows(),
         "stacks": {name: run.stack(name) for name in names},
-        "optimizer": {int(step): run.source.optimizer(int(step)) for step in run.steps},
+        "optimizer": {int(step): run.stored_optimizer(int(step)) for step in run.steps},
         "grafts": list(resume(folder).grafts.values()) if not run.finished else [],
     }
 
@@ -71,8 +70,7 @@ def state(values: dict[str, Any], step: int) -> dict[str, torch.Tensor]:
 
 def resume(folder: Path) -> ResumePoint:
     run = load(folder)
-    assert isinstance(run.source, FolderSource)
-    return resume_point(folder, run.source.manifest, run.config)
+    return resume_point(folder, run.manifest, run.config)
 
 
 def same(a: Any, b: Any) -> bool:

@@ -48,12 +48,12 @@ def test_each_weight_is_rounded_to_its_parameters_unit_and_the_last_step_is_exac
     assert coarse.config == run.config
     name = "blocks.1.attn.W_O"
     expected, unit = by_hand(run.stack(name, CHOSEN[:-1]))
-    assert unit == coarse.source.rounding.units[name]
+    assert unit == coarse.rounding.units[name]
     assert torch.equal(coarse.stack(name, CHOSEN[:-1]), expected)
     assert torch.equal(coarse.stack(name)[-1], run.stack(name, [12])[0])
-    for name in run.source.moving:
+    for name in run.moving:
         off = (coarse.stack(name) - run.stack(name, CHOSEN)).abs()
-        assert off.max() <= coarse.source.rounding.units[name] / 2
+        assert off.max() <= coarse.rounding.units[name] / 2
     assert all(torch.equal(value, run.state(12)[name]) for name, value in coarse.state(12).items())
     assert [step for step, _ in coarse] == CHOSEN
     assert coarse.state(4)["blocks.0.attn.W_K"].dtype == torch.float32
@@ -111,7 +111,7 @@ def test_a_lengthened_copy_that_is_stopped_is_read_and_resumed(coarse, tmp_path,
     assert half.rounded.tolist() == CHOSEN[:-1]
     assert set(CHOSEN) <= set(half.steps.tolist())
     assert torch.equal(half.state(4)["blocks.0.attn.W_K"], coarse.state(4)["blocks.0.attn.W_K"])
-    assert half.source.optimizer(4) is None
+    assert half.stored_optimizer(4) is None
     assert verify(folder) == []
     whole, found = start(longer, tmp_path / "whole", quiet=True), start(longer, folder, resume=True, quiet=True)
     assert all(torch.equal(found.state(17)[name], value) for name, value in whole.state(17).items())
