@@ -207,7 +207,8 @@ def _curve(
     whole, nothing = ends
     cells = [(name, n, order) for name, order in orders for n in sizes]
     removed = [frozenset(edges) for _, n, order in cells for edges in (order[n:], order[:n])]
-    place = {edges: i for i, edges in enumerate(dict.fromkeys(removed))}  # different orders share many circuits
+    neighbours = [*removed[::2], *removed[1::2]]  # differ by one edge, and often not before the last layer's attention
+    place = {edges: i for i, edges in enumerate(dict.fromkeys(neighbours))}  # different orders share many circuits
     every = [bench.without(edge for edge in bench.graph.edges if edge in s) for s in place]
     done: list[int] = []
     M, accuracies = bench.measure(every, done)

@@ -172,11 +172,6 @@ class Graph:
             excluded = (f"FF{layer}", *self.heads_of(layer))
         return tuple(w for w in self.writers if layer_of(w) <= layer and w not in excluded)
 
-    def first_layer(self, site: str) -> int:
-        """The first layer that a patch of a site can change, counted from 1; the last one for the output."""
-        name = site.rpartition(ARROW)[2].partition(".")[0]
-        return self.n_layers if name == "out" else max(1, layer_of(name))
-
     def resolve(self, name: str, field: str = "component") -> tuple[str, ...]:
         """The sites that a name stands for."""
         require(isinstance(name, str), field, "the name of a component", repr(name))

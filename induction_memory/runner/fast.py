@@ -10,6 +10,7 @@ and everything after it from the new stream. Where the logits are wanted at some
 those rows only. It differentiates in the `amount` of a patch.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -20,7 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from induction_memory.model.config import ModelConfig
-from induction_memory.runner.components import ARROW, Graph
+from induction_memory.runner.components import ARROW, Graph, layer_of
 from induction_memory.runner.maps import Layer, Maps, maps_of_config, maps_of_model, of_heads
 from induction_memory.runner.recording import Patches, Recording, Variant, Via, require_length, take
 from induction_memory.runner.weights import parameters
@@ -87,47 +88,54 @@ class FastRunner:
     def run(
         self, recording: Recording, variants: Sequence[Variant], queries: Int[Tensor, "batch m"] | None
     ) -> Iterator[Float[Tensor, "batch m vocab"]]:
-        """Neighbouring variants that differ only after the last layer's attention share what comes before."""
-        known, run = None, None
+        """A variant goes on from the last layer up to which the one before it has the same patches."""
+        known: list[tuple] = []
+        reached: list[_PatchedRun] = []
         for variant in variants:
-            upstream = _upstream(self.graph, variant)
-            if run is None or upstream != known:
-                known, run = upstream, _PatchedRun(recording, variant, queries)
-            yield run.logits(variant)
+            needed = [_upstream(variant, layer) for layer in range(1, self.graph.n_layers + 1)]
+            shared = sum(one == other for one, other in zip(needed, known, strict=False))
+            known, reached = needed, reached[:shared]
+            for layer in range(shared + 1, self.graph.n_layers + 1):
+                reached.append(_PatchedRun(recording, variant, queries, layer, reached[-1] if reached else None))
+            yield reached[-1].logits(variant)
 
 
-def _upstream(graph: Graph, variant: Variant) -> tuple:
-    """What a variant needs before the last layer's heads write: its patches up to there, and its edges' sources."""
-    later = {*graph.heads_of(graph.n_layers), f"FF{graph.n_layers}", "out"}
-    early, sources = [], set()
-    for patch in variant:
-        source, arrow, target = patch.site.partition(ARROW)
-        if arrow:
-            sources.add(source)
-        if (target or source) not in later:
-            early.append((patch.site, *patch.replacement))
-    return early, sources
+def _upstream(variant: Variant, layer: int) -> tuple:
+    """What a variant needs up to the attention of a layer: its patches before the heads write, its edges' sources."""
+    early = [(p.site, *p.replacement) for p in variant if _first_layer(p.site) < layer + ("." in p.site)]
+    return early, {p.site.partition(ARROW)[0] for p in variant if ARROW in p.site}
+
+
+def _first_layer(site: str) -> float:
+    """The first layer that a patch of a site changes or follows; 0 for embeddings."""
+    name = site.rpartition(ARROW)[2]
+    return math.inf if name == "out" else layer_of(name)
 
 
 class _PatchedRun:
-    """A run with the patches of a variant, up to the attention of the last layer."""
+    """A run with the patches of a variant, up to the attention of a layer, from that up to the layer before it."""
 
-    def __init__(self, recording: Recording, variant: Variant, queries: Int[Tensor, "batch m"] | None) -> None:
+    def __init__(
+        self,
+        recording: Recording,
+        variant: Variant,
+        queries: Int[Tensor, "batch m"] | None,
+        layer: int,
+        before: "_PatchedRun | None",
+    ) -> None:
         assert recording.maps is not None
-        self.recording, self.maps, self.graph = recording, recording.maps, recording.graph
-        self.patches, self.queries = Patches(variant, recording.at), queries
-        last = self.graph.n_layers
-        first = min((self.graph.first_layer(patch.site) for patch in variant), default=last)
-        self.x, self.changed = self._recorded(first, "hook_resid_pre"), False
-        """The stream, and whether it is another than the recorded one."""
-        for name in ("embed", "pos"):
+        self.recording, self.maps, self.graph, self.queries = recording, recording.maps, recording.graph, queries
+        self.patches = Patches(variant, recording.at) if before is None else before.patches.followed_by(variant)
+        self.x = recording.layer(layer, "hook_resid_pre")
+        self.changed = any(_first_layer(patch.site) < layer for patch in variant)
+        """Whether the stream is another than the recorded one."""
+        if before is not None and self.changed:
+            self.x = before._after_layer(layer - 1, self.patches)
+        for name in ("embed", "pos") if before is None else ():
             if name in self.patches.nodes:
                 own = recording.at(name)
-                self.x, self.changed = self.x + (self.patches.write(name, own) - own), True
-        for layer in range(first, last):
-            self._attend(layer)
-            self.x, self.changed = self._after_layer(layer, self.patches), True
-        self._attend(last)
+                self.x = self.x + (self.patches.write(name, own) - own)
+        self._attend(layer)
 
     def logits(self, variant: Variant) -> Float[Tensor, "batch m vocab"]:
         """The logits of a variant that agrees with this run's up to the attention of the last layer."""

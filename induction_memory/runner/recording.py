@@ -84,6 +84,8 @@ class Patches:
         self.rows: Tensor | None = None
         """The only positions of each sequence that the run still computes; None for all."""
         self._recorded, self._written = recorded, dict[str, Tensor]()
+        self._changes: dict[str, dict[tuple, Tensor]] = {}
+        """Source -> for each way its edges are patched, the change of every stream that reads it through one."""
 
     def touch(self, name: str) -> bool:
         """Whether a writer or an input is patched."""
@@ -94,14 +96,17 @@ class Patches:
         for patch in self.nodes.get(name, ()):
             own = patch.applied(own, self.rows)
         if name in self.sources:
-            self._written[name] = own
+            self._written[name], self._changes[name] = own, {}
         return own
 
     def read(self, name: str, stream: Tensor) -> Tensor:
         """The stream as an input sees it, with the edges into it patched."""
         for source, patch in self.edges.get(name, ()):
-            own = self._written[source] if source in self._written else self.recorded(source)
-            stream = stream + (patch.applied(own, self.rows) - own)
+            changes = self._changes.setdefault(source, {})
+            if patch.replacement not in changes:
+                own = self._written[source] if source in self._written else self.recorded(source)
+                changes[patch.replacement] = patch.applied(own, self.rows) - own
+            stream = stream + changes[patch.replacement]
         return stream
 
     def recorded(self, name: str) -> Tensor:
@@ -113,7 +118,7 @@ class Patches:
     def narrow(self, rows: Int[Tensor, "batch m"]) -> None:
         """Compute only these positions from here on."""
         self.rows = rows
-        self._written = {name: take(value, rows) for name, value in self._written.items()}
+        self._written, self._changes = {name: take(value, rows) for name, value in self._written.items()}, {}
 
     def followed_by(self, variant: Variant) -> "Patches":
         """The patches of a variant for the rest of this run."""
@@ -217,18 +222,16 @@ class Recording:
             return self.layer(layer, f"attn.hook_{site[-1]}")[..., head - 1, :]
         if not self.W_O:
             return self.layer(layer, "attn.hook_result")[..., head - 1, :]
-        z = self.layer(layer, "attn.hook_z")[..., head - 1, :]
-        return self.once(site, lambda: z @ self.W_O[layer - 1][head - 1])
-
-    def once(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
-        """A value derived from the activations, computed at the first request and kept."""
-        if name not in self._kept:
-            self._kept[name] = compute()
-        return self._kept[name]
+        if site not in self._kept:
+            self._kept[site] = self.layer(layer, "attn.hook_z")[..., head - 1, :] @ self.W_O[layer - 1][head - 1]
+        return self._kept[site]
 
     def pattern(self, layer: int) -> Float[Tensor, "batch head query key"]:
         """The attention of a layer, counted from 1."""
-        return self.once(f"pattern {layer}", lambda: self.runner.pattern(self, layer))
+        name = f"pattern {layer}"
+        if name not in self._kept:
+            self._kept[name] = self.runner.pattern(self, layer)
+        return self._kept[name]
 
     def run(
         self, variants: Sequence[Variant], *, queries: Int[Tensor, "batch m"] | None = None
