@@ -28,7 +28,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from induction_memory.errors import InputError, require
+from induction_memory.errors import UnsupportedError, require
 from induction_memory.field_docs import field_docs
 from induction_memory.fields import require_seed
 from induction_memory.interventions.scores import Scorer
@@ -52,19 +52,16 @@ _KINDS: dict[str, "_Named"] = {}
 
 @dataclass(frozen=True)
 class _Named:
-    """A kind of ablation with its line of explanation, and a function that says what a run lacks for it."""
+    """A kind of ablation with its line of explanation."""
 
     function: Replacement
     about: str
-    missing: Callable[["Replacements"], str | None] | None
 
 
-def ablation(
-    name: str, *, about: str = "", missing: Callable[["Replacements"], str | None] | None = None
-) -> Callable[[Replacement], Replacement]:
+def ablation(name: str, *, about: str = "") -> Callable[[Replacement], Replacement]:
     """Give a kind of ablation a name, and a line with its formula for `ablate --list`.
 
-    `missing` returns what a run lacks for it (`expected ..., got ...`), or None.
+    A kind that some runs do not allow raises an UnsupportedError there (`kind: expected ..., got ...`).
 
     >>> import induction_memory as im
     >>> @im.ablation("middle", about="the mean of what the first and the last position hold")
@@ -79,7 +76,7 @@ def ablation(
         known = _KINDS.get(name)
         own = known is not None and known.function.__module__ == __name__ != function.__module__
         require(name not in ("all", "none") and not own, "ablation", "a name that the package does not use", repr(name))
-        _KINDS[name] = _Named(function, about or (function.__doc__ or "").split("\n")[0], missing)
+        _KINDS[name] = _Named(function, about or (function.__doc__ or "").split("\n")[0])
         return function
 
     return register
@@ -87,9 +84,12 @@ def ablation(
 
 def own_kinds(kind: "Kind | Sequence[Kind]") -> list[Replacement]:
     """The functions of the kinds that users have registered, among those that are asked for."""
-    names = _KINDS if kind == "all" else listed(kind, "kind")
-    named = [_KINDS[name].function for name in names if isinstance(name, str) and name in _KINDS]
+    named = [_KINDS[name].function for name in _names_of(kind) if isinstance(name, str) and name in _KINDS]
     return [function for function in named if function.__module__ != __name__]
+
+
+def _names_of(kind: "Kind | Sequence[Kind]") -> Sequence[Kind]:
+    return list(_KINDS) if kind == "all" else listed(kind, "kind")
 
 
 def kinds() -> dict[str, str]:
@@ -138,28 +138,7 @@ class Replacements:
     """The weights before training, or the model that has them; None if they are not known."""
     seed: int = 0
     _before_training: dict[frozenset, Recording] = field(default_factory=dict, repr=False)
-    _normal: dict[torch.Size, Tensor] = field(default_factory=dict, repr=False)
     _found: dict[tuple, tuple[Value, bool]] = field(default_factory=dict, repr=False)
-
-    @cached_property
-    def left_out(self) -> dict[str, str]:
-        """The kinds that this run does not allow, with the reason: `initial` needs the initial weights ..."""
-        reasons = {}
-        for name, kind in _KINDS.items():
-            reason = None if kind.missing is None else kind.missing(self)
-            if reason is not None:
-                reasons[name] = reason
-        return reasons
-
-    def function(self, kind: Kind) -> Replacement:
-        """The function of a kind; an error if this run does not allow it."""
-        if not isinstance(kind, str):
-            require(callable(kind), "kind", "a name or a function of the run and a site", repr(kind))
-            return kind
-        require(kind in _KINDS, "kind", f"all or one of {', '.join(_KINDS)}", repr(kind))
-        if kind in self.left_out:
-            raise InputError(f"kind: {self.left_out[kind]}")
-        return _KINDS[kind].function
 
     def value(self, site: str, kind: Kind) -> Value:
         """What replaces the activation at a node; for an edge, ask for its source."""
@@ -182,13 +161,15 @@ class Replacements:
 
         Kinds that depend on the site alone give all components the same tensor.
         """
-        function = self.function(kind)
+        function = kind
+        if isinstance(kind, str):
+            require(kind in _KINDS, "kind", f"all or one of {', '.join(_KINDS)}", repr(kind))
+            function = _KINDS[kind].function
+        require(callable(function), "kind", "a name or a function of the run and a site", repr(kind))
         key = (id(function), "" if function in OF_SITE else component, site)
         if key not in self._found:
-            value, own = (
-                function(Ablated(self.recording, self.batch, component, self.seed, self), site),
-                self.recording.at(site),
-            )
+            value = function(Ablated(self.recording, self.batch, component, self.seed, self), site)
+            own = self.recording.at(site)
             (batch, pos, d), shape = own.shape, tuple(value.shape) if isinstance(value, Tensor) else ()
             fits = len(shape) == 3 and shape[0] in (1, batch) and shape[1] in (1, pos) and shape[2] == d
             allowed = f"values of shape {tuple(own.shape)} at {site}, or 1 for batch and position"
@@ -199,23 +180,19 @@ class Replacements:
     @cached_property
     def other_outputs(self) -> Recording:
         """The run of the same sequences with the outputs of their triggers changed."""
-        assert isinstance(self.batch, BigramBatch)
+        if not (isinstance(self.batch, BigramBatch) and self.batch.triggers.shape[1] > 0):
+            raise UnsupportedError("kind: expected sequences with triggers for 'resample-output', got tokens alone")
         other = other_outputs(self.batch.to("cpu"), np.random.default_rng(self.seed))
         return self.recording.runner.record(other.tokens)
-
-    def normal(self, like: Tensor) -> Tensor:
-        """Standard normal numbers, the same for every activation of a shape."""
-        if like.shape not in self._normal:
-            generator = torch.Generator().manual_seed(self.seed)
-            self._normal[like.shape] = torch.randn(like.shape, generator=generator, dtype=like.dtype).to(like.device)
-        return self._normal[like.shape]
 
     def before_training(self, component: str) -> Recording:
         """The run in which only the weights behind a component are those from before training.
 
         Components with the same weights share it. If none of these weights has changed, it is the intact run itself.
         """
-        assert self.initial is not None
+        if self.initial is None:
+            wanted = "a trajectory, or the model before training as `initial`"
+            raise UnsupportedError(f"kind: expected {wanted}, got neither")
         initial = parameters(self.initial) if isinstance(self.initial, nn.Module) else self.initial
         runner, behind = self.recording.runner, self.recording.graph.parameters(component)
         key = frozenset(behind.items())
@@ -245,17 +222,6 @@ def name_of(kind: Kind) -> str:
     return kind if isinstance(kind, str) else getattr(kind, "__name__", type(kind).__name__)
 
 
-def _no_second_sequence(run: Replacements) -> str | None:
-    wanted = "two or more sequences for 'resample' and 'mean-position'"
-    return None if len(run.batch) >= 2 else f"expected {wanted}, got {len(run.batch)}"
-
-
-def _no_initial_weights(run: Replacements) -> str | None:
-    if run.initial is not None:
-        return None
-    return "expected a trajectory, or the model before training as `initial`, got neither"
-
-
 @ablation("zero", about="0")
 def zero(run: Ablated, site: str) -> Value:
     return torch.zeros_like(run.at(site)[:1, :1])
@@ -266,36 +232,36 @@ def mean(run: Ablated, site: str) -> Value:
     return run.at(site).mean((0, 1), keepdim=True)
 
 
-@ablation("mean-position", about="the mean of y over sequences, at each position", missing=_no_second_sequence)
+@ablation("mean-position", about="the mean of y over sequences, at each position")
 def mean_by_position(run: Ablated, site: str) -> Value:
-    return run.at(site).mean(0, keepdim=True)
+    return _several(run.at(site)).mean(0, keepdim=True)
 
 
-@ablation("resample", about="y of another sequence of the batch", missing=_no_second_sequence)
+@ablation("resample", about="y of another sequence of the batch")
 def resample(run: Ablated, site: str) -> Value:
-    return run.at(site).roll(1, dims=0)
+    return _several(run.at(site)).roll(1, dims=0)
 
 
-def _no_triggers(run: Replacements) -> str | None:
-    known = isinstance(run.batch, BigramBatch) and run.batch.triggers.shape[1] > 0
-    return None if known else "expected sequences with triggers for 'resample-output', got tokens alone"
+def _several(y: Float[Tensor, "batch pos d"]) -> Float[Tensor, "batch pos d"]:
+    if len(y) < 2:
+        wanted = "two or more sequences for 'resample' and 'mean-position'"
+        raise UnsupportedError(f"kind: expected {wanted}, got {len(y)}")
+    return y
 
 
-@ablation(
-    "resample-output", about="y of the same sequence with the outputs of its triggers changed", missing=_no_triggers
-)
+@ablation("resample-output", about="y of the same sequence with the outputs of its triggers changed")
 def resample_output(run: Ablated, site: str) -> Value:
     return run.all.other_outputs.at(site)
 
 
 @ablation("noise", about="Gaussian, each coordinate with y's own mean and standard deviation")
 def noise(run: Ablated, site: str) -> Value:
-    y = run.at(site)
-    drawn = run.all.normal(y)
+    y, generator = run.at(site), torch.Generator().manual_seed(run.seed)
+    drawn = torch.randn(y.shape, generator=generator, dtype=y.dtype).to(y.device)
     return y.mean((0, 1)) + y.flatten(0, 1).std(0, correction=0) * drawn
 
 
-@ablation("initial", about="what the weights before training computed from the same input", missing=_no_initial_weights)
+@ablation("initial", about="what the weights before training computed from the same input")
 def initial(run: Ablated, site: str) -> Value:
     return run.all.before_training(run.component).at(site)
 
@@ -378,13 +344,19 @@ def _ablate_one(
     recording = at.runner.record(at.batch.tokens)
     batch = at.batch.to(recording.logits.device)
     replacements = Replacements(recording, batch, initial, seed)
-    left_out = replacements.left_out if kind == "all" else {}
-    kinds = [one for one in _KINDS if one not in left_out] if kind == "all" else listed(kind, "kind")
+    kinds, left_out = list(_names_of(kind)), dict[str, str]()
     rows, variants = [(INTACT, INTACT)], [list[Patch]()]
     place_of, places = {frozenset(): 0}, [0]
     for name in component_names(recording.graph, heads, components):
-        for one in kinds:
-            patches = replacements.patches(name, one, effective=True)
+        for one in list(kinds):
+            try:
+                patches = replacements.patches(name, one, effective=True)
+            except UnsupportedError as reason:
+                if kind != "all":
+                    raise
+                left_out[name_of(one)] = str(reason).removeprefix("kind: ")
+                kinds.remove(one)
+                continue
             # W_O2 is L2H1, if layer 2 has no other head: they have the same values at the same sites
             same = frozenset([(patch.site, id(patch.value)) for patch in patches])
             if same not in place_of:
