@@ -30,9 +30,11 @@ def main(docs: Path = Path("docs"), runs: Path = Path("runs")) -> None:
     """
     from induction_memory.paper.plan import FIGURES
     from induction_memory.paper.reproducing import reproduce
+    from tools.explanations import explained
 
     made = reproduce(list(FIGURES), "paper", runs=runs, out=docs, train=False)
-    write_file(made.page, whole(made.page.read_text(encoding="utf-8")))
+    page = explained(made.page.read_text(encoding="utf-8"), made.records, made.verdicts)
+    write_file(made.page, whole(page))
     print(made.page)
 
 

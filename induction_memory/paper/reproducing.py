@@ -31,8 +31,9 @@ from induction_memory.trajectory.trajectory import Trajectory, load
 
 @dataclass(frozen=True, eq=False)
 class Reproduction:
-    """What came out: the verdicts, the figures drawn, and why others were not."""
+    """What came out: what was measured, the verdicts, the figures drawn, and why others were not."""
 
+    records: Records
     verdicts: pd.DataFrame
     pictures: dict[int, list[Path]]
     reasons: dict[int, str]
@@ -72,7 +73,7 @@ def reproduce(
     links = {figure: [path.relative_to(out).as_posix() for path in paths] for figure, paths in pictures.items()}
     written = out / "reproduction.md"
     write_file(written, page(chosen, scale, records, verdicts, links, reasons), "--out")
-    return Reproduction(verdicts, pictures, reasons, written)
+    return Reproduction(records, verdicts, pictures, reasons, written)
 
 
 def _trained(job: PaperRun, folder: Path, records: Records) -> Trajectory:

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from induction_memory.paper import plan
-from induction_memory.paper.claims import CLAIMS, DAGGER
+from induction_memory.paper.claims import CLAIMS, DAGGER, Claim
 from induction_memory.paper.drawing import FIGURES
 from induction_memory.paper.plan import Scale
 from induction_memory.paper.records import Record, Records
@@ -33,7 +33,7 @@ def page(
     parts = [_opening(scale, _summary(verdicts))]
     for figure in chosen:
         parts.append(f"## Figure {figure}")
-        parts.append(_wrap(" ".join(str(FIGURES[figure].__doc__).split())))
+        parts.append(wrapped(" ".join(str(FIGURES[figure].__doc__).split())))
         if figure in pictures:
             drawn, *again = pictures[figure]
             parts.append(f"![Figure {figure}]({drawn})")
@@ -41,7 +41,7 @@ def page(
                 parts += [SAME_IN_THE_TEXT, f"![Figure {figure}, the text's parametrisation]({other})"]
         else:
             parts.append(f"Not drawn: {reasons[figure]}.")
-        parts += _claims(figure, scale, verdicts, records)
+        parts += _claims(figure, verdicts)
         parts.append(_runs(figure, records))
     parts += _provenance(scale)
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -52,7 +52,7 @@ def _opening(scale: Scale, summary: str) -> str:
     where = "at its own scale" if scale == "paper" else "at a reduced scale"
     parts = [
         f"# The paper's figures and claims, {where}",
-        _wrap(
+        wrapped(
             f"**Which of the paper's figures and claims come out again?** {summary} Each section below has a figure of "
             "the paper, drawn anew, then every claim about it: the sentence of the paper, what was measured, and a "
             "verdict. [How it was made](#how-it-was-made) has the settings."
@@ -61,13 +61,13 @@ def _opening(scale: Scale, summary: str) -> str:
         "- *holds* if its value is beyond the threshold by more than its error,\n"
         "- *does not hold* if it misses the threshold by more than its error,\n"
         "- is *undecided* in between.",
-        _wrap(
+        wrapped(
             "The error is half of a 95 % interval, and its column says what it is taken over: seeds, repeated draws, "
             'sequences or associations at the last step, or the steps of a curve. "Seeds (1 run)" means that there is '
             "one run. Its spread is taken to be that between the three seeds of Figure 3, the only figure with "
             "repetitions of whole runs. Figure 8 has the spread of its own seeds."
         ),
-        _wrap(
+        wrapped(
             "Measurements marked *ours* ask for something that the paper does not claim: a stricter reading, or a "
             f"cause. Measures with a dagger ({DAGGER}) were added after a first look at the runs. No threshold was "
             "changed after its number was known. The rules for the errors were written when the values were known."
@@ -84,7 +84,7 @@ def _provenance(scale: Scale) -> list[str]:
         "Minutes are wall time on a shared two-core machine with two runs at a time."
     )
     command = f"This page is written by `induction-memory reproduce all --scale {scale}`."
-    return [PROVENANCE, _wrap(_scale(scale)), _wrap(about), command]
+    return [PROVENANCE, wrapped(_scale(scale)), wrapped(about), command]
 
 
 def _summary(verdicts: pd.DataFrame) -> str:
@@ -115,13 +115,13 @@ def _scale(scale: Scale) -> str:
     )
 
 
-def _claims(figure: int, scale: Scale, verdicts: pd.DataFrame, records: Records) -> list[str]:
+def _claims(figure: int, verdicts: pd.DataFrame) -> list[str]:
     parts = []
     for claim in CLAIMS.values():
         own = verdicts.loc[(verdicts["claim"] == claim.name).to_numpy()]
         if claim.figure != figure or own.empty:
             continue
-        quote = textwrap.indent(_wrap(f"The paper: {quoted(claim.says.rstrip('.') + '.')}", 116), "> ")
+        quote = textwrap.indent(wrapped(f"The paper: {quoted(claim.says.rstrip('.') + '.')}", 116), "> ")
         rows = own.assign(
             measure=[_whose(row) for row in own.to_dict("records")],
             value=own["value"].map(_number),
@@ -129,10 +129,13 @@ def _claims(figure: int, scale: Scale, verdicts: pd.DataFrame, records: Records)
             verdict=own["verdict"].map(_bold),
         )
         table = markdown(rows[["measure", "value", "error", "threshold", "verdict"]])
-        parts += [f"### {claim.name}", quote, table, _wrap(f"Thresholds: {claim.reason}.")]
-        if scale == "paper" and claim.explain is not None and (own["verdict"] == "does not hold").any():
-            parts.append(_wrap(f"Explanation: {claim.explain(records)}"))
+        parts += [f"### {claim.name}", quote, table, thresholds(claim)]
     return parts
+
+
+def thresholds(claim: Claim) -> str:
+    """The paragraph about the thresholds of a claim."""
+    return wrapped(f"Thresholds: {claim.reason}.")
 
 
 def _runs(figure: int, records: Records) -> str:
@@ -190,5 +193,6 @@ def quoted(says: str) -> str:
     return '"' + re.sub("``(.*?)''", r"'\1'", says) + '"'
 
 
-def _wrap(text: str, width: int = 120) -> str:
+def wrapped(text: str, width: int = 120) -> str:
+    """A paragraph in lines of that width."""
     return textwrap.fill(text, width, break_on_hyphens=False)

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from analyses.tools.explanations import explained
 from induction_memory import probes
 from induction_memory.errors import DamagedError, InputError
 from induction_memory.experiment.presets import PRESETS
@@ -230,15 +231,14 @@ def test_the_page_counts_the_verdicts():
     assert "| c (ours) |" in text
 
 
-@pytest.mark.parametrize(
-    ("scale", "verdict", "explained"),
-    [("paper", "does not hold", True), ("paper", "holds", False), ("quick", "does not hold", False)],
-)
-def test_the_page_says_why_a_claim_does_not_hold_at_the_papers_scale(scale, verdict, explained):
+@pytest.mark.parametrize("verdict", ["does not hold", "holds"])
+def test_the_page_of_the_docs_says_why_a_claim_does_not_hold(verdict):
     row = ("two-layers", 2, "a", "paper", 0.5, 0.1, "seeds", "at least 1", verdict)
     records = with_shipped(Records([]), plan.jobs([2], "paper"))
-    text = page([2], scale, records, pd.DataFrame([row], columns=list(COLUMNS)), {2: "x.png"}, {})
-    assert ("Explanation: With fixed triggers, accuracy is 0.999 at triggers first" in text) == explained
+    verdicts = pd.DataFrame([row], columns=list(COLUMNS))
+    text = explained(page([2], "paper", records, verdicts, {2: "x.png"}, {}), records, verdicts)
+    said = "last 20 batches.\n\nExplanation: With fixed triggers, accuracy is 0.999 at triggers first"
+    assert (said in text) == (verdict == "does not hold")
 
 
 def test_scripts_say_what_they_draw():

@@ -14,25 +14,10 @@ STEP_SIZES = (1.0, 4.0, 16.0)
 """Step sizes of the descent that weighs tokens, in factors of four."""
 
 
-def _compared(records: Records) -> str:
-    run, like = records.one(plan.REALISTIC), records.one(plan.OUTPUTS["uniform"])
-    end = run.steps
-    gained = run.accuracy() - run.accuracy(end - 219, end - 200)
-    keys = run.recall("W_K2") - run.recall("W_K2", end - 200)
-    best, last = like.recalls("W_O2").max(), like.recall("W_O2")
-    return (
-        f"In the last 200 steps of the realistic model accuracy rose by {gained:.3f} and the recall of W_K2 by "
-        f"{keys:.3f}: it was trained for {end} steps, the simplified model for {like.steps}. W_O2 competes with the "
-        f"linear W_F in the simplified model (its recall was {best:.2f} at best and is {last:.2f}) and has an MLP "
-        f"beside it here ({run.recall('W_O2'):.2f})."
-    )
-
-
 @claim(
     10,
     "the marks of Figure 3's model: accuracy 0.9, half of each memory recalled; 'similar' to Figure 4's is read as "
     "within 0.1, six associations of 65",
-    _compared,
 )
 def behaves_alike(records: Records) -> Iterator[Measurement]:
     """The loss, in-context accuracy and memory recall probes are similar to the simplified architecture."""
@@ -49,18 +34,6 @@ def behaves_alike(records: Records) -> Iterator[Measurement]:
         yield later(near(f"{called(name)} recall at the end, above the simplified model's", 0.0, lead, 0.1))
 
 
-def _norms_grow(records: Records) -> str:
-    del records  # no run is needed
-    found = {eta: frequency_ratios(eta).mean() for eta in STEP_SIZES}
-    stored, read = (", ".join(f"{ratio[name]:.2f}" for ratio in found.values()) for name in ("stored", "read"))
-    return (
-        "Normalisation makes what the logits read more alike, and what W stores less alike: W w_E(k) grows with every "
-        "update that is orthogonal to it, and frequent tokens get larger ones. At step sizes "
-        f"{', '.join(f'{eta:g}' for eta in STEP_SIZES)} the stored weights differ {stored} times as much as without "
-        f"LayerNorm, those that are read {read} times."
-    )
-
-
 @claim(
     10,
     "gradient descent on a map of 24 tokens of frequency 1/k, with and without normalisation of W w_E(k), from the "
@@ -68,7 +41,6 @@ def _norms_grow(records: Records) -> str:
     "the ratio with LayerNorm, divided by the ratio without, is at most 1. 'In the final memory' is read as the scores "
     "in W; the rows about the scores that reach the logits are ours, and were added after the ratios in W were known. "
     "The step sizes were fixed before a look at the results; other settings had been seen (docs/theory.md)",
-    _norms_grow,
 )
 def weighs_alike(records: Records) -> Iterator[Measurement]:
     """encouraging frequent and infrequent tokens to be weighted similarly in the final memory"""

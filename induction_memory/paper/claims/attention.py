@@ -9,20 +9,7 @@ from induction_memory.paper.records import Records
 from induction_memory.paper.verdicts import Measurement, at_least, at_most, near
 
 
-def _late_triggers(records: Records) -> str:
-    parts = []
-    for kind, name in plan.TWO_LAYERS.items():
-        run = records.one(name)
-        end, before = run.accuracy(), run.accuracy(run.steps - 219, run.steps - 200)
-        parts.append(
-            f"With {kind} triggers, accuracy is {run.final('accuracy_in_context_drawn'):.3f} at triggers first seen "
-            f"before position {plan.LETTERS} and {run.final('accuracy_in_context_late'):.3f} at those first seen "
-            f"later, and it still rose by {end - before:.3f} in the last 200 steps."
-        )
-    return " ".join(parts)
-
-
-@claim(2, "the paper's own numbers; accuracy is the mean of the last 20 batches", _late_triggers)
+@claim(2, "the paper's own numbers; accuracy is the mean of the last 20 batches")
 def two_layers(records: Records) -> Iterator[Measurement]:
     """with fixed (resp. random) triggers and uniform outputs, the model achieves over 99% accuracy (resp. 95%) on
     output tokens after the first occurrence.
@@ -41,25 +28,11 @@ def one_layer(records: Records) -> Iterator[Measurement]:
         yield near(f"in-context accuracy, one layer, {kind} triggers", 0.55, accuracy([records.one(name)]), 0.1)
 
 
-def _early_positions(records: Records) -> str:
-    parts = []
-    for kind, name in plan.TWO_LAYERS.items():
-        run = records.one(name)
-        here, all_positions = run.final("previous_token_argmax1_drawn"), run.final("previous_token_argmax1")
-        parts.append(
-            f"With {kind} triggers, layer 1 attends most to the previous token at {here:.2f} of the first "
-            f"{plan.LETTERS} positions and at {all_positions:.2f} of all; W_K1 recalls "
-            f"{run.recall('W_K1_first64'):.2f} of the first 64 positions and {run.recall('W_K1'):.2f} of all."
-        )
-    return " ".join(parts) + " The paper says of Figure 3 that late positions are learned later."
-
-
 @claim(
     2,
     "the sentence is the caption of a picture of some 40 positions, so these are measured; 'always' is read as nine "
     "tenths of the positions, corrected for chance, like 'near-perfect' for the accuracy; to ask it of all 256 "
     "positions is a stricter reading of ours",
-    _early_positions,
 )
 def looks_back(records: Records) -> Iterator[Measurement]:
     """The first layer head always attends to the previous token."""
@@ -89,22 +62,11 @@ def active_on(records: Records) -> Iterator[Measurement]:
     yield at_least(f"random triggers: {elsewhere}", HALF, share)
 
 
-def _what_is_copied(records: Records) -> str:
-    last = records.one(plan.TWO_LAYERS["random"]).final
-    return (
-        "The model distinguishes triggers from other tokens, and the rank matters little. At triggers it predicts the "
-        f"retrieved token in {last('in-context accuracy, rank 1 to 2'):.2f} of the cases if its rank is 1 or 2 and in "
-        f"{last('in-context accuracy, rank 3 or more'):.2f} from rank 3 on. At other tokens with a single successor so "
-        f"far, the shares are {last('copying, rank 1 to 2'):.2f} and {last('copying, rank 3 or more'):.2f}."
-    )
-
-
 @claim(
     2,
     "random triggers; the retrieved token is the trigger's output, and 'likely' is read as the three most likely "
     "tokens of pi_b. 'Often' and 'tends to' are read as half of the cases. A retrieved token of rank 0 is predicted by "
     "both sources and says nothing. The rows about other repeated tokens are ours",
-    _what_is_copied,
 )
 def prefers_the_unlikely(records: Records) -> Iterator[Measurement]:
     """the model may choose to use the retrieved token when it is unlikely to be sampled from the global bigram

@@ -26,28 +26,25 @@ def ours(row: Measurement) -> Measurement:
 
 
 Measure = Callable[[Records], Iterator[Measurement]]
-Explain = Callable[[Records], str]
 Row = tuple[str, int, str, str, float, float, str, str, Verdict]
 
 
 @field_docs
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of the paper, the reason for its thresholds, the measurement, and an explanation if it fails."""
+    """A sentence of the paper, the reason for its thresholds, and the measurement."""
 
     name: str
     figure: int
     says: str
     reason: str
     measure: Measure
-    explain: Explain | None
-    """Why a measure misses its threshold in the runs that ship, with measured numbers."""
 
 
 CLAIMS: dict[str, Claim] = {}
 
 
-def claim(figure: int, reason: str, explain: Explain | None = None) -> Callable[[Measure], Measure]:
+def claim(figure: int, reason: str) -> Callable[[Measure], Measure]:
     """Add a claim: the docstring quotes the paper, the name is the function's with hyphens.
 
     The function yields its rows. Between two rows it reads all the numbers of the later one, so that an audit can say
@@ -56,7 +53,7 @@ def claim(figure: int, reason: str, explain: Explain | None = None) -> Callable[
 
     def add(measure: Measure) -> Measure:
         name, says = measure.__name__.replace("_", "-"), " ".join(str(measure.__doc__).split())
-        CLAIMS[name] = Claim(name, figure, says, reason, measure, explain)
+        CLAIMS[name] = Claim(name, figure, says, reason, measure)
         return measure
 
     return add

@@ -61,27 +61,12 @@ def output_first(records: Records) -> Iterator[Measurement]:
         yield later(at_most(f"{called(name)} recall {then}", HALF, share))
 
 
-def _late_keys(records: Records) -> str:
-    runs = {"without": plan.LATE_KEYS, "with": plan.GRAFTED}
-    told = "; ".join(
-        f"{how} it {records.one(names[1]).mean_recall('W_K2'):.2f} and {records.one(names[5]).mean_recall('W_K2'):.2f}"
-        for how, names in runs.items()
-    )
-    donor = records.one(plan.GRAFTED[1]).recall("W_O2", 0)
-    return (
-        "The keys come late with one trigger even if W_O2 is there from the start. Mean recall of W_K2 over training "
-        f"with one and with five triggers: {told}. The grafted W_O2 recalls {donor:.2f} and is held. There is one run "
-        "per setting, at T = 64, and other causes were not tested."
-    )
-
-
 @claim(
     4,
     "means over training, so that no crossing point has to be chosen; 'slow' is read as a fall by 0.02, four times the "
     "spread of accuracy between seeds. To test that (i) is due to W_O2, the runs with one and with five triggers get "
     "the same learned W_O2 from the start. The hypothesis holds if at most half of the fall of the keys' recalls is "
     "left (a rule set before these runs; T = 64, batches of 128)",
-    _late_keys,
 )
 def slower(records: Records) -> Iterator[Measurement]:
     """the following may slow down in-context learning: (i) a smaller number of triggers K, (ii) using only rare

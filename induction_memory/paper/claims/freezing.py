@@ -20,29 +20,16 @@ MODELS = {"": "", "-text": ", the text's parametrisation"}
 """Suffix of a preset -> suffix of a measure. The text's parametrisation was added later, with the same thresholds."""
 
 
-def _norms(records: Records) -> str:
-    del records  # no run is needed
-    means, parts = {column: _by(column, "layer", "mean") for column in ("share", "largest")}, []
-    for name, model in PARAMETRISATIONS.items():
-        share, largest = (" and ".join(f"{x:.2g}" for x in table[name].to_numpy()) for table in means.values())
-        parts.append(
-            f"With {model}, layers 1 and 2 have {share} of t effective tokens, and the largest weights are "
-            f"{largest} times the uniform one."
-        )
-    return f"{' '.join(parts)} The text has embeddings and maps of unit norm, the code embeddings of variance 1."
-
-
 @claim(
     3,
     "attention over t keys has 1 / sum a^2 effective tokens; 'near-uniform' is read as nine tenths of t, and as a "
     "largest weight of at most twice the uniform one; mean over the queries of Figure 3's task, in the layer that is "
     "further from uniform",
-    _norms,
 )
 def starts_uniform(records: Records) -> Iterator[Measurement]:
     """attention scores at initialization are near-uniform"""
     del records
-    share, largest = _by("share", "seed", "min"), _by("largest", "seed", "max")
+    share, largest = untrained("share", "seed", "min"), untrained("largest", "seed", "max")
     for name, model in PARAMETRISATIONS.items():
         yield later(at_least(f"effective tokens over t, {model}", 0.9, over_draws(share[name].to_numpy())))
     for name, model in PARAMETRISATIONS.items():
@@ -50,7 +37,7 @@ def starts_uniform(records: Records) -> Iterator[Measurement]:
         yield ours(later(at_most(measure, 2.0, over_draws(largest[name].to_numpy()))))
 
 
-def _by(column: str, rows: str, how: str) -> pd.DataFrame:
+def untrained(column: str, rows: str, how: str) -> pd.DataFrame:
     """One measure of the attention before training: a row per layer or seed, a column per parametrisation."""
     return untrained_attention().pivot_table(index=rows, columns="model", values=column, aggfunc=how)
 
@@ -65,20 +52,9 @@ def keys_wait(records: Records) -> Iterator[Measurement]:
             yield _dated(end, at_most(measure, 0.1, recall(frozen, name, THAWED)))
 
 
-def _sums(records: Records) -> str:
-    code, text = (accuracy(records.of(f"figure-3-freeze-keys{end}"), THAWED - 19, THAWED).value for end in MODELS)
-    return (
-        "With both W_K frozen, attention stays as it starts: on few tokens in the code's parametrisation, nearly "
-        "uniform in the text's (starts-uniform). W_O2 then sees a sum over few tokens or over the whole context, in "
-        f"which the output stands as often as its trigger. Accuracy is {code:.3f} in the first case and "
-        f"{text:.3f} in the second."
-    )
-
-
 @claim(
     3,
     "'the correct associations' is read as 0.95, 62 of 65 associations; 'poor' as right less than half of the time",
-    _sums,
 )
 def output_alone(records: Records) -> Iterator[Measurement]:
     """W_O^2 can learn the correct associations even when trained by itself [...] While such a model has poor
@@ -110,22 +86,9 @@ def _dated(end: str, row: Measurement) -> Measurement:
     return later(row) if end else row
 
 
-def _births(records: Records, preset: str = "figure-3") -> list[list[float]]:
+def births(records: Records, preset: str = "figure-3") -> list[list[float]]:
     """Per run with nothing frozen, the steps from which half of each memory is recalled."""
     return [[run.reaches(name, HALF) for name in ORDER] for run in records.of(preset)]
-
-
-def _order(records: Records) -> str:
-    told = []
-    for end, where in MODELS.items():
-        steps = [", ".join(f"{step:g}" for step in column) for column in np.array(_births(records, f"figure-3{end}")).T]
-        born = "; ".join(f"{called(name)} {column}" for name, column in zip(ORDER, steps, strict=True))
-        told.append(f"Steps from which half of a memory is recalled, per run{where}: {born}.")
-    whole = ", ".join(f"{run.recall('W_K1'):.2f}" for end in MODELS for run in records.of(f"figure-3{end}"))
-    return (
-        f"{' '.join(told)} The first 64 positions of W_K1 come before W_K2 because they are fewer and early. Over all "
-        f"positions W_K1 is not half recalled at the end ({whole})."
-    )
 
 
 @claim(
@@ -133,7 +96,6 @@ def _order(records: Records) -> str:
     "the paper defines the order by the comparison in this sentence; 'easier' and 'beneficial' are read as a tenth, "
     "six associations of 65. That the memories are half recalled in the order W_O2, W_K2, W_K1 in every run with "
     "nothing frozen is a stricter reading of ours",
-    _order,
 )
 def second_before_first(records: Records) -> Iterator[Measurement]:
     """the second layer is learned before the first, in the sense that W_K^2 is easier to learn when W_K^1 is frozen
@@ -154,7 +116,7 @@ def second_before_first(records: Records) -> Iterator[Measurement]:
         gain = at(f"figure-3{end}", "W_K1_first64") - at(no_second, "W_K1_first64")
         measure = f"W_K1 recall (t < 64) at {THAWED} with nothing frozen, above that with W_K2 frozen{where}"
         yield later(at_least(measure, 0.1, gain))
-        in_order = float(np.mean([b[0] <= b[1] <= b[2] < np.inf for b in _births(records, f"figure-3{end}")]))
+        in_order = float(np.mean([b[0] <= b[1] <= b[2] < np.inf for b in births(records, f"figure-3{end}")]))
         measure = f"share of runs that recall half of W_O2, then of W_K2, then of W_K1 (t < 64){where}"
         yield _dated(end, ours(at_least(measure, 1.0, known(in_order))))
 

@@ -16,22 +16,10 @@ FEW = 10
 """Steps that count as a few iterations."""
 
 
-def _frequent_tokens(records: Records) -> str:
-    last = records.one(plan.OUTPUTS["uniform"]).final
-    return (
-        "Rank correlation of W_O2's diagonal with the tokens' frequency: "
-        f"{last('W_O2_diagonal_frequency'):.2f}. Late in training the diagonal weakens for frequent tokens, which "
-        f"widens its spread ({last('W_O2_diagonal_spread'):.2f} of its mean, W_K2's "
-        f"{last('W_K2_diagonal_spread'):.2f}). Among the first 64 positions, where W_K1 is learned, its signal is "
-        f"{last('W_K1_first64_sir'):.2f}. A test shows that all measures hold from step 230 to 440 of this run."
-    )
-
-
 @claim(
     7,
     "'dominate' is read as right scores twice the size of the others; 'related' and 'particularly' as rank "
     "correlations of a half; 'roughly uniform' as a relative spread of at most half of W_K2's",
-    _frequent_tokens,
 )
 def diagonals(records: Records) -> Iterator[Measurement]:
     """diagonal elements dominate in the plots [...] some of the diagonal elements are weaker than others,
@@ -50,22 +38,11 @@ def diagonals(records: Records) -> Iterator[Measurement]:
     yield at_most("W_O2: spread of its diagonal over its mean, as a share of W_K2's", HALF, share)
 
 
-def _steps_to_nine_tenths(records: Records) -> str:
-    runs = tuned_runs(records, 128)
-    steps = [run.recalls("W_O2").index.to_numpy()[np.argmax(run.recalls("W_O2").to_numpy() >= 0.9)] for run in runs]
-    tried = ", ".join(f"{size:g}" for size in plan.step_sizes(128))
-    return (
-        f"At the best of the step sizes tried for d = 128 ({tried}), {runs[0].config.train.learning_rate:g}, nine "
-        f"tenths are first recalled at step {', '.join(map(str, steps))} (one number per seed)."
-    )
-
-
 @claim(
     8,
     "'faster' is a mean recall over 100 steps that does not fall from one d to the next (with tuned step sizes, by at "
     "most 0.01, because their grid is coarse); 'a few' is read as ten steps, 'sufficient' as nine tenths recalled; "
     "'further' as a tenth more",
-    _steps_to_nine_tenths,
 )
 def higher_dimension(records: Records) -> Iterator[Measurement]:
     """higher dimension leads to faster learning of the memory, in particular d = 128 seems sufficient for fast

@@ -1,6 +1,7 @@
 """One picture for each check of the theory, drawn from the tables that the check returns."""
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -69,7 +70,7 @@ def _example(tables: Tables) -> Figure:
 
 def _lemma_5(tables: Tables) -> Figure:
     figure, (axes,) = _axes(1)
-    words = {"xlabel": r"size of $W_2$", "ylabel": "relative cost of the linearisation"}
+    words: dict[str, Any] = {"xlabel": r"size of $W_2$", "ylabel": "relative cost of the linearisation"}
     _curves(axes, tables["linearisation"], "size", ("error", "o-", MEASURED, None), xscale="log", yscale="log", **words)
     return figure
 
@@ -143,7 +144,7 @@ def _accuracy(tables: Tables) -> Figure:
     colours = {"accuracy": "black", "previous attention": PRINTED, "output attention": MEASURED}
     curves = [(column, "o-", colour, None) for column, colour in colours.items()]
     for axes, (axis, title) in zip(top, titles.items(), strict=True):
-        part = tables["sweep"][tables["sweep"]["axis"] == axis]
+        part = tables["sweep"].loc[(tables["sweep"]["axis"] == axis).to_numpy()]
         _curves(axes, part, "value", *curves, ms=3, xscale="log", xlabel=title, ylim=SHARE)
     top[3].legend(top[3].get_lines(), colours, fontsize=7, loc="lower right")
     _heat(bottom[0], tables["W_O2"], r"step 1: $w_U(k)^\top W_O^2 W_V^2 w_E(j)$", "j", "k")
@@ -173,7 +174,7 @@ def _bars(table: pd.DataFrame, label: str, group: str) -> Figure:
 def _factorisation(tables: Tables) -> Figure:
     figure, (left, right) = _axes(2)
     noise = (("noise", "o", MEASURED, "measured"), ("predicted noise", "-", PREDICTED, "predicted"))
-    words = {"xlabel": "rank d'", "xscale": "log"}
+    words: dict[str, Any] = {"xlabel": "rank d'", "xscale": "log"}
     _curves(left, tables["ranks"], "rank", *noise, yscale="log", ylabel="off-diagonal noise", **words)
     product = ("recall", "o-", MEASURED, r"$\frac{d}{2d'} U V$")
     best = ("recall of the best matrix of that rank", "s--", OTHER, "truncated $W_*$")
@@ -185,7 +186,7 @@ def _factorisation(tables: Tables) -> Figure:
 def _mlp_memory(tables: Tables) -> Figure:
     figure, (axes,) = _axes(1)
     curves = (("linear", "o-", PRINTED, "linear"), ("mlp", "o-", MEASURED, "MLP, b = 1/2"))
-    words = {"xlabel": "stored pairs n (d = 32)", "ylabel": "recall"}
+    words: dict[str, Any] = {"xlabel": "stored pairs n (d = 32)", "ylabel": "recall"}
     _curves(axes, tables["capacity"], "n", *curves, xscale="log", ylim=SHARE, **words)
     return figure
 
