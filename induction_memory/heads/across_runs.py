@@ -57,8 +57,7 @@ estimates the part of the variance of x that comes from what the runs share.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from itertools import chain, combinations, permutations, product
+from itertools import combinations, permutations, product
 from math import factorial
 from typing import Any
 
@@ -66,7 +65,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float, Int
 
-from induction_memory.heads.roles import VOTES, at_last_step, largest_share, listed, role_births, rows_of
+from induction_memory.heads.roles import VOTES, at_last_step, carriers, listed, role_births, rows_of
 from induction_memory.heads.shapley import participation
 from induction_memory.heads.sharing import UNKNOWN
 from induction_memory.heads.votes import ROLES, ROUTE_OF
@@ -137,22 +136,20 @@ def relations(runs: pd.DataFrame) -> dict[str, list[tuple[str, str]]]:
     return {relation: pairs for relation, pairs in found.items() if pairs}
 
 
-def interval(
-    statistic: Callable[[Int[np.ndarray, " drawn"]], float], n: int, rng: np.random.Generator
-) -> tuple[float, float, float]:
-    """The statistic of n runs (given by their indices), and its percentile interval; nan limits when n < 2."""
-    value = statistic(np.arange(n))
-    if n < 2:
+def interval(statistic: Callable[..., float], *sizes: int, seed: int = 0) -> tuple[float, float, float]:
+    """The statistic of all runs, and its percentile interval over runs that are drawn with replacement.
+
+    It takes the indices of the drawn runs, one array for each size of a family. The limits are nan for a single run.
+    """
+    rng, value = np.random.default_rng(seed), statistic(*map(np.arange, sizes))
+    if min(sizes) < 2:
         return value, np.nan, np.nan
-    return value, *_limits([statistic(rng.integers(n, size=n)) for _ in range(RESAMPLES)])
-
-
-def _limits(drawn: list[float]) -> tuple[float, float]:
-    kept = np.array(drawn)[np.isfinite(drawn)] if drawn else np.array([])
+    drawn = np.array([statistic(*(rng.integers(n, size=n) for n in sizes)) for _ in range(RESAMPLES)])
+    kept = drawn[np.isfinite(drawn)]
     if kept.size == 0:
-        return np.nan, np.nan
+        return value, np.nan, np.nan
     low, high = np.quantile(kept, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return float(low), float(high)
+    return value, float(low), float(high)
 
 
 def mean_over_drawn(values: Float[np.ndarray, "*run"]) -> Callable[[Int[np.ndarray, " drawn"]], float]:
@@ -165,6 +162,20 @@ def mean_over_drawn(values: Float[np.ndarray, "*run"]) -> Callable[[Int[np.ndarr
         some = values[np.ix_(*[drawn] * values.ndim)]
         kept = some[np.isfinite(some)]
         return float(kept.mean()) if kept.size else np.nan
+
+    return statistic
+
+
+def quotient(above: Float[np.ndarray, "run run"], below: Float[np.ndarray, "other other"]) -> Callable[..., float]:
+    """The mean of one matrix over pairs of drawn runs, divided by that of another; nan unless the divisor is positive.
+
+    If the matrices are of different runs, each has its own draw.
+    """
+    over, under = mean_over_drawn(above), mean_over_drawn(below)
+
+    def statistic(drawn: np.ndarray, other: np.ndarray | None = None) -> float:
+        divisor = under(drawn if other is None else other)
+        return over(drawn) / divisor if divisor > 0 else np.nan
 
     return statistic
 
@@ -203,13 +214,15 @@ def origins(runs: pd.DataFrame, carriers: pd.DataFrame, *, seed: int = 0) -> pd.
         for relation, pairs in pairs_by_relation.items():
             if len(pairs) == 0:
                 continue
-            names = list(dict.fromkeys(run for pair in pairs for run in pair))
-            which = _interval_over_pairs(partial(_score, shares), pairs, seed=seed)
+            told = {(a, b): agreement(shares[a], shares[b]) for a, b in pairs}
+            names, gained = pair_matrix({pair: measured - chance for pair, (measured, chance, _) in told.items()})
+            _, room = pair_matrix({pair: most - chance for pair, (_, chance, most) in told.items()})
+            which = interval(quotient(gained, room), len(names), seed=seed)
             found = {"which head": (*which, _chance(shares, pairs, names, seed))}
             if relation != INDEPENDENT and apart:
                 for measure, size in (("effective number", participation), ("largest share", np.max)):
                     x = {run: float(size(values)) for run, values in shares.items()}
-                    found[measure] = (*_interval_over_pairs(partial(_explained, x), pairs, apart, seed=seed), np.nan)
+                    found[measure] = (*_explained(x, pairs, apart, seed), np.nan)
             rows += [(role, measure, relation, *numbers, len(pairs), len(names)) for measure, numbers in found.items()]
     columns = ["role", "measure", "relation", "value", "low", "high", "p", "pairs", "runs"]
     return pd.DataFrame(rows, columns=columns)
@@ -238,30 +251,13 @@ def _shares(carriers: pd.DataFrame) -> Shares:
     return {run: rows_of(carriers, run=run)["share"].to_numpy(dtype=float) for run in heads}
 
 
-def _score(shares: Shares, pairs: Pairs) -> float:
-    told = np.array([agreement(shares[a], shares[b]) for a, b in pairs])
-    room = (told[:, 2] - told[:, 1]).sum()
-    return float((told[:, 0] - told[:, 1]).sum() / room) if room > 0 else np.nan
-
-
-def _explained(x: dict[str, float], pairs: Pairs, apart: Pairs) -> float:
-    within, between = (np.mean([(x[a] - x[b]) ** 2 for a, b in some]) for some in (pairs, apart))
-    return float(1 - within / between) if between > 0 else np.nan
-
-
-def _interval_over_pairs(statistic: Callable[..., float], *families: Pairs, seed: int) -> tuple[float, float, float]:
-    """A statistic of one or more families of pairs, and its interval over runs that are drawn with replacement."""
-    rng, drawn = np.random.default_rng(seed), []
-    for _ in range(RESAMPLES):
-        again = []
-        for pairs in families:
-            names = list(dict.fromkeys(chain.from_iterable(pairs)))
-            runs = [names[i] for i in rng.integers(len(names), size=len(names))]
-            there = set(pairs)
-            again.append([pair for pair in product(runs, runs) if pair in there])  # no pair of a run and its own copy
-        if all(again):
-            drawn.append(statistic(*again))
-    return statistic(*families), *_limits(drawn)
+def _explained(x: dict[str, float], pairs: Pairs, apart: Pairs, seed: int) -> tuple[float, float, float]:
+    """The part of the variance of x that comes from what the pairs share, and its interval."""
+    (names, within), (others, between) = (
+        pair_matrix({(a, b): (x[a] - x[b]) ** 2 for a, b in family}) for family in (pairs, apart)
+    )
+    left = quotient(within, between)
+    return interval(lambda drawn, other: 1 - left(drawn, other), len(names), len(others), seed=seed)
 
 
 def _chance(shares: Shares, pairs: Pairs, names: list[str], seed: int) -> float:
@@ -306,15 +302,9 @@ def identifiability(runs: pd.DataFrame, roles: pd.DataFrame, votes: pd.DataFrame
                 continue
             names, right = pair_matrix({pair: accuracy for pair, (accuracy, _) in told.items()})
             _, lucky = pair_matrix({pair: chance for pair, (_, chance) in told.items()})
-            accuracy, chance = mean_over_drawn(right), mean_over_drawn(lucky)
-            all_runs = np.arange(len(names))
-
-            def score(drawn: np.ndarray, accuracy=accuracy, chance=chance) -> float:
-                level = chance(drawn)
-                return (accuracy(drawn) - level) / (1 - level) if level < 1 else np.nan
-
-            value, low, high = interval(score, len(names), np.random.default_rng(seed))
-            rows.append((relation, name, accuracy(all_runs), chance(all_runs), value, low, high, len(names)))
+            means = [mean_over_drawn(of_pairs)(np.arange(len(names))) for of_pairs in (right, lucky)]
+            score = interval(quotient(right - lucky, 1 - lucky), len(names), seed=seed)
+            rows.append((relation, name, *means, *score, len(names)))
     columns = ["relation", "predictor", "accuracy", "chance", "score", "low", "high", "runs"]
     return pd.DataFrame(rows, columns=columns)
 
@@ -353,20 +343,20 @@ def stability(
 ) -> pd.DataFrame:
     """One row per relation, role and measure: value, low, high, runs. All steps of each run; the last one decides."""
     born = role_births(roles) if len(listed(roles, "step")) > 1 else None
-    roles, shares, totals = at_last_step(roles), at_last_step(shares), at_last_step(totals)
+    roles, shares = at_last_step(roles), at_last_step(shares)
+    carried = carriers(shares, at_last_step(totals))
     rows = []
     for relation, pairs in relations(runs).items():
         names = list(dict.fromkeys(run for pair in pairs for run in pair))
         for role in ROLES:
             leaders = {run: leader(run, role, roles, shares) for run in names}
             measured = {
-                **{name: mean_over_drawn(x) for name, x in _of_runs(names, role, roles, shares, totals).items()},
+                **{name: mean_over_drawn(x) for name, x in _of_runs(names, role, roles, carried).items()},
                 **({} if born is None else {"born": mean_over_drawn(_born(born, leaders))}),
                 **{name: mean_over_drawn(x) for name, x in _of_pairs(pairs, role, leaders, matches).items()},
             }
             for measure, statistic in measured.items():
-                value, low, high = interval(statistic, len(names), np.random.default_rng(seed))
-                rows.append((relation, role, measure, value, low, high, len(names)))
+                rows.append((relation, role, measure, *interval(statistic, len(names), seed=seed), len(names)))
     return pd.DataFrame(rows, columns=["relation", "role", "measure", "value", "low", "high", "runs"])
 
 
@@ -379,12 +369,11 @@ def leader(run: str, role: str, roles: pd.DataFrame, shares: pd.DataFrame) -> st
     return effects["head"].tolist()[int(np.argmax(effects["effect"].to_numpy()))]
 
 
-def _of_runs(
-    names: list[str], role: str, roles: pd.DataFrame, shares: pd.DataFrame, totals: pd.DataFrame
-) -> dict[str, np.ndarray]:
+def _of_runs(names: list[str], role: str, roles: pd.DataFrame, carried: pd.DataFrame) -> dict[str, np.ndarray]:
     heads = np.array([float(len(rows_of(roles, run=run, role=role))) for run in names])
-    effective, largest = np.array([largest_share(shares, totals, run, role) for run in names]).T
-    return {"heads": heads, "effective": effective, "leader": largest, "present": (heads > 0).astype(float)}
+    largest: Any = rows_of(carried, role=role).groupby("run")[["effective", "share"]].max()
+    effective, leader = largest.reindex(names).to_numpy(dtype=float).T
+    return {"heads": heads, "effective": effective, "leader": leader, "present": (heads > 0).astype(float)}
 
 
 def _born(born: pd.DataFrame, leaders: dict[str, str | None]) -> np.ndarray:

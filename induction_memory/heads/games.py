@@ -61,14 +61,6 @@ class Questions:
     """False where a sequence has fewer than m questions and the entry is padding."""
     metric: Metric = "logit"
 
-    @property
-    def counts(self) -> Float64[Tensor, " batch"]:
-        return self.asked.double().sum(1).cpu()
-
-    def of(self, some: slice) -> "Questions":
-        """The questions of some sequences."""
-        return Questions(self.queries[some], self.targets[some], self.asked[some], self.metric)
-
     def sums(self, logits: Float[Tensor, "*variant batch m vocab"]) -> Float64[Tensor, "*variant batch"]:
         """The value of runs, summed over the questions of each sequence, as a tensor on the CPU."""
         targets = self.targets.expand(logits.shape[:-1]).unsqueeze(-1)
@@ -83,7 +75,7 @@ class Questions:
         self, sums: Float64[Tensor, "*variant batch"]
     ) -> tuple[Float64[Tensor, "*variant"], Float64[Tensor, "*variant"]]:
         """Mean per question and its standard error over sequences (nan if a single sequence has questions)."""
-        return ratio(sums, self.counts)
+        return ratio(sums, self.asked.double().sum(1).cpu())
 
 
 def ask(batch: Batch, metric: Metric = "logit", *, at_most: int = PER_SEQUENCE, seed: int = 0) -> Questions:
@@ -112,36 +104,6 @@ def edges(graph: Graph, head: str, route: str) -> list[str]:
         readers = [f"FF{graph.n_layers}"] if graph.n_layers in graph.feed_forwards else []
         readers.append("out")
     return [f"{head}->{name}" for name in readers if head in graph.writers_before(name)]
-
-
-def coalition_sums(
-    recording: Recording,
-    absent: dict[str, Tensor],
-    present: Bool[Tensor, "coalition route player"],
-    questions: Questions,
-) -> Float64[Tensor, "coalition batch"]:
-    """The value of each variant, one sum per sequence: `present` says which heads the readers of each route see.
-
-    Routes in the order of ROUTES, players in the order of `recording.graph.heads`.
-    """
-    by_player = present.mT.flatten(1).tolist()
-    order = sorted(range(len(present)), key=by_player.__getitem__)  # neighbours agree on the earlier layers' heads
-    variants = [_without(recording, absent, present[i]) for i in order]
-    result = torch.empty(len(present), len(recording.tokens), dtype=torch.float64)
-    with torch.no_grad():
-        for i, logits in zip(order, recording.run(variants, queries=questions.queries), strict=True):
-            result[i] = questions.sums(logits)
-    return result
-
-
-def _without(recording: Recording, absent: dict[str, Tensor], present: Bool[Tensor, "route player"]) -> list[Patch]:
-    """The patches that cut heads where the routes do not see them."""
-    graph, patches = recording.graph, list[Patch]()
-    for head, seen in zip(graph.heads, present.T.tolist(), strict=True):
-        routes = [route for route, there in zip(ROUTES, seen, strict=True) if not there]
-        cut = [head] if len(routes) == len(ROUTES) else [edge for route in routes for edge in edges(graph, head, route)]
-        patches += [Patch(site, absent[head]) for site in cut]
-    return patches
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,12 +144,21 @@ class ValueFunction:
 
     def values(self, present: Bool[Tensor, "coalition route player"]) -> Float64[Tensor, "coalition batch"]:
         """The values when the readers of each route see the present heads only; each is evaluated once."""
-        keys = [one.numpy().tobytes() for one in present]
-        missing = {key: one for key, one in zip(keys, present, strict=True) if key not in self.known}
+        keys = [seen.mT.flatten().numpy().tobytes() for seen in present]
+        missing = {key: seen for key, seen in zip(keys, present, strict=True) if key not in self.known}
         if missing:
-            new = coalition_sums(self.recording, self.absent, torch.stack(list(missing.values())), self.questions)
-            self.known.update(zip(missing, new, strict=True))
+            order = sorted(missing)  # neighbours agree on the earlier layers' heads
+            self.known.update(zip(order, self.patched([self._cuts(missing[key]) for key in order]), strict=True))
         return torch.stack([self.known[key] for key in keys])
+
+    def _cuts(self, present: Bool[Tensor, "route player"]) -> list[Patch]:
+        """The patches that cut heads where the routes do not see them."""
+        patches = list[Patch]()
+        for head, seen in zip(self.graph.heads, present.T.tolist(), strict=True):
+            cut = [route for route, there in zip(ROUTES, seen, strict=True) if not there]
+            sites = [edge for route in cut for edge in edges(self.graph, head, route)] if any(seen) else [head]
+            patches += [Patch(site, self.absent[head]) for site in sites]
+        return patches
 
     def patched(self, variants: list[list[Patch]]) -> Float64[Tensor, "variant batch"]:
         """The values of patched runs, one sum per sequence."""
@@ -220,33 +191,36 @@ def value_function(
 def solve_games(v: ValueFunction) -> list[Game]:
     """All games of a model. The small ones are evaluated together first, because they share coalitions."""
     graph = v.graph
-    rules: list[tuple[str, int, Sequence[str]]] = [("all", 0, ROUTES)]
+    rules = [("all", 0, graph.heads, ROUTES)]
     for layer in range(1, graph.n_layers + 1):
-        rules.append(("layer", layer, ROUTES))
-        rules += [(route, layer, [route]) for route in ROUTES if edges(graph, graph.heads_of(layer)[0], route)]
-    small = [(layer, routes) for _, layer, routes in rules if len(_players(graph, layer)) <= EXACT]
+        players = graph.heads_of(layer)
+        rules.append(("layer", layer, players, ROUTES))
+        rules += [(route, layer, players, (route,)) for route in ROUTES if edges(graph, players[0], route)]
+    small = [
+        _seen(graph.heads, players, routes, all_coalitions(len(players)))
+        for *_, players, routes in rules
+        if len(players) <= EXACT
+    ]
     if small:
-        v.values(torch.cat([_present(graph, *one, all_coalitions(len(_players(graph, one[0])))) for one in small]))
-    return [Game(name, layer, _players(graph, layer), _solve(v, name, layer, routes)) for name, layer, routes in rules]
+        v.values(torch.cat(small))
+    games = []
+    for name, layer, players, routes in rules:
+        solution = solve(
+            len(players),
+            lambda subsets, players=players, routes=routes: v.values(_seen(graph.heads, players, routes, subsets)),
+            v.rng,
+            v.orders,
+            pairs=name == "all",
+        )
+        games.append(Game(name, layer, players, solution))
+    return games
 
 
-def _solve(v: ValueFunction, name: str, layer: int, routes: Sequence[str]) -> Solution:
-    def evaluate(subsets: Tensor) -> Tensor:
-        return v.values(_present(v.graph, layer, routes, subsets))
-
-    return solve(len(_players(v.graph, layer)), evaluate, v.rng, v.orders, pairs=name == "all")
-
-
-def _players(graph: Graph, layer: int) -> tuple[str, ...]:
-    return graph.heads_of(layer) if layer else graph.heads
-
-
-def _present(
-    graph: Graph, layer: int, routes: Sequence[str], subsets: Bool[Tensor, "coalition player"]
+def _seen(
+    heads: Sequence[str], players: Sequence[str], routes: Sequence[str], subsets: Bool[Tensor, "coalition player"]
 ) -> Bool[Tensor, "coalition route head"]:
     """Which heads each route sees if the players outside a subset are absent for some routes."""
-    players = torch.tensor([head in _players(graph, layer) for head in graph.heads])
-    for_route = torch.ones(len(subsets), len(graph.heads), dtype=torch.bool)
-    for_route[:, players] = subsets
-    cut = torch.tensor([route in routes for route in ROUTES])
-    return for_route[:, None] | ~cut[:, None]
+    present = torch.ones(len(subsets), len(heads), dtype=torch.bool)
+    present[:, torch.tensor([head in players for head in heads])] = subsets
+    whole = torch.tensor([route not in routes for route in ROUTES])
+    return present[:, None] | whole[:, None]

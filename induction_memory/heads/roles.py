@@ -54,9 +54,7 @@ def listed(table: pd.DataFrame, column: str) -> list[Any]:
 
 def at_last_step(table: pd.DataFrame) -> pd.DataFrame:
     """The rows of each run's last step."""
-    last = {run: max(listed(rows_of(table, run=run), "step")) for run in listed(table, "run")}
-    keep = [step == last[run] for run, step in zip(table["run"], table["step"], strict=True)]
-    return table.loc[np.array(keep, dtype=bool)]
+    return table.loc[table["step"] == table.groupby("run")["step"].transform("max")]
 
 
 VOTES = ("weights", "attention", "causes")
@@ -206,43 +204,26 @@ def normalised(parts: Float[np.ndarray, "step head"]) -> Float[np.ndarray, "step
 
 def _histories(roles: pd.DataFrame) -> Iterator[tuple[str, str, np.ndarray, np.ndarray]]:
     """Run, head, steps, and the role at each step."""
-    for run in listed(roles, "run"):
-        own = rows_of(roles, run=run)
-        for head in listed(own, "head"):
-            own_rows = rows_of(own, head=head)
-            yield run, head, own_rows["step"].to_numpy(), own_rows["role"].to_numpy()
-
-
-def strongest_layer(totals: pd.DataFrame, run: str, role: str) -> tuple[int, float] | None:
-    """The layer in which the role's route has most effect, and its effective number of heads; None without effect."""
-    own = rows_of(totals, run=run, game=ROUTE_OF[role])
-    effective = own["effective"].to_numpy()
-    if not np.isfinite(effective).any():
-        return None
-    best = int(np.argmax(np.where(np.isfinite(effective), own["effect"].to_numpy(), -np.inf)))
-    return own["layer"].tolist()[best], float(effective[best])
+    by_head: Any = roles.groupby(["run", "head"], sort=False)
+    for (run, head), own in by_head:
+        yield run, head, own["step"].to_numpy(), own["role"].to_numpy()
 
 
 def carriers(shares: pd.DataFrame, totals: pd.DataFrame) -> pd.DataFrame:
-    """One row per run, role and head: layer, share, share_se, effective (the same for all heads). One step per run."""
+    """One row per run, role and head: layer, share, share_se, effective (the same for all heads). One step per run.
+
+    They are those of the layer in which the role's route has most effect; a role without an effect has no rows.
+    """
     rows = []
     for run in listed(totals, "run"):
         for role in ROLES:
-            strongest = strongest_layer(totals, run, role)
-            if strongest is None:
+            of_route = rows_of(totals, run=run, game=ROUTE_OF[role])
+            with_heads = of_route.loc[np.isfinite(of_route["effective"])]
+            if with_heads.empty:
                 continue
-            layer, effective = strongest
-            own = rows_of(shares, run=run, game=ROUTE_OF[role], layer=layer)
+            strongest = with_heads.loc[with_heads["effect"].idxmax()]
+            own = rows_of(shares, run=run, game=ROUTE_OF[role], layer=strongest["layer"])
             error = (own["shapley_se"] * own["share"] / own["shapley"]).abs()
             for head, share, se in zip(own["head"], own["share"], error, strict=True):
-                rows.append((run, role, layer, head, share, se, effective))
+                rows.append((run, role, strongest["layer"], head, share, se, strongest["effective"]))
     return pd.DataFrame(rows, columns=["run", "role", "layer", "head", "share", "share_se", "effective"])
-
-
-def largest_share(shares: pd.DataFrame, totals: pd.DataFrame, run: str, role: str) -> tuple[float, float]:
-    """The effective number of heads of a role in a run, and the largest share of one head; nan without effect."""
-    strongest = strongest_layer(totals, run, role)
-    if strongest is None:
-        return np.nan, np.nan
-    own = rows_of(shares, run=run, game=ROUTE_OF[role], layer=strongest[0])["share"].to_numpy()
-    return strongest[1], float(own.max())

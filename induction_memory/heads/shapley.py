@@ -54,10 +54,6 @@ class Solution:
     drawn: Float64[Tensor, "pair player batch"] | None = None
     """If orders were sampled: the contributions in each drawn order and its reverse, averaged over the two."""
 
-    @property
-    def exact(self) -> bool:
-        return self.drawn is None
-
 
 def all_coalitions(n: int) -> Bool[Tensor, "coalition player"]:
     """Every subset; row i has the players whose bits are set in i."""

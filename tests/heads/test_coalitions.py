@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from induction_memory.errors import InputError
-from induction_memory.heads.games import ROUTES, ask, coalition_sums, edges, solve_games, value_function
+from induction_memory.heads.games import ROUTES, ask, edges, solve_games, value_function
 from induction_memory.heads.shapley import all_coalitions
 from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
@@ -42,11 +42,6 @@ def value_function_of(config, kind="mean", via=None):
     return value_function(runner(model_of(config), via=via), random_batch(), kind=kind)
 
 
-def everywhere(coalitions):
-    """The same heads for every route."""
-    return coalitions[:, None].expand(-1, len(ROUTES), -1)
-
-
 def hooked_sums(v, model, patches):
     logits = hooked_logits(model, v.batch.tokens, patches)
     return v.questions.sums(logits[torch.arange(len(logits))[:, None], v.questions.queries])
@@ -56,7 +51,7 @@ def hooked_sums(v, model, patches):
 def test_every_coalition_equals_one_hooked_forward_with_the_absent_heads_replaced(name):
     v, model = value_function_of(ARCHITECTURES[name]), model_of(ARCHITECTURES[name])
     coalitions = all_coalitions(len(v.graph.heads))
-    fast = coalition_sums(v.recording, v.absent, everywhere(coalitions), v.questions)
+    fast = v.coalitions(coalitions)
     for row in range(0, len(coalitions), 3):
         absent = [head for head, there in zip(v.graph.heads, coalitions[row], strict=True) if not there]
         patches = [Patch(head, v.absent[head]) for head in absent]
@@ -79,7 +74,7 @@ def test_routes_that_see_different_heads_equal_one_hooked_forward_with_those_edg
     heads, generator = v.graph.heads, torch.Generator().manual_seed(2)
     present = torch.rand(12, len(ROUTES), len(heads), generator=generator) < 0.6
     present[:6, 1:] = True  # some that differ in one route alone
-    fast = coalition_sums(v.recording, v.absent, present, v.questions)
+    fast = v.values(present)
     for row, seen in enumerate(present):
         pairs = [(route, head) for r, route in enumerate(ROUTES) for h, head in enumerate(heads) if not seen[r, h]]
         patches = [Patch(edge, v.absent[head]) for route, head in pairs for edge in edges(v.graph, head, route)]
