@@ -106,7 +106,7 @@ def _upstream(variant: Variant, layer: int) -> tuple:
     return early, {p.site.partition(ARROW)[0] for p in variant if ARROW in p.site}
 
 
-def _first_layer(site: str) -> float:
+def _first_layer(site: str) -> int | float:
     """The first layer that a patch of a site changes or follows; 0 for embeddings."""
     name = site.rpartition(ARROW)[2]
     return math.inf if name == "out" else layer_of(name)
