@@ -326,7 +326,7 @@ def ablate_selection(
     settings = {"ablate": how, "own": own_kinds(kind), "batch": chosen.batch, "initial": chosen.given_initial}
     rows = over_steps(chosen, measure, settings=settings, progress=progress)["rows"]
     if rows.attrs["left_out"]:
-        logger.warning("left out: %s", "; ".join(f"{name}, {why}" for name, why in rows.attrs["left_out"].items()))
+        logger.warning("left out: %s", "; ".join(f"{name} ({why})" for name, why in rows.attrs["left_out"].items()))
     return rows
 
 

@@ -23,6 +23,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from induction_memory.errors import UnsupportedError
 from induction_memory.memory.edits import where_finite
 from induction_memory.probes.registry import Probe
 from induction_memory.source.sources import Stack
@@ -108,6 +109,8 @@ def copied(layer: int, stack: Stack) -> Float[Tensor, "step head"]:
     """The copying score of each head of a layer."""
     stack.require_layers(layer)
     w_U, Phi, w_E = stack.embedding("w_U"), stack.memory(f"Phi_{layer}"), stack.embedding("w_E")
+    if w_U.shape[-2] != w_E.shape[-2]:
+        raise UnsupportedError("needs outputs that are tokens, the model has an output vocabulary of its own")
     if stack.vocab_size <= stack.d_model:
         return copying(w_U @ Phi @ w_E.mT)
     return copying(Phi @ w_E.mT @ w_U)  # the same non-zero eigenvalues, from a smaller matrix

@@ -76,7 +76,10 @@ def some_steps(run: Any) -> list[int]:
 
 
 def each(cells: Iterator[tuple[dict[str, Any], Callable[[], pd.DataFrame]]]) -> pd.DataFrame:
-    """The tables of several cells under their labels; a cell that the package refuses is a row that says so."""
+    """The tables of several cells under their labels; a cell that the package refuses is a row that says so.
+
+    A call whose cells have no labels is refused as a whole.
+    """
     tables = []
     for labels, measure in cells:
         try:
@@ -84,6 +87,8 @@ def each(cells: Iterator[tuple[dict[str, Any], Callable[[], pd.DataFrame]]]) -> 
         except im.InputError:
             table = pd.DataFrame({"refused": ["yes"]})
         tables.append(table.assign(**labels))
+    if not labels and all("refused" in table for table in tables):
+        raise im.InputError("refused in every cell")
     return pd.concat(tables, ignore_index=True)
 
 

@@ -53,7 +53,7 @@ def same_names(table: pd.DataFrame) -> pd.DataFrame:
     """Heads named as today; the one head of a layer is called nothing, whatever its name."""
     of_probes = table["call"].str.startswith("probes.")
     table.loc[of_probes, "key"] = table.loc[of_probes, "key"].map(head_name)
-    single = of_probes & ~table["run"].isin(["four-heads"])
+    single = of_probes & ~table["run"].isin(["four-heads", "markov-2"])
     table.loc[single, "key"] = table.loc[single, "key"].str.replace(r"head=L\d+H\d+(>L\d+H\d+)?", "head=", regex=True)
     return table
 

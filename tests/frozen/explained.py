@@ -96,6 +96,44 @@ EXPLAINED: tuple[Moved, ...] = (
         key=r"source=L1H1\|path=rest\|.*",
         column="effect",
     ),
+    Moved(
+        "rounding: a difference of logits near 10 that is 0.00015, taken from 60 sequences",
+        r"identify\.(shares|totals|mediation)",
+        run="copying-middle",
+        key=r"game=k\|(head=L1H1|layer=1)|source=L1H1\|path=indirect\|target=L2H1\|input=k",
+        column="alone|shapley|single|sum_of_single|total|effect|effect_se",
+    ),
+    Moved(
+        "rounding of logits near 10: frozen as -0.0154945, now -0.0154930",
+        r"identify\.(shares|totals)",
+        run="copying-any",
+        key=r"game=out\|(head=L1H1|layer=1)",
+        column="alone|shapley|single|sum_of_single|total",
+    ),
+    Moved(
+        "rounding: shares of a corruption that changes a logit of 6.8 by 0.004",
+        r"patch\.activation",
+        run="copying-middle",
+        key=r"corruption=trigger\|.*",
+        column="effect|effect_se",
+    ),
+    Moved(
+        "rounding: the 8th and 9th singular values are 1.642 and 1.638, so the matrix of rank 8 is uncertain by 1e-5",
+        "surgery",
+        run="frozen-keys",
+        key=r"memory=W_K1\|edit=\{'truncate': 8\}\|.*",
+        column=".*loss",
+    ),
+    Moved(
+        "rounding of a gradient of 0.025, between logits near 10",
+        r"discover\.edges",
+        run="causal-graph",
+        key="edge=pos->L1H1.k",
+        column="gradient",
+    ),
+    Moved(
+        "probes that the model has are listed beside those that it lacks", r"probes\.weights", key="", column="refused"
+    ),
 )
 
 

@@ -51,6 +51,14 @@ def test_the_constructed_model_composes_by_keys_and_copies():
     assert chance[["copying1", "copying2"]].abs().max() < 0.3
 
 
+@pytest.mark.parametrize("d_model", [8, 64])
+def test_copying_needs_outputs_that_are_tokens(d_model):
+    model = build(ModelConfig(d_model=d_model, n_ctx=8, d_vocab=10, d_vocab_out=9))
+    found = probes.table(model, "composition")
+    assert "output vocabulary of its own" in found.attrs["skipped"]["copying1"]
+    assert set(found["probe"].str[0]) == {"K", "Q", "V"}
+
+
 def test_copying_reads_the_same_eigenvalues_from_the_smaller_matrix():
     assert composition.copying(torch.eye(4)) == 1
     assert composition.copying(-torch.eye(4)) == -1
