@@ -17,9 +17,8 @@ are correlated at every shift. The lag is the shift with the largest correlation
 the first.
 """
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from itertools import pairwise
+from collections.abc import Sequence
+from itertools import pairwise, product
 from math import factorial
 from typing import Any
 
@@ -94,15 +93,10 @@ def change_points(
     0  W_O2    52.0  50.0  55.0
     """
     require(0 < level < 1, "level", "a share between 0 and 1", level)
-    how = {"names": names, "step": step, "level": level, "resamples": resamples, "batches": batches, "seed": seed}
-    return _per_configuration(sources, partial(_change_points, **how))
-
-
-def _change_points(
-    runs: list[Any], names: Sequence[str], step: Steps, level: float, resamples: int, batches: int, seed: int
-) -> pd.DataFrame:
+    groups = by_configuration(list(sources) if isinstance(sources, list | tuple) else [sources])
+    require(len(groups) > 0, "runs", "at least one", "none")
     rows = []
-    for name in names:
+    for (label, runs), name in product(groups, names):
         curves, over = _replicates(runs, name, step, batches)
         for head, (at, values) in curves.items():
             rng = np.random.default_rng(seed)
@@ -111,18 +105,10 @@ def _change_points(
             known = drawn[np.isfinite(drawn)]
             low, high = np.quantile(known, [(1 - level) / 2, (1 + level) / 2]) if len(known) else (np.nan, np.nan)
             found = {"change": change, "low": low, "high": high, "before": before, "after": after}
-            rows.append({"probe": name, "head": head} | found | {"replicates": len(values), "over": over})
-    return pd.DataFrame(rows)
-
-
-def _per_configuration(runs: Any, measured: Callable[[list[Any]], pd.DataFrame]) -> pd.DataFrame:
-    """One table per group of runs that differ only in their seeds, stacked."""
-    groups = by_configuration(list(runs) if isinstance(runs, list | tuple) else [runs])
-    if len(groups) == 1:
-        return measured(groups[0][1])
-    tables = [measured(members).assign(configuration=label) for label, members in groups]
-    joined = pd.concat(tables, ignore_index=True)
-    return pd.DataFrame(joined[["configuration", *joined.columns.drop("configuration")]])
+            which = {"configuration": label, "probe": name, "head": head}
+            rows.append(which | found | {"replicates": len(values), "over": over})
+    table = pd.DataFrame(rows)
+    return table if len(groups) > 1 else table.drop(columns="configuration", errors="ignore")
 
 
 def _replicates(
@@ -172,8 +158,14 @@ def birth_order(
     1         W_K2 < W_K1     1         0
     2  W_O2 < W_K2 < W_K1     1         0
     """
-    how = {"expected": expected, "step": step, "seed": seed, "resamples": resamples}
-    return _per_configuration(runs, partial(_birth_order, **how))
+    groups = by_configuration(list(runs) if isinstance(runs, list | tuple) else [runs])
+    require(len(groups) > 0, "runs", "at least one", "none")
+    tables = []
+    for label, members in groups:
+        tables.append(_birth_order(members, expected, step, seed, resamples))
+        if len(groups) > 1:
+            tables[-1].insert(0, "configuration", label)
+    return pd.concat(tables, ignore_index=True)
 
 
 def _birth_order(listed: list[Any], expected: Sequence[str], step: Steps, seed: int, resamples: int) -> pd.DataFrame:

@@ -29,6 +29,8 @@ def labels(runs: Sequence[Any]) -> list[str]:
     >>> labels(["fixed-triggers", "fixed-triggers"])
     ['', '']
     """
+    if len(runs) < 2:
+        return [""] * len(runs)
     configs = [_configuration(run) for run in runs]
     first = [next(i for i, known in enumerate(configs) if _alike(known, config)) for config in configs]
     if len(set(first)) <= 1:
