@@ -74,20 +74,20 @@ class Activations:
     def logits(self) -> Float[Tensor, "batch pos vocab"]:
         return self.cache["logits"]
 
-    @property
+    @cached_property
     def log_q(self) -> Float[Tensor, "batch pos vocab"]:
         """The logarithm of the model's prediction, in double precision."""
-        return self.once("log q", lambda: self.logits.double().log_softmax(-1))
+        return self.logits.double().log_softmax(-1)
 
-    @property
+    @cached_property
     def predicted(self) -> Int[Tensor, "batch pos"]:
         """The output with the largest logit."""
-        return self.once("predicted", lambda: largest(self.logits))
+        return largest(self.logits)
 
-    @property
+    @cached_property
     def diverged(self) -> Bool[Tensor, ""]:
         """Whether any logit is nan, which makes argmax meaningless."""
-        return self.once("diverged", lambda: self.logits.isnan().any())
+        return self.logits.isnan().any()
 
     def pattern(self, layer: int) -> Float[Tensor, "batch head query key"]:
         """Attention of a layer, counted from 1."""
@@ -116,23 +116,19 @@ class Activations:
         keys = self.of_batch(f"keys of {name}", lambda: sought.to(pattern.dtype))
         return self.once(f"mass {name} {layer}", lambda: torch.einsum("bhqk,bqk->bhq", pattern, keys))
 
-    @property
+    @cached_property
     def cache(self) -> dict[str, Tensor]:
         """The activations of one forward pass: logits, patterns, and what attributions read."""
-
-        def compute() -> dict[str, Tensor]:
-            if self.runner is not None:
-                recording = self.runner.record(self.batch.tokens)
-                patterns = {pattern_name(layer): recording.pattern(layer) for layer in range(1, self.n_layers + 1)}
-                return {"logits": recording.logits, **recording.activations, **patterns}
-            wanted = [pattern_name(layer) for layer in range(1, self.n_layers + 1)]
-            wanted += ["hook_embed", "hook_pos_embed", "ln_final.hook_scale"]
-            for layer in range(self.n_layers):
-                wanted += [f"blocks.{layer}.{hook}" for hook in ("attn.hook_z", "hook_mlp_out", "ln1.hook_scale")]
-                wanted += [f"blocks.{layer}.ln2.hook_scale"]
-            return run(self.model, self.batch.tokens, wanted)
-
-        return self.once("cache", compute)
+        if self.runner is not None:
+            recording = self.runner.record(self.batch.tokens)
+            patterns = {pattern_name(layer): recording.pattern(layer) for layer in range(1, self.n_layers + 1)}
+            return {"logits": recording.logits, **recording.activations, **patterns}
+        wanted = [pattern_name(layer) for layer in range(1, self.n_layers + 1)]
+        wanted += ["hook_embed", "hook_pos_embed", "ln_final.hook_scale"]
+        for layer in range(self.n_layers):
+            wanted += [f"blocks.{layer}.{hook}" for hook in ("attn.hook_z", "hook_mlp_out", "ln1.hook_scale")]
+            wanted += [f"blocks.{layer}.ln2.hook_scale"]
+        return run(self.model, self.batch.tokens, wanted)
 
     def once(self, name: str, compute: Callable[[], Any]) -> Any:
         """The value of this step kept under this name, computed at the first request."""
@@ -170,16 +166,6 @@ def run(model: nn.Module, tokens: Int[Tensor, "batch pos"], wanted: list[str]) -
         logits, cache = any_model.run_with_cache(tokens, names_filter=lambda name: name in wanted)
     passed = set(cache.keys())
     return {"logits": logits} | {name: cache[name] for name in wanted if name in passed}
-
-
-def mean_attention(
-    pattern: Float[Tensor, "batch head query key"],
-    sought: Bool[Tensor, "batch query key"],
-    queries: Bool[Tensor, "batch query"],
-) -> Float[Tensor, " head"]:
-    """Mean over the chosen queries of the attention to the sought keys."""
-    keys = sought[queries].unsqueeze(1).to(pattern.dtype)
-    return torch.linalg.vecdot(pattern.movedim(1, 2)[queries], keys).double().mean(0)
 
 
 def mean_where(values: Tensor, queries: Bool[Tensor, "batch query"]) -> Float[Tensor, " head"]:

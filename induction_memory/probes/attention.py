@@ -31,7 +31,7 @@ from torch import Tensor
 
 from induction_memory.errors import UnsupportedError, require
 from induction_memory.model.memories import head_name
-from induction_memory.probes.activations import Activations, mean_attention, mean_where, run_repeated
+from induction_memory.probes.activations import Activations, mean_where, run_repeated
 from induction_memory.probes.registry import Probe
 from induction_memory.source.measuring import over_steps
 from induction_memory.source.sources import At, select
@@ -95,7 +95,9 @@ def induction(
     queries: Bool[Tensor, "batch query"],
 ) -> Float[Tensor, " head"]:
     """Mean over the queries of the attention to the sought keys, corrected for chance."""
-    return chance_corrected(mean_attention(pattern, sought, queries), _chance(sought, queries))
+    keys = sought[queries].unsqueeze(1).to(pattern.dtype)
+    mass = torch.linalg.vecdot(pattern.movedim(1, 2)[queries], keys).double().mean(0)
+    return chance_corrected(mass, _chance(sought, queries))
 
 
 def induction_argmax(

@@ -84,11 +84,10 @@ def target_log_probability(log_q: Float[Tensor, "batch pos vocab"], batch: Batch
     return log_q.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
 
 
-def contribution(
-    values: Float[Tensor, "batch pos"], counted: Bool[Tensor, "batch pos"], mask: Bool[Tensor, "batch pos"] | None
-) -> Float[Tensor, ""]:
-    """Sum over the mask divided by the number of counted positions."""
-    values = values if mask is None else torch.where(mask, values, 0.0)
+def contribution(a: Activations, values: Float[Tensor, "batch pos"], kind: str = "") -> Float[Tensor, ""]:
+    """Sum over the positions of a kind ("" for all) divided by the number of counted positions."""
+    values = torch.where(positions(a, kind), values, 0.0) if kind else values
+    counted = a.batch.counted
     return values.mean() if counted.all() else values[counted].mean()
 
 
@@ -96,7 +95,7 @@ def mean_over(what: str, kind: str, a: Activations) -> Float[Tensor, ""]:
     """Mean loss or accuracy over the positions of a kind ("" for all)."""
     values = -_log_probability(a) if what == "loss" else _correct(a)
     if not kind:
-        return contribution(values, a.batch.counted, None)
+        return contribution(a, values)
     places = a.of_batch(f"places {kind}", lambda: positions(a, kind).flatten().nonzero().squeeze(-1))
     if not len(places):
         raise UnsupportedError(f"needs positions of the kind {kind}, the batch has none")
@@ -105,23 +104,31 @@ def mean_over(what: str, kind: str, a: Activations) -> Float[Tensor, ""]:
 
 def kl_from(reference: str, a: Activations) -> Float[Tensor, ""]:
     """Mean over positions of KL(reference || q)."""
-    p = a.of_batch(f"reference {reference}", lambda: _reference(a, reference))
-    return contribution(divergence(a, f"reference {reference}", p), a.batch.counted, None)
+
+    def compute() -> Float[Tensor, "#batch #pos vocab"]:
+        n, device = a.stack.require_task().n_outputs, a.logits.device
+        if reference == "uniform":
+            return torch.full((1, 1, n), 1 / n, dtype=torch.float64, device=device)
+        table = torch.tensor(a.stack.ask(reference), device=device)
+        return table[None, None] if reference == "unigram" else table[a.batch.tokens]
+
+    name = f"reference {reference}"
+    return contribution(a, divergence(a, name, a.of_batch(name, compute)))
 
 
 def kl_from_bayes(kind: str, a: Activations) -> Float[Tensor, ""]:
     """KL(p_bayes || q), or what the positions of a visible kind contribute to it."""
     name, p = list(predicted(a).items())[-1]
-    return contribution(divergence(a, name, p), a.batch.counted, _visible(a, kind))
+    return contribution(a, divergence(a, name, p), kind)
 
 
 def bayes_loss(a: Activations) -> Float[Tensor, ""]:
-    return -contribution(_bayes_log_probability(a), a.batch.counted, None)
+    return -contribution(a, _bayes_log_probability(a))
 
 
 def excess(kind: str, a: Activations) -> Float[Tensor, ""]:
     """Loss above the Bayes-optimal one, or what the positions of a visible kind contribute to it."""
-    return contribution(_bayes_log_probability(a) - _log_probability(a), a.batch.counted, _visible(a, kind))
+    return contribution(a, _bayes_log_probability(a) - _log_probability(a), kind)
 
 
 def _bayes_log_probability(a: Activations) -> Float[Tensor, "batch pos"]:
@@ -139,18 +146,6 @@ def _correct(a: Activations) -> Float[Tensor, "batch pos"]:
         raise UnsupportedError("needs one right output for each position, the targets are distributions")
     hit = a.once("correct", lambda: (a.predicted == a.batch.targets).double())
     return hit.masked_fill(a.diverged, torch.nan)
-
-
-def _visible(a: Activations, kind: str) -> Bool[Tensor, "batch pos"] | None:
-    return positions(a, kind) if kind else None
-
-
-def _reference(a: Activations, name: str) -> Float[Tensor, "#batch #pos vocab"]:
-    n, device = a.stack.require_task().n_outputs, a.logits.device
-    if name == "uniform":
-        return torch.full((1, 1, n), 1 / n, dtype=torch.float64, device=device)
-    table = torch.tensor(a.stack.ask(name), device=device)
-    return table[None, None] if name == "unigram" else table[a.batch.tokens]
 
 
 _MEANS = {"loss": "mean of -log q(y) over {}", "accuracy": "share of argmax q = y over {}"}

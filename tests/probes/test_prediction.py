@@ -82,7 +82,7 @@ def pretending(log_q, batch):
     """The activations of a model that predicts q."""
     model = untrained(d_model=24, length=16)
     at = Activations(select(model, task=TINY, batch=batch).at())
-    at.kept["cache"] = {"logits": log_q}
+    at.cache = {"logits": log_q}
     return at
 
 
