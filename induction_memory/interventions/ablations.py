@@ -82,14 +82,10 @@ def ablation(name: str, *, about: str = "") -> Callable[[Replacement], Replaceme
     return register
 
 
-def own_kinds(kind: "Kind | Sequence[Kind]") -> list[Replacement]:
+def own_kinds(kinds: Sequence[Kind]) -> list[Replacement]:
     """The functions of the kinds that users have registered, among those that are asked for."""
-    named = [_KINDS[name].function for name in _names_of(kind) if isinstance(name, str) and name in _KINDS]
+    named = [_KINDS[name].function for name in kinds if isinstance(name, str) and name in _KINDS]
     return [function for function in named if function.__module__ != __name__]
-
-
-def _names_of(kind: "Kind | Sequence[Kind]") -> Sequence[Kind]:
-    return list(_KINDS) if kind == "all" else listed(kind, "kind")
 
 
 def kinds() -> dict[str, str]:
@@ -161,11 +157,11 @@ class Replacements:
 
         Kinds that depend on the site alone give all components the same tensor.
         """
-        function = kind
         if isinstance(kind, str):
             require(kind in _KINDS, "kind", f"all or one of {', '.join(_KINDS)}", repr(kind))
-            function = _KINDS[kind].function
-        require(callable(function), "kind", "a name or a function of the run and a site", repr(kind))
+        else:
+            require(callable(kind), "kind", "a name or a function of the run and a site", repr(kind))
+        function = _KINDS[kind].function if isinstance(kind, str) else kind
         key = (id(function), "" if function in OF_SITE else component, site)
         if key not in self._found:
             value = function(Ablated(self.recording, self.batch, component, self.seed, self), site)
@@ -320,10 +316,12 @@ def ablate_selection(
     progress: Progress | None = None,
 ) -> pd.DataFrame:
     """The rows of `ablate`; with `group`, all scores are over the positions of that group, which takes less time."""
-    how = {"heads": heads, "components": components, "kind": kind, "seed": seed, "group": group}
-    needed = any(one in ("all", "initial") or callable(one) for one in listed(kind, "kind"))
+    kinds = list(_KINDS) if kind == "all" else listed(kind, "kind")
+    how = {"heads": heads, "components": components, "kinds": kinds, "seed": seed, "group": group}
+    how["skip"] = kind == "all"
+    needed = "initial" in kinds or any(map(callable, kinds))
     measure = partial(_ablate_one, initial=chosen.initial() if needed else None, **how)
-    settings = {"ablate": how, "own": own_kinds(kind), "batch": chosen.batch, "initial": chosen.given_initial}
+    settings = {"ablate": how, "own": own_kinds(kinds), "batch": chosen.batch, "initial": chosen.given_initial}
     rows = over_steps(chosen, measure, settings=settings, progress=progress)["rows"]
     if rows.attrs["left_out"]:
         logger.warning("left out: %s", "; ".join(f"{name} ({why})" for name, why in rows.attrs["left_out"].items()))
@@ -336,15 +334,17 @@ def _ablate_one(
     *,
     heads: Any,
     components: Any,
-    kind: Kind | Sequence[Kind],
+    kinds: Sequence[Kind],
+    skip: bool,
     initial: Mapping[str, Tensor] | nn.Module | None,
     seed: int,
     group: str | None,
 ) -> dict[str, pd.DataFrame]:
+    """The rows of one step. `skip` leaves out the kinds that the sequences do not allow."""
     recording = at.runner.record(at.batch.tokens)
     batch = at.batch.to(recording.logits.device)
     replacements = Replacements(recording, batch, initial, seed)
-    kinds, left_out = list(_names_of(kind)), dict[str, str]()
+    kinds, left_out = list(kinds), dict[str, str]()
     rows, variants = [(INTACT, INTACT)], [list[Patch]()]
     place_of, places = {frozenset(): 0}, [0]
     for name in component_names(recording.graph, heads, components):
@@ -352,7 +352,7 @@ def _ablate_one(
             try:
                 patches = replacements.patches(name, one, effective=True)
             except UnsupportedError as reason:
-                if kind != "all":
+                if not skip:
                     raise
                 left_out[name_of(one)] = str(reason).removeprefix("kind: ")
                 kinds.remove(one)
