@@ -134,37 +134,31 @@ class ValueFunction:
     known: dict[bytes, Tensor] = field(default_factory=dict, repr=False)
     """Heads that each route sees -> the value, one sum per sequence. Games share what has been evaluated."""
 
-    @property
-    def graph(self) -> Graph:
-        return self.recording.graph
-
     def coalitions(self, coalitions: Bool[Tensor, "coalition player"]) -> Float64[Tensor, "coalition batch"]:
         """The values of coalitions of all heads, one sum per sequence."""
         return self.values(coalitions.unsqueeze(1).expand(-1, len(ROUTES), -1))
 
     def values(self, present: Bool[Tensor, "coalition route player"]) -> Float64[Tensor, "coalition batch"]:
         """The values when the readers of each route see the present heads only; each is evaluated once."""
+        graph = self.recording.graph
         keys = [seen.mT.flatten().numpy().tobytes() for seen in present]
-        missing = {key: seen for key, seen in zip(keys, present, strict=True) if key not in self.known}
-        if missing:
-            order = sorted(missing)  # neighbours agree on the earlier layers' heads
-            self.known.update(zip(order, self.patched([self._cuts(missing[key]) for key in order]), strict=True))
+        places = {key: row for row, key in enumerate(keys) if key not in self.known}
+        order, variants = sorted(places), []  # neighbours agree on the earlier layers' heads
+        for key in order:
+            variants.append(list[Patch]())
+            for head, seen in zip(graph.heads, present[places[key]].T.tolist(), strict=True):
+                cut = [route for route, there in zip(ROUTES, seen, strict=True) if not there]
+                sites = [edge for route in cut for edge in edges(graph, head, route)] if any(seen) else [head]
+                variants[-1] += [Patch(site, self.absent[head]) for site in sites]
+        if variants:
+            self.known.update(zip(order, self.patched(variants), strict=True))
         return torch.stack([self.known[key] for key in keys])
-
-    def _cuts(self, present: Bool[Tensor, "route player"]) -> list[Patch]:
-        """The patches that cut heads where the routes do not see them."""
-        patches = list[Patch]()
-        for head, seen in zip(self.graph.heads, present.T.tolist(), strict=True):
-            cut = [route for route, there in zip(ROUTES, seen, strict=True) if not there]
-            sites = [edge for route in cut for edge in edges(self.graph, head, route)] if any(seen) else [head]
-            patches += [Patch(site, self.absent[head]) for site in sites]
-        return patches
 
     def patched(self, variants: list[list[Patch]]) -> Float64[Tensor, "variant batch"]:
         """The values of patched runs, one sum per sequence."""
         with torch.no_grad():
             runs = self.recording.run(variants, queries=self.questions.queries)
-            return torch.stack([self.questions.sums(logits) for logits in runs])
+            return torch.stack(list(map(self.questions.sums, runs)))
 
 
 def value_function(
@@ -190,7 +184,7 @@ def value_function(
 
 def solve_games(v: ValueFunction) -> list[Game]:
     """All games of a model. The small ones are evaluated together first, because they share coalitions."""
-    graph = v.graph
+    graph = v.recording.graph
     rules = [("all", 0, graph.heads, ROUTES)]
     for layer in range(1, graph.n_layers + 1):
         players = graph.heads_of(layer)
@@ -221,6 +215,6 @@ def _seen(
 ) -> Bool[Tensor, "coalition route head"]:
     """Which heads each route sees if the players outside a subset are absent for some routes."""
     present = torch.ones(len(subsets), len(heads), dtype=torch.bool)
-    present[:, torch.tensor([head in players for head in heads])] = subsets
-    whole = torch.tensor([route not in routes for route in ROUTES])
+    present[:, torch.from_numpy(np.isin(heads, players))] = subsets
+    whole = torch.from_numpy(~np.isin(ROUTES, routes))
     return present[:, None] | whole[:, None]

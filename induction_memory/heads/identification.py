@@ -161,7 +161,9 @@ class Identification:
     def join(cls, parts: "Sequence[Identification]") -> "Identification":
         """Several identifications as one; their runs must have different names."""
         require(len(parts) > 0, "parts", "at least one", "none")
-        tables = {field.name: _concat([getattr(part, field.name) for part in parts]) for field in fields(cls)}
+        tables = {}
+        for field in fields(cls):
+            tables[field.name] = _concat([getattr(part, field.name) for part in parts])
         names = tables["runs"]["run"].tolist()
         require(len(names) == len(set(names)), "runs", "names that differ", ", ".join(names))
         return cls(**tables)
@@ -206,11 +208,18 @@ def identify(
         task = chosen.task if isinstance(chosen.given, Batch | None) else None
         initial = chosen.initial() if kind == "initial" or callable(kind) else None
         examine = partial(_examine, end=end, task=task, initial=initial, **settings)
-        kept = {"identify": settings, "own": own_kinds(kind), "sequences": chosen.batch, "end": end}
+        kept = {"identify": settings, "own": own_kinds([kind]), "sequences": chosen.batch, "end": end}
         tables = over_steps(chosen, examine, settings=kept)
         for table in tables.values():
             table.insert(0, "run", name)
-        facts = _facts(name, chosen, tables["roles"]).assign(configuration=label)
+        source: Any = chosen.source
+        seeds = {"init_seed": torch.nan, "data_seed": torch.nan}
+        if source.task is not None:
+            train = source.config.train
+            seeds = {"init_seed": float(train.init_seed), "data_seed": float(train.data_seed)}
+        n_layers, n_heads = int(tables["roles"]["layer"].to_numpy().max()), tables["roles"]["head"].nunique()
+        size = {"n_layers": n_layers, "n_heads": n_heads // n_layers}
+        facts = pd.DataFrame([{"run": name} | size | seeds | {"configuration": label}])
         parts.append(Identification(facts, **tables))
         if len(chosen.steps) > len(set(tables["roles"]["step"])):
             break  # interrupted
@@ -222,13 +231,14 @@ def _examine(at: At, *, end: int | None, **settings: Any) -> Tables:
     v = value_function(at.runner, at.batch, **settings)
     games, questions = solve_games(v), v.questions
     whole, known = sharing.whole_effect(games, questions)
-    shares, pairs = sharing.shares(games, questions, whole), sharing.pairs(games[0], questions, whole, known)
+    shares, totals = sharing.shares_and_totals(games, questions, whole)
+    pairs = sharing.pairs(games[0], questions, whole, known)
     scores = votes(v, shares, known)
     tables = {
         "roles": verdicts(scores, shares, pairs),
         "votes": scores,
         "shares": shares,
-        "totals": sharing.totals(games, questions, whole),
+        "totals": totals,
         "pairs": pairs,
         "hydra": sharing.hydra(games[0], questions, whole),
         "mediation": pd.DataFrame(columns=list(PATH_COLUMNS)),
@@ -251,18 +261,7 @@ def _names(sources: Sequence[Selection]) -> list[str]:
     return names
 
 
-def _facts(name: str, chosen: Selection, roles: pd.DataFrame) -> pd.DataFrame:
-    n_layers = int(roles["layer"].to_numpy().max())
-    facts = {"run": name, "n_layers": n_layers, "n_heads": roles["head"].nunique() // n_layers}
-    source: Any = chosen.source
-    facts |= {"init_seed": torch.nan, "data_seed": torch.nan}
-    if source.task is not None:
-        train = source.config.train
-        facts |= {"init_seed": float(train.init_seed), "data_seed": float(train.data_seed)}
-    return pd.DataFrame([facts])
-
-
 def _concat(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
     """One table; empty ones are left out, since their columns have no types."""
-    filled = [table for table in tables if len(table)] or list(tables[:1])
+    filled = list(filter(len, tables)) or list(tables[:1])
     return pd.concat(filled, ignore_index=True) if len(filled) > 1 else filled[0]

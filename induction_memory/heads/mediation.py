@@ -19,7 +19,7 @@ import torch
 
 from induction_memory.heads.games import ValueFunction, edges
 from induction_memory.heads.sharing import CLEARLY, LEAST
-from induction_memory.runner.components import ARROW, Graph, layer_of
+from induction_memory.runner.components import ARROW, layer_of
 from induction_memory.runner.recording import Patch
 
 COLUMNS = ("source", "path", "target", "input", "effect", "effect_se", "part")
@@ -33,7 +33,7 @@ def mediation(v: ValueFunction, together: Sequence[tuple[str, ...]] = ()) -> pd.
 
     Sources: every head, then the sets in `together`. Columns `target` (a head or ""), `input` (q, k, v or "").
     """
-    graph = v.graph
+    graph = v.recording.graph
     sources = [*[(head,) for head in graph.heads], *together]
     present = torch.ones(len(sources) + 2, len(graph.heads), dtype=torch.bool)  # all heads, without each source, none
     present[-1] = False
@@ -44,7 +44,12 @@ def mediation(v: ValueFunction, together: Sequence[tuple[str, ...]] = ()) -> pd.
     least = LEAST * abs(float(v.questions.mean(intact - empty)[0]))
     planned, variants = [], []
     for source in sources:
-        paths = _paths(graph, source)
+        direct = [edge for head in source for edge in edges(graph, head, "out")]
+        paths: dict[Path, list[str]] = {("direct", "", ""): direct}
+        for target in graph.heads:
+            if layer_of(target) > max(map(layer_of, source)):
+                for letter in "qkv":
+                    paths["indirect", target, letter] = [f"{head}{ARROW}{target}.{letter}" for head in source]
         planned.append(paths)
         for edges_of_path in paths.values():
             variants.append([Patch(edge, v.absent[edge.split(ARROW)[0]]) for edge in edges_of_path])
@@ -58,16 +63,3 @@ def mediation(v: ValueFunction, together: Sequence[tuple[str, ...]] = ()) -> pd.
         for cell, effect, effect_se in zip(cells, mean.tolist(), error.tolist(), strict=True):
             rows.append(("+".join(source), *cell, effect, effect_se, effect / float(mean[0]) if clear else np.nan))
     return pd.DataFrame(rows, columns=list(COLUMNS))
-
-
-def _paths(graph: Graph, source: Sequence[str]) -> dict[Path, list[str]]:
-    """The edges of the direct path, and of the one into each input of each later head."""
-    direct = []
-    for head in source:
-        direct += edges(graph, head, "out")
-    paths = {("direct", "", ""): direct}
-    for target in graph.heads:
-        if layer_of(target) > max(map(layer_of, source)):
-            for letter in "qkv":
-                paths["indirect", target, letter] = [f"{head}{ARROW}{target}.{letter}" for head in source]
-    return paths

@@ -83,9 +83,15 @@ def choice(scores: Float[np.ndarray, " role"], threshold: float) -> str:
 
 
 def verdicts(votes: pd.DataFrame, shares: pd.DataFrame, pairs: pd.DataFrame) -> pd.DataFrame:
-    """One row per head: role, confidence, each vote's choice, share of its layer's effect, and what is unusual."""
+    """One row per head: role, confidence, each vote's choice, share of its layer's effect, and what is unusual.
+
+    A head has an effect if that by some route is at least LEAST in size and clearly not zero.
+    """
     rows = []
-    effective, partners = with_effect(shares), redundant_partners(pairs)
+    routes = rows_of(shares, game=(*ROUTES, "layer"))
+    size, error = np.abs(routes["effect"].to_numpy()), routes["effect_se"].to_numpy()
+    effective = set(routes["head"].to_numpy()[(size > LEAST) & (size > CLEARLY * error)].tolist())
+    redundant = rows_of(pairs, relation=("mostly redundant", "fully redundant"))
     for head in listed(votes, "head"):
         supports, choices = [], {}
         for vote in VOTES:
@@ -99,6 +105,7 @@ def verdicts(votes: pd.DataFrame, shares: pd.DataFrame, pairs: pd.DataFrame) -> 
             if named not in (role, UNKNOWN) and not (unclear and vote == "causes"):
                 differ.append(f"{vote}: {named}")
         of_layer = rows_of(shares, game="layer", head=head)
+        partners = [*rows_of(redundant, b=head)["a"], *rows_of(redundant, a=head)["b"]]
         rows.append(
             {
                 "layer": of_layer["layer"].tolist()[0],
@@ -108,7 +115,7 @@ def verdicts(votes: pd.DataFrame, shares: pd.DataFrame, pairs: pd.DataFrame) -> 
                 **choices,
                 "share": of_layer["share"].tolist()[0],
                 "distractor": role == NONE and (choices["weights"] in ROLES or choices["attention"] in ROLES),
-                "redundant_with": ", ".join(partners.get(head, [])),
+                "redundant_with": ", ".join(partners),
                 "disagreement": "; ".join([*differ, UNCLEAR] if unclear else differ),
             }
         )
@@ -126,24 +133,6 @@ def verdict(supports: Float[np.ndarray, "vote role_and_none"], has_effect: bool)
     mean = known.mean(axis=0)
     best = int(np.argmax(mean))
     return (*ROLES, OTHER if has_effect else UNKNOWN)[best], float(mean[best])
-
-
-def with_effect(shares: pd.DataFrame) -> set[str]:
-    """The heads whose effect by some route is at least LEAST in size and clearly not zero."""
-    routes = rows_of(shares, game=(*ROUTES, "layer"))
-    size, error = np.abs(routes["effect"].to_numpy()), routes["effect_se"].to_numpy()
-    clear = (size > LEAST) & (size > CLEARLY * error)
-    return set(routes["head"].to_numpy()[clear].tolist())
-
-
-def redundant_partners(pairs: pd.DataFrame) -> dict[str, list[str]]:
-    """Head -> the heads that are mostly or fully redundant with it."""
-    strong = rows_of(pairs, relation=("mostly redundant", "fully redundant"))
-    partners: dict[str, list[str]] = {}
-    for a, b in zip(strong["a"], strong["b"], strict=True):
-        partners.setdefault(a, []).append(b)
-        partners.setdefault(b, []).append(a)
-    return partners
 
 
 NEAR = 0.1

@@ -48,11 +48,17 @@ def total_effect(game: Game, questions: Questions, least: float) -> tuple[float,
     return total, error, total if total > least and total >= CLEARLY * error else np.nan
 
 
-def shares(games: list[Game], questions: Questions, whole: float) -> pd.DataFrame:
-    """One row per game and head: shapley, its standard errors, share, effect, and what cutting it alone costs."""
-    parts = []
+def shares_and_totals(games: list[Game], questions: Questions, whole: float) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """How the heads share each game.
+
+    The first table has one row per game and head: shapley, its standard errors, share, effect, and what cutting it
+    alone costs. The second has one row per game: its total effect, the sum of single cuts against it, and the effective
+    number of heads.
+    """
+    parts, rows = [], []
     for game in games:
         solved = game.solution
+        total, error, shared = total_effect(game, questions, LEAST * whole)
         (values, errors), (single, single_se) = questions.mean(solved.values), questions.mean(solved.single)
         sampling = torch.zeros_like(values)  # the standard error over the drawn orders, where some were drawn
         if solved.drawn is not None:
@@ -62,7 +68,7 @@ def shares(games: list[Game], questions: Questions, whole: float) -> pd.DataFram
             "shapley": values,
             "shapley_se": errors,
             "sampling_se": sampling,
-            "share": values / total_effect(game, questions, LEAST * whole)[-1],
+            "share": values / shared,
             "effect": values / whole,
             "effect_se": errors / whole,
             "single": single,
@@ -71,17 +77,7 @@ def shares(games: list[Game], questions: Questions, whole: float) -> pd.DataFram
         }
         numbers = pd.DataFrame(torch.stack(list(columns.values()), -1).numpy(), columns=list(columns))
         parts.append(pd.DataFrame({"game": game.name, "layer": game.layer, "head": game.players}).join(numbers))
-    return pd.concat(parts, ignore_index=True)
-
-
-def totals(games: list[Game], questions: Questions, whole: float) -> pd.DataFrame:
-    """One row per game: its total effect, the sum of single cuts against it, and the effective number of heads."""
-    rows = []
-    for game in games:
-        total, error, shared = total_effect(game, questions, LEAST * whole)
-        single = float(questions.mean(game.solution.single)[0].sum())
-        values, drawn = questions.mean(game.solution.values)[0].numpy(), game.solution.drawn
-        known = np.isfinite(shared)
+        known, sum_of_single = np.isfinite(shared), float(single.sum())
         rows.append(
             {
                 "game": game.name,
@@ -89,14 +85,14 @@ def totals(games: list[Game], questions: Questions, whole: float) -> pd.DataFram
                 "total": total,
                 "total_se": error,
                 "effect": total / whole,
-                "sum_of_single": single,
-                "redundancy": 1 - single / shared,
-                "effective": participation(values) if known else np.nan,
-                "effective_entropy": entropy_number(values) if known else np.nan,
-                "method": "exact" if drawn is None else f"{2 * len(drawn)} orders",
+                "sum_of_single": sum_of_single,
+                "redundancy": 1 - sum_of_single / shared,
+                "effective": participation(values.numpy()) if known else np.nan,
+                "effective_entropy": entropy_number(values.numpy()) if known else np.nan,
+                "method": "exact" if solved.drawn is None else f"{2 * len(solved.drawn)} orders",
             }
         )
-    return pd.DataFrame(rows)
+    return pd.concat(parts, ignore_index=True), pd.DataFrame(rows)
 
 
 def pairs(game: Game, questions: Questions, whole: float, known: bool) -> pd.DataFrame:

@@ -52,7 +52,7 @@ def votes(v: ValueFunction, shares: pd.DataFrame, known: bool = True) -> pd.Data
     except UnsupportedError:  # the task names no sources
         sources = None
     parents = None if sources is None else sources.get("parent")
-    runner, heads = v.recording.runner, v.graph.heads
+    runner, heads = v.recording.runner, v.recording.graph.heads
     key_query = value_output = np.full((len(heads), len(ROLES)), np.nan)  # unknown, if not readable or diverged
     if runner.refusal is None and all(bool(weight.isfinite().all()) for weight in runner.weights.values()):
         before = None if parents is None else parents[0]
@@ -100,11 +100,13 @@ def weight_recalls(
                 earlier_key, own = _positions(W_K[head], p, before)
                 key_query[layer, head, 0] = earlier_key
                 key_query[layer, head, 1] = max(own, float(key_query[layer, head, 1]))
-            match = _match(W_K[head], [w_E, *written], written).cpu()
-            key_query[layer, head, 2] = match.max() if match.numel() else 0.0
+            key_query[layer, head, 2] = 0.0
             copied = torch.nan if w_U is None else _above_chance(matching(Phi[head], w_E, w_U))
             value_output[layer, head, 2] = copied
-            if match.numel():
+            if written:  # match: recall of a^T W_K b -> same token, for queries a and keys b of every set
+                a, b = torch.stack([w_E, *written]).unsqueeze(1), torch.stack(written)
+                match = _above_chance(matching(W_K[head], b, a, given="output")).cpu()
+                key_query[layer, head, 2] = match.max()
                 earlier = value_output[:layer].view(-1, len(ROLES))
                 earlier[:, 0] = torch.maximum(earlier[:, 0], match.amax(0))
                 earlier[:, 1] = torch.maximum(earlier[:, 1], match[1:].amax(1))
@@ -121,7 +123,7 @@ def attention_scores(
     queries = v.batch.group() & sought.any(-1)
     parent = named.get("parent")
     layers = []
-    for layer in range(1, v.graph.n_layers + 1):
+    for layer in range(1, v.recording.graph.n_layers + 1):
         pattern = v.recording.pattern(layer)
         early = pattern[..., :EARLY, :EARLY]
         if parent is None:
@@ -157,14 +159,6 @@ def chosen_tokens(tokens: Int[Tensor, "batch pos"]) -> Int[Tensor, " n"]:
     if len(present) <= TOKENS:
         return present
     return present[torch.linspace(0, len(present) - 1, TOKENS).long()]
-
-
-def _match(W_K: Float[Tensor, "d d"], queries: list[Tensor], keys: list[Tensor]) -> Float[Tensor, "query key"]:
-    """Recall of a^T W_K b -> same token for every set of queries a and of keys b."""
-    if not keys:
-        return torch.zeros(len(queries), 0, dtype=torch.float64)
-    a, b = torch.stack(queries).unsqueeze(1), torch.stack(keys)
-    return _above_chance(matching(W_K, b, a, given="output"))
 
 
 def _above_chance(a: Association) -> Float[Tensor, "*set"]:

@@ -50,10 +50,10 @@ def hooked_sums(v, model, patches):
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_every_coalition_equals_one_hooked_forward_with_the_absent_heads_replaced(name):
     v, model = value_function_of(ARCHITECTURES[name]), model_of(ARCHITECTURES[name])
-    coalitions = all_coalitions(len(v.graph.heads))
+    coalitions = all_coalitions(len(v.recording.graph.heads))
     fast = v.coalitions(coalitions)
     for row in range(0, len(coalitions), 3):
-        absent = [head for head, there in zip(v.graph.heads, coalitions[row], strict=True) if not there]
+        absent = [head for head, there in zip(v.recording.graph.heads, coalitions[row], strict=True) if not there]
         patches = [Patch(head, v.absent[head]) for head in absent]
         torch.testing.assert_close(fast[row], hooked_sums(v, model, patches), atol=1e-4, rtol=1e-4)
 
@@ -71,13 +71,15 @@ def rotary_model():
 def test_routes_that_see_different_heads_equal_one_hooked_forward_with_those_edges_cut(name):
     model = rotary_model() if name == "rotary positions" else model_of(ARCHITECTURES[name])
     v = value_function(runner(model, via="fast"), random_batch(), kind="mean")
-    heads, generator = v.graph.heads, torch.Generator().manual_seed(2)
+    heads, generator = v.recording.graph.heads, torch.Generator().manual_seed(2)
     present = torch.rand(12, len(ROUTES), len(heads), generator=generator) < 0.6
     present[:6, 1:] = True  # some that differ in one route alone
     fast = v.values(present)
     for row, seen in enumerate(present):
         pairs = [(route, head) for r, route in enumerate(ROUTES) for h, head in enumerate(heads) if not seen[r, h]]
-        patches = [Patch(edge, v.absent[head]) for route, head in pairs for edge in edges(v.graph, head, route)]
+        patches = [
+            Patch(edge, v.absent[head]) for route, head in pairs for edge in edges(v.recording.graph, head, route)
+        ]
         torch.testing.assert_close(fast[row], hooked_sums(v, model, patches), atol=1e-4, rtol=1e-4)
 
 
@@ -85,7 +87,7 @@ def test_a_game_by_a_route_equals_one_hooked_forward_with_those_edges_cut():
     config = ARCHITECTURES["full, LayerNorm, three layers"]
     v, model = value_function_of(config), model_of(config)
     game = next(game for game in solve_games(v) if game.name == "k" and game.layer == 1)
-    cut = [Patch(edge, v.absent["L1H2"]) for edge in edges(v.graph, "L1H2", "k")]
+    cut = [Patch(edge, v.absent["L1H2"]) for edge in edges(v.recording.graph, "L1H2", "k")]
     assert [patch.site for patch in cut] == ["L1H2->L2H1.k", "L1H2->L2H2.k", "L1H2->L3H1.k", "L1H2->L3H2.k"]
     difference = hooked_sums(v, model, []) - hooked_sums(v, model, cut)
     torch.testing.assert_close(game.solution.single[1], difference, atol=1e-4, rtol=1e-3)
@@ -136,7 +138,7 @@ def test_coalitions_of_the_last_layer_need_no_attention_at_all(monkeypatch):
 @pytest.mark.parametrize("kind", ["zero", "mean-position", "resample"])
 def test_the_coalition_of_nobody_is_the_model_with_every_head_ablated(kind):
     v = value_function_of(ARCHITECTURES["full, two heads"], kind)
-    patches = [Patch(head, v.absent[head]) for head in v.graph.heads]
+    patches = [Patch(head, v.absent[head]) for head in v.recording.graph.heads]
     logits = hooked_logits(model_of(ARCHITECTURES["full, two heads"]), v.batch.tokens, patches)
     at = logits[torch.arange(len(logits))[:, None], v.questions.queries]
     nobody = v.coalitions(torch.zeros(1, 4, dtype=torch.bool))[0]
