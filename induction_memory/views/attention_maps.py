@@ -54,7 +54,7 @@ def telling_rows(batch: Batch, length: int | None) -> list[int]:
     """All rows, those with the most different tokens in the main group first, ties by the number of queries."""
     asked = torch.where(batch.group(), batch.tokens, -1)[:, :length]
     score = [(len(row[row >= 0].unique()), int((row >= 0).sum())) for row in asked]
-    return sorted(range(len(batch)), key=score.__getitem__, reverse=True)
+    return sorted(range(len(score)), key=score.__getitem__, reverse=True)
 
 
 def row_marks(batch: Batch, row: int, length: int | None, task: Task | None) -> dict[str, np.ndarray]:

@@ -66,26 +66,24 @@ def report(
     require_integer(length, "length", 1, MOST_TOKENS)
     require_integer(causal_steps, "causal_steps", 1, 10_000)
     require_integer(budget, "budget", 500_000, 10**10, "bytes")
-    opened = [_opened(source, steps) for source in listed]
-    packs = []
+    opened: list[tuple[Source, list[int]]] = []
+    for one in listed:
+        source = open_source(one)
+        if not source.has_steps:
+            raise InputError(f"runs: expected runs or series, their folders or names, got {source.name}")
+        if isinstance(source, Revisions) and steps is not None:
+            source = source.at(steps)  # the others are not read at all
+        chosen = source.choose("all" if steps is None else steps)
+        require(len(chosen) > 0, "runs", "checkpoints on the disk, which can be read again", source.name)
+        opened.append((source, spread(chosen, MOST_CHECKPOINTS) if isinstance(source, Revisions) else chosen))
+    packs, names = [], []
     for source, shown in opened:
         at = spread(shown, causal_steps)
         packs.append(gather(source, shown, at, shown=sequences, length=length, progress=progress or _silent))
-    title = title or " and ".join(source.name for source, _ in opened)
+        names.append(source.name)
+    title = title or " and ".join(names)
     pack = within(packs, title, budget)
     return Report(title, document(title, pack.blob(), induction=pack.of_triggers), pack)
-
-
-def _opened(source: Any, steps: Sequence[int] | None) -> tuple[Source, list[int]]:
-    """A source, and the steps of the slider."""
-    opened = open_source(source)
-    if not opened.has_steps:
-        raise InputError(f"runs: expected runs or series, their folders or names, got {opened.name}")
-    if isinstance(opened, Revisions) and steps is not None:
-        opened = opened.at(steps)  # the others are not read at all
-    chosen = opened.choose("all" if steps is None else steps)
-    require(len(chosen) > 0, "runs", "checkpoints on the disk, which can be read again", opened.name)
-    return opened, spread(chosen, MOST_CHECKPOINTS) if isinstance(opened, Revisions) else chosen
 
 
 def _silent(message: str) -> None:

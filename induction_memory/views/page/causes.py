@@ -43,7 +43,7 @@ def causes(source: Source, steps: Sequence[int], batch: Batch) -> tuple[dict[str
         "kinds": kinds,
         "parts": list(cut["component"].unique()),
     }
-    found |= {"intact": {}, "without": {}, "error": {}} | {key: [] for key in OF_HEADS}
+    found |= {"intact": {}, "without": {}, "error": {}}
     for group in titles:
         for kind in kinds:
             name = f"{group}_{kind}"
@@ -51,24 +51,20 @@ def causes(source: Source, steps: Sequence[int], batch: Batch) -> tuple[dict[str
             found["without"][name] = _by_step(cut, name, steps)
             found["error"][name] = _by_step(cut, f"{name}_se", steps)
     if batch.soft:
-        return found, {"roles of heads": "no single output is right in this task"}
-    return found | _heads(source, steps, batch), {}
-
-
-def _heads(source: Source, steps: Sequence[int], batch: Batch) -> dict[str, Any]:
-    """Shares and roles."""
-    found = identify(source, step=steps, batch=batch)
-    shares = found.shares.loc[found.shares["game"] == "all"]
-    births = found.births.loc[(found.births["role"] != "none") & np.isfinite(found.births["born"].astype(float))]
-    return {
+        return found | {key: [] for key in OF_HEADS}, {"roles of heads": "no single output is right in this task"}
+    heads = identify(source, step=steps, batch=batch)
+    shares = heads.shares.loc[heads.shares["game"] == "all"]
+    births = heads.births.loc[(heads.births["role"] != "none") & np.isfinite(heads.births["born"].astype(float))]
+    found |= {
         "heads": list(shares["head"].unique()),
         "shares": _by_step(shares, "share", steps),
         "shapley": _by_step(shares, "shapley", steps),
         "shapley_error": _by_step(shares, "shapley_se", steps),
-        "roles": found.roles["role"].to_numpy(dtype=object).reshape(len(steps), -1).tolist(),
-        "confidence": _by_step(found.roles, "confidence", steps),
+        "roles": heads.roles["role"].to_numpy(dtype=object).reshape(len(steps), -1).tolist(),
+        "confidence": _by_step(heads.roles, "confidence", steps),
         "births": births.rename(columns={"born": "step"})[["head", "role", "step"]].to_dict("records"),
     }
+    return found, {}
 
 
 def _by_step(table: pd.DataFrame, name: str, steps: Sequence[int]) -> list[list[float | None]]:

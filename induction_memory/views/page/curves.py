@@ -83,7 +83,7 @@ def recorded(run: Any, batch: Batch) -> list[dict[str, Any]]:
     of_main = f"{labels.get(batch.main, batch.main)}, {other}"
     named.append(("accuracy", "out_of_distribution_accuracy", of_main))
     found = []
-    for group, name, label in sorted(dict.fromkeys(named), key=lambda one: one[0] == "accuracy"):
+    for group, name, label in sorted(dict.fromkeys(named), key=itemgetter(0), reverse=True):  # losses first
         if name in drawn:
             found.append(_curve(group, name, label, drawn.rename(columns={name: "value"})))
     return found
@@ -142,10 +142,8 @@ def births(source: Any, leaders: Mapping[str, str]) -> list[dict[str, Any]]:
     names = [name for name in ("W_O2", "W_K2", "W_K1") if name in leaders]
     if not names or len(source.steps) < 3:
         return []
-    found = []
-    for row in probes.change_points(source, names).to_dict("records"):
-        known = np.isfinite([row["change"], row["low"], row["high"]]).all() and row["after"] > row["before"]
-        if known and row["head"] == leaders[row["probe"]]:
-            found.append({key: row[key] for key in ("head", "change", "low", "high", "before", "after")})
-            found[-1]["memory"] = row["probe"]
-    return sorted(found, key=itemgetter("change"))
+    found = probes.change_points(source, names).rename(columns={"probe": "memory"})
+    known = np.isfinite(found[["change", "low", "high"]]).all(axis=1) & (found["after"] > found["before"])
+    leading = found["head"] == [leaders[memory] for memory in found["memory"]]
+    born = found.loc[known & leading].sort_values("change", kind="stable")
+    return born[["head", "change", "low", "high", "before", "after", "memory"]].to_dict("records")

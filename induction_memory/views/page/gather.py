@@ -37,8 +37,7 @@ def gather(
     cut = min(length, batch.tokens.shape[1])
     rows = telling_rows(batch, cut)[:shown]
     progress(f"{source.name}: attention at {len(steps)} steps")
-    read = batch[torch.tensor(rows)]
-    found = sequences.run_over(source, steps, read, cut)
+    found = sequences.run_over(chosen, rows, cut)
     listed = sequences.facts(batch, rows, cut, task)
     if task is None:
         ids, likely = sequences.renumbered(listed, found.likely)
@@ -90,7 +89,7 @@ def gather(
     if not meta["why_not_live"]:
         progress(f"{source.name}: weights")
         meta["live"], weights = live.pack(source, steps)
-        meta["live"]["tolerance"] = _tolerance(meta["live"], weights, read.tokens[:, :cut], found)
+        meta["live"]["tolerance"] = _tolerance(meta["live"], weights, batch.tokens[rows, :cut], found)
         arrays |= {f"live {name}": array for name, array in weights.items()}
     return Pack(meta, arrays)
 

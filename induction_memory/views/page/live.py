@@ -20,8 +20,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from induction_memory.model.config import ModelConfig
+from induction_memory.source.sources import select
 
 Arrays = dict[str, np.ndarray]
+KINDS = ("W_K", "W_V", "W_O")
 
 
 def why_not(source: Any) -> str:
@@ -48,38 +50,34 @@ def pack(run: Any, steps: Sequence[int]) -> tuple[dict[str, Any], Arrays]:
     """The description of the model for the page, and its arrays."""
     model, arrays = run.model_config, Arrays()
     assert isinstance(model, ModelConfig), why_not(run)
+    stack = select(run, step=steps).stack
     for name in ("w_E", "p", "w_U"):
-        arrays[name] = run.embedding(name).numpy().astype("<f4")
+        arrays[name] = stack.embedding(name)[0, 0].numpy().astype("<f4")
 
     def matrix(name: str, W: Float[Tensor, "step d_out d_in"]) -> dict[str, Any]:
         arrays[name] = W[0].numpy().astype("<f4")
         if bool((W[:1] == W).all()):
             return {"name": name, "moves": False}
-        arrays[f"{name} codes"], arrays[f"{name} scale"] = _codes(W)
+        change = (W - W[0]).numpy()
+        scale = np.abs(change).max(-1, keepdims=True) / 127
+        arrays[f"{name} codes"] = np.rint(change / np.where(scale > 0, scale, 1)).astype(np.int8)
+        arrays[f"{name} scale"] = scale[..., 0].astype("<f4")
         return {"name": name, "moves": True}
 
     layers = []
     for layer in range(1, model.n_layers + 1):
-        stacks = {kind: run.memory(f"{kind}{layer}", steps) for kind in ("W_K", "W_V", "W_O")}
         heads = []
         for head in range(model.n_heads):
-            of_head = {kind: W[:, head] if W.dim() == 4 else W for kind, W in stacks.items()}
-            heads.append({k: matrix(f"L{layer}H{head + 1} {k}", W) for k, W in of_head.items()})
+            prefix = f"L{layer}H{head + 1}"
+            heads.append({k: matrix(f"{prefix} {k}", stack.memory(f"{k}{layer}")[:, head]) for k in KINDS})
         feed = None
         if model.has_feed_forward(layer):
             name = "W_F" if layer == model.n_layers else f"W_F{layer}"
-            feed = matrix(name, run.memory(name, steps))
+            feed = matrix(name, stack.memory(name)[:, 0])
         layers.append({"heads": heads, "feed_forward": feed})
     scale = model.head_dimension**-0.5 if model.scale_scores else 1.0
     facts = {"d": model.d_model, "scale": scale, "n_ctx": model.n_ctx, "layers": layers}
     return facts, arrays
-
-
-def _codes(W: Float[Tensor, "step d_out d_in"]) -> tuple[np.ndarray, np.ndarray]:
-    change = (W - W[0]).numpy()
-    scale = np.abs(change).max(-1, keepdims=True) / 127
-    codes = np.rint(change / np.where(scale > 0, scale, 1)).astype(np.int8)
-    return codes, scale[..., 0].astype("<f4")
 
 
 def decode(arrays: Arrays, matrix: dict[str, Any], step: int) -> Float[Tensor, "d_out d_in"]:

@@ -72,10 +72,17 @@ class Pack:
         """The gzip blob; the same content gives the same bytes."""
         index, parts, offset = {}, [], 0
         for name, array in self.arrays.items():
-            entry, data = _entry(array)
-            index[name] = entry | {"offset": offset}
-            parts.append(data)
-            offset += len(data)
+            codes = array.codes if isinstance(array, Quantised) else np.ascontiguousarray(array)
+            kind = codes.dtype.str.lstrip("<|=")
+            index[name] = {"dtype": kind, "shape": list(codes.shape)}
+            if isinstance(array, Quantised):
+                index[name] |= {"low": array.low, "high": array.high}
+            index[name]["offset"] = offset
+            if kind == "u2":
+                parts.append(np.stack([codes >> 8, codes & 255]).astype(np.uint8).tobytes())
+            else:
+                parts.append(codes.astype(codes.dtype.newbyteorder("<")).tobytes())
+            offset += len(parts[-1])
         header = json.dumps(self.meta | {"arrays": index}, separators=(",", ":"), allow_nan=False).encode()
         return gzip.compress(struct.pack("<I", len(header)) + header + b"".join(parts), LEVEL, mtime=0)
 
@@ -107,18 +114,6 @@ def unpack(blob: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     return meta, arrays
 
 
-def _entry(array: np.ndarray | Quantised) -> tuple[dict[str, Any], bytes]:
-    codes = array.codes if isinstance(array, Quantised) else np.ascontiguousarray(array)
-    kind = codes.dtype.str.lstrip("<|=")
-    entry: dict[str, Any] = {"dtype": kind, "shape": list(codes.shape)}
-    if isinstance(array, Quantised):
-        entry |= {"low": array.low, "high": array.high}
-    if kind == "u2":
-        planes = np.stack([codes >> 8, codes & 255]).astype(np.uint8)
-        return entry, planes.tobytes()
-    return entry, codes.astype(codes.dtype.newbyteorder("<")).tobytes()
-
-
 OF_SEQUENCES = ("attention", "loss", "likely", "probability")
 FEWEST_STEPS = 5
 
@@ -129,7 +124,7 @@ def within(packs: Sequence[Pack], title: str, budget: int) -> Pack:
     The reductions are tried in this order: none; 8 bits behind colours; one sequence; half of the steps, repeatedly.
     """
     frame = len(document(title, b""))
-    size, most = 0, max(len(pack.meta["steps"]) for pack in packs)
+    size, most = 0, max([len(pack.meta["steps"]) for pack in packs])
     plans = [(16, None, most), (8, None, most), (8, 1, most)]
     while most > FEWEST_STEPS:
         most = max(FEWEST_STEPS, most // 2)

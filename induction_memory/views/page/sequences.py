@@ -14,11 +14,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from induction_memory.source.sources import Source, select
+from induction_memory.source.sources import Selection
 from induction_memory.task.batch import Batch
 from induction_memory.task.protocol import Task
 from induction_memory.views.attention_maps import row_marks
-from induction_memory.views.page import words
 
 LIKELY = 5  # tokens listed for each prediction
 
@@ -39,21 +38,27 @@ class Shown:
 
 
 @torch.no_grad()
-def run_over(source: Source, steps: Sequence[int], batch: Batch, length: int) -> Shown:
-    """Attention and predictions of the models at these steps, over the first `length` tokens of the batch."""
+def run_over(chosen: Selection, rows: Sequence[int], length: int) -> Shown:
+    """Attention and predictions of the models at the chosen steps, over the first `length` tokens of some rows."""
     attention, losses, likely, probability = [], [], [], []
-    graph = None
-    for at in select(source, step=steps, batch=batch).in_turn():
+    batch, graph = chosen.batch, None
+    counted, targets = batch.counted[rows, :length].cpu(), batch.targets[rows, :length].cpu()
+    for at in chosen.in_turn():
         graph = at.runner.graph
-        recording = at.runner.record(at.batch.tokens[:, :length])
+        recording = at.runner.record(at.batch.tokens[rows, :length])
         maps = []
         for layer in range(1, graph.n_layers + 1):
             maps.append(at.runner.pattern(recording, layer).cpu())
-        loss, top, q = _prediction(recording.logits.cpu(), batch, length)
+        log_q = recording.logits.cpu().double().log_softmax(-1)
+        top = log_q.topk(min(LIKELY, log_q.shape[-1]))
+        if batch.soft:
+            loss = -(targets * log_q).sum(-1)
+        else:
+            loss = -log_q.gather(-1, torch.where(counted, targets, 0).unsqueeze(-1)).squeeze(-1)
         attention.append(triangle(torch.cat(maps, dim=1)).numpy())
-        losses.append(loss.numpy())
-        likely.append(top.numpy())
-        probability.append(q.numpy())
+        losses.append(loss.masked_fill(~counted, torch.nan).numpy())
+        likely.append(top.indices.numpy())
+        probability.append(top.values.exp().numpy())
     assert graph is not None
     shown = np.stack(attention), np.stack(losses), np.stack(likely), np.stack(probability)
     return Shown(*shown, tuple(graph.heads), graph.n_layers)
@@ -66,19 +71,12 @@ def triangle(maps: Float[Tensor, "*lead query key"]) -> Float[Tensor, "*lead ent
     return maps[..., rows, columns]
 
 
-def _prediction(logits: Float[Tensor, "row pos vocab"], batch: Batch, length: int) -> tuple[Tensor, ...]:
-    log_q = logits.double().log_softmax(-1)
-    top = log_q.topk(min(LIKELY, log_q.shape[-1]))
-    counted, targets = batch.counted[:, :length], batch.targets[:, :length]
-    if batch.soft:
-        loss = -(targets * log_q).sum(-1)
-    else:
-        loss = -log_q.gather(-1, torch.where(counted, targets, 0).unsqueeze(-1)).squeeze(-1)
-    return loss.masked_fill(~counted, torch.nan), top.indices, top.values.exp()
-
-
 def facts(batch: Batch, rows: Sequence[int], length: int, task: Task | None) -> list[dict[str, Any]]:
-    """Tokens, targets, marked positions and boxes of each sequence that is shown."""
+    """Tokens, targets, marked positions and boxes of each sequence that is shown.
+
+    A target is -1 where none is asked, or where no single output is right.
+    """
+    targets = torch.full_like(batch.tokens, -1) if batch.soft else torch.where(batch.counted, batch.targets, -1)
     result = []
     for row in rows:
         marked = row_marks(batch, row, length, task)
@@ -86,7 +84,7 @@ def facts(batch: Batch, rows: Sequence[int], length: int, task: Task | None) -> 
             {
                 "row": row,
                 "tokens": batch.tokens[row, :length].tolist(),
-                "targets": words.shown_targets(batch, row, length),
+                "targets": targets[row, :length].tolist(),
                 "in_context": np.flatnonzero(batch.group()[row, :length]).tolist(),
                 "triggers": np.flatnonzero(marked["triggers"]).tolist(),
                 "outputs": np.flatnonzero(marked["outputs"]).tolist(),

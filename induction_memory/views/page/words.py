@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
 from induction_memory.interventions.scores import scored_groups
 from induction_memory.shown_tokens import visible
@@ -93,13 +92,6 @@ def follows(batch: Batch) -> bool:
         return False
     same = batch.targets[:, :-1] == batch.tokens[:, 1:]
     return bool(same[batch.counted[:, :-1]].all()) and bool(batch.counted[:, :-1].any())
-
-
-def shown_targets(batch: Batch, row: int, length: int) -> list[int]:
-    """The right output of each position; -1 where none is asked, or where no single one is right."""
-    if batch.soft:
-        return [-1] * length
-    return torch.where(batch.counted[row], batch.targets[row], -1)[:length].tolist()
 
 
 BATCH = "batch = im.source.select(run, sequences=16).batch"
