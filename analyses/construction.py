@@ -9,10 +9,11 @@ from pathlib import Path
 import pandas as pd
 import torch
 
-from induction_memory import BigramTask, ModelConfig, construct, sample, step_rng
+from induction_memory import BigramTask, ModelConfig, construct, sample
 from induction_memory.errors import require, run_script
 from induction_memory.model.constructed import Scales
 from induction_memory.probes.arbitrating import share
+from induction_memory.task import step_rng
 from induction_memory.terminal import markdown
 
 LEAST = 1e-4

@@ -63,7 +63,7 @@ def main(
         ship: write the tables to the folder of records that ship.
         shipped: make the page from those tables, and train nothing.
     """
-    from induction_memory.heads import Identification
+    from induction_memory.heads.identification import Identification
     from induction_memory.paper import records
     from induction_memory.trajectory.search import SHIPPED
     from tools import heads_study

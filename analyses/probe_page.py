@@ -309,7 +309,7 @@ A function of your own is a probe too. It receives the weights of some steps and
 head of the layers that it names:
 
 ```python
-@im.probe("norm_of_W_O", about="Frobenius norm of layer 2's output matrix", layers=(2,))
+@im.probes.register("norm_of_W_O", about="Frobenius norm of layer 2's output matrix", layers=(2,))
 def norm(subject):
     return torch.linalg.matrix_norm(subject.memory("W_O2"))
 

@@ -15,14 +15,14 @@ import torch
 import tyro
 
 import induction_memory as im
+from induction_memory import Trajectory, thin
 from induction_memory.errors import require, run_script
 from induction_memory.terminal import show
-from induction_memory.trajectory import Trajectory, thin
 
 
 def changes(exact: Trajectory, rounded: Trajectory, step: int, sequences: int) -> dict[str, float]:
     """What the rounding changes at one step, on fresh sequences."""
-    batch = im.sample(exact.task, sequences, im.step_rng(exact.config.train.eval_seed, 0))
+    batch = im.sample(exact.task, sequences, im.task.step_rng(exact.config.train.eval_seed, 0))
     found = []
     for run in (exact, rounded):
         with torch.no_grad():

@@ -12,7 +12,7 @@ STEPS = (0, 100, 200, 300, 600)
 
 def main() -> None:
     """Write induction-small."""
-    from induction_memory.trajectory import load, thin
+    from induction_memory import load, thin
     from induction_memory.trajectory.search import PACKAGED
 
     small = thin(load("induction-alone"), PACKAGED / "induction-small", STEPS)

@@ -26,7 +26,7 @@ def main(only: tuple[str, ...] = (), runs: Path = Path("runs/tasks"), docs: Path
     from induction_memory.files import write_file
     from induction_memory.task.predictors import describe
     from induction_memory.trajectory.search import SHIPPED
-    from induction_memory.views.figures.curves import predictor_figure
+    from induction_memory.views.figures import predictor_figure
     from tools.shipping import index
     from tools.task_runs import ship_task, train_task
 

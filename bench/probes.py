@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from bench.sampler import median_seconds
+from induction_memory import BigramTask
 from induction_memory.experiment.run_config import RunConfig
 from induction_memory.experiment.train_config import TrainConfig
 from induction_memory.memory import kl
@@ -24,7 +25,6 @@ from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
 from induction_memory.model.memories import embedding, matrix
 from induction_memory.probes import recall
-from induction_memory.task import BigramTask
 from induction_memory.trajectory.manifest import Manifest
 from induction_memory.trajectory.trajectory import load
 from induction_memory.trajectory.writer import Origin, ResumePoint, Writer, begin

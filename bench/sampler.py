@@ -15,7 +15,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from induction_memory.task import BigramTask, sample, step_rng
+from induction_memory import BigramTask, sample
+from induction_memory.task import step_rng
 
 BATCH = 512
 LOOP_SEQUENCES = 8

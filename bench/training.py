@@ -22,10 +22,11 @@ from statistics import median
 import torch
 from torch import nn
 
+from induction_memory import BigramTask, sample
 from induction_memory.experiment.train_config import Loss
 from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
-from induction_memory.task import BigramTask, sample, step_rng
+from induction_memory.task import step_rng
 from induction_memory.training.evaluation import Evaluation, plain_evaluate
 from induction_memory.training.forward import evaluate
 

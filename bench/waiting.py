@@ -31,7 +31,7 @@ CALLS = {
         "",
         "im.interventions.causal_curves(im.load('induction-alone'))",
     ),
-    "identify(four-heads)": ("identify", "im.identify(im.load('four-heads'))"),
+    "identify(four-heads)": ("identify", "im.heads.identify(im.load('four-heads'))"),
 }
 
 

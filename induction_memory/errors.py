@@ -15,8 +15,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+__all__ = ["DamagedError", "DivergedError", "Error", "InputError", "StorageError"]
+
 LONGEST = 1000
 """The largest number of characters in a message; the middle of a longer one is left out."""
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 class Error(Exception):
@@ -25,7 +31,7 @@ class Error(Exception):
     >>> import induction_memory as im
     >>> try:
     ...     im.BigramTask(k=80)
-    ... except im.Error as error:
+    ... except im.errors.Error as error:
     ...     print(error)
     task.k: expected 1 to 65 triggers (the vocabulary), got 80
     """
@@ -57,7 +63,7 @@ class InputError(Error, ValueError):
     >>> import induction_memory as im
     >>> try:
     ...     im.load("induction-small").model(step=7)
-    ... except im.InputError as error:
+    ... except im.errors.InputError as error:
     ...     print(error)
     step: expected one of the 5 stored steps (0 to 600; next to it 0 and 100), got 7
     """
@@ -80,7 +86,7 @@ class DamagedError(Error):
     >>> cut = file.write_bytes(file.read_bytes()[:-1])
     >>> try:
     ...     im.load(run.path).memory("W_O2")
-    ... except im.DamagedError as error:
+    ... except im.errors.DamagedError as error:
     ...     print(error.path.name)
     trained.safetensors
     """
@@ -116,7 +122,7 @@ class DivergedError(Error):
     >>> task, model, out = im.BigramTask(length=16), im.ModelConfig(d_model=16), f"{tempfile.mkdtemp()}/hasty"
     >>> try:
     ...     im.train(task, model, out=out, steps=9, batch_size=8, learning_rate=1e9, quiet=True)
-    ... except im.DivergedError as error:
+    ... except im.errors.DivergedError as error:
     ...     print(str(error).removeprefix(f"{out}: "))
     the loss is nan at step 3; train.learning_rate may be too large; what was kept before is intact
     """

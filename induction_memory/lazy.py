@@ -10,26 +10,24 @@ from typing import Any
 
 
 def lazily(package: str, file: str) -> tuple[dict[str, str], Callable[[str], Any], Callable[[], list[str]]]:
-    """The exports of a package, its `__getattr__` and its `__dir__`.
+    """The exports of a package (name -> `module:name`, or a module), its `__getattr__` and its `__dir__`.
 
     The names are those that its `__init__.py` imports under `if TYPE_CHECKING:`, so they are listed once, for the type
     checker and for the interpreter. Each is imported on first use.
     """
-    where = _exports(Path(file).read_text(), f"{package}.")
+    listed = r"^    (?:from ([\w.]+) )?import ([\w.]+) as (\w+)$"
+    found = re.findall(listed, Path(file).read_text(), flags=re.MULTILINE)
+    where = {name: f"{module}:{name}" if module else whole for module, whole, name in found}
 
     def find(name: str) -> Any:
         if name not in where:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        module, _, attribute = where[name].partition(":")
         with quiet_import():
-            return getattr(import_module(where[name], package), name)
+            found = import_module(module)
+        return getattr(found, attribute) if attribute else found
 
     return where, find, lambda: sorted(where)
-
-
-def _exports(source: str, prefix: str) -> dict[str, str]:
-    """Name -> module, of every line `from module import name as name`; `.submodule` within the package."""
-    found = re.findall(r"^    from ([\w.]+) import \w+ as (\w+)$", source, flags=re.MULTILINE)
-    return {name: re.sub(f"^{re.escape(prefix)}", ".", module) for module, name in found}
 
 
 @contextmanager

@@ -9,8 +9,9 @@ from typing import Any
 from hypothesis import reject
 from hypothesis import strategies as st
 
+from induction_memory import BigramTask
 from induction_memory.errors import InputError
-from induction_memory.task import BigramTask, Corpus
+from induction_memory.task import Corpus
 
 
 @st.composite

@@ -31,14 +31,14 @@ MODELS = {
 }
 PROBES = ["W_K1", "W_O2", "previous_token_mass1", "induction_mass2", "mass_on_induction2", "loss_in_context"]
 PROBES += ["kl_to_bayes", "dla_token", "repeated_previous1"]
-BATCH = im.sample(TASK, 6, im.step_rng(0, 0))
+BATCH = im.sample(TASK, 6, im.task.step_rng(0, 0))
 
 
 def streamed(model):
     """Recall through hooks: keys that a head wrote, scores and logits."""
     tokens = model.embed.W_E
-    keys = im.stream.written(model, "L1H1", tokens)
-    found = im.stream.attention_scores(model, "L2H1", keys, tokens), im.stream.output_logits(model, "L2H1", tokens)
+    keys = im.hooks.written(model, "L1H1", tokens)
+    found = im.hooks.attention_scores(model, "L2H1", keys, tokens), im.hooks.output_logits(model, "L2H1", tokens)
     return pd.DataFrame(torch.cat([x.detach().cpu().flatten() for x in found]).numpy())
 
 
@@ -57,7 +57,7 @@ CALLS = {
     "patching, paths": lambda model: im.patch(model, task=TASK, kind="path"),
     "probes": lambda model: im.probes.table(model, PROBES, task=TASK, batch=BATCH),
     "head scores": lambda model: im.probes.head_scores(model, length=5),
-    "roles": lambda model: im.identify(model, batch=BATCH).votes,
+    "roles": lambda model: im.heads.identify(model, batch=BATCH).votes,
     "recall through hooks": streamed,
     "maps": lambda model: pd.DataFrame(np.asarray(im.attention(model, batch=BATCH).patterns).reshape(-1, 12)),
 }

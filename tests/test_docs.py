@@ -97,21 +97,20 @@ def test_every_public_name_has_a_docstring():
 
 
 WITHOUT_EXAMPLE = {
-    "im.audit": "measures all runs that ship, for minutes",
-    "im.reproduce": "draws a figure of the paper, for seconds; docs/reproduction.md shows the result",
-    "im.fetch_revisions": "needs the network",
+    "im.paper.audit": "measures all runs that ship, for minutes",
+    "im.paper.reproduce": "draws a figure of the paper, for seconds; docs/reproduction.md shows the result",
+    "im.source.fetch_revisions": "needs the network",
     "im.sweep.start": "starts processes; docs/sweeps.md shows the call",
-    "im.StorageError": "a disk that is full or cannot be read",
+    "im.errors.StorageError": "a disk that is full or cannot be read",
     "im.task.Task": "a protocol; im.task.register shows a class that has it",
-    "im.runner.Runner": "a protocol; im.runner.runner gives one",
 }
 
 
 def test_everything_public_that_can_be_called_has_an_example_in_its_docstring():
-    public = {f"im.{name}": getattr(im, name) for name in im._NAMES}
+    public = {f"im.{name}": getattr(im, name) for name in im.__all__}
     for room in api_pages.ROOMS:
         module, found = api_pages.names(room)
-        public |= {f"im.{room}.{name}": getattr(module, name) for name in found if name not in im._NAMES}
+        public |= {f"im.{room}.{name}": getattr(module, name) for name in found}
     called = {name: value for name, value in public.items() if inspect.isclass(value) or inspect.isroutine(value)}
     assert len(called) > 120
     assert {name for name, value in called.items() if ">>>" not in (value.__doc__ or "")} == set(WITHOUT_EXAMPLE)
@@ -180,14 +179,3 @@ def test_the_check_of_the_site_sees_dead_links_anchors_red_formulas_and_addresse
     (tmp_path / "b.html").write_text('<a href="c.html"></a><span style="color:#cc0000"></span>')
     (tmp_path / "d.html").write_text('<script src="https://cdn.example/x.js"></script>')
     assert len(check_site.problems(tmp_path)) == 4
-
-
-def test_no_public_function_has_the_name_of_the_module_that_holds_it():
-    rooms = [getattr(im, room) for room in im._MODULES]
-    shadowed = [
-        f"{room.__name__}.{name}"
-        for room in rooms
-        for name, module in getattr(room, "_WHERE", {}).items()
-        if name == module.split(".")[-1]
-    ]
-    assert shadowed == []

@@ -19,22 +19,19 @@ from induction_memory.task.predictors import Phase
 
 
 def test_help_shows_the_fields_of_every_public_class_and_of_what_calls_return():
-    public = [getattr(im, name) for name in im._NAMES] + [
-        getattr(room, name)
-        for room in (getattr(im, room) for room in im._MODULES)
-        for name in getattr(room, "_WHERE", ())
-    ]
+    rooms = [im, *(room for room in map(im.__getattr__, im.__all__) if inspect.ismodule(room))]
+    public = [getattr(room, name) for room in rooms for name in dir(room)]
     classes = {value for value in public if inspect.isclass(value) and not issubclass(value, Exception)}
     classes |= {Ablated, Activations, CheckpointRule, Finished, Pairs, Phase, Score, Stack}
     assert len(classes) > 30
     assert [kind.__name__ for kind in classes if field_meanings(kind) and "\nFields:\n" not in kind.__doc__] == []
 
 
-@pytest.mark.parametrize("name", ["BigramTask", "ModelConfig", "TrainConfig"])
-def test_help_shows_what_every_field_of_a_configuration_means(name):
-    shown = " ".join(pydoc.render_doc(getattr(im, name), renderer=pydoc.plaintext).replace("|", " ").split())
-    for field in fields(getattr(im, name)):
-        meaning = field_meanings(getattr(im, name))[field.name]
+@pytest.mark.parametrize("kind", [im.BigramTask, im.ModelConfig, im.experiment.TrainConfig])
+def test_help_shows_what_every_field_of_a_configuration_means(kind):
+    shown = " ".join(pydoc.render_doc(kind, renderer=pydoc.plaintext).replace("|", " ").split())
+    for field in fields(kind):
+        meaning = field_meanings(kind)[field.name]
         assert " ".join(f"{field.name}: {meaning}".replace("|", " ").split()) in shown
 
 

@@ -45,7 +45,7 @@ CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]")
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     drawn = [HOSTILE[i] for i in np.random.default_rng(0).integers(len(HOSTILE), size=900)]
-    task = im.BigramTask(im.Corpus.from_tokens([*HOSTILE, *drawn], name="hostile"), length=24, k=2)
+    task = im.BigramTask(im.task.Corpus.from_tokens([*HOSTILE, *drawn], name="hostile"), length=24, k=2)
     model = im.ModelConfig(d_model=16, n_ctx=24, d_vocab=task.vocab_size)
     folder = tmp_path_factory.mktemp("runs") / "\x1b[31m<b>=1+1"
     return start(RunConfig(task, model, TRAIN), folder, quiet=True)
@@ -62,7 +62,7 @@ def test_pages_hold_every_token_as_text(run, tmp_path, knocks):
 
 @pytest.mark.parametrize("kind", [".svg", ".png", ".pdf"])
 def test_pictures_show_every_token_and_no_formula_is_read(run, kind, tmp_path, knocks):
-    view = im.attention(run, batch=im.sample(run.task, 8, im.step_rng(0, 0)), length=24)
+    view = im.attention(run, batch=im.sample(run.task, 8, im.task.step_rng(0, 0)), length=24)
     content = view.save(tmp_path / f"maps{kind}").read_bytes()
     if kind == ".svg":
         ElementTree.fromstring(content)

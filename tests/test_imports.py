@@ -104,8 +104,8 @@ def test_importing_the_package_loads_nothing_else():
 
 
 def test_no_name_of_a_package_is_also_one_of_its_modules():
-    """`im.model.build` is the function, always: importing a module of that name would replace it."""
+    """`im.build` is the function, always: importing a module of that name would replace it."""
     for package in sorted({path.parent for path in FILES if path.name == "__init__.py"}):
         room = import_module(".".join(package.relative_to(PACKAGE.parent).parts))
-        names = set(getattr(room, "_WHERE", None) or getattr(room, "_NAMES", ()))
+        names = {name for name, where in getattr(room, "_WHERE", {}).items() if ":" in where}
         assert not names & {path.stem for path in package.iterdir()}, package

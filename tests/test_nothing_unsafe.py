@@ -11,7 +11,7 @@ NETWORK = {"socket", "urllib", "http", "requests", "httpx", "ftplib", "huggingfa
 ALLOWED = {
     "model/bridge.py": "tells the hub's client to stay offline",
     "sweep/job.py": "a pair of sockets to its own process",
-    "trajectory/series.py": "fetches by name: im.fetch_revisions",
+    "trajectory/series.py": "fetches by name: im.source.fetch_revisions",
     "trajectory/lock.py": "the name of this machine",
     "views/share.py": "uploads by name: im.share(..., upload=...)",
 }

@@ -11,8 +11,13 @@ from induction_memory.task.bigrams import BigramTask
 def weights(model):
     """A HookedTransformer's weights under the names and in the orientation of the screen."""
     names = ("W_K1", "W_V1", "W_O1", "W_K2", "W_V2", "W_O2")
-    maps = {name: im.matrix(model, name).squeeze() for name in names}
-    return {"w_E": im.embedding(model, "w_E"), "p": im.embedding(model, "p"), "w_U": im.embedding(model, "w_U"), **maps}
+    maps = {name: im.model.matrix(model, name).squeeze() for name in names}
+    return {
+        "w_E": im.model.embedding(model, "w_E"),
+        "p": im.model.embedding(model, "p"),
+        "w_U": im.model.embedding(model, "w_U"),
+        **maps,
+    }
 
 
 def a_model():
@@ -21,7 +26,7 @@ def a_model():
 
 def test_its_model_is_the_simplified_model():
     model = a_model()
-    tokens = BigramTask(length=24).sample(4, im.step_rng(0, 0)).tokens
+    tokens = BigramTask(length=24).sample(4, im.task.step_rng(0, 0)).tokens
     assert torch.allclose(paper.logits(weights(model), tokens), model(tokens), atol=1e-4)
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 import induction_memory as im
+from induction_memory import verify
 from induction_memory.errors import InputError
-from induction_memory.trajectory import search, verify
+from induction_memory.trajectory import search
 
 ROOT = Path(__file__).parents[1]
 

@@ -29,22 +29,21 @@ def train(folder: Path, steps: str) -> None:
 
 
 def branch(folder: Path, parent: str) -> None:
+    from induction_memory import load
     from induction_memory.training.branching import branch
-    from induction_memory.trajectory import load
 
     branch(load(parent), 36, folder, freeze=["W_K1"], resume="or start", quiet=True)
 
 
 def thin(folder: Path, parent: str) -> None:
-    from induction_memory.trajectory import load, thin
+    from induction_memory import load, thin
 
     if not (folder / "manifest.json").exists():  # which comes last: with it the folder is whole
         thin(load(parent), folder, KEPT)
 
 
 def probe(folder: Path, _: str) -> None:
-    from induction_memory import probes
-    from induction_memory.trajectory import load
+    from induction_memory import load, probes
 
     probes.table(load(folder), PROBES)
 

@@ -1,54 +1,45 @@
 """The pages of the API reference, written before Sphinx reads: one for the package and one per room.
 
-What is public is what the package and its rooms name: `induction_memory.__all__`, and the names of each room. Names
-added there appear without a change here. The files are build output and not committed.
+What is public is what the package and its rooms name: `induction_memory.__all__`, and `dir` of each room. Names added
+to a room appear without a change here. The files are build output and not committed.
 """
 
 import inspect
-from importlib import import_module
-from importlib.util import resolve_name
+from operator import attrgetter
 from pathlib import Path
 
 import induction_memory as im
 
 GROUPS = {
     "Load and look": ("load", "Trajectory", "attention", "report", "verify", "thin", "share", "revisions"),
-    "Change and measure": ("ablate", "ablation", "patch", "surgery", "probe", "identify"),
-    "Train": ("train", "branch", "preset", "RunConfig", "TrainConfig", "ModelConfig", "BigramTask", "Corpus"),
-    "Build and sample": ("build", "construct", "embedding", "sample", "step_rng"),
-    "Reproduce": ("reproduce", "audit"),
-    "Errors": ("Error", "InputError", "DamagedError", "StorageError", "DivergedError"),
+    "Change and measure": ("measure", "ablate", "patch", "surgery"),
+    "Train": ("train", "branch", "ModelConfig", "BigramTask"),
+    "Build and sample": ("build", "construct", "sample"),
 }
 ROOMS = {
     "probes": "What each matrix stores and each head attends to, at all steps at once.",
     "interventions": "Ablation, patching, circuits, surgery.",
-    "hooks": "Interventions as TransformerLens hooks, to take away.",
+    "hooks": "Interventions as TransformerLens hooks, to take away; recall through hooks.",
     "heads": "Which head does what.",
     "memory": "Associative memories: torch only, no transformer.",
     "model": "The paper's architectures and their weights as memories.",
     "task": "Tasks and their exact predictors.",
-    "training": "Training and branches.",
-    "trajectory": "Trajectories on the disk.",
+    "experiment": "A task, a model and its training as one configuration; presets.",
     "sweep": "Many runs.",
-    "theory": "The paper's statements with a measured verdict.",
+    "figures": "Pictures of runs.",
+    "paper": "The paper's figures and claims.",
+    "paper.theory": "The paper's statements with a measured verdict.",
+    "paper.claims": "The sentences of the paper, each with its measurement.",
     "runner": "One forward and its patched variants.",
     "source": "Which weights, at which steps, on which sequences.",
+    "errors": "The types of errors.",
 }
 
 
 def names(room):
-    """The public names of a room: what it says it exports, or the functions and classes that it defines."""
-    module = import_module(im._MODULES[room] and f"induction_memory.{im._MODULES[room]}")
-    listed = getattr(module, "_WHERE", None) or getattr(module, "__all__", None)
-    if listed is None:
-        listed = [
-            name
-            for name, value in vars(module).items()
-            if not name.startswith("_")
-            and (inspect.isfunction(value) or inspect.isclass(value))
-            and value.__module__ == module.__name__
-        ]
-    return module, list(listed)
+    """A room and its public names, without the rooms within it."""
+    module = attrgetter(room)(im)
+    return module, [name for name in dir(module) if not inspect.ismodule(getattr(module, name))]
 
 
 def entry(path, value, where=None):
@@ -68,31 +59,22 @@ def heading(text, line="="):
 
 def package_page():
     """The names that `import induction_memory as im` gives, in the order in which one needs them."""
-    grouped = [name for group in GROUPS.values() for name in group]
-    groups = GROUPS | {"More": tuple(name for name in im._NAMES if name not in grouped)}
     lines = [
         heading("induction_memory"),
-        "``import induction_memory as im`` gives these names. Each is found on first use.\n",
+        "``import induction_memory as im`` gives these names and the rooms. Each is found on first use.\n",
     ]
-    for title, group in groups.items():
-        present = [name for name in group if name in im._NAMES]
-        if present:
-            lines += [heading(title, "-"), *(entry(f"induction_memory.{name}", getattr(im, name)) for name in present)]
+    for title, group in GROUPS.items():
+        lines += [heading(title, "-"), *(entry(f"induction_memory.{name}", getattr(im, name)) for name in group)]
     return "\n".join(lines)
 
 
 def room_page(room):
-    """One room: what its docstring says, then its names, without those that the package page has."""
+    """One room: what its docstring says, then its names."""
     module, found = names(room)
-    own = [name for name in found if name not in im._NAMES]
-    also = [name for name in found if name in im._NAMES]
     lines = [heading(f"im.{room}"), f".. automodule:: {module.__name__}\n   :no-index:\n"]
-    if also:
-        links = ", ".join(f":py:obj:`im.{name} <induction_memory.{name}>`" for name in also)
-        lines.append(f"Also here, and explained on the page of the package: {links}.\n")
     where = getattr(module, "_WHERE", {})
-    for name in own:
-        defined = resolve_name(where[name], module.__name__) if name in where else None
+    for name in found:
+        defined = where.get(name, module.__name__).partition(":")[0]
         lines.append(entry(f"{module.__name__}.{name}", getattr(module, name), defined))
     return "\n".join(lines)
 
@@ -102,7 +84,7 @@ def index_page():
     rows = "\n".join(f"- :doc:`im.{room} <{room}>`: {about}" for room, about in ROOMS.items())
     pages = "\n   ".join(["induction_memory", *ROOMS])
     return (
-        f"{heading('API')}\n:doc:`induction_memory` has the names that most people need. The rooms have the others:\n\n"
+        f"{heading('API')}\n:doc:`induction_memory` has the verbs and types that most need, the rooms the rest:\n\n"
         f"{rows}\n\n.. toctree::\n   :hidden:\n\n   {pages}\n"
     )
 

@@ -50,7 +50,7 @@ def _run(trajectory_folder: Path, picture: Path, page: Path, quiet: bool) -> Non
     from induction_memory.experiment.presets import preset
     from induction_memory.training.run import start
     from induction_memory.trajectory.lock import remove
-    from induction_memory.views.figures.curves import birth
+    from induction_memory.views.figures.curves import birth_figure
     from induction_memory.views.run_page import report
 
     if trajectory_folder.exists():
@@ -69,7 +69,7 @@ def _run(trajectory_folder: Path, picture: Path, page: Path, quiet: bool) -> Non
         print(f"{name} recalls half of its pairs " + (f"from step {step} on" if step is not None else "never"))
     print("\nThe last step without each head (zero), or with a memory untrained (initial):\n")
     show(losses(trajectory))
-    write_figure(birth(metrics, recalls, "birth of an induction head"), picture, dpi=130)
+    write_figure(birth_figure(metrics, recalls, "birth of an induction head"), picture, dpi=130)
     report(trajectory, causal_steps=6, title="birth of an induction head").save(page)
     print(f"\nfigure      {picture}\npage        {page}  (open it in a browser and move the slider)")
     print(f"trajectory  {trajectory_folder}  (open it with induction_memory.load)")

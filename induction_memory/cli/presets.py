@@ -30,7 +30,7 @@ def presets(
         name: the experiment to show in full, or a figure such as figure-4, whose experiments are listed.
         format: text, or one JSON document.
     """
-    from induction_memory.experiment.presets import PRESETS, preset
+    from induction_memory.experiment.presets import PRESETS, names, preset
 
     figure = name if name not in PRESETS and re.fullmatch(r"figure-\d+", name or "") else None
     of_figure = {key: entry for key, entry in PRESETS.items() if key.startswith(f"{figure}-")}
@@ -41,7 +41,7 @@ def presets(
         document = {"about": entry.about} | entry.config.to_dict()
         print(json.dumps(document, indent=2) if format == "json" else explained(name, entry))
     elif format == "json":
-        print(json.dumps({key: entry.about for key, entry in PRESETS.items()}, indent=2))
+        print(json.dumps(names(), indent=2))
     else:
         print(grouped(PRESETS))
 

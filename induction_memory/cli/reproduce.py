@@ -89,7 +89,7 @@ def _show(verdicts: "pd.DataFrame", format: Format, columns: Columns) -> None:
 
 def _worst_first(verdicts: "pd.DataFrame") -> "pd.DataFrame":
     """Rows without a run or that do not hold come first, then undecided ones; a value and its error share a cell."""
-    from induction_memory.paper.claims import VERDICTS
+    from induction_memory.paper.verdicts import VERDICTS
 
     rows = verdicts.to_dict("records")
     ranked = verdicts.rename(columns={"error": "value_se"}).assign(

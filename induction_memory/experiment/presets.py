@@ -103,6 +103,15 @@ class Preset:
     config: RunConfig
 
 
+def names() -> dict[str, str]:
+    """Every preset's name with one line on what it shows.
+
+    >>> names()["figure-3"]
+    'the induction head alone: nothing frozen'
+    """
+    return {name: entry.about for name, entry in PRESETS.items()}
+
+
 def preset(name: str) -> Preset:
     """The preset of that name; an unknown one is an error that names the nearest.
 

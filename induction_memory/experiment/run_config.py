@@ -27,7 +27,8 @@ class RunConfig:
     """What to learn, with what, and how.
 
     >>> import induction_memory as im
-    >>> config = im.RunConfig(im.BigramTask(k=3), im.ModelConfig(d_model=64), im.TrainConfig(steps=100))
+    >>> train = im.experiment.TrainConfig(steps=100)
+    >>> config = im.experiment.RunConfig(im.BigramTask(k=3), im.ModelConfig(d_model=64), train)
     >>> config.model.d_model, config.train.steps
     (64, 100)
     """

@@ -33,7 +33,7 @@ class TrainConfig:
     """Optimiser, loss, data and what is kept of a run.
 
     >>> import induction_memory as im
-    >>> config = im.TrainConfig(steps=300, checkpoints="every 100", freeze=("W_K1: ..100",))
+    >>> config = im.experiment.TrainConfig(steps=300, checkpoints="every 100", freeze=("W_K1: ..100",))
     >>> config.learning_rate, config.momentum
     (0.2, 0.9)
     """

@@ -5,9 +5,7 @@ from typing import TYPE_CHECKING
 from induction_memory.lazy import lazily
 
 if TYPE_CHECKING:
-    from induction_memory.heads.identification import Identification as Identification
     from induction_memory.heads.identification import identify as identify
-    from induction_memory.model.constructed import Planted as Planted
     from induction_memory.model.constructed import permuted as permuted
     from induction_memory.model.constructed import plant as plant
 

@@ -56,7 +56,7 @@ class Identification:
     """The tables of one or more runs; what follows from them is computed when asked for.
 
     >>> import induction_memory as im
-    >>> found = im.identify("induction-small", sequences=8)
+    >>> found = im.heads.identify("induction-small", sequences=8)
     >>> found.roles[["head", "role"]]
        head            role
     0  L1H1  previous-token

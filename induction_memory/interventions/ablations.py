@@ -11,7 +11,7 @@ matter under `resample-output`.
 
 A kind is a function of the intact run and a site, and `ablation` gives it a name:
 
-    @im.ablation("median", about="median of y over positions, for each sequence")
+    @im.interventions.register("median", about="median of y over positions, for each sequence")
     def median(run, site):
         return run.at(site).median(-2, keepdim=True).values
 """
@@ -58,28 +58,28 @@ class _Named:
     about: str
 
 
-def ablation(name: str, *, about: str = "") -> Callable[[Replacement], Replacement]:
+def register(name: str, *, about: str = "") -> Callable[[Replacement], Replacement]:
     """Give a kind of ablation a name, and a line with its formula for `ablate --list`.
 
     A kind that some runs do not allow raises an UnsupportedError there (`kind: expected ..., got ...`).
 
     >>> import induction_memory as im
-    >>> @im.ablation("middle", about="the mean of what the first and the last position hold")
+    >>> @im.interventions.register("middle", about="the mean of what the first and the last position hold")
     ... def middle(run, site):
     ...     return (run.at(site)[:, :1] + run.at(site)[:, -1:]) / 2
-    >>> batch = im.load("induction-small").task.sample(4, im.step_rng(0, 0))
+    >>> batch = im.load("induction-small").task.sample(4, im.task.step_rng(0, 0))
     >>> im.ablate("induction-small", batch, heads="all", kind="middle")["kind"].tolist()
     ['none', 'middle', 'middle']
     """
 
-    def register(function: Replacement) -> Replacement:
+    def added(function: Replacement) -> Replacement:
         known = _KINDS.get(name)
         own = known is not None and known.function.__module__ == __name__ != function.__module__
         require(name not in ("all", "none") and not own, "ablation", "a name that the package does not use", repr(name))
         _KINDS[name] = _Named(function, about or (function.__doc__ or "").split("\n")[0])
         return function
 
-    return register
+    return added
 
 
 def own_kinds(kinds: Sequence[Kind]) -> list[Replacement]:
@@ -122,7 +122,7 @@ class Replacements:
 
     >>> import induction_memory as im
     >>> run = im.load("induction-small")
-    >>> batch = run.task.sample(4, im.step_rng(0, 0))
+    >>> batch = run.task.sample(4, im.task.step_rng(0, 0))
     >>> intact = im.runner.record(run.model(step=600), batch.tokens)
     >>> im.interventions.Replacements(intact, batch).value("L1H1", "mean").shape
     torch.Size([1, 1, 128])
@@ -218,22 +218,22 @@ def name_of(kind: Kind) -> str:
     return kind if isinstance(kind, str) else getattr(kind, "__name__", type(kind).__name__)
 
 
-@ablation("zero", about="0")
+@register("zero", about="0")
 def zero(run: Ablated, site: str) -> Value:
     return torch.zeros_like(run.at(site)[:1, :1])
 
 
-@ablation("mean", about="the mean of y over sequences and positions")
+@register("mean", about="the mean of y over sequences and positions")
 def mean(run: Ablated, site: str) -> Value:
     return run.at(site).mean((0, 1), keepdim=True)
 
 
-@ablation("mean-position", about="the mean of y over sequences, at each position")
+@register("mean-position", about="the mean of y over sequences, at each position")
 def mean_by_position(run: Ablated, site: str) -> Value:
     return _several(run.at(site)).mean(0, keepdim=True)
 
 
-@ablation("resample", about="y of another sequence of the batch")
+@register("resample", about="y of another sequence of the batch")
 def resample(run: Ablated, site: str) -> Value:
     return _several(run.at(site)).roll(1, dims=0)
 
@@ -245,19 +245,19 @@ def _several(y: Float[Tensor, "batch pos d"]) -> Float[Tensor, "batch pos d"]:
     return y
 
 
-@ablation("resample-output", about="y of the same sequence with the outputs of its triggers changed")
+@register("resample-output", about="y of the same sequence with the outputs of its triggers changed")
 def resample_output(run: Ablated, site: str) -> Value:
     return run.all.other_outputs.at(site)
 
 
-@ablation("noise", about="Gaussian, each coordinate with y's own mean and standard deviation")
+@register("noise", about="Gaussian, each coordinate with y's own mean and standard deviation")
 def noise(run: Ablated, site: str) -> Value:
     y, generator = run.at(site), torch.Generator().manual_seed(run.seed)
     drawn = torch.randn(y.shape, generator=generator, dtype=y.dtype).to(y.device)
     return y.mean((0, 1)) + y.flatten(0, 1).std(0, correction=0) * drawn
 
 
-@ablation("initial", about="what the weights before training computed from the same input")
+@register("initial", about="what the weights before training computed from the same input")
 def initial(run: Ablated, site: str) -> Value:
     return run.all.before_training(run.component).at(site)
 

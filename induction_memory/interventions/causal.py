@@ -47,7 +47,7 @@ def causal_curves(
     With several heads, the recall is that of the best.
 
     >>> import induction_memory as im
-    >>> batch = im.load("induction-small").task.sample(4, im.step_rng(0, 2))
+    >>> batch = im.load("induction-small").task.sample(4, im.task.step_rng(0, 2))
     >>> parts = ["L2H1", "W_O2"]
     >>> im.interventions.causal_curves("induction-small", batch, components=parts, step=[0, 600]).round(2)
        step component  kind  necessity  intact  without  without_se  recall
@@ -84,7 +84,7 @@ def path_effects(table: pd.DataFrame) -> pd.DataFrame:
     rest passes through earlier feed-forwards, or comes from interactions between the paths.
 
     >>> import induction_memory as im
-    >>> batch = im.load("induction-small").task.sample(4, im.step_rng(0, 2))
+    >>> batch = im.load("induction-small").task.sample(4, im.task.step_rng(0, 2))
     >>> table = im.interventions.causal_curves("induction-small", batch, step=600)
     >>> im.interventions.path_effects(table).head(4).round(2)
        step  kind source    path  effect
@@ -113,7 +113,7 @@ def delays(table: pd.DataFrame) -> pd.DataFrame:
     nan.
 
     >>> import induction_memory as im
-    >>> batch = im.load("induction-small").task.sample(4, im.step_rng(0, 2))
+    >>> batch = im.load("induction-small").task.sample(4, im.task.step_rng(0, 2))
     >>> table = im.interventions.causal_curves("induction-small", batch, components=["W_O2"])
     >>> im.interventions.delays(table).round(0)
       component  kind  looks_right  necessary  delay

@@ -134,7 +134,7 @@ def discover(
     circuit sizes to score, all when not given. An interruption keeps the circuits that were scored before it.
 
     >>> import induction_memory as im
-    >>> batch = im.load("induction-small").task.sample(2, im.step_rng(0, 0))
+    >>> batch = im.load("induction-small").task.sample(2, im.task.step_rng(0, 0))
     >>> quick = {"rankings": ["exact"], "random_orders": 0, "sizes": [3]}
     >>> im.interventions.discover("induction-small", batch, **quick).circuit[:5]
     ('L2H1->out', 'embed->L2H1.v', 'embed->L1H1.v', 'L1H1->L2H1.k', 'embed->L2H1.q')

@@ -7,6 +7,19 @@ Lists that change the same component act one after the other, in the order of `f
 before it. They are the patches of `runner/hooked.py`, which defines every intervention of this package. A component has
 one of the names of `runner/components.py`. No flag of the model has to be set, except for edges into heads
 (`use_split_qkv_input`, if the model offers it) and into feed-forwards (`use_hook_mlp_in`).
+
+Memory recall through hooks is v_j^T W u_i as the model's own modules compute it, for any architecture. One hook puts
+rows into the residual stream in front of a layer, another one reads what the layer computes from them:
+
+    written            what a head or a feed-forward writes for each u_i. A head reads u_i alone, at one position, so it
+                       attends to u_i fully
+    attention_scores   the score, before the softmax, that a head gives to the key u_i, `distance` positions before the
+                       query v_j
+    output_logits      the logits of what a head or a feed-forward writes for u_i, put alone in the last stream
+
+The results include the model's norms, biases, rotary positions and scale of scores. Where the weight algebra of
+`model/associations.py` applies, both agree: without norms and biases attention_scores * sqrt(d_head) is v_j^T W_K u_i,
+and output_logits are w_U^T W_O W_V u_i. In a model with LayerNorms the scores are those of `W_K2_normed`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,11 +32,30 @@ from torch import Tensor, nn
 
 from induction_memory.errors import require
 from induction_memory.interventions.ablations import Kind, Replacements
+from induction_memory.memory.association import Association, Side
 from induction_memory.runner.choice import runner
-from induction_memory.runner.components import ARROW, Graph
+from induction_memory.runner.components import ARROW, Graph, head_of, layer_of
 from induction_memory.runner.hooked import SPLIT, Hook, head_projections, patch_hooks
 from induction_memory.runner.recording import Patch
+from induction_memory.runner.support import keep
 from induction_memory.source.sources import Sequences, select
+
+__all__ = [
+    "ablate",
+    "as_association",
+    "attention_scores",
+    "clamp",
+    "edit",
+    "output_logits",
+    "patch",
+    "record",
+    "written",
+]
+ROWS_AT_ONCE = 4096
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 def ablate(
@@ -41,7 +73,7 @@ def ablate(
 
     >>> import induction_memory as im
     >>> run = im.load("induction-small")
-    >>> model, batch = run.model(step=600), run.task.sample(4, im.step_rng(0, 0))
+    >>> model, batch = run.model(step=600), run.task.sample(4, im.task.step_rng(0, 0))
     >>> hooks = im.hooks.ablate(model, "L1H1", kind="mean", batch=batch)
     >>> model.run_with_hooks(batch.tokens, fwd_hooks=hooks).shape
     torch.Size([4, 256, 65])
@@ -62,7 +94,7 @@ def patch(
 
     >>> import induction_memory as im
     >>> run = im.load("induction-small")
-    >>> model, batch, other = run.model(step=600), *(run.task.sample(4, im.step_rng(0, n)) for n in (0, 1))
+    >>> model, batch, other = run.model(step=600), *(run.task.sample(4, im.task.step_rng(0, n)) for n in (0, 1))
     >>> model.set_use_split_qkv_input(True)  # only for edges into queries, keys and values
     >>> hooks = im.hooks.patch(model, "L1H1->L2H1.k", tokens=other.tokens)
     >>> model.run_with_hooks(batch.tokens, fwd_hooks=hooks).shape
@@ -78,7 +110,7 @@ def clamp(model: nn.Module, component: str, value: Float[Tensor, " d"] | float) 
 
     >>> import induction_memory as im
     >>> model = im.build(im.ModelConfig(d_model=16, n_ctx=8), seed=0)
-    >>> tokens = im.BigramTask(length=8).sample(2, im.step_rng(0, 0)).tokens
+    >>> tokens = im.BigramTask(length=8).sample(2, im.task.step_rng(0, 0)).tokens
     >>> hooks, noted = im.hooks.record(model, ["L1H1"])
     >>> logits = model.run_with_hooks(tokens, fwd_hooks=[*im.hooks.clamp(model, "L1H1", 0.5), *hooks])
     >>> noted["L1H1"].round(decimals=4).unique()
@@ -98,7 +130,7 @@ def edit(model: nn.Module, component: str, function: Callable[[Tensor], Tensor])
 
     >>> import induction_memory as im
     >>> model = im.build(im.ModelConfig(d_model=16, n_ctx=8), seed=0)
-    >>> tokens = im.BigramTask(length=8).sample(2, im.step_rng(0, 0)).tokens
+    >>> tokens = im.BigramTask(length=8).sample(2, im.task.step_rng(0, 0)).tokens
     >>> positive = im.hooks.edit(model, "L2H1", lambda written: written.clamp(min=0))
     >>> hooks, noted = im.hooks.record(model, ["L2H1"])
     >>> logits = model.run_with_hooks(tokens, fwd_hooks=[*positive, *hooks])
@@ -117,7 +149,7 @@ def record(model: nn.Module, components: Sequence[str]) -> tuple[list[Hook], dic
     >>> import induction_memory as im
     >>> model = im.build(im.ModelConfig(d_model=16, n_ctx=8), seed=0)
     >>> hooks, noted = im.hooks.record(model, ["L1H1", "L2H1.k"])
-    >>> tokens = im.BigramTask(length=8).sample(2, im.step_rng(0, 0)).tokens
+    >>> tokens = im.BigramTask(length=8).sample(2, im.task.step_rng(0, 0)).tokens
     >>> logits = model.run_with_hooks(tokens, fwd_hooks=hooks)
     >>> {name: tuple(value.shape) for name, value in noted.items()}
     {'L1H1': (2, 8, 16), 'L2H1.k': (2, 8, 16)}
@@ -135,6 +167,61 @@ def record(model: nn.Module, components: Sequence[str]) -> tuple[list[Hook], dic
     for site in sites:
         require(ARROW not in site, "components", "writers, or queries, keys and values of heads", repr(site))
     return _hooks(model, [_Edit(site, torch.zeros(1, 1, 1), function=note(site)) for site in sites]), kept
+
+
+def written(model: nn.Module, writer: str, inputs: Float[Tensor, "i d_model"]) -> Float[Tensor, "i d_model"]:
+    """What a head (`L1H1`) or a feed-forward (`FF2`) writes when the stream that its layer reads is u_i.
+
+    >>> import induction_memory as im
+    >>> model = im.build(im.ModelConfig(d_model=8, n_ctx=4, d_vocab=5))
+    >>> im.hooks.written(model, "L1H1", model.W_E).shape
+    torch.Size([5, 8])
+    """
+    return _of_rows(model, writer, inputs, lambda kept, logits: kept)
+
+
+def output_logits(model: nn.Module, writer: str, inputs: Float[Tensor, "i d_model"]) -> Float[Tensor, "i vocab"]:
+    """The logits of what a head or a feed-forward writes for each u_i, with nothing else in the last stream."""
+    return _of_rows(model, writer, inputs, lambda kept, logits: logits)
+
+
+@torch.no_grad()
+def attention_scores(
+    model: nn.Module,
+    head: str,
+    keys: Float[Tensor, "i d_model"],
+    queries: Float[Tensor, "j d_model"],
+    *,
+    distance: int = 1,
+) -> Float[Tensor, "j i"]:
+    """The score of each query v_j for the key u_i in the stream, `distance` positions before it.
+
+    Each of the len(keys) * len(queries) pairs is a separate sequence, so that the distance is the same for all.
+    """
+    transformer: Any = model
+    layer, number = head_of(Graph.of(model).head(head, "head"))
+    rows = {"keys": _checked(model, keys, "keys"), "queries": _checked(model, queries, "queries")}
+    require(distance >= 1, "distance", "1 or more", distance)
+    require(distance < transformer.cfg.n_ctx, "distance", f"less than {transformer.cfg.n_ctx} (n_ctx)", distance)
+    j, i = (torch.arange(len(side), device=rows["keys"].device) for side in (queries, keys))
+    pairs = torch.cartesian_prod(j, i)
+    found = []
+    for part in pairs.split(ROWS_AT_ONCE):
+        stream = rows["keys"].new_zeros(len(part), distance + 1, keys.shape[-1])
+        stream[:, 0], stream[:, -1] = rows["keys"][part[:, 1]], rows["queries"][part[:, 0]]
+        kept: dict[str, Tensor] = {}
+        points = ("hook_attn_scores", "hook_q", "hook_k")
+        _run(model, stream, layer, [(f"blocks.{layer - 1}.attn.{point}", keep(kept, point)) for point in points])
+        found.append(_scores(kept, transformer.cfg)[:, number - 1, -1, 0])
+    return torch.cat(found).view(len(queries), len(keys))
+
+
+def as_association(
+    name: str, scores: Float[Tensor, "j i"], ideal: Float[Tensor, "j i"], given: Side = "input"
+) -> Association:
+    """Scores from hooks as an association, for `recall`, `margin`, `rank` and the other readings of `im.memory`."""
+    j, i = scores.shape
+    return Association(name, scores, torch.eye(i).to(scores), torch.eye(j).to(scores), ideal.to(scores), given)
 
 
 @dataclass(frozen=True)
@@ -158,3 +245,55 @@ def _hooks(model: Any, patches: Sequence[Patch]) -> list[Hook]:
             ready = bool(projected)
         require(ready, "model", f"set_{flag}(True) for hooks on an edge into {target}", "it unset")
     return patch_hooks(Graph.of(model), patches, [block.attn.W_O.detach() for block in model.blocks], projected)
+
+
+@torch.no_grad()
+def _of_rows(model: Any, writer: str, inputs: Tensor, result: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """`result` of what a writer writes for each row, and of the logits of that output alone."""
+    graph = Graph.of(model)
+    allowed = [name for name in graph.writers if layer_of(name)]
+    require(writer in allowed, "writer", f"one of {', '.join(allowed)}", repr(writer))
+    layer, rows = layer_of(writer), _checked(model, inputs, "inputs")
+    noting, kept = record(model, [writer])
+    alone = [] if writer.startswith("L") else [(f"blocks.{layer - 1}.hook_attn_out", _zero)]
+    last = (f"blocks.{graph.n_layers - 1}.hook_resid_post", lambda stream, hook: kept[writer])
+    found = []
+    for part in rows.split(ROWS_AT_ONCE):
+        logits = _run(model, part.unsqueeze(1), layer, [*alone, *noting, last])
+        found.append(result(kept[writer], logits)[:, 0])
+    return torch.cat(found)
+
+
+def _scores(kept: dict[str, Tensor], cfg: Any) -> Float[Tensor, "batch head query key"]:
+    """The scores before the softmax.
+
+    Some bridges have the attention itself at `hook_attn_scores`, which shows because no later key is masked there. Then
+    the scores are q k^T / sqrt(d_head), if their softmax is that attention.
+    """
+    given = kept["hook_attn_scores"]
+    if bool((given[..., 0, -1] < -1e3).all()):
+        return given
+    q, k = (kept[point].transpose(1, 2) for point in ("hook_q", "hook_k"))
+    require(q.shape == k.shape, "model", "one with its attention scores at hook_attn_scores", "one without")
+    scores = q @ k.mT / cfg.d_head**0.5
+    later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+    same = torch.allclose(scores.masked_fill(later, -torch.inf).softmax(-1), given, atol=1e-5)
+    require(same, "model", "one with its attention scores at hook_attn_scores", "one without")
+    return scores
+
+
+def _run(model: Any, stream: Float[Tensor, "batch pos d_model"], layer: int, hooks: list[Hook]) -> Tensor:
+    """The logits of a run in which the stream in front of a layer is the given one."""
+    tokens = torch.zeros(stream.shape[:2], dtype=torch.long, device=stream.device)
+    put = (f"blocks.{layer - 1}.hook_resid_pre", lambda own, hook: stream)
+    return model.run_with_hooks(tokens, fwd_hooks=[put, *hooks])
+
+
+def _checked(model: Any, rows: Tensor, field: str) -> Tensor:
+    d = model.cfg.d_model
+    require(rows.dim() == 2 and rows.shape[-1] == d, field, f"rows of d_model = {d} numbers", tuple(rows.shape))
+    return rows.detach().to(next(model.parameters()))
+
+
+def _zero(value: Tensor, hook: Any) -> Tensor:
+    return torch.zeros_like(value)

@@ -135,7 +135,7 @@ def surgery(
     output which pairs were edited. `damage` is a share of the group's positions: `before` minus the accuracy after it.
 
     >>> import induction_memory as im
-    >>> batch = im.load("induction-small").task.sample(16, im.step_rng(0, 0))
+    >>> batch = im.load("induction-small").task.sample(16, im.task.step_rng(0, 0))
     >>> table = im.surgery("induction-small", batch, memory="W_K2", erase="e")
     >>> table[["group", "before", "in_context_accuracy"]].round(2)
             group  before  in_context_accuracy

@@ -103,7 +103,7 @@ def patch(
     step and `via` are those of `ablate`.
 
     >>> import induction_memory as im
-    >>> batch = im.load("induction-small").task.sample(4, im.step_rng(0, 0))
+    >>> batch = im.load("induction-small").task.sample(4, im.task.step_rng(0, 0))
     >>> edges = im.patch("induction-small", batch, kind="path")
     >>> edges.sort_values("effect", ascending=False).head(3)[["source", "target", "effect"]].round(2)
        source  target  effect
@@ -178,7 +178,7 @@ def attribute(contrast: Contrast, *, points: int = 16) -> pd.DataFrame:
 
     >>> import induction_memory as im
     >>> run = im.load("induction-small")
-    >>> pairs = im.task.corrupt(run.task.sample(4, im.step_rng(0, 0)), "trigger", im.step_rng(0, 1))
+    >>> pairs = im.task.corrupt(run.task.sample(4, im.task.step_rng(0, 0)), "trigger", im.task.step_rng(0, 1))
     >>> both = im.interventions.contrast(run.model(step=600), pairs)
     >>> effects = im.interventions.attribute(both, points=2)
     >>> effects.sort_values("exact", ascending=False).head(3).round(2)

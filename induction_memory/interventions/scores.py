@@ -116,7 +116,7 @@ def contrast(model: nn.Module | Runner, pairs: Pairs, direction: Direction = "co
 
     >>> import induction_memory as im
     >>> run = im.load("induction-small")
-    >>> pairs = im.task.corrupt(run.task.sample(4, im.step_rng(0, 0)), "trigger", im.step_rng(0, 1))
+    >>> pairs = im.task.corrupt(run.task.sample(4, im.task.step_rng(0, 0)), "trigger", im.task.step_rng(0, 1))
     >>> both = im.interventions.contrast(run.model(step=600), pairs)
     >>> both.start.logits.shape == both.end.logits.shape
     True

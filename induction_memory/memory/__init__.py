@@ -32,3 +32,7 @@ __all__ = [
     "store",
     "truncate",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -5,9 +5,7 @@ from typing import TYPE_CHECKING
 from induction_memory.lazy import lazily
 
 if TYPE_CHECKING:
-    from induction_memory.model.building import build as build
-    from induction_memory.model.config import ModelConfig as ModelConfig
-    from induction_memory.model.constructed import construct as construct
+    from induction_memory.model.config import Architecture as Architecture
     from induction_memory.model.memories import embedding as embedding
     from induction_memory.model.memories import matrix as matrix
     from induction_memory.model.memories import set_matrix as set_matrix

@@ -239,7 +239,7 @@ class Architecture:
     >>> from transformer_lens import HookedTransformerConfig
     >>> import induction_memory as im
     >>> given = HookedTransformerConfig(n_layers=1, d_model=8, d_head=8, n_ctx=4, d_vocab=3, act_fn="gelu")
-    >>> im.Architecture.of(given).n_layers
+    >>> im.model.Architecture.of(given).n_layers
     1
     """
 

@@ -362,7 +362,7 @@ def set_matrix(model: nn.Module, name: str, W: Float[Tensor, "*head d_out d_in"]
     >>> import induction_memory as im
     >>> model = im.build(im.ModelConfig(d_model=16, n_ctx=8), seed=0)
     >>> im.model.set_matrix(model, "W_O2", torch.eye(16))
-    >>> assert (im.matrix(model, "W_O2") == torch.eye(16)).all()
+    >>> assert (im.model.matrix(model, "W_O2") == torch.eye(16)).all()
     """
     parameters = dict(model.named_parameters())
     match = _MATRIX.match(name)

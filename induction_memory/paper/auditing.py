@@ -18,7 +18,8 @@ import pandas as pd
 
 from induction_memory.field_docs import field_docs
 from induction_memory.paper import records as record_files
-from induction_memory.paper.claims import CLAIMS, COLUMNS, Claim, measured
+from induction_memory.paper.claims import CLAIMS
+from induction_memory.paper.claims.claim import COLUMNS, Claim, measured
 from induction_memory.paper.measurement import make_record
 from induction_memory.paper.plan import FIGURES, TRAJECTORIES, PaperRun, jobs
 from induction_memory.paper.records import Record, Records, after

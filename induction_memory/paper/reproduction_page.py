@@ -8,7 +8,8 @@ from typing import Any
 import pandas as pd
 
 from induction_memory.paper import plan
-from induction_memory.paper.claims import CLAIMS, DAGGER, Claim
+from induction_memory.paper.claims import CLAIMS
+from induction_memory.paper.claims.claim import DAGGER, Claim
 from induction_memory.paper.drawing import FIGURES
 from induction_memory.paper.plan import Scale
 from induction_memory.paper.records import Record, Records

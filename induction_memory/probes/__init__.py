@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from induction_memory.probes.predictors import predictor_distances as predictor_distances
     from induction_memory.probes.predictors import predictor_mixture as predictor_mixture
     from induction_memory.probes.predictors import predictor_phases as predictor_phases
+    from induction_memory.probes.registry import register as register
     from induction_memory.probes.tables import PATTERNS as PATTERNS
     from induction_memory.probes.tables import names as names
     from induction_memory.probes.tables import recall as recall

@@ -1,6 +1,6 @@
 """What a probe is, and how it gets a name. The package's own probes and a user's are made in the same way.
 
-    @im.probe("norm_of_W_O", about="Frobenius norm of layer 2's output matrix", layers=(2,))
+    @im.probes.register("norm_of_W_O", about="Frobenius norm of layer 2's output matrix", layers=(2,))
     def norm(subject):
         return torch.linalg.matrix_norm(subject.memory("W_O2"))          # [step, head]
 
@@ -46,13 +46,13 @@ registered: dict[str, Probe] = {}
 """The probes that users have named."""
 
 
-def probe(
+def register(
     name: str, *, about: str, of: Kind = "weights", layers: tuple[int, ...] = (), family: str = OWN
 ) -> Callable[[Measure], Measure]:
     """Decorate a function to make it a probe: it appears in `probe --list` and in `table(run, [name])`.
 
     >>> import induction_memory as im
-    >>> @im.probe("largest_entry", about="the largest entry of W_O2", layers=(2,))
+    >>> @im.probes.register("largest_entry", about="the largest entry of W_O2", layers=(2,))
     ... def largest_entry(stack):
     ...     return stack.memory("W_O2").flatten(2).max(-1).values
     >>> im.probes.table("induction-small", ["largest_entry"], step=[0, 600]).round(2)
@@ -67,11 +67,11 @@ def probe(
     if tables.built_in(name) is not None or name in (*tables.FAMILIES, *tables.OF_TASK, "all"):
         raise InputError(f"probe: expected a name that the package does not use, got {name!r}")
 
-    def register(function: Measure) -> Measure:
+    def added(function: Measure) -> Measure:
         registered[name] = Probe(name, about, function, of, tuple(layers), family)
         return function
 
-    return register
+    return added
 
 
 def split_layer(name: str) -> tuple[str, int]:

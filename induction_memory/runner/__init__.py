@@ -9,7 +9,5 @@ if TYPE_CHECKING:
     from induction_memory.runner.choice import runner as runner
     from induction_memory.runner.components import Graph as Graph
     from induction_memory.runner.recording import Patch as Patch
-    from induction_memory.runner.recording import Recording as Recording
-    from induction_memory.runner.recording import Runner as Runner
 
 _WHERE, __getattr__, __dir__ = lazily(__name__, __file__)

@@ -58,7 +58,7 @@ def record(model: "nn.Module | Runner", tokens: Int[Tensor, "batch pos"], via: V
 
     >>> import induction_memory as im
     >>> run = im.load("induction-small")
-    >>> intact = im.runner.record(run.model(step=600), run.task.sample(2, im.step_rng(0, 0)).tokens)
+    >>> intact = im.runner.record(run.model(step=600), run.task.sample(2, im.task.step_rng(0, 0)).tokens)
     >>> intact.logits.shape
     torch.Size([2, 256, 65])
     """

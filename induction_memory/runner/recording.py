@@ -33,7 +33,7 @@ class Patch:
     >>> import torch
     >>> import induction_memory as im
     >>> run = im.load("induction-small")
-    >>> intact = im.runner.record(run.model(step=600), run.task.sample(2, im.step_rng(0, 0)).tokens)
+    >>> intact = im.runner.record(run.model(step=600), run.task.sample(2, im.task.step_rng(0, 0)).tokens)
     >>> nothing = im.runner.Patch("L1H1", torch.zeros(1, 1, 128))
     >>> intact.patched_logits([[nothing]]).shape
     torch.Size([1, 2, 256, 65])
@@ -187,7 +187,7 @@ class Recording:
 
     >>> import induction_memory as im
     >>> run = im.load("induction-small")
-    >>> intact = im.runner.record(run.model(step=600), run.task.sample(2, im.step_rng(0, 0)).tokens)
+    >>> intact = im.runner.record(run.model(step=600), run.task.sample(2, im.task.step_rng(0, 0)).tokens)
     >>> intact.at("L1H1").shape, intact.pattern(2).shape
     (torch.Size([2, 256, 128]), torch.Size([2, 1, 256, 256]))
     """

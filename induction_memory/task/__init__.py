@@ -6,11 +6,8 @@ from induction_memory.lazy import lazily
 
 if TYPE_CHECKING:
     from induction_memory.task.batch import Batch as Batch
-    from induction_memory.task.bayes import OptimalScores as OptimalScores
-    from induction_memory.task.bayes import Prediction as Prediction
     from induction_memory.task.bayes import optimal_scores as optimal_scores
     from induction_memory.task.bayes import predict as predict
-    from induction_memory.task.bigrams import BigramTask as BigramTask
     from induction_memory.task.causal import CausalGraph as CausalGraph
     from induction_memory.task.copying import Copying as Copying
     from induction_memory.task.corpus import Corpus as Corpus
@@ -28,7 +25,6 @@ if TYPE_CHECKING:
     from induction_memory.task.protocol import to_dict as to_dict
     from induction_memory.task.sampler import from_text as from_text
     from induction_memory.task.sampler import make_batch as make_batch
-    from induction_memory.task.sampler import sample as sample
     from induction_memory.task.sampler import step_rng as step_rng
 
 _WHERE, __getattr__, __dir__ = lazily(__name__, __file__)

@@ -39,7 +39,7 @@ class Prediction:
 
     >>> import induction_memory as im
     >>> task = im.BigramTask(k=2, length=32)
-    >>> best = im.task.predict(task, task.sample(1, im.step_rng(0, 0)).tokens)
+    >>> best = im.task.predict(task, task.sample(1, im.task.step_rng(0, 0)).tokens)
     >>> best.trigger_posterior[0, :4].round(decimals=2)
     tensor([0.0900, 0.1200, 0.0500, 0.3200], dtype=torch.float64)
     """
@@ -72,7 +72,7 @@ class OptimalScores:
 
     >>> import induction_memory as im
     >>> task = im.BigramTask(k=2, length=32)
-    >>> best = im.task.optimal_scores(task, task.sample(16, im.step_rng(0, 0)))
+    >>> best = im.task.optimal_scores(task, task.sample(16, im.task.step_rng(0, 0)))
     >>> round(best.global_.loss, 2), round(best.first_occurrence.loss, 2)
     (2.48, 5.44)
     """
@@ -88,7 +88,7 @@ def predict(task: BigramTask, tokens: Int[Tensor, "batch pos"]) -> Prediction:
 
     >>> import induction_memory as im
     >>> task = im.BigramTask(k=2, length=32)
-    >>> best = im.task.predict(task, task.sample(1, im.step_rng(0, 0)).tokens)
+    >>> best = im.task.predict(task, task.sample(1, im.task.step_rng(0, 0)).tokens)
     >>> best.probabilities.shape
     torch.Size([1, 32, 65])
     """
@@ -200,7 +200,7 @@ def optimal_scores(task: BigramTask, batch: BigramBatch) -> OptimalScores:
 
     >>> import induction_memory as im
     >>> task = im.BigramTask(k=2, length=32)
-    >>> best = im.task.optimal_scores(task, task.sample(16, im.step_rng(0, 0)))
+    >>> best = im.task.optimal_scores(task, task.sample(16, im.task.step_rng(0, 0)))
     >>> round(best.in_context.loss, 2), round(best.in_context.accuracy, 2)
     (0.37, 0.88)
     """

@@ -49,7 +49,7 @@ class CausalGraph:
 
     >>> import induction_memory as im
     >>> task = im.task.CausalGraph(length=6, graph="chain")
-    >>> task.sample(2, im.step_rng(0, 0)).counted
+    >>> task.sample(2, im.task.step_rng(0, 0)).counted
     tensor([[False, False, False, False, False,  True],
             [False, False, False, False, False,  True]])
     """

@@ -82,7 +82,7 @@ class Corpus:
 
     >>> import numpy as np
     >>> import induction_memory as im
-    >>> coin = im.Corpus("coin", ("h", "t"), np.array([3, 1]), np.array([[1, 2], [1, 0]]))
+    >>> coin = im.task.Corpus("coin", ("h", "t"), np.array([3, 1]), np.array([[1, 2], [1, 0]]))
     >>> coin.unigram, coin.bigram[0]
     (array([0.75, 0.25]), array([0.33333333, 0.66666667]))
     """

@@ -99,8 +99,8 @@ def corrupt(batch: BigramBatch, corruption: Corruption, rng: np.random.Generator
     The query is one occurrence in each sequence, chosen by `rng`: a trigger's second, or the last in-context position.
 
     >>> import induction_memory as im
-    >>> batch = im.BigramTask(k=2, length=32).sample(8, im.step_rng(0, 0))
-    >>> pairs = im.task.corrupt(batch, "output", im.step_rng(0, 1))
+    >>> batch = im.BigramTask(k=2, length=32).sample(8, im.task.step_rng(0, 0))
+    >>> pairs = im.task.corrupt(batch, "output", im.task.step_rng(0, 1))
     >>> bool((pairs.clean.tokens != pairs.corrupted.tokens).any())
     True
     """

@@ -54,7 +54,7 @@ class MarkovChains:
 
     >>> import induction_memory as im
     >>> task = im.task.MarkovChains(symbols=2, order=1, length=6)
-    >>> task.sample(1, im.step_rng(0, 0)).tokens, list(task.predictors())
+    >>> task.sample(1, im.task.step_rng(0, 0)).tokens, list(task.predictors())
     (tensor([[1, 0, 0, 1, 0, 0]]), ['1-gram', '2-gram'])
     """
 

@@ -158,7 +158,7 @@ def sample(task: Any, batch: int, rng: np.random.Generator) -> Batch:
     """Draw `batch` sequences of a task; in-context bigrams have T + 1 tokens each.
 
     >>> import induction_memory as im
-    >>> batch = im.sample(im.BigramTask(k=2, length=8), 3, im.step_rng(0, 0))
+    >>> batch = im.sample(im.BigramTask(k=2, length=8), 3, im.task.step_rng(0, 0))
     >>> batch.tokens.shape, batch.triggers.shape
     (torch.Size([3, 8]), torch.Size([3, 2]))
     """

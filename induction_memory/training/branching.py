@@ -4,7 +4,7 @@ A matrix of a branch can be replaced (grafted). The rules are written so:
 
 "W_O2=RUN@STEP", "... from STEP"    a stored step of another run
 "W_O2=RUN"                          its last step; also a plain folder of state dicts of the same architecture
-"W_O2=FILE.npy"                     a matrix in the paper's orientation, as `im.matrix` reads it
+"W_O2=FILE.npy"                     a matrix in the paper's orientation, as `im.model.matrix` reads it
 "W_O2=constructed"                  the paper's memory (equation 7) for the embeddings that the run itself has
 {"W_O2": source}                    any of these, a tensor, a model (`im.construct(...)` too) or a trajectory
 """

@@ -146,7 +146,7 @@ class Snapshot:
     >>> import induction_memory as im
     >>> from induction_memory.training.loop import train
     >>> task, model = im.BigramTask(length=8), im.build(im.ModelConfig(d_model=16, n_ctx=8), seed=0)
-    >>> [(now.step, now.checkpoint) for now in train(task, model, im.TrainConfig(steps=2, batch_size=4))]
+    >>> [(now.step, now.checkpoint) for now in train(task, model, im.experiment.TrainConfig(steps=2, batch_size=4))]
     [(0, True), (1, True), (2, True)]
     """
 

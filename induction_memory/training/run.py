@@ -208,8 +208,8 @@ def start(
     `log` is "tensorboard", "wandb" or None; `command` is noted in the manifest.
 
     >>> import tempfile, induction_memory as im
-    >>> config = im.preset("demo").config.with_settings(["train.steps=2", "train.batch_size=2"])
-    >>> im.training.start(config, f"{tempfile.mkdtemp()}/mine", quiet=True)
+    >>> config = im.experiment.preset("demo").config.with_settings(["train.steps=2", "train.batch_size=2"])
+    >>> start(config, f"{tempfile.mkdtemp()}/mine", quiet=True)
     Trajectory('mine': 3 steps from 0 to 2)
     """
     return run_from(lambda: _new(config), 0, config, out, resume=resume, quiet=quiet, log=log, command=command)
@@ -221,7 +221,7 @@ def resume(out: str | Path, *, settings: Sequence[str] = (), quiet: bool = False
     >>> import tempfile, induction_memory as im
     >>> task, model, out = im.BigramTask(length=8), im.ModelConfig(d_model=16), tempfile.mkdtemp()
     >>> run = im.train(task, model, out=out, steps=2, quiet=True)
-    >>> im.training.resume(out, settings=["train.steps=4"]).steps
+    >>> resume(out, settings=["train.steps=4"]).steps
     array([0, 1, 2, 3, 4])
     """
     require_begun(folder := require_folder(out), resume=True)

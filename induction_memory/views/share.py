@@ -101,10 +101,10 @@ def _figures(run: Trajectory, folder: Path) -> list[str]:
     """Pictures of the run: training curves, and the attention at the last step."""
     from induction_memory.probes.tables import table, wide
     from induction_memory.views.attention_maps import attention
-    from induction_memory.views.figures.curves import birth
+    from induction_memory.views.figures.curves import birth_figure
 
     names = ["training.png", "attention.png"]
-    birth(run.metrics, wide(table(run)), run.name).savefig(folder / names[0], dpi=130)
+    birth_figure(run.metrics, wide(table(run)), run.name).savefig(folder / names[0], dpi=130)
     attention(run).save(folder / names[1])
     return names
 

@@ -64,7 +64,7 @@ def test_a_shipped_run_is_small_and_has_the_configuration_of_its_preset(name):
 def test_without_the_matrix_beside_the_attention_noise_no_longer_hides_the_output():
     """Chen, Bruna & Bietti: W_F holds the noise, so on clean sequences dropping it raises the accuracy in context."""
     run = im.load("noisy-triggers-beside")
-    batch = choose(run.task, "variants", "clean").sample(64, im.step_rng(5, 0))
+    batch = choose(run.task, "variants", "clean").sample(64, im.task.step_rng(5, 0))
     table = im.ablate(run, batch, components=["W_F"], kind="zero", step=[160, 500, 2000])
     accuracy = table.pivot_table(index="step", columns="component", values="in_context_accuracy")
     assert (accuracy["W_F"] > accuracy["none"]).all()
@@ -73,5 +73,5 @@ def test_without_the_matrix_beside_the_attention_noise_no_longer_hides_the_outpu
 
 
 def test_a_run_with_fewer_outputs_than_tokens_has_roles():
-    roles = im.identify("copying-any").roles.set_index("head")["role"]
+    roles = im.heads.identify("copying-any").roles.set_index("head")["role"]
     assert roles.to_dict() == {"L1H1": "previous-token", "L2H1": "induction"}

@@ -116,13 +116,13 @@ def train(out, resume=False):
     )
 
 
-@im.probe("size_of_attention", about="Frobenius norm of every W_K together")
+@im.probes.register("size_of_attention", about="Frobenius norm of every W_K together")
 def size_of_attention(stack):
     parts = [stack.parameter(f"blocks.{layer}.attn.W_K").flatten(1) for layer in range(stack.n_layers)]
     return torch.cat(parts, 1).norm(dim=1)
 
 
-@im.ablation("median")
+@im.interventions.register("median")
 def median(run, site):
     return run.at(site).median(-2, keepdim=True).values
 
@@ -138,8 +138,8 @@ def look(whole, killed):
     view = im.attention(resumed, step=STEPS)
     lost = im.ablate(resumed, components=["heads", "FF3"], kind=["mean", "median"])
     by_hooks = im.ablate(resumed, components=["heads", "FF3"], kind=["mean", "median"], via="hooks")
-    roles = im.identify([resumed])
-    model, batch = resumed.model(), TASK.sample(16, im.step_rng(5, 0))
+    roles = im.heads.identify([resumed])
+    model, batch = resumed.model(), TASK.sample(16, im.task.step_rng(5, 0))
     mine = ("blocks.1.hook_mlp_out", lambda value, hook: 0 * value)
     hooks = im.hooks.ablate(model, "L3H1", kind="median", batch=batch)
     both = model.run_with_hooks(batch.tokens, fwd_hooks=[*hooks, mine])

@@ -66,7 +66,7 @@ class Call:
 
 def sequences(run: Any, n: int = FEW) -> Any:
     """A small batch of the run's task, always the same."""
-    return im.sample(run.task, n, im.step_rng(12345, 0))
+    return im.sample(run.task, n, im.task.step_rng(12345, 0))
 
 
 def some_steps(run: Any) -> list[int]:
@@ -84,7 +84,7 @@ def each(cells: Iterator[tuple[dict[str, Any], Callable[[], pd.DataFrame]]]) -> 
     for labels, measure in cells:
         try:
             table = measure()
-        except im.InputError:
+        except im.errors.InputError:
             table = pd.DataFrame({"refused": ["yes"]})
         tables.append(table.assign(**labels))
     if not labels and all("refused" in table for table in tables):
@@ -177,7 +177,7 @@ def attribute(run: Any, steps: list[int]) -> pd.DataFrame:
     from induction_memory.task.corruptions import corrupt
 
     if not isinstance(run.task, im.BigramTask):
-        raise im.InputError("a task without triggers")
+        raise im.errors.InputError("a task without triggers")
     pairs = corrupt(sequences(run), "trigger", np.random.default_rng(0))
     return im.interventions.attribute(im.interventions.contrast(run.model(steps[-1]), pairs), points=4)
 

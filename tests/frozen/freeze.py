@@ -100,7 +100,7 @@ def _timed(name: str, run_name: str, call: Call, run) -> tuple[str, str, pd.Data
     try:
         try:
             table = call.measure(run, [] if run is None else some_steps(run))
-        except im.InputError:
+        except im.errors.InputError:
             table = pd.DataFrame({"refused": ["yes"]})
         result = long(name, run_name, table, call.keys)
     except Exception as error:  # told by the caller: one call that was renamed does not hide the others

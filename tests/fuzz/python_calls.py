@@ -213,7 +213,7 @@ def calls(run: im.Trajectory, place: Path) -> list[Call]:
         Call("save attention", im.attention(run).save, {"path": place / "a.html"}, {"path": "file"}),
         Call(
             "identify",
-            im.identify,
+            im.heads.identify,
             {"sources": run, "sequences": 2, "orders": 2},
             {
                 "sources": "source",
@@ -256,10 +256,10 @@ def calls(run: im.Trajectory, place: Path) -> list[Call]:
         Call(
             "sample",
             im.sample,
-            {"task": TASK, "batch": 2, "rng": im.step_rng(0, 0)},
+            {"task": TASK, "batch": 2, "rng": im.task.step_rng(0, 0)},
             {"task": "task", "batch": "count", "rng": "rng"},
         ),
-        Call("step_rng", im.step_rng, {"seed": 0, "step": 0}, {"seed": "seed", "step": "seed"}, but=(HUGE,)),
+        Call("step_rng", im.task.step_rng, {"seed": 0, "step": 0}, {"seed": "seed", "step": "seed"}, but=(HUGE,)),
         Call("build", im.build, {"config": MODEL}, {"config": "config", "seed": "seed"}),
         Call(
             "construct",
@@ -268,10 +268,10 @@ def calls(run: im.Trajectory, place: Path) -> list[Call]:
             {"task": "task", "config": "config", "leave_out": "names", "shuffle": "names", "seed": "seed"},
             but=(None, []),
         ),
-        Call("preset", im.preset, {"name": "demo"}, {"name": "memory"}),
+        Call("preset", im.experiment.preset, {"name": "demo"}, {"name": "memory"}),
         Call(
             "model embedding",
-            im.embedding,
+            im.model.embedding,
             {"source": run.model(4), "name": "w_E"},
             {"source": "model", "name": "memory"},
         ),
@@ -279,7 +279,7 @@ def calls(run: im.Trajectory, place: Path) -> list[Call]:
         Call("sweep read", im.sweep.read, {"path": run.path}, {"path": "folder"}),
         Call(
             "RunConfig",
-            im.RunConfig,
+            im.experiment.RunConfig,
             {"task": TASK, "model": MODEL},
             {"task": "task", "model": "config", "train": "config"},
         ),
@@ -296,8 +296,8 @@ def calls(run: im.Trajectory, place: Path) -> list[Call]:
             {"source": "source", "kind": "kind", "share": "fraction", "points": "count", "batch": "batch", **steps},
             but=(0,),
         ),
-        Call("theory", im.theory.run, {"names": ["lemma"]}, {"names": "names", "out": "folder"}, but=(None,)),
-        Call("audit", im.audit, {"folder": place / "none"}, {"folder": "folder"}, but=(None,)),
+        Call("theory", im.paper.theory.run, {"names": ["lemma"]}, {"names": "names", "out": "folder"}, but=(None,)),
+        Call("audit", im.paper.audit, {"folder": place / "none"}, {"folder": "folder"}, but=(None,)),
         Call(
             "BigramTask",
             im.BigramTask,

@@ -73,7 +73,7 @@ def test_a_wrong_call_is_one_line_and_leaves_nothing(chosen, run, tmp_path, monk
     made = calls(im.load(own), place)
     before = snapshot(tmp_path)
     for words, function, arguments in itertools.islice(wrong_calls(made), chosen.start, chosen.stop, chosen.step):
-        with pytest.raises(im.InputError) as error:  # noqa: PT012
+        with pytest.raises(im.errors.InputError) as error:  # noqa: PT012
             function(**arguments)
             raise AssertionError(f"accepted: {words}")
         assert "\n" not in str(error.value), words

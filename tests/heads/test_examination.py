@@ -12,10 +12,11 @@ import induction_memory as im
 from analyses.tools import heads_figures as figures
 from analyses.tools.heads_page import page
 from analyses.tools.heads_study import draw, plan
+from induction_memory import sample
 from induction_memory.errors import InputError
 from induction_memory.heads.identification import Identification, identify
 from induction_memory.model.config import ModelConfig
-from induction_memory.task import sample, step_rng
+from induction_memory.task import step_rng
 from induction_memory.training.run import start
 from tests.tiny_runs import TASK, tiny
 

@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 import torch
 
+from induction_memory import BigramTask, sample
 from induction_memory.errors import InputError
 from induction_memory.heads.identification import identify
 from induction_memory.heads.roles import listed, rows_of
 from induction_memory.heads.shapley import all_coalitions, shapley
 from induction_memory.model.constructed import permuted, plant
-from induction_memory.task import BigramTask, Corpus, sample, step_rng
+from induction_memory.task import Corpus, step_rng
 
 TEXT = "".join(np.random.default_rng(0).choice(list("abcdefghijkl"), 4000))
 TASK = BigramTask(corpus=Corpus.from_text(TEXT, "letters"), length=24, k=3)

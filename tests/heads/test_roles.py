@@ -3,6 +3,7 @@ import pandas as pd
 import pytest
 import torch
 
+from induction_memory import BigramTask, load, sample
 from induction_memory.heads.games import value_function
 from induction_memory.heads.identification import identify
 from induction_memory.heads.roles import ROLES, UNCLEAR, VOTES, choice, support, verdicts
@@ -14,8 +15,7 @@ from induction_memory.model.constructed import plant
 from induction_memory.model.memories import embedding, matrix
 from induction_memory.runner.weights import parameters
 from induction_memory.source.sources import batch_of_tokens
-from induction_memory.task import BigramTask, Corpus, sample, step_rng
-from induction_memory.trajectory import load
+from induction_memory.task import Corpus, step_rng
 
 
 def tables(weights, attention, causes, redundant=(), error=0.001):

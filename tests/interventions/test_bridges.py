@@ -36,7 +36,7 @@ def pair():
 
 @pytest.fixture(scope="module")
 def batch():
-    return im.sample(TASK, 6, im.step_rng(3, 0))
+    return im.sample(TASK, 6, im.task.step_rng(3, 0))
 
 
 def test_it_has_no_tokenizer(pair):
@@ -56,7 +56,7 @@ def test_ablations_are_the_same(pair, batch, components):
 def test_patching_and_roles_are_the_same(pair, batch):
     ours, theirs = (im.patch(model, task=TASK) for model in pair)
     assert theirs["effect"].to_numpy() == pytest.approx(ours["effect"].to_numpy(), abs=1e-3)
-    mine, other = (im.identify(model, batch=batch) for model in pair)
+    mine, other = (im.heads.identify(model, batch=batch) for model in pair)
     assert other.roles["role"].tolist() == mine.roles["role"].tolist()
     assert other.shares["shapley"].to_numpy() == pytest.approx(mine.shares["shapley"].to_numpy(), abs=1e-4, nan_ok=True)
 
@@ -126,7 +126,7 @@ def test_a_tokenizer_changes_no_number(with_and_without_tokenizer):
         "scores": lambda model: im.probes.head_scores(model, length=8),
         "ablation": lambda model: im.ablate(model, tokens, components=["heads"], kind="mean"),
         "patching": lambda model: im.patch(model, batch=fitting(task)),
-        "roles": lambda model: im.identify(model, batch=tokens).roles,
+        "roles": lambda model: im.heads.identify(model, batch=tokens).roles,
     }
     for name, call in calls.items():
         first, second = map(call, with_and_without_tokenizer)
@@ -136,7 +136,7 @@ def test_a_tokenizer_changes_no_number(with_and_without_tokenizer):
 
 def fitting(task):
     """Sequences whose tokens the model of 61 words has."""
-    batch = im.sample(task, 24, im.step_rng(0, 0))
+    batch = im.sample(task, 24, im.task.step_rng(0, 0))
     known = (batch.tokens < 61).all(1) & (batch.targets < 61).all(1)
     return batch[known]
 

@@ -93,7 +93,7 @@ def test_an_edge_needs_the_flag_that_splits_the_inputs(model):
 def test_a_kind_of_ones_own_stands_in_the_table_by_name_or_as_a_function(model, monkeypatch):
     monkeypatch.setattr("induction_memory.interventions.ablations._KINDS", {})
 
-    @im.ablation("median")
+    @im.interventions.register("median")
     def median(run, site):
         return run.at(site).median(-2, keepdim=True).values
 

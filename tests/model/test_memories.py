@@ -127,5 +127,5 @@ def test_the_package_offers_the_matrices_of_a_model_beside_the_mathematics_of_me
     import induction_memory.memory as mathematics
 
     assert im.memory is mathematics
-    assert im.model.matrix is im.matrix is matrix
-    assert im.model.embedding is im.embedding is embedding
+    assert im.model.matrix is matrix
+    assert im.model.embedding is embedding

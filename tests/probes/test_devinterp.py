@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
+from induction_memory import load
 from induction_memory.model.config import ModelConfig
 from induction_memory.probes.langevin import Sampling, chain, estimate, minibatches, weights_of_part
 from induction_memory.source.sources import select
 from induction_memory.training.forward import evaluate
 from induction_memory.training.run import start
-from induction_memory.trajectory import load
 from tests.tiny_runs import tiny
 
 pytest.importorskip("devinterp", reason="devinterp is not installed: pip install 'induction-memory[devinterp]'")

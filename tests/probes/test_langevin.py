@@ -6,11 +6,11 @@ import pandas as pd
 import pytest
 import torch
 
+from induction_memory import load
 from induction_memory.errors import DivergedError, InputError
 from induction_memory.model.config import ModelConfig
 from induction_memory.probes import langevin as llc
 from induction_memory.training.run import start
-from induction_memory.trajectory import load
 from tests.tiny_runs import tiny
 
 SAMPLING = llc.Sampling(step_size=2e-3, n_beta=50, localisation=20, burn_in=300, draws=1500, chains=4, minibatches=3)

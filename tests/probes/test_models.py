@@ -6,11 +6,11 @@ from transformer_lens import HookedTransformer, HookedTransformerConfig
 from transformer_lens.config import TransformerBridgeConfig
 from transformer_lens.model_bridge import TransformerBridge
 
-from induction_memory import probes
+from induction_memory import BigramTask, probes
 from induction_memory.errors import InputError
 from induction_memory.model.memories import matrix
 from induction_memory.source.sources import model_weights
-from induction_memory.task import BigramTask, Corpus
+from induction_memory.task import Corpus
 from induction_memory.task.sampler import make_batch, sample, step_rng
 
 SIZES = {"d_model": 32, "n_layers": 2, "n_heads": 2, "d_head": 16, "n_ctx": 24, "d_vocab": 11, "d_mlp": 64, "seed": 0}

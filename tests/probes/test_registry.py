@@ -205,11 +205,11 @@ def test_a_plain_function_is_a_probe(run):
 
 
 def test_a_registered_probe_is_listed_measured_and_never_cached(run, own, measured):
-    @im.probe("own_norm", about="Frobenius norm of each head's W_O2", layers=(2,))
+    @im.probes.register("own_norm", about="Frobenius norm of each head's W_O2", layers=(2,))
     def norm(subject):
         return torch.linalg.matrix_norm(subject.memory("W_O2"))
 
-    @im.probe("own_entropy", about="mean entropy of layer 1", of="activations", layers=(1,))
+    @im.probes.register("own_entropy", about="mean entropy of layer 1", of="activations", layers=(1,))
     def entropy(activations):
         return torch.special.entr(activations.pattern(1)).sum(-1).mean((0, 2))
 
@@ -234,7 +234,7 @@ def test_what_is_wrong_with_a_user_s_probe_is_said_in_one_line(run, own, uncheck
         assert "\n" not in str(error.value)
     for taken in ("W_O2", "entropy7", "recall", "all"):
         with pytest.raises(InputError, match="probe: expected a name that the package does not use"):
-            im.probe(taken, about="a name that is taken")
+            im.probes.register(taken, about="a name that is taken")
     with pytest.raises(InputError, match="probes: expected names of probes or of families, or functions, got 3"):
         probes.table(run, [3])
 

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
+from induction_memory import load
 from induction_memory.errors import InputError
 from induction_memory.model.bridge import boot
 from induction_memory.probes.langevin import Sampling, learning_coefficient, weights_of_part
 from induction_memory.task.sampler import step_rng
-from induction_memory.trajectory import load
 from induction_memory.trajectory.series import revisions
 from tests.trajectory.series import write_series
 

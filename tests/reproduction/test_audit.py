@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 
 from analyses.tools import shipping
+from induction_memory import load
 from induction_memory.errors import InputError
 from induction_memory.paper import auditing as module
 from induction_memory.paper import records as record_files
@@ -18,7 +19,6 @@ from induction_memory.paper.auditing import AGREE, audit, distance
 from induction_memory.paper.claims import memories
 from induction_memory.paper.measurement import make_record
 from induction_memory.paper.plan import FIGURES, TRAJECTORIES, jobs
-from induction_memory.trajectory import load
 from induction_memory.trajectory.search import SHIPPED
 
 pytestmark = pytest.mark.slow

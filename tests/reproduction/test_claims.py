@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from analyses.tools.paper_sentences import ELSEWHERE, NOT_MEASURED
-from induction_memory import probes
+from induction_memory import load, probes
 from induction_memory.paper import plan
 from induction_memory.paper import records as record_files
 from induction_memory.paper.claims import CLAIMS, check
@@ -20,7 +20,6 @@ from induction_memory.paper.measurement import diagonals
 from induction_memory.paper.records import Record, Records
 from induction_memory.paper.verdicts import Estimate, at_least, at_most, near
 from induction_memory.task.sampler import sample, step_rng
-from induction_memory.trajectory import load
 from induction_memory.trajectory.search import SHIPPED
 from tests.reproduction import quotations
 

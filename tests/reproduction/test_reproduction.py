@@ -8,19 +8,18 @@ import pandas as pd
 import pytest
 
 from analyses.tools.explanations import explained
-from induction_memory import probes
+from induction_memory import load, probes
 from induction_memory.errors import DamagedError, InputError
 from induction_memory.experiment.presets import PRESETS
 from induction_memory.paper import measurement, plan, reproducing
 from induction_memory.paper import records as store
 from induction_memory.paper.auditing import with_shipped
-from induction_memory.paper.claims import COLUMNS
+from induction_memory.paper.claims.claim import COLUMNS
 from induction_memory.paper.measurement import make_record
 from induction_memory.paper.records import MissingRunError, Records, continued
 from induction_memory.paper.reproduction_page import page
 from induction_memory.sweep.plan import cost
 from induction_memory.task.sampler import sample, step_rng
-from induction_memory.trajectory import load
 from tests.reproduction.conftest import tiny
 
 pytestmark = pytest.mark.slow

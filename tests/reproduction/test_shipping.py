@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from analyses.tools import shipping
+from induction_memory import load, thin, verify
 from induction_memory.experiment.presets import PRESETS
 from induction_memory.paper import plan
 from induction_memory.paper import records as store
 from induction_memory.training.run import start
-from induction_memory.trajectory import load, thin, verify
 from induction_memory.trajectory.search import SHIPPED
 
 pytestmark = pytest.mark.slow

@@ -69,8 +69,8 @@ def test_folded_value_output_memories_are_what_hooks_read(booted, kind):
     """Logits of what a head writes for a token, less those for an empty stream, equal up to a factor per token."""
     model, weights = booted[kind], model_weights(booted[kind])
     m, rows = Memories(weights), model.W_E.detach()[1:]  # the first one pads: it is zero in some models
-    empty = im.stream.written(model, "L1H2", torch.zeros(1, 16))
-    written = im.stream.written(model, "L1H2", rows) - empty
+    empty = im.hooks.written(model, "L1H2", torch.zeros(1, 16))
+    written = im.hooks.written(model, "L1H2", rows) - empty
     logits = m.centred("ln_final", written[None])[0] @ model.W_U.detach()
 
     def by_weights(known):
@@ -107,7 +107,7 @@ def test_hooks_of_the_user_s_do_not_change_the_verdict(booted):
 
 def test_roles_of_a_refused_model_have_no_vote_of_weights(booted):
     tokens = torch.randint(61, (4, 10), generator=torch.Generator().manual_seed(0)).repeat(1, 2)
-    found = im.identify(booted["olmo2"], batch=tokens)
+    found = im.heads.identify(booted["olmo2"], batch=tokens)
     votes = found.votes.set_index("vote")["score"]
     assert votes["weights"].isna().all()
     assert not votes["attention"].isna().any()

@@ -156,7 +156,7 @@ def test_ablations_of_a_run_are_kept_too(run, monkeypatch):
 def test_ablations_by_a_user_s_registered_kind_are_measured_each_time(run, monkeypatch):
     monkeypatch.setattr(ablations, "_KINDS", dict(ablations._KINDS))
     for factor in (0.0, 2.0):
-        ablations.ablation("scaled", about="")(lambda recorded, site, factor=factor: recorded.at(site) * factor)
+        ablations.register("scaled", about="")(lambda recorded, site, factor=factor: recorded.at(site) * factor)
         table = ablate(run, heads="all", kind="scaled", step=12)
         expected = ablate(run.model(12), table_batch(run), heads="all", kind="scaled")
         assert table["kl"].tolist() == pytest.approx(expected["kl"].tolist(), abs=1e-6)

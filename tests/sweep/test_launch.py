@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from induction_memory import load
 from induction_memory.errors import InputError
 from induction_memory.sweep import results
 from induction_memory.sweep.loop import look, start
 from induction_memory.sweep.plan import estimate, read
-from induction_memory.trajectory import load
 from tests.sweep.test_loop import is_free, wait_for
 from tests.sweep.tiny_sweep import FILE, contents, finished, is_in_the_middle, write
 

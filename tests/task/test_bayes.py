@@ -7,8 +7,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 
+from induction_memory import BigramTask, sample
 from induction_memory.errors import InputError
-from induction_memory.task import BigramTask, Corpus, optimal_scores, predict, sample, step_rng
+from induction_memory.task import Corpus, optimal_scores, predict, step_rng
 from induction_memory.task.batch import masked_mean
 from induction_memory.task.bayes import evidence
 from induction_memory.task.trigger_posterior import member_probability, race, times

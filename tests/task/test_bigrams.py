@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 
+from induction_memory import BigramTask
 from induction_memory.errors import InputError
-from induction_memory.task import BigramTask, Corpus
+from induction_memory.task import Corpus
 from tests.random_tasks import make, make_fields, task_fields
 
 ABC = Corpus.from_text("aababcabcd")  # a 4, b 3, c 2, d 1; aa ab ba ab bc ca ab bc cd

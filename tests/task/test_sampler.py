@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from scipy.stats import chi2_contingency, chisquare
 
 from bench.sampler import sample_by_token
+from induction_memory import BigramTask, sample
 from induction_memory.errors import InputError
-from induction_memory.task import Batch, BigramTask, Corpus, from_text, make_batch, sample, step_rng
+from induction_memory.task import Batch, Corpus, from_text, make_batch, step_rng
 from induction_memory.task.sampler import alias_table, draw_triggers
 from tests.random_tasks import make, task_fields
 

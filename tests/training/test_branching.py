@@ -37,9 +37,9 @@ def test_a_matrix_can_be_given_in_every_form(run, tmp_path, kind):
 
 def test_a_constructed_model_shares_the_embeddings_and_lends_its_matrix(run, tmp_path):
     built = im.construct(run.task, run.model_config, seed=run.config.train.init_seed)
-    assert torch.equal(im.embedding(built, "w_E"), im.embedding(run.model(), "w_E"))
+    assert torch.equal(im.model.embedding(built, "w_E"), im.model.embedding(run.model(), "w_E"))
     given = branch(run, 0, tmp_path / "given", grafts={"W_O2": built}, freeze=["W_O2"], quiet=True)
-    torch.testing.assert_close(given.memory("W_O2")[-1], im.matrix(built, "W_O2").detach())
+    torch.testing.assert_close(given.memory("W_O2")[-1], im.model.matrix(built, "W_O2").detach())
 
 
 @pytest.mark.parametrize("kind", ["run", "plain folder", "file"])

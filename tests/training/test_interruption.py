@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from induction_memory import files
+from induction_memory import files, load, thin, verify
 from induction_memory.errors import DivergedError, Error, InputError, Stopped, StorageError
 from induction_memory.experiment.run_config import RunConfig
 from induction_memory.model.config import ModelConfig
@@ -15,7 +15,6 @@ from induction_memory.task.bigrams import BigramTask
 from induction_memory.training import run as training_run
 from induction_memory.training.branching import branch
 from induction_memory.training.run import start, train
-from induction_memory.trajectory import load, thin, verify
 from induction_memory.trajectory.writer import Writer
 from tests.tiny_runs import MODEL, TASK, tiny
 from tests.training.test_resume import Disk, Killed, content, half

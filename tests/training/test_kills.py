@@ -10,10 +10,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from induction_memory import probes
+from induction_memory import load, probes, verify
 from induction_memory.errors import InputError
 from induction_memory.training.run import start
-from induction_memory.trajectory import load, verify
 from induction_memory.trajectory.lock import CACHE, locked
 from induction_memory.trajectory.writer import Writer
 from tests.training.test_resume import content

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from induction_memory.trajectory import load
+from induction_memory import load
 
 
 @pytest.mark.slow

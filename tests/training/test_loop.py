@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from induction_memory import verify
 from induction_memory.errors import DivergedError, InputError
 from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
@@ -20,7 +21,6 @@ from induction_memory.training.evaluation import plain_evaluate
 from induction_memory.training.loop import Metrics, Start, class_mean, recalls, train
 from induction_memory.training.optimizer import adamw_update, sgd_update
 from induction_memory.training.run import start
-from induction_memory.trajectory import verify
 from tests.tiny_runs import MODEL, TASK, tiny
 
 

@@ -12,13 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from induction_memory import files
+from induction_memory import files, load, thin, verify
 from induction_memory.errors import DamagedError, InputError, StorageError
 from induction_memory.experiment.constraints import Graft
 from induction_memory.model.config import ModelConfig
 from induction_memory.training.branching import branch
 from induction_memory.training.run import resume, start
-from induction_memory.trajectory import load, thin, verify
 from induction_memory.trajectory.lock import tidy
 from induction_memory.trajectory.manifest import Manifest
 from induction_memory.trajectory.writer import Origin, Writer, begin, lengthen, resume_point

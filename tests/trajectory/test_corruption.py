@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from induction_memory import load, thin, verify
 from induction_memory.errors import Error
 from induction_memory.model.config import ModelConfig
 from induction_memory.training.run import start
-from induction_memory.trajectory import load, thin, verify
 from induction_memory.trajectory.writer import ResumePoint, Writer, resume_point
 from tests.tiny_runs import tiny
 

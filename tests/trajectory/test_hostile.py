@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from induction_memory import load, thin, verify
 from induction_memory.errors import DamagedError, Error, InputError
 from induction_memory.model.config import ModelConfig
 from induction_memory.training.run import resume, start
-from induction_memory.trajectory import load, thin, verify
 from induction_memory.trajectory.lock import may_begin, remove
 from induction_memory.trajectory.manifest import PIECES, ROUNDED, digest
 from induction_memory.trajectory.writer import Writer

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 import induction_memory as im
+from induction_memory import load, thin
 from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
 from induction_memory.source.sources import select
 from induction_memory.training.branching import branch
 from induction_memory.training.run import start
-from induction_memory.trajectory import load, thin
 from induction_memory.trajectory.manifest import Manifest
 from tests.tiny_runs import MODEL, TASK, tiny
 

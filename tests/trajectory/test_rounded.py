@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import induction_memory as im
+from induction_memory import load, thin, verify
 from induction_memory.cli.verify import verify as verify_command
 from induction_memory.errors import DamagedError, InputError
 from induction_memory.training.branching import branch
 from induction_memory.training.run import start
-from induction_memory.trajectory import load, thin, verify
 from induction_memory.trajectory.manifest import Manifest
 from induction_memory.trajectory.tensors import unit_of, write_rounded
 from induction_memory.trajectory.writer import Writer

@@ -11,6 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 import induction_memory as im
+from induction_memory import load, thin, verify
 from induction_memory.errors import DamagedError, InputError
 from induction_memory.memory.edits import pair_scores
 from induction_memory.model.associations import associate
@@ -21,7 +22,7 @@ from induction_memory.task.sampler import sample, step_rng
 from induction_memory.training.branching import branch
 from induction_memory.training.loop import train
 from induction_memory.training.run import resume, start
-from induction_memory.trajectory import load, search, thin, verify
+from induction_memory.trajectory import search
 from induction_memory.trajectory.manifest import Manifest
 from induction_memory.trajectory.writer import Writer
 from tests.tiny_runs import MODEL, TASK, tiny

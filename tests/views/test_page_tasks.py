@@ -38,7 +38,7 @@ def tab(browser):
 def test_the_page_of_a_markov_run_shows_its_predictors_phases_and_groups(markov):
     (meta,) = report(markov).pack.meta["runs"]
     kl = {c["name"]: c for c in meta["curves"] if c["group"] == "kl"}
-    table = im.probes.table(markov, "predictors", batch=markov.task.sample(16, im.step_rng(2, 0)))
+    table = im.probes.table(markov, "predictors", batch=markov.task.sample(16, im.task.step_rng(2, 0)))
     assert list(kl) == ["kl_to_1-gram", "kl_to_2-gram"]
     for name, curve in kl.items():
         assert curve["values"] == pytest.approx(table.loc[table["probe"] == name, "value"].tolist())

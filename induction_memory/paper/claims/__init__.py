@@ -7,11 +7,14 @@ all of them; `CLAIMS` has them by name, in the order of the paper's figures.
 
 # Importing a module adds its claims, in this order.
 # isort: off
-from induction_memory.paper.claims import attention, freezing, distributions  # noqa: F401
-from induction_memory.paper.claims import memories, architectures  # noqa: F401
+from induction_memory.paper.claims import attention, freezing, distributions
+from induction_memory.paper.claims import memories, architectures
 
 # isort: on
-from induction_memory.paper.claims.claim import CLAIMS, COLUMNS, DAGGER, Claim, check, measured
-from induction_memory.paper.verdicts import VERDICTS
+from induction_memory.paper.claims.claim import CLAIMS, check
 
-__all__ = ["CLAIMS", "COLUMNS", "DAGGER", "VERDICTS", "Claim", "check", "measured"]
+__all__ = ["CLAIMS", "check"]
+
+
+def __dir__() -> list[str]:
+    return __all__

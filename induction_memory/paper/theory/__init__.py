@@ -15,6 +15,11 @@ from induction_memory.terminal import keeping, track
 
 __all__ = ["measure", "names", "run", "table"]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 SLIP = "[known slip]"
 """Ends a statement of the paper that is known not to hold as printed."""
 COLUMNS = ["check", "statement", "predicted", "measured", "tolerance", "verdict", "expected"]
@@ -24,7 +29,7 @@ def measure(names: Sequence[str] | None = None) -> Iterator[tuple[Entry, Result]
     """Run the checks one after the other, in the paper's order.
 
     >>> import induction_memory as im
-    >>> entry, result = next(iter(im.theory.measure(["lemma-1"])))
+    >>> entry, result = next(iter(im.paper.theory.measure(["lemma-1"])))
     >>> entry.name
     'lemma-1'
     """
@@ -36,8 +41,8 @@ def table(entry: Entry, result: Result) -> pd.DataFrame:
     """The rows of one check. `expected` is False if a statement fails, or a known error in the paper holds.
 
     >>> import induction_memory as im
-    >>> for entry, result in im.theory.measure(["lemma-1"]):
-    ...     print(list(im.theory.table(entry, result)))
+    >>> for entry, result in im.paper.theory.measure(["lemma-1"]):
+    ...     print(list(im.paper.theory.table(entry, result)))
     ['check', 'statement', 'predicted', 'measured', 'tolerance', 'verdict', 'expected']
     """
     rows = []
@@ -53,7 +58,7 @@ def run(names: Sequence[str] | None = None, out: Path | None = None) -> pd.DataF
     An interruption keeps the completed checks.
 
     >>> import induction_memory as im
-    >>> im.theory.run(["lemma-1"])[["check", "expected"]].head(2)
+    >>> im.paper.theory.run(["lemma-1"])[["check", "expected"]].head(2)
          check  expected
     0  lemma-1      True
     1  lemma-1      True

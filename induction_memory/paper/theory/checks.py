@@ -103,7 +103,7 @@ def names() -> dict[str, str]:
     """Every check's name and its one line.
 
     >>> import induction_memory as im
-    >>> im.theory.names()["lemma-1"]
+    >>> im.paper.theory.names()["lemma-1"]
     'Lemma 1: gradients are associative memories (Section 4.1)'
     """
     return {entry.name: f"{entry.title} ({entry.where})" for entry in CATALOGUE}

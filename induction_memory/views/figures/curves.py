@@ -105,8 +105,14 @@ def draw_range(
         axes.fill_between(table.index, low, high, color=colour, alpha=0.18, lw=0)
 
 
-def birth(metrics: pd.DataFrame, recalls: pd.DataFrame, title: str) -> Figure:
-    """Loss, in-context accuracy and recalls of one run, one above another."""
+def birth_figure(metrics: pd.DataFrame, recalls: pd.DataFrame, title: str) -> Figure:
+    """Loss, in-context accuracy and recalls of one run, one above another.
+
+    >>> import induction_memory as im
+    >>> run = im.load("induction-small")
+    >>> len(im.figures.birth_figure(run.metrics, im.probes.recall(run), run.name).axes)
+    3
+    """
     figure = Figure(figsize=(7, 7), layout="constrained")
     loss, accuracy, recall = figure.subplots(3, 1, sharex=True)
     for column, label, colour in (
@@ -139,6 +145,11 @@ def predictor_figure(
     """One panel per table (its title the key): a curve per column against the step, on a logarithmic step axis.
 
     Phases (predictor, first, last) are shaded. `cap` is where the axis ends, `CAP` times the first median by default.
+
+    >>> import induction_memory as im
+    >>> distances = im.probes.predictor_distances("induction-small")
+    >>> len(im.figures.predictor_figure({"induction-small": distances}).axes)
+    1
     """
     require(len(tables) > 0, "tables", "at least one", "none")
     figure = Figure(figsize=(4.6 * len(tables), 3.4), layout="constrained")
