@@ -72,7 +72,7 @@ def gather(
         "n_layers": found.n_layers,
         "likely_bigrams": [] if bigrams is None else np.argwhere(bigrams >= LIKELY_BIGRAM).tolist(),
         "about": _about(source, found),
-        "files": _files(source, progress),
+        "files": _files(source, progress) if isinstance(source, Revisions) else [],
         "recorded": task is not None,
         "sequences": listed,
         "memories": memories,
@@ -119,10 +119,8 @@ def _about(source: Any, found: sequences.Shown) -> str:
     return f"{kind}: {shape}. Task: {asked}. Trained for {source.config.train.steps} steps."
 
 
-def _files(source: Source, progress: Progress) -> list[str]:
+def _files(source: Revisions, progress: Progress) -> list[str]:
     """What the files of a series say about it: duplicates, gaps, damage, jumps."""
-    if not isinstance(source, Revisions):
-        return []
     progress(f"{source.name}: files")
     return lines(source) or ["No duplicates, gaps, damage or jumps in the files of its checkpoints."]
 

@@ -18,11 +18,13 @@ from induction_memory.task.protocol import offered
 from induction_memory.trajectory.series import Revisions
 
 TRIGGERS = {
-    "main": "at triggers seen before",
-    "marked": ["trigger", "its output"],
-    "boxes": {
-        "right": "key after an earlier occurrence of the query, with the right output",
-        "other": "the other keys after one",
+    "words": {
+        "main": "at triggers seen before",
+        "marked": ["trigger", "its output"],
+        "boxes": {
+            "right": "key after an earlier occurrence of the query, with the right output",
+            "other": "the other keys after one",
+        },
     },
     "titles": {"in_context": "At triggers seen before", "global": "Elsewhere"},
     "recorded": {
@@ -33,9 +35,11 @@ TRIGGERS = {
     },
 }
 HALVES = {
-    "main": "in the second half",
-    "marked": [],
-    "boxes": {"other": "key after the earlier occurrence of the query"},
+    "words": {
+        "main": "in the second half",
+        "marked": [],
+        "boxes": {"other": "key after the earlier occurrence of the query"},
+    },
     "titles": {"in_context": "In the second half, which repeats the first", "global": "In the first half"},
     "recorded": {},
 }
@@ -48,11 +52,13 @@ def wording(task: Any, batch: Batch) -> dict[str, Any]:
     if "triggers" in batch.latents and "outputs" in batch.latents:
         return TRIGGERS
     return {
-        "main": f"at positions of the group {batch.main}",
-        "marked": [] if bool(batch.group().all()) else [f"group {batch.main}"],
-        "boxes": {
-            "right": "source that the task names, for a query of the group that is asked",
-            "other": "for the other queries",
+        "words": {
+            "main": f"at positions of the group {batch.main}",
+            "marked": [] if bool(batch.group().all()) else [f"group {batch.main}"],
+            "boxes": {
+                "right": "source that the task names, for a query of the group that is asked",
+                "other": "for the other queries",
+            },
         },
         "titles": {},
         "recorded": {},
@@ -72,7 +78,7 @@ def group_titles(task: Any, batch: Batch) -> dict[str, str]:
 def facts(task: Any, batch: Batch, read: Sequence[str], said: Sequence[str]) -> dict[str, Any]:
     """Tokens, outputs, and the words that differ between tasks."""
     frequency, fixed = (None, None) if task is None else (offered(task, "unigram"), offered(task, "fixed_triggers"))
-    words = wording(task, batch)
+    of_task = wording(task, batch)
     return {
         "vocabulary": list(read),
         "visible": list(map(visible, read)),
@@ -81,8 +87,8 @@ def facts(task: Any, batch: Batch, read: Sequence[str], said: Sequence[str]) -> 
         "frequency": None if frequency is None else np.asarray(frequency, dtype=float).tolist(),
         "fixed_triggers": None if fixed is None else np.asarray(fixed).tolist(),
         "next_token": follows(batch),
-        "triggers": words is TRIGGERS,
-        "words": {name: words[name] for name in ("main", "marked", "boxes")},
+        "triggers": of_task is TRIGGERS,
+        "words": of_task["words"],
     }
 
 
