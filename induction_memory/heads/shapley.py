@@ -87,9 +87,9 @@ def interactions(
         for j in range(i):
             without = (~coalitions[:, i] & ~coalitions[:, j]).nonzero().flatten()
             weight = weights[coalitions[without].sum(1)]
-            neither, first, second, both = (
+            neither, first, second, both = [
                 weight @ values[without + 2**i * a + 2**j * b] for b in (0, 1) for a in (0, 1)
-            )
+            ]
             interaction[i, j] = interaction[j, i] = both - first - second + neither
             together[i, j] = together[j, i] = both - neither
     return interaction, together

@@ -17,10 +17,11 @@ attention   mean attention to the previous position, to the own position, to the
             A task that names other keys (its sources `parent` and `induction`) is asked about those; where it names no
             source `induction`, no head has that role.
 causes      its Shapley share of the effect of all heads by the route of the role: previous-token heads act through
-            later heads' keys, current-token heads through their queries, induction heads on the output
+            later heads' keys, current-token heads through their queries, induction heads on the output; 0 if a head has
+            no such route, or if the heads together were measured to have no effect; nan if their effect is not known
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
@@ -59,7 +60,10 @@ def votes(v: ValueFunction, shares: pd.DataFrame, known: bool = True) -> pd.Data
         read, written = weight_recalls(runner.weights, chosen_tokens(v.batch.tokens), v.batch.tokens.shape[1], before)
         key_query, value_output = read.flatten(0, 1).numpy(), written.flatten(0, 1).numpy()
     attended = attention_scores(v, sources).flatten(0, 1).numpy()
-    effects = causes(shares, heads, known)
+    by_route = shares.pivot_table(index="head", columns="game", values="effect", dropna=False)
+    effects = by_route.reindex(index=list(heads), columns=list(ROUTE_OF.values())).fillna(0.0).to_numpy()
+    if not known:
+        effects = np.full(effects.shape, np.nan)  # this vote abstains
     if sources is not None and "induction" not in sources:
         for scores in (key_query, attended, effects):
             scores[:, ROLES.index("induction")] = 0
@@ -130,27 +134,10 @@ def attention_scores(
             previous = attention.previous_token(early)
         else:
             previous = attention.induction(early, parent[:, :EARLY, :EARLY], parent.any(-1)[:, :EARLY])
-        scores = [previous, own_position(early), attention.induction(pattern, sought, queries)]
+        own = attention.previous_token(early, back=0)
+        scores = [previous, own, attention.induction(pattern, sought, queries)]
         layers.append(torch.stack(scores, dim=-1))
     return torch.stack(layers).cpu()
-
-
-def own_position(pattern: Float[Tensor, "batch head query key"]) -> Float[Tensor, " head"]:
-    """Mean attention of t >= 1 to itself, corrected for the chance 1/(t+1)."""
-    mass = pattern.diagonal(dim1=-2, dim2=-1)[..., 1:].double().mean((0, 2))
-    chance = (1 / torch.arange(2, pattern.shape[-1] + 1, dtype=torch.float64)).mean()
-    return attention.chance_corrected(mass, chance)
-
-
-def causes(shares: pd.DataFrame, heads: Sequence[str], known: bool = True) -> Float[np.ndarray, "head role"]:
-    """Shapley share of the effect of all heads by each role's route.
-
-    0 if a head has no such route, or if the heads together were measured to have no effect. nan for all heads if their
-    effect is not known: then this vote abstains.
-    """
-    by_route = shares.pivot_table(index="head", columns="game", values="effect", dropna=False)
-    table = by_route.reindex(index=list(heads), columns=list(ROUTE_OF.values()))
-    return table.fillna(0.0).to_numpy() if known else np.full((len(heads), len(ROLES)), np.nan)
 
 
 def chosen_tokens(tokens: Int[Tensor, "batch pos"]) -> Int[Tensor, " n"]:

@@ -60,9 +60,9 @@ _PAIR = "previous_where_attended"
 SEQUENCES_AT_ONCE = 8  # sequences whose logarithms are computed together, so that they stay in the CPU cache
 
 
-def previous_mass(pattern: Float[Tensor, "batch head query key"]) -> Float[Tensor, " head"]:
-    """Mean attention to the previous position."""
-    return pattern.diagonal(-1, dim1=-2, dim2=-1).double().mean((0, 2))
+def previous_mass(pattern: Float[Tensor, "batch head query key"], back: int = 1) -> Float[Tensor, " head"]:
+    """Mean attention of t >= 1 to the previous position, or with `back=0` to its own."""
+    return pattern.diagonal(-back, dim1=-2, dim2=-1)[..., 1 - back :].double().mean((0, 2))
 
 
 def repeated_induction(pattern: Float[Tensor, "batch head query key"]) -> Float[Tensor, " head"]:
@@ -77,9 +77,9 @@ def chance_corrected(observed: Tensor, chance: Tensor) -> Tensor:
     return (observed - chance) / (1 - chance)
 
 
-def previous_token(pattern: Float[Tensor, "batch head query key"]) -> Float[Tensor, " head"]:
-    """Mean attention to the previous position, corrected for chance."""
-    return chance_corrected(previous_mass(pattern), _chance_of_one_key(pattern.shape[-1]))
+def previous_token(pattern: Float[Tensor, "batch head query key"], back: int = 1) -> Float[Tensor, " head"]:
+    """Mean attention to the previous position, or with `back=0` to a token's own, corrected for chance."""
+    return chance_corrected(previous_mass(pattern, back), _chance_of_one_key(pattern.shape[-1]))
 
 
 def previous_token_argmax(attended: Int[Tensor, "batch head query"]) -> Float[Tensor, " head"]:
