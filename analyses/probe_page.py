@@ -329,7 +329,7 @@ With `of="activations"` it receives one step's logits, attention patterns and ba
 | `im.probes.birth_order(runs)` | the order W_O2, W_K2, W_K1 with its exact test |
 | `im.probes.lead_lag(run, [...])` | which curve leads, by how many steps |
 | `im.probes.head_scores(model)` | the standard previous-token and induction scores, any TransformerLens model |
-| `im.probes.recall_between(model, W, inputs=u, outputs=v)` | recall between chosen sets, any TransformerLens model |
+| `im.probes.recall(model, W, inputs=u, outputs=v)` | recall between chosen sets, any TransformerLens model |
 
 W_K1 also takes any window within the sequence, `W_K1[32:96]`, each with `_causal`. The attention and attribution
 probes take any layer's number, and `loss_occurrence<n>` any n.

@@ -50,7 +50,7 @@ def probe(
     opened = load_any(run)
     if tokens:
         chosen = tuple(int(one) if one.isdecimal() else one for one in tokens)
-        output.write(library.token_recall(opened, chosen, step=chosen_steps))
+        output.write(library.recall(opened, tokens=chosen, step=chosen_steps))
         return
     batch = sequences_of(opened, text, TEXT_SEQUENCES)
     table = library.table(opened, names or None, step=chosen_steps, batch=batch)

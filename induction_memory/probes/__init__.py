@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from induction_memory.probes.langevin import Sampling as Sampling
     from induction_memory.probes.langevin import calibrate as calibrate
     from induction_memory.probes.langevin import learning_coefficient as learning_coefficient
-    from induction_memory.probes.memory_recall import recall_between as recall_between
-    from induction_memory.probes.memory_recall import token_recall as token_recall
     from induction_memory.probes.predictors import predictor_distances as predictor_distances
     from induction_memory.probes.predictors import predictor_mixture as predictor_mixture
     from induction_memory.probes.predictors import predictor_phases as predictor_phases

@@ -14,18 +14,15 @@ are applied in full there, because a divergence depends on the scale.
 With several heads, W_K1 and W_O2 have one value per head, W_K2 and W_O2_spurious one per pair `L1H3>L2H1`: layer-1 head
 3 whose output layer-2 head 1 reads.
 
-Recall between any two sets of embeddings, in any TransformerLens model.
+Recall between any two sets of embeddings, in any TransformerLens model: the score of output j for input i is
+v_j^T W u_i. Matrices and embeddings go by the names of `model.memories`, `^T` for a transpose, or are given as tensors.
+Biases are not part of a memory and are left out. The paper's memories are
 
-    recall_between(model, "W_O2", inputs="W_V2 w_E", outputs="w_U")             the paper's W_O2
-    recall_between(model, "W_K2^T", inputs="w_E", outputs="Phi_1 w_E")          the paper's W_K2: a query chooses a key
-    recall_between(model, W, inputs=u, outputs=v, targets=torch.tensor([...]))  any matrix, any rows
+    recall(model, "W_O2", inputs="W_V2 w_E", outputs="w_U")
+    recall(model, "W_K2^T", inputs="w_E", outputs="Phi_1 w_E")          a query chooses a key
 
-The score of output j for input i is v_j^T W u_i. Matrices and embeddings go by the names of `model.memories`, `^T` for
-a transpose, or are given as tensors. Biases are not part of a memory and are left out.
-
-Recall between chosen token embeddings through each head's two circuits, in any TransformerLens model or series.
-
-With w_E(i) and w_U(i) the input and output embeddings of the chosen tokens, and W_K<l>, Phi_<l> the memories of a head:
+Recall between chosen token embeddings through each head's two circuits, in any TransformerLens model or series. With
+w_E(i) and w_U(i) the input and output embeddings of the chosen tokens, and W_K<l>, Phi_<l> the memories of a head:
 
     QK   w_E(j)^T W_K<l>^T w_E(i)     the key token j that the query token i prefers
     OV   w_U(j)^T Phi_<l> w_E(i)      the output token j that attending to token i favours
@@ -35,9 +32,9 @@ unless another is given: QK then finds equal tokens, OV copies. Rotary positions
 distance 0. Norms are folded as in `model/memories.py`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -53,9 +50,8 @@ from induction_memory.model.associations import TABLE, Spec
 from induction_memory.model.memories import Memories, head_names
 from induction_memory.probes.registry import Probe
 from induction_memory.source.measuring import over_steps
-from induction_memory.source.sources import At, Stack, select
+from induction_memory.source.sources import At, Selection, Stack
 from induction_memory.task.protocol import offered
-from induction_memory.trajectory.search import Steps
 
 SMOOTHING = 0.01  # share of the uniform distribution in pi_b, where it must not be zero
 
@@ -172,29 +168,14 @@ PROBES = (
 READING_COLUMNS = {"recall": "", "margin": "_margin", "rank": "_rank", "sir": "_sir"}
 
 
-def recall_between(
-    source: Any,
+def between(
+    chosen: Selection,
     W: str | Float[Tensor, "d_out d_in"],
-    *,
     inputs: str | Float[Tensor, "i d_in"],
     outputs: str | Float[Tensor, "j d_out"],
-    targets: Int[Tensor, " i"] | None = None,
-    step: Steps = "all",
+    targets: Int[Tensor, " i"] | None,
 ) -> pd.DataFrame:
-    """Recall, mean margin, mean rank and signal to interference: one row per step and head.
-
-    `targets[i]` is the output that input i should recall, -1 for an input to leave out; without `targets`, input i
-    should recall output i. Heads of two different layers make pairs: `L1H3>L2H1`.
-
-    >>> import induction_memory as im
-    >>> im.probes.recall_between("induction-small", "W_O2", inputs="W_V2 w_E", outputs="w_U").round(2)
-       step  head  recall  margin   rank   sir
-    0     0  L2H1    0.00   -0.50  37.74 -0.30
-    1   100  L2H1    0.95    3.43   1.12  5.64
-    2   200  L2H1    1.00    5.84   1.00  6.51
-    3   300  L2H1    1.00    6.68   1.00  6.75
-    4   600  L2H1    1.00    7.60   1.00  7.05
-    """
+    """Recall through a matrix: one row per step and head."""
     named = [x for x in (W, inputs, outputs) if isinstance(x, str)]
     layers = memories.layers_of(*named)
 
@@ -208,7 +189,7 @@ def recall_between(
         readings = _readings(matching(matrix, u, v, targets), len(at.steps), len(heads))
         return {"table": pd.DataFrame(readings, index=index).reset_index()}
 
-    return over_steps(select(source, step=step), measure, size=CHUNK)["table"]
+    return over_steps(chosen, measure, size=CHUNK)["table"]
 
 
 CHUNK = 32  # steps that are read at once
@@ -238,37 +219,25 @@ def _rows(stack: Stack, rows: str | Tensor, layers: tuple[int, ...]) -> Float[Te
 
 
 MOST = 512
-"""Tokens that are compared when none are chosen: the first of the vocabulary."""
+"""Tokens that are compared for `tokens="all"`: the first of the vocabulary."""
 
 
-def token_recall(
-    source: Any,
-    tokens: Sequence[int | str] | None = None,
-    *,
-    targets: Sequence[int | str] | None = None,
-    step: Steps = "all",
+def between_tokens(
+    chosen: Selection, tokens: Iterable[int | str] | Literal["all"], targets: Iterable[int | str] | Tensor | None
 ) -> pd.DataFrame:
-    """Recall, mean margin, mean rank and signal to interference: one row per step, head and circuit (QK, OV).
-
-    `tokens` are numbers, or texts that are one token each for the series' tokenizer. `targets` are the tokens that they
-    should recall, all of them among `tokens`.
-
-    >>> table = token_recall("induction-small", step="last")
-    >>> table.loc[table["circuit"] == "OV", ["head", "recall"]].values.tolist()
-    [['L1H1', 0.0], ['L2H1', 1.0]]
-    """
-    chosen = select(source, step=step)
-    numbers = None if tokens is None else _numbers(chosen.source, tokens, "tokens")
+    """Recall through the circuits of heads: one row per step, head and circuit."""
+    require(tokens == "all" or not isinstance(tokens, str), "tokens", "several, or 'all'", repr(tokens))
+    numbers = None if tokens == "all" else _numbers(chosen.source, tokens, "tokens")
     wanted = None if targets is None else _places(numbers, _numbers(chosen.source, targets, "targets"))
 
     def measure(at: At) -> dict[str, pd.DataFrame]:
-        return {"table": _between_tokens(at, numbers, wanted)}
+        return {"table": _circuits(at, numbers, wanted)}
 
     settings = {"token recall": [numbers, wanted]}
     return over_steps(chosen, measure, settings=settings)["table"]
 
 
-def _between_tokens(at: At, tokens: Int[Tensor, " i"] | None, targets: Int[Tensor, " i"] | None) -> pd.DataFrame:
+def _circuits(at: At, tokens: Int[Tensor, " i"] | None, targets: Int[Tensor, " i"] | None) -> pd.DataFrame:
     stack = at.stack
     tokens = torch.arange(min(MOST, stack.vocab_size)) if tokens is None else tokens
     allowed = bool((tokens >= 0).all()) and bool((tokens < stack.vocab_size).all())
@@ -288,7 +257,7 @@ def _between_tokens(at: At, tokens: Int[Tensor, " i"] | None, targets: Int[Tenso
     return pd.concat(parts, ignore_index=True).sort_values(["step", "head", "circuit"], ignore_index=True)
 
 
-def _numbers(source: Any, tokens: Sequence[int | str], field: str) -> Int[Tensor, " i"]:
+def _numbers(source: Any, tokens: Iterable[Any], field: str) -> Int[Tensor, " i"]:
     """Tokens by number; a text must be one token of the source's tokenizer."""
     numbers = []
     for token in tokens:
@@ -306,7 +275,7 @@ def _numbers(source: Any, tokens: Sequence[int | str], field: str) -> Int[Tensor
 
 def _places(tokens: Int[Tensor, " i"] | None, targets: Int[Tensor, " i"]) -> Int[Tensor, " i"]:
     """The place of each target among the tokens."""
-    require(tokens is not None, "targets", "none without tokens", targets.tolist())
+    require(tokens is not None, "targets", "none for all tokens", targets.tolist())
     assert tokens is not None
     places = {token: place for place, token in enumerate(tokens.tolist())}
     for target in targets.tolist():

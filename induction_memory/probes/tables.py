@@ -18,11 +18,12 @@ from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from functools import partial
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from induction_memory.errors import InputError, UnsupportedError, require
@@ -240,14 +241,54 @@ def wide(tidy: pd.DataFrame) -> pd.DataFrame:
 
 
 def recall(
-    source: Any, names: Iterable[str] | None = None, *, step: Steps = "all", task: Task | None = None
+    source: Any,
+    names: str | Float[Tensor, "d_out d_in"] | Iterable[str] | None = None,
+    *,
+    inputs: str | Float[Tensor, "i d_in"] | None = None,
+    outputs: str | Float[Tensor, "j d_out"] | None = None,
+    tokens: Sequence[int | str] | Literal["all"] | None = None,
+    targets: Int[Tensor, " i"] | Sequence[int | str] | None = None,
+    step: Steps = "all",
+    task: Task | None = None,
 ) -> pd.DataFrame:
-    """The memory recall probes, one row per step and one column per probe (`wide`); the paper's by default.
+    """Recall of memories at all steps or some: by name, of any matrix, or between tokens.
+
+    By name: one row per step and one column per recall probe (`wide`); the paper's probes by default.
 
     >>> recall("induction-small", ["W_O2", "W_K2"]).loc[100].round(2).to_dict()
     {'W_O2': 0.95, 'W_K2': 0.29}
+
+    With `inputs` and `outputs` (rows of vectors, or their names), of one matrix or its name: recall, mean margin, mean
+    rank and signal to interference, one row per step and head, or per pair of heads of two layers (`L1H1>L2H1`).
+    `targets[i]` is the output that input i should recall, -1 to leave the input out; output i by default.
+
+    >>> recall("induction-small", "W_O2", inputs="W_V2 w_E", outputs="w_U", step=[0, 100, 600]).round(2)
+       step  head  recall  margin   rank   sir
+    0     0  L2H1    0.00   -0.50  37.74 -0.30
+    1   100  L2H1    0.95    3.43   1.12  5.64
+    2   600  L2H1    1.00    7.60   1.00  7.05
+
+    With `tokens`, the same through the QK and OV circuits of every head of any model. Tokens are numbers, or texts that
+    are one token each for the series' tokenizer, or "all" for the first 512; `targets` are the tokens among them that
+    they should recall, themselves by default.
+
+    >>> table = recall("induction-small", tokens="all", step="last")
+    >>> table.loc[table["circuit"] == "OV", ["head", "recall"]].values.tolist()
+    [['L1H1', 0.0], ['L2H1', 1.0]]
     """
     chosen = select(source, step=step, task=task)
+    if tokens is not None:
+        alone = names is None and inputs is None and outputs is None
+        require(alone, "tokens", "neither names nor inputs nor outputs beside them", "both")
+        return memory_recall.between_tokens(chosen, tokens, targets)
+    if inputs is not None or outputs is not None:
+        if not isinstance(names, str | Tensor) or inputs is None or outputs is None:
+            raise InputError("inputs: expected inputs, outputs and one matrix or its name, got only some of them")
+        if targets is not None and not isinstance(targets, Tensor):
+            raise InputError(f"targets: expected a tensor of numbers of outputs, got {targets!r}")
+        return memory_recall.between(chosen, names, inputs, outputs, targets)
+    if isinstance(names, Tensor) or targets is not None:
+        raise InputError("inputs: expected inputs and outputs beside a matrix or targets, got none")
     if names is None and not has_memories(chosen):
         instead = "im.probes.table measures its distances to the task's predictors"
         raise InputError(f"task: expected one that says what matrices store, got {chosen.task.name!r} ({instead})")

@@ -131,7 +131,7 @@ def probes_spectrum(run: Any, steps: list[int]) -> pd.DataFrame:
 def probes_between(run: Any, steps: list[int]) -> pd.DataFrame:
     asked = {"W_O2": ("W_V2 w_E", "w_U"), "W_K2^T": ("w_E", "Phi_1 w_E")}
     return each(
-        ({"W": W}, lambda W=W, u=u, v=v: im.probes.recall_between(run, W, inputs=u, outputs=v, step=steps))
+        ({"W": W}, lambda W=W, u=u, v=v: im.probes.recall(run, W, inputs=u, outputs=v, step=steps))
         for W, (u, v) in asked.items()
     )
 

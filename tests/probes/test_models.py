@@ -53,7 +53,7 @@ def test_recall_between_chosen_sets_equals_a_loop(model):
     weights = model_weights(model)
     W_E, W_U = weights["embed.W_E"], weights["unembed.W_U"]
     targets = torch.tensor([3, -1, 0, 0, 1, 2, -1, 9, 10, 4, 5])
-    found = probes.recall_between(model, "Phi_1", inputs="w_E", outputs="w_U", targets=targets)
+    found = probes.recall(model, "Phi_1", inputs="w_E", outputs="w_U", targets=targets)
     for head in range(2):
         gain = weights["blocks.0.ln1.w"][:, None] * weights["blocks.0.attn.W_V"][head]
         OV = (gain - gain.mean(0)) @ weights["blocks.0.attn.W_O"][head]
@@ -65,14 +65,30 @@ def test_recall_between_chosen_sets_equals_a_loop(model):
 
 def test_stored_pairs_of_the_user_s_own_sets_are_recalled(model):
     u, v = torch.eye(32)[:6], torch.eye(32).flip(0)[:6]
-    found = probes.recall_between(model, v.T @ u, inputs=u, outputs=v)
+    found = probes.recall(model, v.T @ u, inputs=u, outputs=v)
     assert found[["recall", "rank"]].to_numpy().tolist() == [[1, 1]]
     with pytest.raises(InputError, match="inputs: expected rows of the matrix's dimension 32, got 11"):
-        probes.recall_between(model, "Phi_1", inputs=torch.eye(11), outputs="w_U")
+        probes.recall(model, "Phi_1", inputs=torch.eye(11), outputs="w_U")
+
+
+def test_recall_takes_one_form_at_a_time(model):
+    W, rows = torch.eye(32), torch.eye(32)
+    for wrong in (
+        {"names": W},
+        {"names": "Phi_1", "inputs": rows},
+        {"inputs": rows, "outputs": rows},
+        {"names": ["Phi_1"], "inputs": rows, "outputs": rows},
+        {"names": "Phi_1", "inputs": rows, "outputs": rows, "targets": [0, 1]},
+        {"tokens": [1, 2], "inputs": rows},
+        {"targets": [1, 2]},
+        {"tokens": "ab"},
+    ):
+        with pytest.raises(InputError, match=r"^(inputs|targets|tokens): expected"):
+            probes.recall(model, **wrong)
 
 
 def test_pairs_of_heads_are_named(model):
-    found = probes.recall_between(model, "W_K2^T", inputs="w_E", outputs="Phi_1 w_E")
+    found = probes.recall(model, "W_K2^T", inputs="w_E", outputs="Phi_1 w_E")
     assert found["head"].tolist() == ["L1H1>L2H1", "L1H1>L2H2", "L1H2>L2H1", "L1H2>L2H2"]
     named = probes.table(model, ["W_K2", "W_K2_margin"]).set_index(["probe", "head"])["value"]
     for _, row in found.iterrows():
@@ -145,7 +161,7 @@ def test_both_kinds_of_model_give_the_same_numbers_from_the_same_weights():
 def test_a_users_own_matrix_may_still_ask_for_gradients():
     model = hooked()
     W, rows = torch.eye(4, requires_grad=True), torch.eye(4, requires_grad=True)
-    assert probes.recall_between(model, W, inputs=rows, outputs=rows)["recall"].tolist() == [1.0]
+    assert probes.recall(model, W, inputs=rows, outputs=rows)["recall"].tolist() == [1.0]
 
 
 def test_memories_of_a_model_with_other_names_are_refused_in_one_line():

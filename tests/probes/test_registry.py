@@ -248,7 +248,7 @@ def test_tables_of_probes_interventions_and_scores_name_heads_alike():
     named = {part for name in table["head"].unique() for part in name.split(">")}
     assert named == {"", "L1H1", "L1H2", "L2H1", "L2H2"}
     assert set(probes.head_scores(model)["head"]) == {"L1H1", "L1H2", "L2H1", "L2H2"}
-    between = probes.recall_between(model, "W_O2", inputs="W_V2 w_E", outputs="w_U")
+    between = probes.recall(model, "W_O2", inputs="W_V2 w_E", outputs="w_U")
     assert between["head"].tolist() == ["L2H1", "L2H2"]
     joined = between.merge(table.loc[table["probe"] == "W_O2"], on="head")
     assert (joined["recall"] == joined["value"]).all()
