@@ -3,6 +3,8 @@
 import pytest
 from _pytest.doctest import DoctestItem
 
+import tests.type_checks  # noqa: F401  before the package is imported
+
 
 @pytest.fixture(autouse=True)
 def names_as_before(request):

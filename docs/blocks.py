@@ -316,9 +316,15 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="write what comes out into the page")
     arguments = parser.parse_args()
     os.environ.update(environment())
+    import matplotlib.pyplot  # noqa: F401
     import torch
-    import transformer_lens  # noqa: F401  imported once, before every page gets a process of its own
+    import transformer_lens  # noqa: F401
 
+    import induction_memory as im
+    import induction_memory.cli.app
+
+    for name in im._NAMES:
+        getattr(im, name)  # imported once, before every page gets a process of its own
     torch.set_num_threads(1)
     codes = []
     for path in [page.resolve() for page in arguments.pages] or pages():

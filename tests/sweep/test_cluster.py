@@ -62,9 +62,10 @@ class Machines:
             process.wait()
 
 
-@pytest.fixture
-def machines(tmp_path):
-    machines = Machines(tmp_path)
+@pytest.fixture(scope="module")
+def machines(tmp_path_factory):
+    """Started once: the last test that uses them kills the scheduler."""
+    machines = Machines(tmp_path_factory.mktemp("machines"))
     yield machines
     machines.close()
 
