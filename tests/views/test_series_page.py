@@ -9,7 +9,7 @@ from induction_memory.errors import InputError
 from induction_memory.trajectory.series import revisions
 from induction_memory.views.page.pack import unpack
 from induction_memory.views.page.sequences import renumbered
-from induction_memory.views.run_page import MOST_CHECKPOINTS, _opened, report
+from induction_memory.views.run_page import MOST_CHECKPOINTS, report
 from tests.trajectory.series import write_series
 from tests.views.page_runs import opened, tab_of
 
@@ -74,8 +74,16 @@ def test_only_the_tokens_that_are_shown_have_a_name():
 
 def test_a_long_series_has_a_slider_of_some_checkpoints(monkeypatch, series):
     monkeypatch.setattr(type(series), "choose", lambda self, step: list(range(0, 1000, 5)))
-    _, found = _opened(series, None)
-    assert (len(found), found[0], found[-1]) == (MOST_CHECKPOINTS, 0, 995)
+    shown = []
+
+    def gather(source, steps, at, **how):
+        shown.extend(steps)
+        raise RuntimeError("enough")
+
+    monkeypatch.setattr("induction_memory.views.run_page.gather", gather)
+    with pytest.raises(RuntimeError, match="enough"):
+        report(series)
+    assert (len(shown), shown[0], shown[-1]) == (MOST_CHECKPOINTS, 0, 995)
 
 
 def test_pairs_of_steps_and_models_cannot_be_read_again():
