@@ -181,7 +181,13 @@ def written(model: nn.Module, writer: str, inputs: Float[Tensor, "i d_model"]) -
 
 
 def output_logits(model: nn.Module, writer: str, inputs: Float[Tensor, "i d_model"]) -> Float[Tensor, "i vocab"]:
-    """The logits of what a head or a feed-forward writes for each u_i, with nothing else in the last stream."""
+    """The logits of what a head or a feed-forward writes for each u_i, with nothing else in the last stream.
+
+    >>> import induction_memory as im
+    >>> model = im.build(im.ModelConfig(d_model=8, n_ctx=4, d_vocab=5))
+    >>> im.hooks.output_logits(model, "L2H1", model.W_E).shape
+    torch.Size([5, 5])
+    """
     return _of_rows(model, writer, inputs, lambda kept, logits: logits)
 
 
@@ -197,6 +203,11 @@ def attention_scores(
     """The score of each query v_j for the key u_i in the stream, `distance` positions before it.
 
     Each of the len(keys) * len(queries) pairs is a separate sequence, so that the distance is the same for all.
+
+    >>> import induction_memory as im
+    >>> model = im.build(im.ModelConfig(d_model=8, n_ctx=4, d_vocab=5))
+    >>> im.hooks.attention_scores(model, "L2H1", model.W_E, model.W_E[:3], distance=2).shape
+    torch.Size([3, 5])
     """
     transformer: Any = model
     layer, number = head_of(Graph.of(model).head(head, "head"))
@@ -219,7 +230,13 @@ def attention_scores(
 def as_association(
     name: str, scores: Float[Tensor, "j i"], ideal: Float[Tensor, "j i"], given: Side = "input"
 ) -> Association:
-    """Scores from hooks as an association, for `recall`, `margin`, `rank` and the other readings of `im.memory`."""
+    """Scores from hooks as an association, for `recall`, `margin`, `rank` and the other readings of `im.memory`.
+
+    >>> import induction_memory as im
+    >>> scores = torch.tensor([[2.0, 0.0], [3.0, 1.0]])  # only the second input has its largest score at its target
+    >>> im.memory.recall(im.hooks.as_association("two pairs", scores, torch.eye(2)))
+    tensor(0.5000, dtype=torch.float64)
+    """
     j, i = scores.shape
     return Association(name, scores, torch.eye(i).to(scores), torch.eye(j).to(scores), ideal.to(scores), given)
 

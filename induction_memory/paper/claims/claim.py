@@ -64,6 +64,10 @@ def check(records: Records, names: Sequence[str] | None = None) -> pd.DataFrame:
 
     The verdict is "holds", "undecided", "does not hold", or "no run" if what it needs has not been trained. The measure
     is the paper's, or ours if the paper does not claim it. The error is half of a 95 % interval.
+
+    >>> from induction_memory.paper.records import Records
+    >>> check(Records([]), ["two-layers"])[["measure", "verdict"]].values.tolist()
+    [['figure-2-fixed-seed-0 has not been trained', 'no run']]
     """
     chosen = [entry for entry in CLAIMS.values() if names is None or entry.name in names]
     return pd.DataFrame([row for entry in chosen for row in measured(entry, records)], columns=list(COLUMNS))
