@@ -323,7 +323,7 @@ def main() -> int:
     import induction_memory as im
     import induction_memory.cli.app
 
-    for name in im._NAMES:
+    for name in im.__all__:
         getattr(im, name)  # imported once, before every page gets a process of its own
     torch.set_num_threads(1)
     codes = []
