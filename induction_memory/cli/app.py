@@ -16,6 +16,7 @@ from induction_memory.cli.branch import branch
 from induction_memory.cli.circuit import circuit
 from induction_memory.cli.demo import demo
 from induction_memory.cli.heads import heads
+from induction_memory.cli.memory import memory
 from induction_memory.cli.patch import patch
 from induction_memory.cli.presets import presets
 from induction_memory.cli.probe import probe
@@ -36,6 +37,7 @@ COMMANDS = (
     branch,
     probe,
     attention,
+    memory,
     ablate,
     patch,
     circuit,

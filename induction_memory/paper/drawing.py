@@ -11,7 +11,6 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from induction_memory import probes
 from induction_memory.files import write_figure
 from induction_memory.paper import plan
 from induction_memory.paper.figures import (
@@ -27,6 +26,7 @@ from induction_memory.paper.theory.first_step_recall import one_step as measure_
 from induction_memory.trajectory.trajectory import Trajectory
 from induction_memory.views.figures.maps import Panel, induction_maps
 from induction_memory.views.figures.memories import memories
+from induction_memory.views.memory_maps import memory_map
 
 DOTS_AN_INCH = 150
 
@@ -151,8 +151,7 @@ def _freezing(given: Material, presets: Mapping[str, str]) -> Figure:
 
 def _memories(given: Material, preset: str) -> Figure:
     run = given.trajectory(preset)
-    W_K1, W_K2, W_O2 = (_scores(run, name, int(run.steps[-1])) for name in ("W_K1", "W_K2", "W_O2"))
-    return memories(W_K1, W_K2, W_O2, run.task.vocabulary, note=given.note)
+    return memories([one for name in ("W_K1", "W_K2", "W_O2") for one in memory_map(run, name).maps], note=given.note)
 
 
 def _has(given: Material, preset: str) -> bool:
@@ -172,11 +171,6 @@ def _on_triggers(record: Record) -> Record:
     if "W_K2_triggers" not in record.probes:
         return record
     return replace(record, probes=record.probes.assign(**{"W_K2 drawn": record.probes["W_K2_triggers"]}))
-
-
-def _scores(run: Trajectory, memory: str, step: int) -> Any:
-    """v_j^T W u_i, one row per j and one column per i."""
-    return probes.score_matrix(run, memory, step=step).to_numpy().T
 
 
 def _maps(run: Trajectory, titles: Mapping[str, str]) -> list[Panel]:

@@ -20,7 +20,7 @@ from induction_memory.paper.figures import (
 )
 from induction_memory.views.figures.curves import COLOURS, RunCurves, drawn_recalls
 from induction_memory.views.figures.maps import OTHER, RIGHT, TRIGGER, Panel, induction_maps
-from induction_memory.views.figures.memories import memories, strength
+from induction_memory.views.figures.memories import Scores, memories
 
 NOTE = "quick scale: d = 64, T = 64"
 STEPS = np.arange(0, 41)
@@ -204,33 +204,48 @@ def test_recalls_by_setting_draw_the_column_chosen_for_the_second_key():
     assert written(figure)
 
 
-def test_memories_show_the_scores_with_the_letters_marked():
-    rng = np.random.default_rng(0)
-    characters = [*"\n !", *"ABC", *"abcd"]
-    keys, scores = rng.normal(size=(7, 7)), rng.normal(size=(10, 10))
-    figure = memories(keys, scores, 2 * scores, characters, note=NOTE)
-    panels = figure.axes[:3]
-    assert len(figure.axes) == 6  # each with its colour bar
-    for axes, values in zip(panels, (keys, scores, 2 * scores), strict=True):
-        image = axes.get_images()[0]
-        assert np.array_equal(image.get_array(), values)
-        assert image.get_clim() == (-strength(values), strength(values))
-    assert panels[0].get_images()[0].get_extent() == [0.5, 7.5, 7.5, 0.5]  # positions 1 to 7
-    assert panels[1].get_xticks().tolist() == [0, 3, 6, 9]
-    assert all(word in words(figure) for word in ("capitals", "lowercase", "75th percentile of the diagonal", NOTE))
+def scores(values, names, memory="W_O2", title="mine"):
+    return Scores(memory, title, pd.DataFrame(values, names, names), np.eye(len(names), dtype=bool))
+
+
+def test_memories_show_inputs_across_boxes_at_the_pairs_and_the_unexpected_by_name():
+    values = np.eye(5) * 4
+    values[1, 3] = 4.5
+    one = scores(values, list("abc$e"))
+    figure = memories([one, scores(2 * values, list("abc$e"), title="later")], note=NOTE)
+    first, second = figure.axes[:2]
+    assert len(figure.axes) == 4  # each with its colour bar
+    assert np.array_equal(first.get_images()[0].get_array(), values.T)
+    assert first.get_images()[0].get_clim() == second.get_images()[0].get_clim() == (-8, 8)  # of one memory
+    boxes, *rings = first.collections
+    assert sorted(map(tuple, boxes.get_offsets().tolist())) == [(i, i) for i in range(5)]
+    assert [ring.get_offsets().tolist() for ring in rings] == [[[1.0, 3.0]]]
+    assert r"b->\$ 4.5" in first.get_xlabel()
+    assert [text.get_text() for text in first.get_xticklabels()] == list("abc$e")
+    assert NOTE in words(figure)
     assert written(figure)
 
 
-def test_colours_end_at_a_strong_pair_of_the_diagonal():
-    scores = np.diag([0.0, -1.0, 2.0, 3.0, 100.0])
-    scores[0, 4] = 1000  # off the diagonal: no matter
-    assert strength(scores) == 3
-    assert strength(np.zeros((4, 4))) == 1
+def test_many_positions_are_labelled_at_some_and_bigrams_are_not_boxed():
+    keys = scores(np.eye(256), list(range(1, 257)), memory="W_K1")
+    bigrams = Scores("W_F", "W_F", pd.DataFrame(np.ones((3, 3))), np.ones((3, 3), dtype=bool))
+    figure = memories([keys, bigrams])
+    assert len(figure.axes[0].get_xticks()) < 10
+    assert not figure.axes[0].collections  # cells too small for boxes
+    assert not figure.axes[1].collections
+    assert bigrams.unexpected(0.1) == []
+    late = np.eye(4)
+    late[3, 0] = late[0, 3] = 9.0  # the key 4 is later than the query 1
+    assert scores(late, [1, 2, 3, 4], memory="W_K1").unexpected(1.0) == [(0, 3)]
 
 
-def test_memories_need_a_character_a_token():
-    with pytest.raises(InputError, match="characters: expected 3, one per row of W_K2, got 2"):
-        memories(np.eye(2), np.eye(3), np.eye(3), ["a", "b"])
+def test_colours_end_at_a_strong_pair():
+    values = np.diag([0.0, -1.0, 2.0, 3.0, 100.0])
+    values[0, 4] = 1000  # no pair: no matter
+    assert scores(values, list("abcde")).strength == 3
+    assert scores(np.zeros((4, 4)), list("abcd")).strength == 1
+    with pytest.raises(InputError, match="ideal: expected pairs of shape"):
+        Scores("W_O2", "", pd.DataFrame(np.eye(3)), np.eye(2, dtype=bool))
 
 
 def test_dimension_draws_a_curve_a_dimension_and_names_the_tuned_step_size():

@@ -1,79 +1,139 @@
-"""Figure 7: the associative memories that W_K^1, W_K^2 and W_O^2 hold, as matrices of scores.
+"""Memories as matrices of scores, in the style of the paper's Figure 7.
 
-With the target memory W_* = sum_i v_i u_i^T, the cell in row j and column i is v_j^T W u_i; what is stored stands on
-the diagonal:
-
-    W_K^1   p_j^T W_K^1 p_{i-1}                  positions, from the first that has a predecessor
-    W_K^2   w_E(j)^T W_K^2 W_O^1 W_V^1 w_E(i)    tokens
-    W_O^2   w_U(j)^T W_O^2 W_V^2 w_E(i)          tokens
+The cell in column i and row j is v_j^T W u_i. With the target memory W_* = sum of v_j u_i^T over its pairs, what should
+be stored is boxed; the largest scores elsewhere are ringed, and named below the map. Panels of one memory share their
+colours, which end at a strong pair: a few very strong ones do not hide the others.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float
+import pandas as pd
+from jaxtyping import Bool
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from induction_memory.errors import require
-from induction_memory.views.figures.panels import FAINT, SMALL, TICK, panels, sign, title
+from induction_memory.shown_tokens import visible
+from induction_memory.views.figures.panels import FAINT, INK, SMALL, TICK, panels, sign, title
 
 STRONG = 75
-"""The colours end at this percentile of the diagonal's sizes: a few very strong pairs do not hide the others."""
+"""The colours end at this percentile of the sizes of the stored pairs."""
+NAMED = 3  # unexpected scores of a panel
+SIDE, LARGE = 3.9, 5.6  # inches of a panel, and of one or two
+MOST_NAMES = 100  # an axis with more names says only some
 
 
-def memories(
-    W_K1: Float[np.ndarray, "j i"],
-    W_K2: Float[np.ndarray, "vocab vocab"],
-    W_O2: Float[np.ndarray, "vocab vocab"],
-    characters: Sequence[str],
-    note: str = "",
-) -> Figure:
-    """The three matrices of scores v_j^T W u_i. W_K1's first row and column are position 1, counted from 0."""
-    require(len(characters) == len(W_K2), "characters", f"{len(W_K2)}, one per row of W_K2", len(characters))
-    require(W_K1.shape[0] == W_K1.shape[1], "W_K1", "a square matrix", W_K1.shape)
-    figure, flat = panels(1, 3, 3.8, 4.0)
-    places = (0.5, len(W_K1) + 0.5, len(W_K1) + 0.5, 0.5)
-    tokens = (-0.5, len(W_K2) - 0.5, len(W_K2) - 0.5, -0.5)
-    for axes, scores, extent, words, across, down in (
-        (flat[0], W_K1, places, r"$W_K^1$:  $p_j^\top W_K^1\, p_{i-1}$", "position $i$", "position $j$"),
-        (flat[1], W_K2, tokens, r"$W_K^2$:  $w_E(j)^\top W_K^2\, w_1(i)$", "token $i$", "token $j$"),
-        (flat[2], W_O2, tokens, r"$W_O^2$:  $w_U(j)^\top W_O^2 W_V^2\, w_E(i)$", "token $i$", "token $j$"),
-    ):
-        limit = strength(scores)
-        image = axes.imshow(scores, cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest", extent=extent)
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """One memory at one step."""
+
+    memory: str
+    title: str
+    table: pd.DataFrame
+    """v_j^T W u_i: one row per input i, one column per output j, as `score_matrix` returns it."""
+    ideal: Bool[np.ndarray, "input output"]
+    """The pairs that the ideal memory stores."""
+
+    def __post_init__(self):
+        require(self.ideal.shape == self.table.shape, "ideal", f"pairs of shape {self.table.shape}", self.ideal.shape)
+
+    @property
+    def boxed(self) -> Bool[np.ndarray, "input output"]:
+        """The ideal pairs, if each input has one partner at most: the bigrams of W_F would box everything."""
+        return self.ideal & (self.ideal.sum(1) <= 1).all()
+
+    @property
+    def of_positions(self) -> bool:
+        return self.memory.startswith("W_K1")
+
+    def unexpected(self, strong: float, n: int = NAMED) -> list[tuple[int, int]]:
+        """Places (input, output) of the largest scores that no ideal pair explains, above half a strong pair's.
+
+        A key later than its query is left out: no head can attend to it.
+
+        >>> table = pd.DataFrame([[5.0, 0.1], [4.0, 3.0]], ["a", "b"], ["a", "b"])
+        >>> Scores("mine", "", table, np.eye(2, dtype=bool)).unexpected(strong=5.0)
+        [(1, 0)]
+        """
+        if not self.boxed.any():
+            return []
+        elsewhere = np.where(self.ideal, -np.inf, self.table.to_numpy())
+        if self.of_positions:
+            elsewhere[self.table.index.to_numpy()[:, None] > self.table.columns.to_numpy()] = -np.inf
+        order = np.argsort(-elsewhere, axis=None, kind="stable")[:n]
+        places = [tuple(map(int, np.unravel_index(place, elsewhere.shape))) for place in order]
+        return [(i, j) for i, j in places if elsewhere[i, j] > strong / 2]
+
+    @property
+    def strength(self) -> float:
+        """Where the colours end: a strong pair, and never zero."""
+        values = self.table.to_numpy()
+        return float(np.percentile(np.abs(values[self.boxed] if self.boxed.any() else values), STRONG)) or 1.0
+
+
+def strengths(maps: Sequence[Scores]) -> dict[str, float]:
+    """Where the colours of each memory end: the strongest of its maps."""
+    return {one.memory: max(other.strength for other in maps if other.memory == one.memory) for one in maps}
+
+
+def memories(maps: Sequence[Scores], columns: int = 4, note: str = "") -> Figure:
+    """The maps in rows of `columns`."""
+    require(len(maps) > 0, "maps", "at least one", len(maps))
+    across, limits = min(columns, len(maps)), strengths(maps)
+    side = LARGE if len(maps) <= 2 else SIDE
+    figure, flat = panels(-(-len(maps) // across), across, side, side)
+    for axes in flat[len(maps) :]:
+        axes.remove()
+    for axes, one in zip(flat, maps, strict=False):
+        limit = limits[one.memory]
+        image = axes.imshow(one.table.to_numpy().T, cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest")
         bar = figure.colorbar(image, ax=axes, shrink=0.72, pad=0.03, aspect=22, extend="both")
         bar.ax.tick_params(labelsize=SMALL, length=2)
         bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
         axes.spines[:].set_visible(False)
-        axes.set(xlabel=across, ylabel=down)
-        title(axes, words, pad=20)
-    for axes in flat[1:]:
-        _letters(axes, characters)
-    stated = f"colours end at the {STRONG}th percentile of the diagonal"
+        title(axes, one.title)
+        cell = 72 * 0.8 * side / max(one.table.shape)  # points
+        _mark(axes, one, cell, limit)
+        kind = "position" if one.of_positions else "token"
+        axes.set_xlabel(f"input {kind} $i$\n{_named(one, limit)}")
+        axes.set_ylabel(f"output {kind} $j$")
+        for axis, names in ((axes.xaxis, one.table.index), (axes.yaxis, one.table.columns)):
+            _tick(axis, [visible(str(name)) for name in names], cell)
+    stated = f"boxes: pairs to store; colours end at the {STRONG}th percentile of their sizes"
     return sign(figure, "; ".join(filter(None, (note, stated))))
 
 
-def strength(scores: Float[np.ndarray, "j i"]) -> float:
-    """Where the colours end: a strong pair of the diagonal, and never zero."""
-    return float(np.percentile(np.abs(np.diagonal(scores)), STRONG)) or 1.0
+def _mark(axes: Axes, one: Scores, cell: float, limit: float) -> None:
+    """Boxes at the stored pairs, where a cell is large enough to hold one, and rings at the unexpected scores."""
+    if cell >= 2:
+        inputs, outputs = np.nonzero(one.boxed)
+        size, line = (cell - 0.4) ** 2, float(np.clip(cell / 9, 0.3, 1.0))
+        axes.scatter(inputs, outputs, s=size, marker="s", facecolors="none", edgecolors=INK, linewidths=line)
+    for i, j in one.unexpected(limit):
+        axes.scatter(i, j, s=max(2 * cell, 7.0) ** 2, marker="o", facecolors="none", edgecolors=INK, linewidths=0.9)
 
 
-def _letters(axes: Axes, characters: Sequence[str]) -> None:
-    """Ticks where the capitals and the small letters begin, and a line along each kind."""
-    runs = {"capitals": str.isupper, "lowercase": str.islower}
-    ticks = {0, len(characters) - 1}
-    for name, kind in runs.items():
-        held = [i for i, character in enumerate(characters) if kind(character)]
-        if not held:
-            continue
-        first, last = held[0], held[-1]
-        ticks.add(first)
-        line = {"color": FAINT, "lw": 1.6, "clip_on": False, "solid_capstyle": "butt"}
-        middle, above = (first + last) / 2, axes.get_xaxis_transform()
-        axes.plot([first - 0.4, last + 0.4], [1.015, 1.015], transform=above, **line)
-        axes.text(middle, 1.025, name, transform=above, ha="center", va="bottom", fontsize=TICK, color=FAINT)
-        axes.plot([1.015, 1.015], [first - 0.4, last + 0.4], transform=axes.get_yaxis_transform(), **line)
-    shown = sorted(ticks)
-    axes.set_xticks(shown)
-    axes.set_yticks(shown)
+def _named(one: Scores, limit: float) -> str:
+    """The line under a map that names its unexpected scores, as surgery names pairs."""
+    rows, columns, values = one.table.index, one.table.columns, one.table.to_numpy()
+    places = one.unexpected(limit)
+    shown = [f"{visible(str(rows[i]))}->{visible(str(columns[j]))} {values[i, j]:.1f}" for i, j in places]
+    return f"unexpected: {', '.join(shown)}".replace("$", r"\$") if shown else ""
+
+
+def _tick(axis: Axis, names: Sequence[str], cell: float) -> None:
+    """All names where they fit, else some, at round places."""
+    if len(names) <= MOST_NAMES:
+        axis.set_ticks(np.arange(len(names)), names)
+        size = float(np.clip(0.8 * cell, 2.0, TICK))
+        for text in axis.get_ticklabels():
+            text.set(fontsize=size, family="DejaVu Sans Mono", parse_math=False, color=INK)
+        axis.set_tick_params(length=0, pad=1)
+    else:
+        axis.set_major_locator(MaxNLocator(6, integer=True))
+        axis.set_major_formatter(FuncFormatter(lambda at, _: names[int(at)] if 0 <= at < len(names) else ""))
+        axis.set_tick_params(colors=FAINT)
