@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from induction_memory.cli.arguments import Run, load_any, step_of
+from induction_memory.cli.arguments import OptionalStr, Run, load_any, step_of
 from induction_memory.errors import printable
 
 
-def memory(run: Run, /, out: Path, memory: str = "W_O2", step: str = "last", head: str | None = None) -> None:
+def memory(run: Run, /, out: Path, memory: str = "W_O2", step: str = "last", head: OptionalStr = None) -> None:
     """Draw a memory: the score of every input with every output, the pairs it should store boxed.
 
     Args:

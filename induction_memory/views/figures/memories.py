@@ -99,7 +99,7 @@ def memories(maps: Sequence[Scores], columns: int = 4, note: str = "") -> Figure
         cell = 72 * 0.8 * side / max(one.table.shape)  # points
         _mark(axes, one, cell, limit)
         kind = "position" if one.of_positions else "token"
-        axes.set_xlabel(f"input {kind} $i$\n{_named(one, limit)}")
+        axes.set_xlabel(f"input {kind} $i$\n{_named(one, limit)}".rstrip())
         axes.set_ylabel(f"output {kind} $j$")
         for axis, names in ((axes.xaxis, one.table.index), (axes.yaxis, one.table.columns)):
             _tick(axis, [visible(str(name)) for name in names], cell)
@@ -109,7 +109,7 @@ def memories(maps: Sequence[Scores], columns: int = 4, note: str = "") -> Figure
 
 def _mark(axes: Axes, one: Scores, cell: float, limit: float) -> None:
     """Boxes at the stored pairs, where a cell is large enough to hold one, and rings at the unexpected scores."""
-    if cell >= 2:
+    if cell >= 2 and one.boxed.any():
         inputs, outputs = np.nonzero(one.boxed)
         size, line = (cell - 0.4) ** 2, float(np.clip(cell / 9, 0.3, 1.0))
         axes.scatter(inputs, outputs, s=size, marker="s", facecolors="none", edgecolors=INK, linewidths=line)
