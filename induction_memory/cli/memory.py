@@ -2,23 +2,22 @@
 
 from pathlib import Path
 
-from induction_memory.cli.arguments import OptionalStr, Run, load_any, step_of
+from induction_memory.cli.arguments import Run, load_any, step_of
 from induction_memory.errors import printable
 
 
-def memory(run: Run, /, out: Path, memory: str = "W_O2", step: str = "last", head: OptionalStr = None) -> None:
-    """Draw a memory: the score of every input with every output, the pairs it should store boxed.
+def memory(run: Run, /, out: Path, memory: str = "W_O2", step: str = "last") -> None:
+    """Draw the scores of all pairs in a memory, those it should store boxed.
 
     Args:
         run: trajectory's folder or the name of a shipped one, or a folder of checkpoints that others trained.
         out: file to write: .png, .pdf or .svg.
         memory: W_K1, W_K2, W_O2, W_F, or one of their variants.
         step: a stored step, several (0,300,600) side by side, or last.
-        head: one head (L2H1; L1H1>L2H1 for W_K2) instead of all.
     """
     from induction_memory.files import require_file
     from induction_memory.views.memory_maps import FORMATS, memory_map
 
     require_file(out, FORMATS, "--out")
-    memory_map(load_any(run), memory, step=step_of(step), head=head).save(out)
+    memory_map(load_any(run), memory, step=step_of(step)).save(out)
     print(printable(str(out)))
