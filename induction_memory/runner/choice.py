@@ -2,15 +2,19 @@
 
 import logging
 from collections.abc import Mapping
-from typing import get_args
+from functools import partial
+from typing import Any, get_args
 
 from jaxtyping import Int
 from torch import Tensor, nn
 
 from induction_memory.errors import InputError, require
 from induction_memory.model.config import AnyModel, Architecture
+from induction_memory.runner.components import Graph
 from induction_memory.runner.fast import FastRunner
+from induction_memory.runner.maps import maps_of_config, maps_of_model
 from induction_memory.runner.recording import Recording, Runner, Via
+from induction_memory.runner.weights import parameters
 
 logger = logging.getLogger("induction_memory")
 _said: set[str] = set()
@@ -34,7 +38,7 @@ def runner(
         if config is None:
             raise InputError("config: expected the configuration of the weights, got none")
         if via != "hooks" and not isinstance(config, Architecture):
-            return FastRunner.of_weights(model, config)
+            return FastRunner(Graph.of_config(config), config.n_ctx, model, partial(maps_of_config, config))
         model = _built(model, config)
     from induction_memory.runner.hooked import HookedRunner
     from induction_memory.runner.support import objection
@@ -45,7 +49,8 @@ def runner(
         return HookedRunner(model)
     reason = objection(model)
     if reason is None:
-        return FastRunner.of_model(model)
+        cfg: Any = model.cfg
+        return FastRunner(Graph.of(model), cfg.n_ctx, parameters(model), partial(maps_of_model, model))
     require(via is None, "via", "hooks, as the shortcut does not compute this model", f"fast for one with {reason}")
     if reason not in _said:
         _said.add(reason)

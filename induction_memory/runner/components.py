@@ -85,14 +85,15 @@ class Graph:
         return cls(
             n_layers=config.n_layers,
             n_heads=config.n_heads,
-            feed_forwards=tuple(i for i in range(1, config.n_layers + 1) if config.has_feed_forward(i)),
+            feed_forwards=tuple(filter(config.has_feed_forward, range(1, config.n_layers + 1))),
             parallel=config.parallel_blocks,
             linear=config.feed_forward == "linear",
         )
 
     @cached_property
     def heads(self) -> tuple[str, ...]:
-        return tuple(head for layer in range(1, self.n_layers + 1) for head in self.heads_of(layer))
+        layers, heads = range(1, self.n_layers + 1), range(1, self.n_heads + 1)
+        return tuple(f"L{layer}H{head}" for layer in layers for head in heads)
 
     @cached_property
     def writers(self) -> tuple[str, ...]:
@@ -158,7 +159,7 @@ class Graph:
         return tuple(names)
 
     def heads_of(self, layer: int) -> tuple[str, ...]:
-        return tuple(f"L{layer}H{head}" for head in range(1, self.n_heads + 1))
+        return self.heads[(layer - 1) * self.n_heads : layer * self.n_heads]
 
     def writers_before(self, name: str) -> tuple[str, ...]:
         """The writers whose sum an input reads."""
@@ -212,7 +213,15 @@ class Graph:
         if matrix is None:
             behind: dict[str, int | None] = {}
             for site in self.resolve(name):
-                behind |= _parameters_of(site.split(ARROW)[0])
+                writer = site.split(ARROW)[0]
+                if writer in ("embed", "pos"):
+                    behind["embed.W_E" if writer == "embed" else "pos_embed.W_pos"] = None
+                elif writer.startswith("FF"):
+                    behind[f"blocks.{int(writer[2:]) - 1}.mlp."] = None
+                else:
+                    layer, head = head_of(writer)
+                    for one in ("W_Q", "b_Q", "W_K", "b_K", "W_V", "b_V", "W_O"):
+                        behind[f"blocks.{layer - 1}.attn.{one}"] = head - 1
             return behind
         self.resolve(name)
         block = f"blocks.{int(matrix[2] or self.n_layers) - 1}"
@@ -289,18 +298,6 @@ def layer_of(writer: str) -> int:
     if writer in ("embed", "pos"):
         return 0
     return int(writer[2:]) if writer.startswith("FF") else head_of(writer)[0]
-
-
-def _parameters_of(writer: str) -> dict[str, int | None]:
-    if writer == "embed":
-        return {"embed.W_E": None}
-    if writer == "pos":
-        return {"pos_embed.W_pos": None}
-    if writer.startswith("FF"):
-        return {f"blocks.{int(writer[2:]) - 1}.mlp.": None}
-    layer, head = head_of(writer)
-    names = ("W_Q", "b_Q", "W_K", "b_K", "W_V", "b_V", "W_O")
-    return {f"blocks.{layer - 1}.attn.{name}": head - 1 for name in names}
 
 
 def _is_post_norm(cfg: Any) -> bool:

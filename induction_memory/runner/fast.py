@@ -12,19 +12,15 @@ those rows only. It differentiates in the `amount` of a patch.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
-from induction_memory.model.config import ModelConfig
 from induction_memory.runner.components import ARROW, Graph, layer_of
-from induction_memory.runner.maps import Layer, Maps, maps_of_config, maps_of_model, of_heads
+from induction_memory.runner.maps import Layer, Maps, of_heads, same
 from induction_memory.runner.recording import Patches, Recording, Variant, Via, require_length, take
-from induction_memory.runner.weights import parameters
 
 
 class FastRunner:
@@ -39,17 +35,6 @@ class FastRunner:
     ) -> None:
         self.graph, self.n_ctx, self.weights, self._maps = graph, n_ctx, weights, maps
 
-    @classmethod
-    def of_model(cls, model: nn.Module) -> "FastRunner":
-        """Runs a HookedTransformer that `objection` has nothing against, with the weights that it has at the time."""
-        cfg: Any = model.cfg
-        return cls(Graph.of(model), cfg.n_ctx, parameters(model), partial(maps_of_model, model))
-
-    @classmethod
-    def of_weights(cls, weights: Mapping[str, Tensor], config: ModelConfig) -> "FastRunner":
-        """Runs the model that a configuration describes, without TransformerLens."""
-        return cls(Graph.of_config(config), config.n_ctx, weights, partial(maps_of_config, config))
-
     def record(self, tokens: Int[Tensor, "batch pos"], weights: Mapping[str, Tensor] | None = None) -> Recording:
         runner = self
         if weights:
@@ -58,20 +43,22 @@ class FastRunner:
         tokens = tokens.to(self.weights["embed.W_E"].device)
         maps = self._maps(runner.weights)
         with torch.no_grad():
-            kept = maps.embed(tokens)
+            kept, W_O = maps.embed(tokens), []
             x = sum(kept.values(), torch.zeros(()).to(self.weights["embed.W_E"]))
             for number, layer in enumerate(maps.layers):
-                q, k, v = (layer.project(x, letter, range(self.graph.n_heads)) for letter in "QKV")
-                z = attend(layer.rotated(q), layer.rotated(k), v, layer.scale)
-                found = {"hook_resid_pre": x, "attn.hook_q": q, "attn.hook_k": k, "attn.hook_v": v, "attn.hook_z": z}
-                found["hook_attn_out"] = layer.combine(z)
-                after = x + found["hook_attn_out"]
+                block = f"blocks.{number}"
+                kept[f"{block}.hook_resid_pre"] = x
+                for letter in "qkv":
+                    kept[f"{block}.attn.hook_{letter}"] = layer.project(x, letter.upper(), range(self.graph.n_heads))
+                q, k = layer.rotate(kept[f"{block}.attn.hook_q"]), layer.rotate(kept[f"{block}.attn.hook_k"])
+                kept[f"{block}.attn.hook_z"] = z = attend(q, k, kept[f"{block}.attn.hook_v"], layer.scale)
+                W_O.append(layer.attention["W_O"])
+                kept[f"{block}.hook_attn_out"] = out = layer.combine(z)
+                after = x + out
                 if layer.feed_forward is not None:
-                    found["hook_mlp_out"] = layer.feed_forward(x if self.graph.parallel else after)
-                    after = after + found["hook_mlp_out"]
-                found["hook_resid_post"] = x = after
-                kept |= {f"blocks.{number}.{hook}": value for hook, value in found.items()}
-            W_O = [layer.attention["W_O"] for layer in maps.layers]
+                    kept[f"{block}.hook_mlp_out"] = out = layer.feed_forward(x if self.graph.parallel else after)
+                    after = after + out
+                kept[f"{block}.hook_resid_post"] = x = after
             return Recording(runner, tokens, kept, maps.unembed(x), W_O, maps)
 
     def patterns(self, tokens: Int[Tensor, "batch pos"]) -> list[Float[Tensor, "batch head query key"]]:
@@ -82,34 +69,39 @@ class FastRunner:
         assert recording.maps is not None
         weights = recording.maps[layer]
         with torch.no_grad():
-            q, k = (weights.rotated(recording.layer(layer, f"attn.hook_{one}")) for one in "qk")
+            q, k = (weights.rotate(recording.layer(layer, f"attn.hook_{one}")) for one in "qk")
             return _attention(q, k, weights.scale, torch.arange(q.shape[1], device=q.device))
 
     def run(
         self, recording: Recording, variants: Sequence[Variant], queries: Int[Tensor, "batch m"] | None
     ) -> Iterator[Float[Tensor, "batch m vocab"]]:
         """A variant goes on from the last layer up to which the one before it has the same patches."""
-        known: list[tuple] = []
         reached: list[_PatchedRun] = []
         for variant in variants:
-            needed = [_upstream(variant, layer) for layer in range(1, self.graph.n_layers + 1)]
-            shared = sum(one == other for one, other in zip(needed, known, strict=False))
-            known, reached = needed, reached[:shared]
-            for layer in range(shared + 1, self.graph.n_layers + 1):
-                reached.append(_PatchedRun(recording, variant, queries, layer, reached[-1] if reached else None))
+            for layer in range(1, self.graph.n_layers + 1):
+                upstream = _upstream(variant, layer)
+                if reached[layer - 1 :] and reached[layer - 1].upstream == upstream:
+                    continue
+                del reached[layer - 1 :]
+                before = reached[-1] if reached else None
+                reached.append(_PatchedRun(recording, variant, queries, layer, upstream, before))
             yield reached[-1].logits(variant)
 
 
-def _upstream(variant: Variant, layer: int) -> tuple:
-    """What a variant needs up to the attention of a layer: its patches before the heads write, its edges' sources."""
-    early = [(p.site, *p.replacement) for p in variant if _first_layer(p.site) < layer + ("." in p.site)]
-    return early, {p.site.partition(ARROW)[0] for p in variant if ARROW in p.site}
-
-
-def _first_layer(site: str) -> int | float:
-    """The first layer that a patch of a site changes or follows; 0 for embeddings."""
-    name = site.rpartition(ARROW)[2]
-    return math.inf if name == "out" else layer_of(name)
+def _upstream(variant: Variant, layer: int) -> tuple[bool, list[tuple], set[str]]:
+    """What a variant needs up to the attention of a layer: whether it has changed the stream there, its patches before
+    the heads write, and the sources of its edges.
+    """
+    changed, early, sources = False, list[tuple](), set[str]()
+    for patch in variant:
+        source, _, name = patch.site.rpartition(ARROW)
+        first = math.inf if name == "out" else layer_of(name)  # that it changes or follows; 0 for embeddings
+        changed |= first < layer
+        if first < layer + ("." in name):
+            early.append((patch.site, *patch.replacement))
+        if source:
+            sources.add(source)
+    return changed, early, sources
 
 
 class _PatchedRun:
@@ -121,14 +113,16 @@ class _PatchedRun:
         variant: Variant,
         queries: Int[Tensor, "batch m"] | None,
         layer: int,
+        upstream: tuple[bool, list[tuple], set[str]],
         before: "_PatchedRun | None",
     ) -> None:
         assert recording.maps is not None
+        self.upstream = upstream
+        self.changed = upstream[0]
+        """Whether the stream is another than the recorded one."""
         self.recording, self.maps, self.graph, self.queries = recording, recording.maps, recording.graph, queries
         self.patches = Patches(variant, recording.at) if before is None else before.patches.followed_by(variant)
         self.x = recording.layer(layer, "hook_resid_pre")
-        self.changed = any(_first_layer(patch.site) < layer for patch in variant)
-        """Whether the stream is another than the recorded one."""
         if before is not None and self.changed:
             self.x = before._after_layer(layer - 1, self.patches)
         for name in ("embed", "pos") if before is None else ():
@@ -145,17 +139,18 @@ class _PatchedRun:
     def _attend(self, layer: int) -> None:
         """Compute z of the heads that a patch changes. From the last layer's queries on, other rows are left out."""
         weights, patches, heads = self.maps[layer], self.patches, self.graph.heads_of(layer)
-        self.computed = [
-            h for h, head in enumerate(heads) if self.changed or any(patches.touch(f"{head}.{one}") for one in "qkv")
-        ]
+        patched, self.computed = patches.nodes.keys() | patches.edges.keys(), list[int]()
+        for h, head in enumerate(heads):
+            if self.changed or not patched.isdisjoint((f"{head}.q", f"{head}.k", f"{head}.v")):
+                self.computed.append(h)
         queries = self.queries if layer == self.graph.n_layers else None
         if not self.computed:
             self._narrow(queries)
-        elif queries is None or weights.rotate is not None:  # rotary positions need every row
-            q, k, v = (self._read(layer, letter) for letter in "qkv")
-            q = weights.rotated(q) if queries is None else _take_heads(weights.rotated(q), queries)
+        elif queries is None or weights.rotate is not same:  # rotary positions need every row
+            q, k, v = self._read(layer, "q"), self._read(layer, "k"), self._read(layer, "v")
+            q = weights.rotate(q) if queries is None else _take_heads(weights.rotate(q), queries)
             self._narrow(queries)
-            self.z = attend(q, weights.rotated(k), v, weights.scale, queries)
+            self.z = attend(q, weights.rotate(k), v, weights.scale, queries)
         else:
             few = queries.shape[1] <= weights.attention["W_Q"].shape[-1]
             k, v = self._read(layer, "k", stream=few), self._read(layer, "v", stream=few)
@@ -175,7 +170,7 @@ class _PatchedRun:
         for h, site in zip(self.computed, sites, strict=True):  # heads with the same patched edges read one stream
             edges = tuple((source, *patch.replacement) for source, patch in patches.edges.get(site, ()))
             alike.setdefault(edges, []).append(h)
-        together = len(alike) == 1 and not any(site in patches.nodes for site in sites)
+        together = len(alike) == 1 and patches.nodes.keys().isdisjoint(sites)
         found = dict[int, Tensor]()
         for edges, heads in alike.items():
             if edges or self.changed:
@@ -243,7 +238,7 @@ def attend(
     """Causal attention, softmax(q k^T / scale) v, where the q are those of all positions or of `queries`."""
     if queries is not None:
         return torch.einsum("bhqk,bkhd->bqhd", _attention(q, k, scale, queries), v)
-    q, k, v = (one.transpose(1, 2) for one in (q, k, v))
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1 / scale).transpose(1, 2)
 
 

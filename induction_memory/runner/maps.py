@@ -29,6 +29,11 @@ from induction_memory.runner.weights import EPS
 Map = Callable[[Tensor], Tensor]
 
 
+def same(x: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
+    """The map of a norm, or of rotary positions, that a model does not have."""
+    return x
+
+
 def of_heads(x: Shaped[Tensor, "..."], heads: Sequence[int], axis: int = 0) -> Shaped[Tensor, "..."]:
     """The slices of some heads, counted from 0, of a tensor with an axis of heads."""
     return x.index_select(axis, torch.tensor(heads, device=x.device))
@@ -46,8 +51,8 @@ class Layer:
     """The norm in front of the attention."""
     feed_forward: Map | None
     """The feed-forward with its norm; None if the layer has none."""
-    rotate: Map | None = None
-    """Turns queries or keys [batch, pos, head, d_head] by their position; None without rotary positions."""
+    rotate: Map = same
+    """Turns queries or keys [batch, pos, head, d_head] of all positions by their position, if these are rotary."""
 
     def project(
         self, x: Float[Tensor, "batch m d_model"], letter: str, heads: Sequence[int]
@@ -63,10 +68,6 @@ class Layer:
         """sum over heads of z W_O[head], and b_O."""
         return F.linear(z.flatten(-2), self.attention["W_O"].flatten(0, 1).T, self.attention.get("b_O"))
 
-    def rotated(self, x: Float[Tensor, "batch pos head d_head"]) -> Float[Tensor, "batch pos head d_head"]:
-        """Queries or keys of all positions as attention compares them."""
-        return x if self.rotate is None else self.rotate(x)
-
 
 @dataclass(frozen=True, eq=False)
 class Maps:
@@ -75,9 +76,11 @@ class Maps:
     W_E: Float[Tensor, "vocab d_model"]
     W_pos: Float[Tensor, "n_ctx d_model"] | None
     """The positional embeddings that are added to the stream."""
-    layers: tuple[Layer, ...]
-    unembed: Map
-    """Logits of the last stream."""
+    layers: Sequence[Layer]
+    norm: Map
+    """The norm in front of the unembedding."""
+    W_U: Float[Tensor, "d_model output"]
+    b_U: Float[Tensor, " output"] | None
 
     def __getitem__(self, layer: int) -> Layer:
         """A layer counted from 1."""
@@ -90,17 +93,21 @@ class Maps:
             embedded["hook_pos_embed"] = self.W_pos[: tokens.shape[1]].expand(*tokens.shape, -1)
         return embedded
 
+    def unembed(self, x: Float[Tensor, "batch m d_model"]) -> Float[Tensor, "batch m output"]:
+        """The logits of the last stream."""
+        return F.linear(self.norm(x), self.W_U.T, self.b_U)
+
 
 def maps_of_config(config: ModelConfig, weights: Mapping[str, Tensor]) -> Maps:
     """The model that a configuration describes; biases that are not given are zero."""
-    matrices = set(config.parameters.values())
-    known = {*matrices, *(name.replace(".W_", ".b_") for name in matrices)}
-    unknown = [name for name in weights if name not in known]
-    require(not unknown, "weights", "the parameters of the model's configuration", ", ".join(unknown))
+    known = set(config.parameters.values())
+    for name in weights:
+        matrix = name.replace(".b_", ".W_")
+        require(matrix in known, "weights", "the parameters of the model's configuration", name)
 
     def norm(name: str) -> Map:
         if not config.layer_norm:
-            return _same
+            return same
         gain, bias = weights[f"{name}.w"], weights[f"{name}.b"]
         return lambda x: F.layer_norm(x, (config.d_model,), gain, bias, EPS)
 
@@ -114,16 +121,13 @@ def maps_of_config(config: ModelConfig, weights: Mapping[str, Tensor]) -> Maps:
         b_in, b_out = weights.get(f"{block}.mlp.b_in"), weights.get(f"{block}.mlp.b_out")
         return lambda x: F.linear(F.linear(before(x), W_in.T, b_in).relu_(), W_out.T, b_out)
 
-    layers = tuple(
-        Layer(
-            _attention(weights, f"blocks.{layer - 1}"),
-            scale=config.head_dimension**0.5 if config.scale_scores else 1.0,
-            norm=norm(f"blocks.{layer - 1}.ln1"),
-            feed_forward=feed_forward(f"blocks.{layer - 1}") if config.has_feed_forward(layer) else None,
-        )
-        for layer in range(1, config.n_layers + 1)
-    )
-    return Maps(weights["embed.W_E"], weights["pos_embed.W_pos"], layers, _unembedding(norm("ln_final"), weights))
+    layers, scale = [], config.head_dimension**0.5 if config.scale_scores else 1.0
+    for layer in range(1, config.n_layers + 1):
+        block = f"blocks.{layer - 1}"
+        following = feed_forward(block) if config.has_feed_forward(layer) else None
+        layers.append(Layer(_attention(weights, block), scale, norm(f"{block}.ln1"), following))
+    W_E, W_pos, W_U = weights["embed.W_E"], weights["pos_embed.W_pos"], weights["unembed.W_U"]
+    return Maps(W_E, W_pos, layers, norm("ln_final"), W_U, weights.get("unembed.b_U"))
 
 
 def maps_of_model(model: Any, weights: Mapping[str, Tensor]) -> Maps:
@@ -132,7 +136,7 @@ def maps_of_model(model: Any, weights: Mapping[str, Tensor]) -> Maps:
 
     def module(name: str) -> Map:
         if cfg.normalization_type is None and name.rpartition(".")[2].startswith("ln"):
-            return _same
+            return same
         own = model.get_submodule(name)
         given = {key: weights[f"{name}.{key}"] for key, _ in own.named_parameters()}
         return lambda x: functional_call(own, given, (x,)) if given else own(x)
@@ -147,22 +151,14 @@ def maps_of_model(model: Any, weights: Mapping[str, Tensor]) -> Maps:
             scale=float(block.attn.attn_scale),
             norm=module(f"blocks.{i}.ln1"),
             feed_forward=feed_forward(f"blocks.{i}") if i + 1 in with_ff else None,
-            rotate=block.attn.apply_rotary if cfg.positional_embedding_type == "rotary" else None,
+            rotate=block.attn.apply_rotary if cfg.positional_embedding_type == "rotary" else same,
         )
         for i, block in enumerate(model.blocks)
     )
-    return Maps(weights["embed.W_E"], weights.get("pos_embed.W_pos"), layers, _unembedding(module("ln_final"), weights))
+    W_E, W_pos, W_U = weights["embed.W_E"], weights.get("pos_embed.W_pos"), weights["unembed.W_U"]
+    return Maps(W_E, W_pos, layers, module("ln_final"), W_U, weights.get("unembed.b_U"))
 
 
 def _attention(weights: Mapping[str, Tensor], block: str) -> dict[str, Tensor]:
     names = ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "b_O")
     return {name: weights[f"{block}.attn.{name}"] for name in names if f"{block}.attn.{name}" in weights}
-
-
-def _unembedding(norm: Map, weights: Mapping[str, Tensor]) -> Map:
-    W_U, b_U = weights["unembed.W_U"], weights.get("unembed.b_U")
-    return lambda x: F.linear(norm(x), W_U.T, b_U)
-
-
-def _same(x: Tensor) -> Tensor:
-    return x

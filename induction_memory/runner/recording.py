@@ -74,22 +74,19 @@ class Patches:
     def __init__(self, variant: Variant, recorded: Callable[[str], Tensor] | None = None) -> None:
         self.nodes: dict[str, list[Patch]] = {}
         self.edges: dict[str, list[tuple[str, Patch]]] = {}
+        self.sources = set[str]()
         for patch in variant:
             source, arrow, target = patch.site.partition(ARROW)
             if arrow:
                 self.edges.setdefault(target, []).append((source, patch))
+                self.sources.add(source)
             else:
                 self.nodes.setdefault(source, []).append(patch)
-        self.sources = {source for patches in self.edges.values() for source, _ in patches}
         self.rows: Tensor | None = None
         """The only positions of each sequence that the run still computes; None for all."""
         self._recorded, self._written = recorded, dict[str, Tensor]()
         self._changes: dict[str, dict[tuple, Tensor]] = {}
         """Source -> for each way its edges are patched, the change of every stream that reads it through one."""
-
-    def touch(self, name: str) -> bool:
-        """Whether a writer or an input is patched."""
-        return name in self.nodes or name in self.edges
 
     def write(self, name: str, own: Tensor) -> Tensor:
         """What a writer writes, or a head's queries, keys or values, with the patches there."""

@@ -92,7 +92,9 @@ def mixed(
     """
     weights: dict[str, Tensor] = {}
     for wanted, head in parameters.items():
-        for name in (n for n in own if (n.startswith(wanted) if wanted.endswith(".") else n == wanted)):
+        for name in own:
+            if name != wanted and not (wanted.endswith(".") and name.startswith(wanted)):
+                continue
             if head is None:
                 weights[name] = other[name]
             else:

@@ -302,20 +302,17 @@ class Selection:
     @cached_property
     def batch(self) -> Any:
         """The sequences: those given, or drawn from the task, or without a task random tokens repeated once."""
+        if self.given is not None:
+            found = self.given if isinstance(self.given, Batch) else batch_of_tokens(self.given)
+            if found.tokens.numel() and len(self.steps) and not isinstance(self.source, StackedWeights):
+                size, low, high = self.source.context()[0], int(found.tokens.min()), int(found.tokens.max())
+                require(low >= 0 and high < size, "batch", f"tokens from 0 to {size - 1}", f"{low} to {high}")
+        elif self.task is not None:
+            found = self.task.sample(self.drawn, step_rng(self.eval_seed, 0))
+        else:
+            found = batch_of_tokens(within_context(*self.source.context(), self.drawn))
         own = getattr(self.source, "own", None)
-        found = self._sequences()
         return found.to(next(own.parameters()).device) if isinstance(own, nn.Module) else found
-
-    def _sequences(self) -> Any:
-        if self.given is None:
-            if self.task is not None:
-                return self.task.sample(self.drawn, step_rng(self.eval_seed, 0))
-            return batch_of_tokens(within_context(*self.source.context(), self.drawn))
-        given = self.given if isinstance(self.given, Batch) else batch_of_tokens(self.given)
-        if given.tokens.numel() and len(self.steps) and not isinstance(self.source, StackedWeights):
-            size, low, high = self.source.context()[0], int(given.tokens.min()), int(given.tokens.max())
-            require(low >= 0 and high < size, "batch", f"tokens from 0 to {size - 1}", f"{low} to {high}")
-        return given
 
     def initial(self) -> Weights | nn.Module | None:
         """The weights before training; None if they are not known."""

@@ -54,9 +54,11 @@ class Store:
 
     def put(self, key: str, tables: Tables) -> None:
         """Keep the tables under a key, if the disk allows it."""
-        parts = {name: table.to_parquet(index=False) for name, table in tables.items()}
-        sizes = json.dumps({name: len(part) for name, part in parts.items()}).encode()
-        content = sizes + b"\n" + b"".join(parts.values())
+        sizes, parts = dict[str, int](), list[bytes]()
+        for name, table in tables.items():
+            parts.append(table.to_parquet(index=False))
+            sizes[name] = len(parts[-1])
+        content = json.dumps(sizes).encode() + b"\n" + b"".join(parts)
         with contextlib.suppress(InputError, StorageError):
             write_file(self._path(key), _seal(key, content) + b"\n" + content)
 

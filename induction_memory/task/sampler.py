@@ -44,20 +44,10 @@ class AliasTable:
 
     def draw(self, row: Int[np.ndarray, "*shape"], uniform: Float[np.ndarray, "*shape"]) -> Int[np.ndarray, "*shape"]:
         """One outcome per entry of `row`, drawn from that row's distribution with a uniform number in [0, 1)."""
-        column = np.empty(row.shape, dtype=np.int64)
-        fraction = split_uniform(uniform.copy(), self.size, column)
+        scaled = uniform * self.size
+        column = scaled.astype(np.int64)
         entry = row * self.size + column
-        return np.where(fraction < self.accept[entry], column, self.alias[entry])
-
-
-def split_uniform(
-    uniform: Float[np.ndarray, "*shape"], size: int, column: Int[np.ndarray, "*shape"]
-) -> Float[np.ndarray, "*shape"]:
-    """Split u * size into its integer part, written to `column`, and its fractional part, left in `uniform`."""
-    uniform *= size
-    np.copyto(column, uniform, casting="unsafe")
-    uniform -= column
-    return uniform
+        return np.where(scaled - column < self.accept[entry], column, self.alias[entry])
 
 
 def alias_table(probabilities: Float[np.ndarray, "rows outcome"]) -> AliasTable:
@@ -286,9 +276,13 @@ def _walk(
     here, entry, accept, own = np.empty_like(slot), np.empty_like(slot), np.empty(batch), np.empty(batch, dtype=bool)
     for start in range(0, length, BLOCK):
         steps = min(BLOCK, length - start)
-        split_uniform(rng.random(out=fractions[:steps]), n, columns[:steps])
+        u, c = fractions[:steps], columns[:steps]
+        rng.random(out=u)
+        u *= n
+        np.copyto(c, u, casting="unsafe")
+        u -= c
         for fraction, column, now, after, special in zip(
-            fractions[:steps], columns, tokens[start:], tokens[start + 1 :], is_trigger[start:], strict=False
+            u, c, tokens[start:], tokens[start + 1 :], is_trigger[start:], strict=False
         ):
             np.add(slot, now, out=here)
             row_start.take(here, out=entry, mode="clip")

@@ -41,7 +41,7 @@ import platform
 import re
 import stat
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
@@ -56,7 +56,6 @@ from induction_memory.files import Bytes, not_written, replace_file
 from induction_memory.model.config import model_from_dict
 from induction_memory.task import protocol
 from induction_memory.task.corpus import SHIPPED
-from induction_memory.task.protocol import Task
 
 MANIFEST = "manifest.json"
 CONFIG = "config.json"
@@ -196,7 +195,9 @@ class Manifest:
         for name, value in values.items():
             if type(value) not in _KINDS[name] or (type(value) is int and not 0 <= value < 2**63):
                 raise DamagedError(path, f"a manifest whose {name} is {repr(value)[:80]}")
-        if values["config"].keys() != _PARTS.keys() or not values["pieces"].keys() <= set(PIECES):
+        config = values["config"]
+        whole = config.keys() == {"task", "model", "train"} and isinstance(config["train"], dict)
+        if not whole or not values["pieces"].keys() <= set(PIECES):
             raise DamagedError(path, "a manifest with other parts of a configuration, or other files")
         try:
             pieces = {name: Piece(**piece) for name, piece in values["pieces"].items()}
@@ -213,7 +214,16 @@ class Manifest:
         if name == "task" and isinstance(values, dict) and isinstance(values.get("name"), str):
             protocol.task_type(values["name"])
         try:
-            return _PARTS[name](values)
+            if name == "model":
+                return model_from_dict(values)
+            if name == "train":
+                return TrainConfig.from_dict(values)
+            if values is None:
+                return None
+            corpus = values.get("corpus", {})
+            if not isinstance(corpus, dict) and corpus not in SHIPPED:  # no file but the manifest is read
+                raise ValueError("task.corpus: expected its counts, got the name of a file")
+            return protocol.from_dict(values)
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
             raise DamagedError(folder / MANIFEST, f"an invalid configuration ({error})") from error
 
@@ -232,23 +242,6 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "pieces": (dict,),
     "identity": (str,),
     "initial": (str, _NONE),
-}
-
-
-def _task(values: dict[str, Any] | None) -> Task | None:
-    """A task whose corpus is one that ships or stands in the manifest: no other file is read."""
-    if values is None:
-        return None
-    corpus = values.get("corpus", {})
-    if not isinstance(corpus, dict) and corpus not in SHIPPED:
-        raise ValueError("task.corpus: expected its counts, got the name of a file")
-    return protocol.from_dict(values)
-
-
-_PARTS: dict[str, Callable[[Any], Any]] = {
-    "task": _task,
-    "model": model_from_dict,
-    "train": TrainConfig.from_dict,
 }
 
 

@@ -189,7 +189,7 @@ W_E, W_U = "embed.W_E", "unembed.W_U"
 
 def stored_names(config: AnyModel, names: Iterable[str]) -> tuple[str, ...]:
     """The parameters that are written to the disk."""
-    return tuple(name for name in names if not (config.tied_output and name == W_U))
+    return tuple(name for name in names if name != W_U) if config.tied_output else tuple(names)
 
 
 def with_tied(config: AnyModel, state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -166,8 +166,8 @@ class Trajectory:
 
     @property
     def eval_seed(self) -> int:
-        """The seed of the sequences on which it is evaluated."""
-        return self.train.eval_seed
+        """The seed of the sequences on which it is evaluated; of an imported run, the default one."""
+        return self.manifest.config["train"].get("eval_seed", TrainConfig.eval_seed)
 
     @cached_property
     @_of_the_run_as_it_is
@@ -285,12 +285,12 @@ class Trajectory:
     def _initial(self) -> dict[str, Tensor] | None:
         if self.initial_checksum is None or not len(self.steps):
             return None
+        if self.parent is None and 0 in self.steps and 0 not in self.rounded:
+            return self.state(0)
         from induction_memory.model.building import build, initial_weight
 
         config, seed = self.model_config, self.train.init_seed
-        if self.parent is None and 0 in self.steps and 0 not in self.rounded:
-            found = self.state(0)
-        elif isinstance(config, Architecture):
+        if isinstance(config, Architecture):
             found = {name: parameter.detach() for name, parameter in build(config, seed).named_parameters()}
         else:
             later = self.state(int(self.steps[-1]))
