@@ -19,7 +19,6 @@ holds it.
 """
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from induction_memory.errors import InputError
@@ -96,13 +95,3 @@ class Graft:
 
     def __str__(self) -> str:
         return f"{self.name}={self.run}@{self.step} from {self.start}"
-
-
-def frozen_names(rules: Iterable[Freeze], step: int) -> frozenset[str]:
-    """The paper's names of what update `step` leaves alone."""
-    return frozenset(rule.name for rule in rules if rule.holds(step))
-
-
-def clamped_kinds(rules: Iterable[Clamp], step: int) -> frozenset[str]:
-    """The clamps in force at a step."""
-    return frozenset(rule.kind for rule in rules if rule.start <= step)

@@ -79,15 +79,10 @@ class RunConfig:
         return cls(task, sized, train)
 
     @property
-    def moving_names(self) -> tuple[str, ...]:
-        """The paper's names of what may change between steps: what trains and what is grafted."""
-        moving = {*self.model.trained_names, *(rule.name for rule in self.train.graft_rules)}
-        return tuple(name for name in self.model.parameters if name in moving)
-
-    @property
     def moving_parameters(self) -> tuple[str, ...]:
-        """What may change between steps, by the parameters' names in the HookedTransformer."""
-        return tuple(map(self.model.parameters.__getitem__, self.moving_names))
+        """What may change between steps: what trains and what is grafted, by its name in the HookedTransformer."""
+        moving = {*self.model.trained_names, *(rule.name for rule in self.train.graft_rules)}
+        return tuple(parameter for name, parameter in self.model.parameters.items() if name in moving)
 
     def replace(self, **changes: Any) -> "RunConfig":
         return replace(self, **changes)

@@ -115,18 +115,17 @@ class Keeper:
     reference: dict[str, float] = field(default_factory=dict)
     """Each watched value at the last checkpoint that had it."""
 
-    def keeps(self, step: int, watched: Mapping[str, float | None]) -> bool:
+    def keeps(self, step: int, watched: Mapping[str, float]) -> bool:
         """Whether `step`, at which the watched values are these, is to be kept."""
-        values = {name: value for name, value in watched.items() if value is not None}
         kept = step in self.rule.fixed or step == self.first_step
         if self.rule.adaptive_from is not None and step >= self.rule.adaptive_from:
             kept = kept or any(
                 abs(value - self.reference[name]) >= self.rule.threshold
-                for name, value in values.items()
+                for name, value in watched.items()
                 if name in self.reference
             )
         if kept:
-            self.reference = self.reference | values
+            self.reference = {**self.reference, **watched}
         return kept
 
 

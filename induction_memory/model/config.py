@@ -201,8 +201,10 @@ class ModelConfig:
             "W_out": (self.mlp_dimension, d),
             **dict.fromkeys(("w", "b"), (d,)),
         }
-        names = [name for paper, name in self.parameters.items() if not (self.tied_output and paper == "W_U")]
-        return {name: by_kind[name.rsplit(".", 1)[-1]] for name in names}
+        shapes = {name: by_kind[name.rsplit(".", 1)[-1]] for name in self.parameters.values()}
+        if self.tied_output:
+            del shapes["unembed.W_U"]
+        return shapes
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "ModelConfig":

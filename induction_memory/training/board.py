@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, get_args
 
 from induction_memory.errors import InputError, printable, require
@@ -31,7 +30,7 @@ COLUMNS = 79  # a wrapped line of a terminal cannot be rewritten
 
 
 class Progress:
-    """Follows a run from its first step to its last; a context manager, so that the last line stays."""
+    """Follows a run from its first step to its last, until it is closed."""
 
     def __init__(self, first: int, last: int, task: Any, *, quiet: bool = False) -> None:
         self._first, self._last, self._task, self._quiet = first, last, task, quiet
@@ -39,12 +38,8 @@ class Progress:
         self._started = time.perf_counter()
         self._shown = -LIVE_SECONDS
 
-    def __enter__(self) -> "Progress":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Leave the last line as it stands."""
         if self._line is not None and self._line.text and sys.stderr.isatty():
             print(file=sys.stderr)
 

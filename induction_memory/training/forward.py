@@ -11,7 +11,7 @@ import logging
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from induction_memory.errors import require
 from induction_memory.experiment.train_config import Loss
@@ -93,10 +93,13 @@ def _fast_evaluate(
     full_metrics: bool,
     threads: int,
 ) -> Evaluation:
-    parameters = {name: p.detach() for name, p in model.named_parameters()}
+    parameters, learning = dict[str, Tensor](), list[str]()
+    for name, parameter in model.named_parameters():
+        parameters[name] = parameter.detach()
+        if parameter.requires_grad and gradients:
+            learning.append(name)
     longest, pos = len(parameters["pos_embed.W_pos"]), batch.tokens.shape[1]
     require(pos <= longest, "batch", f"at most {longest} tokens per sequence (the model's n_ctx)", pos)
-    learning = tuple(name for name, p in model.named_parameters() if p.requires_grad and gradients)
     device = parameters["embed.W_E"].device
     tokens, targets = batch.tokens.to(device), safe_targets(batch).to(device).flatten()
     trained = trained_positions(batch, loss).to(device)

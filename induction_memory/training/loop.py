@@ -35,7 +35,7 @@ from jaxtyping import Bool, Shaped
 from torch import Tensor, nn
 
 from induction_memory.errors import DivergedError, UnsupportedError, require
-from induction_memory.experiment.constraints import Graft, clamped_kinds, frozen_names
+from induction_memory.experiment.constraints import Graft
 from induction_memory.experiment.run_config import RunConfig
 from induction_memory.experiment.schedule import Keeper
 from induction_memory.experiment.train_config import TrainConfig
@@ -86,7 +86,7 @@ class Metrics:
 def watched_values(row: Mapping[str, Any], main: str) -> dict[str, float]:
     """What adaptive checkpoints follow, out of a row: the accuracy of the main group and the recalls, if measured."""
     measured = {name: value for name, value in row.items() if value is not None}
-    return {name: measured[name] for name in measured if name == f"accuracy_{main}" or name.startswith("recall_")}
+    return {n: value for n, value in measured.items() if n == f"accuracy_{main}" or n.startswith("recall_")}
 
 
 def accuracy(evaluation: Evaluation, batch: Batch, group: str) -> float | None:
@@ -199,16 +199,16 @@ def train(
                     parameters[names[rule.name]].data.copy_(grafts[rule])
                     if rule.name in trained:
                         reset(config.optimizer, optimizer, [names[rule.name]])
-            frozen = frozen_names(config.freezes, step)
+            frozen = {names[rule.name] for rule in config.freezes if rule.holds(step)}
             for name, parameter in trained.items():
-                parameter.requires_grad_(name not in frozen)
+                parameter.requires_grad_(names[name] not in frozen)
             metrics, gradients = _measure(run, model, step, trained)
             kept = keeper.keeps(step, watched_values(metrics.row(), metrics.main))
             yield Snapshot(step, metrics, kept, model, optimizer)
             if step < config.steps:
-                moving = {names[n]: p.detach() for n, p in trained.items() if n not in frozen}
+                moving = {names[n]: p.detach() for n, p in trained.items() if names[n] not in frozen}
                 update(config, step, moving, gradients, optimizer)
-                reset(config.optimizer, optimizer, [names[name] for name in frozen])
+                reset(config.optimizer, optimizer, frozen)
     finally:
         for parameter in trained.values():
             parameter.requires_grad_(True)
@@ -219,7 +219,7 @@ def _measure(
 ) -> tuple[Metrics, dict[str, Tensor]]:
     """The metrics of a step and the gradients of its update, from one pass over its batch."""
     config, task, last = run.train, run.task, step == run.train.steps
-    kinds = clamped_kinds(config.clamp_rules, step)
+    kinds = {rule.kind for rule in config.clamp_rules if rule.start <= step}
     clamps = Clamps("previous-token" in kinds, "induction" in kinds)
     how: dict[str, Any] = {"clamps": clamps, "micro_batch": config.micro_batch}
     full = step % config.full_metrics_every == 0 or last

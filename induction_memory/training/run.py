@@ -14,7 +14,8 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
@@ -45,7 +46,6 @@ from induction_memory.trajectory.tensors import checksum, with_tied
 from induction_memory.trajectory.trajectory import Trajectory, load
 from induction_memory.trajectory.writer import (
     Origin,
-    ResumePoint,
     Writer,
     begin,
     lengthen,
@@ -191,7 +191,7 @@ def train(
     asked, weights = model_and_weights(model)
     config = RunConfig.of(task, freeze(asked, frozen) if frozen else asked, TrainConfig(steps=steps, **settings))
     how = {"resume": resume, "quiet": quiet, "log": log, "command": None}
-    return run_from(lambda: _new(config, weights), 0, config, out, weights=weights, **how)
+    return run_from(partial(_new, config, weights), 0, config, out, weights=weights, **how)
 
 
 def start(
@@ -212,7 +212,7 @@ def start(
     >>> start(config, f"{tempfile.mkdtemp()}/mine", quiet=True)
     Trajectory('mine': 3 steps from 0 to 2)
     """
-    return run_from(lambda: _new(config), 0, config, out, resume=resume, quiet=quiet, log=log, command=command)
+    return run_from(partial(_new, config), 0, config, out, resume=resume, quiet=quiet, log=log, command=command)
 
 
 def resume(out: str | Path, *, settings: Sequence[str] = (), quiet: bool = False, log: str | None = None) -> Trajectory:
@@ -226,7 +226,7 @@ def resume(out: str | Path, *, settings: Sequence[str] = (), quiet: bool = False
     """
     require_begun(folder := require_folder(out), resume=True)
     config = load(folder).config.with_settings(list(settings))
-    return run_from(lambda: _new(config), None, config, out, resume=True, quiet=quiet, log=log, command=None)
+    return run_from(partial(_new, config), None, config, out, resume=True, quiet=quiet, log=log, command=None)
 
 
 def run_from(
@@ -271,7 +271,12 @@ def _go_on(out: Path, config: RunConfig, quiet: bool, log: str | None) -> None:
         tidy(out)
         return
     point = resume_point(out, manifest, config)
-    model, step = _model(config, point), point.step
+    model, step = build(config.model), point.step
+    if config.train.device != "cpu":
+        model.to(config.train.device, print_details=False)
+        if config.model.tied_output:
+            model.unembed.W_U = nn.Parameter(model.embed.W_E.data.T, requires_grad=False)  # moving made it a copy
+    fill(model, with_tied(config.model, point.parameters))
     reference: dict[str, float] = {}  # the watched values at the last checkpoints
     for row in point.rows:
         if row["checkpoint"]:
@@ -280,7 +285,7 @@ def _go_on(out: Path, config: RunConfig, quiet: bool, log: str | None) -> None:
     snapshots = loop.train(config.task, model, config.train, start=begun, grafts=point.grafts)
     live = dict(model.named_parameters())
     with (
-        Progress(step, config.train.steps, config.task, quiet=quiet) as progress,
+        closing(Progress(step, config.train.steps, config.task, quiet=quiet)) as progress,
         tracker(log, out, config.to_dict(), step) as track,
     ):
         writer = Writer(out, manifest, config, point)
@@ -299,17 +304,6 @@ def _go_on(out: Path, config: RunConfig, quiet: bool, log: str | None) -> None:
             raise Stopped(number, printable(f"{told}; continue with --resume or resume=True")) from None
         except DivergedError as error:
             raise DivergedError(f"{out}: {error}; what was kept before is intact") from None
-
-
-def _model(config: RunConfig, point: ResumePoint) -> nn.Module:
-    """The model with the weights of the resume point, on its device."""
-    model = build(config.model)
-    if config.train.device != "cpu":
-        model.to(config.train.device, print_details=False)
-        if config.model.tied_output:
-            model.unembed.W_U = nn.Parameter(model.embed.W_E.data.T, requires_grad=False)  # moving made it a copy
-    fill(model, with_tied(config.model, point.parameters))
-    return model
 
 
 def _new(config: RunConfig, weights: Mapping[str, Tensor] | None = None) -> Origin:

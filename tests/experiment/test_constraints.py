@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from induction_memory.errors import InputError
-from induction_memory.experiment.constraints import Clamp, Freeze, Graft, clamped_kinds, frozen_names
+from induction_memory.experiment.constraints import Clamp, Freeze, Graft
 from induction_memory.model.building import build
 from induction_memory.training.loop import train
 from induction_memory.training.optimizer import sgd_update
@@ -16,8 +16,9 @@ def weights_of(config, grafts=None, seed=0):
     model = build(config.model, seed)
     names, history, states = config.model.parameters, {}, []
     for snapshot in train(config.task, model, config.train, grafts=grafts):
-        for name in config.moving_names:
-            history.setdefault(name, []).append(snapshot.parameters()[names[name]])
+        now = snapshot.parameters()
+        for name in (paper for paper, own in names.items() if own in config.moving_parameters):
+            history.setdefault(name, []).append(now[names[name]])
         states.append({name: value.clone() for name, value in snapshot.optimizer.items()})
     return {name: torch.stack(values) for name, values in history.items()}, states
 
@@ -68,9 +69,9 @@ def test_freezing_one_matrix_leaves_the_data_and_the_first_updates_of_others_alo
 
 def test_rules_say_which_updates_they_hold():
     rules = [Freeze.parse("W_K1: 3..5"), Freeze.parse("W_K1: 8.."), Freeze.parse("W_F: ..2")]
-    held = [sorted(frozen_names(rules, step)) for step in range(10)]
+    held = [sorted(rule.name for rule in rules if rule.holds(step)) for step in range(10)]
     assert held == [["W_F"], ["W_F"], [], ["W_K1"], ["W_K1"], [], [], [], ["W_K1"], ["W_K1"]]
-    assert clamped_kinds([Clamp.parse("induction@4"), Clamp.parse("previous-token")], 3) == {"previous-token"}
+    assert [Clamp.parse(text).start for text in ("induction@4", "previous-token")] == [4, 0]
 
 
 @pytest.mark.parametrize(

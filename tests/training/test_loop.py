@@ -2,6 +2,7 @@
 
 import io
 import sys
+from contextlib import closing
 from types import SimpleNamespace
 
 import numpy as np
@@ -188,7 +189,7 @@ def test_progress_is_a_live_line_or_plain_lines_or_nothing(terminal, quiet, monk
     text = io.StringIO()
     monkeypatch.setattr(text, "isatty", lambda: terminal)
     monkeypatch.setattr("sys.stderr", text)
-    with Progress(0, 40, config.task, quiet=quiet) as progress:
+    with closing(Progress(0, 40, config.task, quiet=quiet)) as progress:
         progress.note("noted")
         for snapshot in train(config.task, model, config.train):
             progress.update(snapshot)

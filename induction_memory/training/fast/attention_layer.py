@@ -125,11 +125,13 @@ class AttentionLayer:
                 if "o" in self.learning:
                     piece.sums(f"{self.prefix}.o", *W_o.shape).addmm_(o.flatten(0, 1).T, rows)
                 do = torch.mm(rows, W_o.T, out=buffers("do", len(rows), len(W_o))).view_as(o)
-            dq = dk = None
+            dq = dk = dv = None
             if pattern is None:
                 dq = None if q is None or "q" not in self.wanted else buffers("dq", *q.shape)
-                dk = self._gradient("k", k, add_dx, buffers)
-            dv = self._gradient("v", v, add_dx, buffers)
+                if "k" in self.wanted:  # into a buffer, or into the inputs' gradient itself
+                    dk = buffers("dk", *k.shape).zero_() if "k" in self.maps else add_dx
+            if "v" in self.wanted:
+                dv = buffers("dv", *v.shape).zero_() if "v" in self.maps else add_dx
             for head in range(self.heads):
                 scores = None
                 if dq is not None or dk is not None or (pattern is None and q is None and "q" in self.learning):
@@ -168,12 +170,6 @@ class AttentionLayer:
             return self.score_tables
         dq, add_dk = (None if x is None else self._head(x, head) for x in (dq, add_dk))
         return ProductScores(self._head(q, head), self._head(k, head), dq, add_dk)
-
-    def _gradient(self, name: str, y: Tensor, add_dx: Tensor | None, buffers: Workspace) -> Tensor | None:
-        """What the gradient of k or v is added to: a buffer, the inputs' gradient itself, or nothing."""
-        if name not in self.wanted:
-            return None
-        return buffers(f"d{name}", *y.shape).zero_() if name in self.maps else add_dx
 
     def _map_backward(
         self,

@@ -147,7 +147,7 @@ def micro_batches(chosen: Bool[Tensor, "batch pos"], size: int) -> list[MicroBat
     """The chosen positions of the sequences that have any, sequences with the fewest first."""
     device = chosen.device
     if bool(chosen.all()):
-        return [MicroBatch(part) for part in torch.arange(len(chosen), device=device).split(size)]
+        return list(map(MicroBatch, torch.arange(len(chosen), device=device).split(size)))
     where = chosen.cpu().numpy()
     number = where.sum(1)
     order = np.argsort(number, kind="stable")

@@ -20,7 +20,7 @@ bits, because powers of two are cheaper; a gradient with respect to bits is log 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -155,12 +155,6 @@ class LinearTail:
         self.N_wanted = self.M_wanted or "o" in self.attention.learning
         self.q_wanted = self.input_wanted or "q" in self.attention.learning
 
-    @staticmethod
-    def fits(config: ModelConfig) -> bool:
-        """Whether a model ends linearly."""
-        linear = config.feed_forward in ("none", "linear") and not config.layer_norm and config.n_layers > 1
-        return linear and config.n_heads == 1 and config.head_dimension >= config.d_model
-
     def run(
         self,
         x: Float[Tensor, "batch pos d_model"],
@@ -259,7 +253,7 @@ class Network:
         self,
         config: ModelConfig,
         parameters: Mapping[str, Tensor],
-        names: tuple[str, ...],
+        names: Sequence[str],
         tied: bool,
         eps: float,
         pos: int,
@@ -282,7 +276,8 @@ class Network:
             wanted = self.layers[-1].wanted
             self.imposed.append(clamps.kind(layer, config.n_layers))
         unembedding_learns = "unembed.W_U" in trained or (tied and "embed.W_E" in trained)
-        if LinearTail.fits(config):
+        linear = config.feed_forward in ("none", "linear") and not config.layer_norm and config.n_layers > 1
+        if linear and self.layers[-1].attention.folded:
             self.tail: Tail = LinearTail(self.layers[-1], parameters, trained, unembedding_learns)
         else:
             norm = LayerNorm("ln_final", parameters, trained, eps) if config.layer_norm else None
