@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 import induction_memory as im
 from induction_memory.errors import require, run_script
-from induction_memory.probes.langevin import Sampling, calibrate
+from induction_memory.probes.langevin import Langevin, calibrate
 from induction_memory.terminal import show
 
 COLOURS = ("#2f6fb3", "#c8503c", "#3f8f5b", "#8a5aa8", "#b8860b", "#555555")
@@ -81,7 +81,7 @@ def main(
     """
     opened = im.load(run)
     at = int(opened.steps[-1]) if step is None else step
-    how = replace(Sampling(), draws=draws, burn_in=burn_in, chains=chains, batch_size=batch_size)
+    how = replace(Langevin(), draws=draws, burn_in=burn_in, chains=chains, batch_size=batch_size)
     table = calibrate(opened, part, step=at, n_betas=n_betas, step_sizes=step_sizes, sampling=how)
     show(table)
     if docs is not None:

@@ -20,7 +20,7 @@ if NEW_LENS:
     collect_ignore = [
         "heads/test_examination.py",
         "interventions/test_bridges.py",
-        "interventions/test_stream.py",
+        "interventions/test_recall_by_hooks.py",
         "model/test_architecture.py",
         "probes/test_models.py",
         "runner/test_accepted.py",

@@ -21,8 +21,8 @@ def rooms(room, address: str) -> dict:
 ROOMS = rooms(im, "im")
 PUBLIC = {f"{address}.{name}": getattr(room, name) for address, room in ROOMS.items() for name in dir(room)}
 
-VALUES = {"im.runner.Patch", "im.probes.Sampling"}
-"""Types of values, each with the name of what is done with them."""
+VALUES = {"im.runner.Patch"}
+"""Types that are called like the verb that makes them."""
 
 
 def stem(address: str) -> str:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from induction_memory.probes.emergence import birth_order as birth_order
     from induction_memory.probes.emergence import change_points as change_points
     from induction_memory.probes.emergence import lead_lag as lead_lag
-    from induction_memory.probes.langevin import Sampling as Sampling
+    from induction_memory.probes.langevin import Langevin as Langevin
     from induction_memory.probes.langevin import calibrate as calibrate
     from induction_memory.probes.langevin import learning_coefficient as learning_coefficient
     from induction_memory.probes.predictors import predictor_distances as predictor_distances

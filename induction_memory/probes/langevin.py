@@ -49,10 +49,10 @@ EVALUATION_STREAM = 1  # the probes' evaluation batch is number 0 of the same se
 
 @field_docs
 @dataclass(frozen=True)
-class Sampling:
+class Langevin:
     """How the weights are drawn. One setting serves a whole trajectory.
 
-    >>> Sampling(n_beta=30).draws
+    >>> Langevin(n_beta=30).draws
     200
     """
 
@@ -87,7 +87,7 @@ def chain(
     weights: Mapping[str, Tensor],
     gradients: Gradients,
     at_centre: Float[Tensor, " minibatch"],
-    sampling: Sampling,
+    sampling: Langevin,
     seed: int,
     masks: Mapping[str, Tensor] | None = None,
 ) -> Float[Tensor, " draw"]:
@@ -116,7 +116,7 @@ def chain(
 
 @torch.no_grad()
 def _require_near(
-    weights: Mapping[str, Tensor], centre: Mapping[str, Tensor], loss: float, sampling: Sampling, updates: int
+    weights: Mapping[str, Tensor], centre: Mapping[str, Tensor], loss: float, sampling: Langevin, updates: int
 ) -> None:
     """Refuse a diverged chain. Without a loss, |w - w*|^2 would stay near (number of weights) / localisation."""
     if not math.isfinite(loss):
@@ -133,7 +133,7 @@ def _move(
     weights: Mapping[str, Tensor],
     centre: Mapping[str, Tensor],
     slope: Mapping[str, Tensor],
-    sampling: Sampling,
+    sampling: Langevin,
     generator: torch.Generator,
     masks: Mapping[str, Tensor] | None,
 ) -> None:
@@ -145,7 +145,7 @@ def _move(
 
 
 def estimate(
-    weights: Mapping[str, Tensor], gradients: Gradients, sampling: Sampling, masks: Mapping[str, Tensor] | None = None
+    weights: Mapping[str, Tensor], gradients: Gradients, sampling: Langevin, masks: Mapping[str, Tensor] | None = None
 ) -> tuple[float, float, float]:
     """Coefficient, its standard error over chains, and the loss at w*."""
     centres = [gradients(minibatch)[0] for minibatch in range(sampling.minibatches)]
@@ -166,7 +166,7 @@ def learning_coefficient(
     loss: str | None = None,
     batch: Sequences = None,
     task: Any = None,
-    sampling: Sampling | None = None,
+    sampling: Langevin | None = None,
 ) -> pd.DataFrame:
     """One row per part at the last step, or at others: coefficient, standard error over chains, loss, settings.
 
@@ -174,13 +174,13 @@ def learning_coefficient(
     are drawn from the task; without a task they are taken from `batch`, or from random tokens repeated once. The
     default sampling takes about a minute per step and part.
 
-    >>> quick = Sampling(burn_in=2, draws=4, chains=2, batch_size=2, minibatches=2)
+    >>> quick = Langevin(burn_in=2, draws=4, chains=2, batch_size=2, minibatches=2)
     >>> learning_coefficient("induction-small", ["W_K2", "W_O2"], sampling=quick)[["step", "part"]]
        step  part
     0   600  W_K2
     1   600  W_O2
     """
-    how = sampling or Sampling()
+    how = sampling or Langevin()
     needed = how.minibatches * how.batch_size
     chosen = select(source, step=step, batch=batch, task=task, sequences=needed)
     config = None if chosen.task is None else getattr(chosen.source, "config", None)
@@ -196,7 +196,7 @@ def learning_coefficient(
     return over_steps(chosen, measure, settings=settings)["table"]
 
 
-def _row(at: At, part: str, batches: Sequence[Batch], loss: str, how: Sampling) -> dict[str, Any]:
+def _row(at: At, part: str, batches: Sequence[Batch], loss: str, how: Langevin) -> dict[str, Any]:
     weights, masks = weights_of_part(at.model, part)
     if hasattr(at.model, "model_config"):
         gradients: Gradients = partial(_by_training, at.model, batches, loss)
@@ -217,21 +217,21 @@ def calibrate(
     step: int | None = None,
     n_betas: Sequence[float | int] = (10, 30, 100, 300, 1000),
     step_sizes: Sequence[float] = (1e-4, 3e-4, 1e-3),
-    sampling: Sampling | None = None,
+    sampling: Langevin | None = None,
 ) -> pd.DataFrame:
     """The coefficient over n_beta and step size, to look for a plateau before a setting is chosen.
 
     `plateau` is True where the value is within PLATEAU of that at the next smaller step size, with the same n_beta. A
     setting whose chains diverge has the value nan and says so in `note`.
 
-    >>> quick = Sampling(burn_in=2, draws=4, chains=2, batch_size=2, minibatches=2)
+    >>> quick = Langevin(burn_in=2, draws=4, chains=2, batch_size=2, minibatches=2)
     >>> calibrate("induction-small", "W_O2", n_betas=[100], step_sizes=[1e-4, 1e-3], sampling=quick).columns.tolist()
     ['n_beta', 'step_size', 'value', 'value_se', 'note', 'plateau']
     """
     rows = []
     for n_beta in n_betas:
         for step_size in step_sizes:
-            setting = replace(sampling or Sampling(), n_beta=float(n_beta), step_size=float(step_size))
+            setting = replace(sampling or Langevin(), n_beta=float(n_beta), step_size=float(step_size))
             try:
                 row = learning_coefficient(source, [part], step=step, sampling=setting).iloc[0]
                 rows.append([n_beta, step_size, row["value"], row["value_se"], ""])
@@ -242,7 +242,7 @@ def calibrate(
     return table.assign(plateau=(table["value"] - smaller).abs() <= PLATEAU * smaller.abs())
 
 
-def minibatches(chosen: Selection, how: Sampling) -> list[Batch]:
+def minibatches(chosen: Selection, how: Langevin) -> list[Batch]:
     """The fixed minibatches: drawn from the task with its evaluation seed, or parts of the sequences."""
     if chosen.given is None and chosen.task is not None:
         rng = step_rng(chosen.eval_seed, EVALUATION_STREAM)

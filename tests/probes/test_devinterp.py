@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 
 from induction_memory import load
 from induction_memory.model.config import ModelConfig
-from induction_memory.probes.langevin import Sampling, chain, estimate, minibatches, weights_of_part
+from induction_memory.probes.langevin import Langevin, chain, estimate, minibatches, weights_of_part
 from induction_memory.source.sources import select
 from induction_memory.training.forward import evaluate
 from induction_memory.training.run import start
@@ -97,7 +97,7 @@ def run(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("part", ["all", "W_K2 of L2H2"])
 def test_with_the_same_noise_devinterp_draws_what_we_draw(run, part):
-    how = Sampling(step_size=1e-3, burn_in=5, draws=20, batch_size=8, minibatches=4)
+    how = Langevin(step_size=1e-3, burn_in=5, draws=20, batch_size=8, minibatches=4)
     problem = Problem(run, part, how)
     ours = chain(problem.weights, problem.gradients, torch.tensor(problem.at_centre), how, 7, problem.masks)
     generator = torch.Generator().manual_seed(7)  # as `chain` uses it: first the order, then the noise
@@ -111,7 +111,7 @@ def test_with_the_same_noise_devinterp_draws_what_we_draw(run, part):
 @pytest.mark.parametrize("part", ["all", "W_K1", "W_K2", "W_O2"])
 def test_with_its_own_noise_devinterp_finds_the_same_coefficient_of_a_shipped_run(part):
     """The table of docs/revisions.md; `-s` shows its rows."""
-    how = Sampling()
+    how = Langevin()
     problem = Problem(load("induction-alone"), part, how)
     began, means = time.process_time(), []
     for number in range(how.chains):

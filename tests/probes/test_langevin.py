@@ -13,7 +13,7 @@ from induction_memory.probes import langevin as llc
 from induction_memory.training.run import start
 from tests.tiny_runs import tiny
 
-SAMPLING = llc.Sampling(step_size=2e-3, n_beta=50, localisation=20, burn_in=300, draws=1500, chains=4, minibatches=3)
+SAMPLING = llc.Langevin(step_size=2e-3, n_beta=50, localisation=20, burn_in=300, draws=1500, chains=4, minibatches=3)
 
 
 def quadratic(curvatures):
@@ -66,10 +66,10 @@ def test_a_chain_that_diverges_is_an_error_and_not_a_number():
 def test_settings_that_make_no_sense_are_refused(field):
     for value in (0.0, -1.0, math.inf, math.nan):
         with pytest.raises(InputError, match=field):
-            llc.Sampling(**{field: value})
+            llc.Langevin(**{field: value})
 
 
-QUICK = llc.Sampling(step_size=1e-4, burn_in=2, draws=5, chains=2, batch_size=4, minibatches=2)
+QUICK = llc.Langevin(step_size=1e-4, burn_in=2, draws=5, chains=2, batch_size=4, minibatches=2)
 
 
 @pytest.fixture(scope="module")

@@ -6,13 +6,13 @@ import torch
 from induction_memory import load
 from induction_memory.errors import InputError
 from induction_memory.model.bridge import boot
-from induction_memory.probes.langevin import Sampling, learning_coefficient, weights_of_part
+from induction_memory.probes.langevin import Langevin, learning_coefficient, weights_of_part
 from induction_memory.task.sampler import step_rng
 from induction_memory.trajectory.series import revisions
 from tests.trajectory.series import write_series
 
 pytestmark = pytest.mark.slow
-SAMPLING = Sampling(step_size=1e-4, burn_in=2, draws=4, chains=2, batch_size=2, minibatches=2)
+SAMPLING = Langevin(step_size=1e-4, burn_in=2, draws=4, chains=2, batch_size=2, minibatches=2)
 
 
 @pytest.fixture(scope="module", params=["neox", "gpt2"])
