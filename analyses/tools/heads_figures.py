@@ -23,14 +23,14 @@ INK = "#1f2328"
 
 
 def role_map(roles: pd.DataFrame, title: str = "") -> Figure:
-    """One row per head, one column per run. Colour: role; its depth: confidence; number: share of the layer."""
+    """One row per head, one column per run. Colour: role; its depth: agreement; number: share of the layer."""
     runs, heads = _listed(roles, "run"), _listed(roles, "head")
     size = (1.6 + 0.95 * len(runs), 1.1 + 0.42 * len(heads))
     figure = Figure(figsize=(max(size[0], 4.5), size[1]), layout="constrained")
     axes = figure.subplots()
     for row in roles.to_dict("records"):
         x, y = runs.index(row["run"]), heads.index(row["head"])
-        alpha = 0.35 + 0.65 * float(np.clip(row["confidence"], 0, 1))
+        alpha = 0.35 + 0.65 * float(np.clip(row["agreement"], 0, 1))
         axes.add_patch(_cell(x, y, ROLE_COLOURS[row["role"]], alpha))
         words = "" if not np.isfinite(row["share"]) else f"{row['share']:.2f}"
         words += " (no effect)" if row["distractor"] else ""

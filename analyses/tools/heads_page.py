@@ -266,7 +266,7 @@ def _roles(found: Identification, pictures: str) -> str:
 The three votes do not always name the same role. The table lists the heads on which they disagree, and heads that are
 redundant with another:
 
-{_folded(unusual[["run", "head", "role", "confidence", "disagreement", "redundant_with"]])}"""
+{_folded(unusual[["run", "head", "role", "agreement", "disagreement", "redundant_with"]])}"""
 
 
 def _stability(found: Identification, pictures: str, n_heads: int) -> str:

@@ -17,7 +17,7 @@ Table = Literal[
 # fmt: on
 OVER_TRAINING = ("births", "changes", "decisions")
 COLUMNS = {
-    "roles": ("run", "step", "head", "role", "confidence", "share", "redundant_with", "disagreement"),
+    "roles": ("run", "step", "head", "role", "agreement", "share", "redundant_with", "disagreement"),
     "votes": ("run", "step", "head", "vote", "role", "score"),
     "shares": ("run", "step", "game", "layer", "head", "share", "effect", "shapley"),
     "pairs": ("run", "step", "a", "b", "relation", "strength", "interaction"),

@@ -81,7 +81,7 @@ class Identification:
     """One row per source and path (mediation.py), at the last step of each run."""
 
     def __repr__(self) -> str:
-        shown = self.last("roles")[["run", "step", "head", "role", "confidence", "share"]]
+        shown = self.last("roles")[["run", "step", "head", "role", "agreement", "share"]]
         return f"Identification of {len(self.runs)} run(s)\n{shown.to_string(index=False)}"
 
     def last(self, name: str) -> pd.DataFrame:

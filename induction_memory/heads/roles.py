@@ -1,11 +1,11 @@
-"""What three votes say of a head: its role and the confidence in it, how roles change, and who carries each.
+"""What three votes say of a head: its role and how far they agree, how roles change, and who carries each.
 
 A vote supports a role by min(1, score / (2 threshold)), so by one half at its threshold. The rest, 1 minus its largest
 support, goes to "none". If the vote's score for a role is unknown, the rest is shared equally between "none" and the
 roles with unknown scores. The supports of a vote are scaled to add up to one. A vote without any known score abstains.
 
-The confidence in a verdict is its mean support over the three votes. A vote that abstains supports nothing, so with one
-abstention the confidence is at most 2/3.
+The agreement on a verdict is its mean support over the three votes. A vote that abstains supports nothing, so with one
+abstention the agreement is at most 2/3. Of a head without effect, it is the support of the causes for "none".
 
 The effect of a head decides whether it has a role at all. A head without effect by any route has the role "none". If
 its weights or its attention name a role, it is a *distractor*. A head with an effect gets the best supported role, even
@@ -83,7 +83,7 @@ def choice(scores: Float[np.ndarray, " role"], threshold: float) -> str:
 
 
 def verdicts(votes: pd.DataFrame, shares: pd.DataFrame, pairs: pd.DataFrame) -> pd.DataFrame:
-    """One row per head: role, confidence, each vote's choice, share of its layer's effect, and what is unusual.
+    """One row per head: role, agreement, each vote's choice, share of its layer's effect, and what is unusual.
 
     A head has an effect if that by some route is at least LEAST in size and clearly not zero.
     """
@@ -98,7 +98,7 @@ def verdicts(votes: pd.DataFrame, shares: pd.DataFrame, pairs: pd.DataFrame) -> 
             scores = rows_of(votes, head=head, vote=vote)["score"].to_numpy()
             supports.append(support(scores, THRESHOLD[vote]))
             choices[vote] = choice(scores, THRESHOLD[vote])
-        role, confidence = verdict(np.array(supports), head in effective)
+        role, agreement = verdict(np.array(supports), head in effective)
         unclear = role != NONE and head not in effective and choices["causes"] in ROLES
         differ = []
         for vote, named in choices.items():
@@ -111,7 +111,7 @@ def verdicts(votes: pd.DataFrame, shares: pd.DataFrame, pairs: pd.DataFrame) -> 
                 "layer": of_layer["layer"].tolist()[0],
                 "head": head,
                 "role": role,
-                "confidence": confidence,
+                "agreement": agreement,
                 **choices,
                 "share": of_layer["share"].tolist()[0],
                 "distractor": role == NONE and (choices["weights"] in ROLES or choices["attention"] in ROLES),
@@ -123,7 +123,7 @@ def verdicts(votes: pd.DataFrame, shares: pd.DataFrame, pairs: pd.DataFrame) -> 
 
 
 def verdict(supports: Float[np.ndarray, "vote role_and_none"], has_effect: bool) -> tuple[str, float]:
-    """The role and the confidence in it. `supports` has one row per vote, in the order of VOTES; nan: abstains."""
+    """The role and the agreement on it. `supports` has one row per vote, in the order of VOTES; nan: abstains."""
     causes = supports[VOTES.index("causes")]
     if not has_effect and causes[-1] >= causes[:-1].max():
         return NONE, float(causes[-1])

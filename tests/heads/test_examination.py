@@ -143,7 +143,7 @@ def test_the_map_of_roles_has_a_coloured_cell_per_run_and_head_with_its_share():
         ("b", "L1H1", "none", 1.0, np.nan, True),
         ("b", "L2H1", "other", 0.0, -0.1, False),
     ]
-    roles = pd.DataFrame(cells, columns=["run", "head", "role", "confidence", "share", "distractor"])
+    roles = pd.DataFrame(cells, columns=["run", "head", "role", "agreement", "share", "distractor"])
     (axes,) = figures.role_map(roles).axes
     assert [to_hex(cell.get_facecolor()) for cell in axes.patches] == [figures.ROLE_COLOURS[cell[2]] for cell in cells]
     assert [cell.get_alpha() for cell in axes.patches] == pytest.approx([1, 0.675, 1, 0.35])

@@ -44,7 +44,7 @@ def test_the_planted_model_does_the_task(planted, batch):
 
 def test_every_head_is_given_its_role(planted, found):
     assert column(found.roles, "head", "role") == dict(planted.roles)
-    assert (found.roles["confidence"] > 0.8).all()
+    assert (found.roles["agreement"] > 0.8).all()
 
 
 def test_shares_of_the_right_outputs_logit_are_those_planted(planted, found):

@@ -38,7 +38,7 @@ def verdict(*scores, **more):
 
 def test_three_votes_that_agree_make_a_sure_verdict():
     row = verdict([0.9, 0, 0], [0.8, 0, 0], [0.6, 0, 0])
-    assert (row["role"], row["confidence"], row["disagreement"]) == ("previous-token", 1.0, "")
+    assert (row["role"], row["agreement"], row["disagreement"]) == ("previous-token", 1.0, "")
 
 
 def test_a_head_without_effect_has_no_role_and_is_a_distractor_if_it_looks_like_one():
@@ -57,36 +57,36 @@ def test_a_head_with_an_effect_that_looks_like_nothing_is_other():
 def test_votes_that_lean_towards_what_a_head_does_name_it_before_they_reach_their_thresholds():
     row = verdict([0.2, 0.0, 0.0], [0.15, 0.0, 0.0], [0.9, 0.0, 0.0])
     assert (row["role"], row["disagreement"]) == ("previous-token", "weights: none; attention: none")
-    assert row["confidence"] == pytest.approx((0.4 + 0.3 + 1) / 3)
+    assert row["agreement"] == pytest.approx((0.4 + 0.3 + 1) / 3)
     assert verdict([0.1, 0.0, 0.0], [0.1, 0.0, 0.0], [0.9, 0.0, 0.0])["role"] == "other"
 
 
-def test_a_dissenting_vote_is_named_and_lowers_the_confidence():
+def test_a_dissenting_vote_is_named_and_lowers_the_agreement():
     row = verdict([0, 0, 0.9], [0, 0, 0.9], [0.3, 0, 0])
     assert row["role"] == "induction"
-    assert row["confidence"] == pytest.approx(2 / 3)
+    assert row["agreement"] == pytest.approx(2 / 3)
     assert row["disagreement"] == "causes: previous-token"
 
 
 def test_a_vote_without_scores_abstains():
     row = verdict([np.nan] * 3, [0.9, 0, 0], [0.5, 0, 0])
     assert (row["role"], row["weights"], row["disagreement"]) == ("previous-token", "unknown", "")
-    assert row["confidence"] == pytest.approx(2 / 3)
+    assert row["agreement"] == pytest.approx(2 / 3)
 
 
 def test_unknown_effects_are_not_read_as_none():
     row = verdict([0, 0, 0.9], [0, 0, 0.9], [np.nan] * 3)
     assert (row["role"], row["causes"], row["distractor"]) == ("induction", "unknown", False)
-    assert row["confidence"] == pytest.approx(2 / 3)
+    assert row["agreement"] == pytest.approx(2 / 3)
     nothing = verdict([0, 0, 0], [0, 0, 0.01], [np.nan] * 3)
     assert (nothing["role"], nothing["distractor"]) == ("unknown", False)
-    assert nothing["confidence"] < 0.67
+    assert nothing["agreement"] < 0.67
 
 
 def test_a_large_effect_with_a_large_error_is_unclear_and_not_none():
     row = verdict([0.9, 0, 0], [0.9, 0, 0], [0.7, 0, 0], error=0.28)
     assert (row["role"], row["distractor"], row["disagreement"]) == ("previous-token", False, UNCLEAR)
-    assert row["confidence"] == pytest.approx(2 / 3)
+    assert row["agreement"] == pytest.approx(2 / 3)
     only_cause = verdict([0, 0, 0], [0, 0, 0], [0.7, 0, 0], error=0.28)
     assert (only_cause["role"], only_cause["disagreement"].endswith(UNCLEAR)) == ("unknown", True)
     small = verdict([0.9, 0, 0], [0.9, 0, 0], [0.02, 0, 0], error=0.28)
@@ -105,7 +105,7 @@ def test_two_sequences_leave_the_effects_of_a_trained_model_unknown():
     assert causes.isna().all()
     assert set(found.roles["causes"]) == {"unknown"}
     assert "none" not in set(found.roles["role"])
-    assert (found.roles["confidence"] <= 2 / 3 + 1e-9).all()
+    assert (found.roles["agreement"] <= 2 / 3 + 1e-9).all()
     assert set(found.pairs["relation"]) == {"unknown"}
 
 

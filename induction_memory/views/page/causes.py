@@ -18,7 +18,7 @@ from induction_memory.task.batch import Batch
 from induction_memory.views.page.pack import plain
 from induction_memory.views.page.words import group_titles
 
-OF_HEADS = ("heads", "shares", "shapley", "shapley_error", "roles", "confidence", "births")
+OF_HEADS = ("heads", "shares", "shapley", "shapley_error", "roles", "agreement", "births")
 
 
 def parts_of(source: Any) -> list[str]:
@@ -61,7 +61,7 @@ def causes(source: Source, steps: Sequence[int], batch: Batch) -> tuple[dict[str
         "shapley": _by_step(shares, "shapley", steps),
         "shapley_error": _by_step(shares, "shapley_se", steps),
         "roles": heads.roles["role"].to_numpy(dtype=object).reshape(len(steps), -1).tolist(),
-        "confidence": _by_step(heads.roles, "confidence", steps),
+        "agreement": _by_step(heads.roles, "agreement", steps),
         "births": births.rename(columns={"born": "step"})[["head", "role", "step"]].to_dict("records"),
     }
     return found, {}

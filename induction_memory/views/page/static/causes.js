@@ -95,7 +95,7 @@ export class CausesPanel {
   }
 
   drawShares(at) {
-    const { heads, shares, roles, confidence } = this.causes;
+    const { heads, shares, roles, agreement } = this.causes;
     const all = widthOf(this.bars);
     const longest = Math.min(150, 0.25 * all);
     const rows = heads.flatMap((head, i) => {
@@ -105,7 +105,7 @@ export class CausesPanel {
         svg("text", { x: LABEL - 4, y: y + 16, "text-anchor": "end", class: `part ${kind}` }, head),
         svg("rect", { class: `bar ${kind}`, x: LABEL + 6, y: y + 5, width, height: 14, rx: 1.5 }),
         svg("text", { x: LABEL + 12 + width, y: y + 16, class: "value" }, share === null ? "–" : percent(share)),
-        svg("text", { x: LABEL + longest + 68, y: y + 16, class: "role" }, `${roles[at][i]} (${number(confidence[at][i], 2)})`),
+        svg("text", { x: LABEL + longest + 68, y: y + 16, class: "role" }, `${roles[at][i]} (${number(agreement[at][i], 2)})`),
       ];
     });
     this.bars.setAttribute("viewBox", `0 0 ${all} ${heads.length * ROW}`);
@@ -129,8 +129,8 @@ export class CausesPanel {
 
   exportedShares() {
     const { causes, run } = this;
-    const rows = [["run", "step", "head", "share", "shapley", "shapley_se", "role", "confidence"]];
-    causes.steps.forEach((step, s) => causes.heads.forEach((head, i) => rows.push([run.meta.name, step, head, causes.shares[s][i], causes.shapley[s][i], causes.shapley_error[s][i], causes.roles[s][i], causes.confidence[s][i]])));
+    const rows = [["run", "step", "head", "share", "shapley", "shapley_se", "role", "agreement"]];
+    causes.steps.forEach((step, s) => causes.heads.forEach((head, i) => rows.push([run.meta.name, step, head, causes.shares[s][i], causes.shapley[s][i], causes.shapley_error[s][i], causes.roles[s][i], causes.agreement[s][i]])));
     const view = run.view(this.page.state);
     return { name: `${run.meta.name}-heads`, drawings: this.drawing(this.bars, causes.heads.length, "shares and roles"), rows, python: this.page.snippet(run, "shares", { ...view, step: causes.steps[this.at] }) };
   }
