@@ -106,6 +106,11 @@ WITHOUT_EXAMPLE = {
 }
 
 
+def test_every_name_and_every_room_has_its_place_in_the_reference():
+    grouped = [name for group in api_pages.GROUPS.values() for name in group]
+    assert sorted([*grouped, *(room for room in api_pages.ROOMS if "." not in room)]) == sorted(im.__all__)
+
+
 def test_everything_public_that_can_be_called_has_an_example_in_its_docstring():
     public = {f"im.{name}": getattr(im, name) for name in im.__all__}
     for room in api_pages.ROOMS:

@@ -11,7 +11,17 @@ from pathlib import Path
 import induction_memory as im
 
 GROUPS = {
-    "Load and look": ("load", "Trajectory", "attention", "report", "verify", "thin", "share", "revisions"),
+    "Load and look": (
+        "load",
+        "Trajectory",
+        "attention",
+        "memory_map",
+        "report",
+        "verify",
+        "thin",
+        "share",
+        "revisions",
+    ),
     "Change and measure": ("measure", "ablate", "patch", "surgery"),
     "Train": ("train", "branch", "ModelConfig", "BigramTask"),
     "Build and sample": ("build", "construct", "sample"),
@@ -49,7 +59,8 @@ def entry(path, value, where=None):
         return f".. autoclass:: {path}{members}\n"
     if callable(value):
         return f".. autofunction:: {path}\n"
-    listed = "".join(f"   ``{key}``\n      {meaning}\n" for key, meaning in value.items())
+    about = {key: getattr(meaning, "says", meaning) for key, meaning in value.items()}
+    listed = "".join(f"   ``{key}``\n      {meaning}\n" for key, meaning in about.items())
     return f".. autodata:: {where or path.rpartition('.')[0]}.{path.rpartition('.')[2]}\n   :no-value:\n\n{listed}"
 
 

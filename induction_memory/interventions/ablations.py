@@ -9,7 +9,7 @@ differences are informative. A component that only adds a constant matters under
 depends on the position alone does not matter under `mean-position`. One that carries no output of a trigger does not
 matter under `resample-output`.
 
-A kind is a function of the intact run and a site, and `ablation` gives it a name:
+A kind is a function of the intact run and a site, and `register` gives it a name:
 
     @im.interventions.register("median", about="median of y over positions, for each sequence")
     def median(run, site):
