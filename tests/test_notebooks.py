@@ -14,6 +14,10 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "docs"))
 from run_notebooks import FOLDER, NAMES, differences, execute  # noqa: E402  (a script of docs/, which is no package)
 
+RUN_ELSEWHERE = ["ablations", "attention", "heads", "surgery"]
+"""Notebooks whose calls are run by other tests too: on the pages of docs/, and tests/heads/test_planted.py."""
+OTHERS = [name for name in NAMES if name not in RUN_ELSEWHERE]
+
 
 def stored(name):
     return nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
@@ -42,7 +46,7 @@ def test_the_quickstart_is_one_screen_of_code_without_a_function():
 
 @pytest.mark.slow
 @pytest.mark.loopback  # the kernel is a process that listens there
-@pytest.mark.parametrize("names", [NAMES[::2], NAMES[1::2]], ids=" ".join)
+@pytest.mark.parametrize("names", [OTHERS, pytest.param(RUN_ELSEWHERE, marks=pytest.mark.hard)], ids=" ".join)
 def test_a_run_today_shows_what_is_stored(names):
     found = {name: differences(stored(name), notebook) for name, notebook in execute(names)}
     assert list(found) == names

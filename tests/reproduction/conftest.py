@@ -29,7 +29,7 @@ def tiny(name: str, seed: int, scale: str):
     run = plan.with_seed(plan.preset(name).config, seed)
     settings = ["task.length=12", "model.n_ctx=12", "model.d_model=16", "train.batch_size=4", "train.steps=4"]
     return run.with_settings(
-        [*settings, "train.threads=1", "train.checkpoints=every 1", "train.freeze=", "train.grafts="]
+        [*settings, "train.threads=1", "train.warmup=0", "train.checkpoints=every 1", "train.freeze=", "train.grafts="]
     )
 
 

@@ -20,6 +20,7 @@ from induction_memory.paper.records import MissingRunError, Records, continued
 from induction_memory.paper.reproduction_page import page
 from induction_memory.sweep.plan import cost
 from induction_memory.task.sampler import sample, step_rng
+from induction_memory.training.run import start
 from tests.reproduction.conftest import tiny
 
 pytestmark = pytest.mark.slow
@@ -87,6 +88,16 @@ def test_a_record_says_what_happens_over_the_positions_of_a_picture(trained, mon
     assert found["accuracy_in_context_drawn"] == pytest.approx(np.mean(right))
     short = probes.table(run, "previous_token_argmax1", step=[4], task=replace(run.task, length=6))
     assert found["previous_token_argmax1_drawn"] == pytest.approx(short["value"].iloc[0])
+
+
+def test_a_record_says_what_a_vanilla_transformer_prefers(tmp_path, monkeypatch):
+    monkeypatch.setattr(measurement, "BATCHES", 2)
+    preset = plan.TWO_LAYERS["fixed"]
+    run = start(tiny(preset, 0, "quick"), tmp_path / "run", quiet=True)
+    record = make_record(run, f"{preset}-seed-0")
+    for name in ("in-context accuracy, rank 1 to 2", "copying, rank 3 or more"):
+        assert name in record.last
+        assert f"{name} over sequences" in record.errors
 
 
 def test_a_record_is_asked_for_accuracy_recall_and_births(trained):
