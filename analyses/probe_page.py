@@ -323,7 +323,7 @@ With `of="activations"` it receives one step's logits, attention patterns and ba
 | --- | --- |
 | `im.probes.births(run, "W_K2")` | birth step and strength of every association, against frequency or position |
 | `im.probes.trends(births)` | their rank correlations |
-| `im.probes.score_matrix(run, "W_O2", step=300)` | all scores v_j^T W u_i, labelled; `im.memory_map` [draws them](guides/memories.md) |
+| `im.probes.score_matrix(run, "W_O2", step=300)` | all scores v_j^T W u_i, labelled; `im.memory_map` draws them |
 | `im.probes.spectrum(run, "W_K1")` | singular values at every step |
 | `im.probes.change_points(runs, [...])` | when each curve changes, with a bootstrap interval |
 | `im.probes.birth_order(runs)` | the order W_O2, W_K2, W_K1 with its exact test |

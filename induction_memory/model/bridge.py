@@ -39,15 +39,16 @@ def boot(folder: Path, inner: nn.Module | None = None) -> nn.Module:
     gc.collect()
     own = has_tokenizer(folder)
     inner = load_whole(folder) if inner is None else inner
-    try:
-        with offline():
-            tokenizer = None if own else _stand_in()
-            model = TransformerBridge.boot_transformers(str(folder), device="cpu", hf_model=inner, tokenizer=tokenizer)
-    except Exception as error:
-        raise _unloadable(folder, error) from error
+    with reading(folder):
+        tokenizer = None if own else _stand_in()
+        model = TransformerBridge.boot_transformers(str(folder), device="cpu", hf_model=inner, tokenizer=tokenizer)
     if not own:
         model.tokenizer = None
     return model.eval()
+
+
+ONLY_FILES = {"local_files_only": True, "trust_remote_code": False}
+"""For every call that reads a folder with transformers: nothing is fetched, and no code of the folder runs."""
 
 
 def load_whole(folder: Path) -> nn.Module | None:
@@ -58,29 +59,28 @@ def load_whole(folder: Path) -> nn.Module | None:
     from transformers import AutoModelForCausalLM
 
     _require_readable(folder)
+    how: Any = {"dtype": torch.float32, "attn_implementation": "eager", "output_loading_info": True}
     try:
-        with offline():
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
-                folder,
-                dtype=torch.float32,
-                attn_implementation="eager",
-                local_files_only=True,
-                output_loading_info=True,
-            )
-    except Exception as error:
-        if "Unrecognized configuration class" in str(error):
+        with reading(folder):
+            model, found = AutoModelForCausalLM.from_pretrained(folder, **how, **ONLY_FILES)
+    except InputError as error:
+        if "Unrecognized configuration class" in str(error.__cause__):
             return None
-        raise _unloadable(folder, error) from error
-    model, found = loaded
+        raise
     lost = sorted(map(str, found["missing_keys"]))
     require(not lost, str(folder), "files with all tensors of the model", f"none with {', '.join(lost[:3])}")
     return model
 
 
-def _unloadable(folder: Path, error: Exception) -> InputError:
-    """An error of transformers, safetensors or TransformerLens about a folder's files, in one line."""
-    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    return InputError(f"{folder}: expected a model that TransformerBridge can load, got: {reason}")
+@contextmanager
+def reading(folder: Path) -> Iterator[None]:
+    """Inside the block: offline, and an error of transformers, safetensors or TransformerLens is told in one line."""
+    with offline():
+        try:
+            yield
+        except Exception as error:
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise InputError(f"{folder}: expected a model that TransformerBridge can load, got: {reason}") from error
 
 
 def _require_readable(folder: Path) -> None:

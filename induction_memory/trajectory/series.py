@@ -102,22 +102,31 @@ class Revisions:
     def context(self) -> tuple[int, int]:
         """The size of the vocabulary and the longest sequence."""
         config = self.config()
-        return config.vocab_size, config.max_position_embeddings
+        sizes = tuple(getattr(config, name, None) for name in ("vocab_size", "max_position_embeddings"))
+        good = all(isinstance(size, int) and size > 0 for size in sizes)
+        require(good, "config.json", "a vocab_size and max_position_embeddings of 1 or more", sizes)
+        return sizes
 
     def config(self) -> Any:
         """The transformers configuration of the last checkpoint."""
         from transformers import AutoConfig
 
-        return AutoConfig.from_pretrained(self.checkpoints[-1].folder, local_files_only=True).get_text_config()
+        from induction_memory.model.bridge import ONLY_FILES, reading
+
+        with reading(self.checkpoints[-1].folder):
+            return AutoConfig.from_pretrained(self.checkpoints[-1].folder, **ONLY_FILES).get_text_config()
 
     def tokenizer(self) -> Any:
         """The tokenizer of the series; an error if the checkpoints have none, or different ones."""
         from transformers import AutoTokenizer
 
+        from induction_memory.model.bridge import ONLY_FILES, reading
+
         files = [one.tokenizer() for one in self.checkpoints]
         require(bool(files[-1]), "text", "a series that brings a tokenizer", f"{self.name}, which has none")
         require(all(f == files[-1] for f in files), "text", "one tokenizer for all checkpoints", "different ones")
-        return AutoTokenizer.from_pretrained(self.checkpoints[-1].folder, local_files_only=True)
+        with reading(self.checkpoints[-1].folder):
+            return AutoTokenizer.from_pretrained(self.checkpoints[-1].folder, **ONLY_FILES)
 
     def encode(self, text: str, length: int | None = None) -> Int[Tensor, "batch pos"]:
         """The tokens of a text as one sequence; with `length`, as the full sequences of that length that it fills."""
