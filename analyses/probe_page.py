@@ -330,6 +330,7 @@ With `of="activations"` it receives one step's logits, attention patterns and ba
 | `im.probes.lead_lag(run, [...])` | which curve leads, by how many steps |
 | `im.probes.head_scores(model)` | the standard previous-token and induction scores, any TransformerLens model |
 | `im.probes.recall(model, W, inputs=u, outputs=v)` | recall between chosen sets, any TransformerLens model |
+| `im.probes.recall(model, tokens=[...])` | recall between tokens through the QK and OV circuits of every head |
 
 W_K1 also takes any window within the sequence, `W_K1[32:96]`, each with `_causal`. The attention and attribution
 probes take any layer's number, and `loss_occurrence<n>` any n.
