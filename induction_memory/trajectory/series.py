@@ -102,10 +102,12 @@ class Revisions:
     def context(self) -> tuple[int, int]:
         """The size of the vocabulary and the longest sequence."""
         config = self.config()
-        sizes = tuple(getattr(config, name, None) for name in ("vocab_size", "max_position_embeddings"))
-        good = all(isinstance(size, int) and size > 0 for size in sizes)
-        require(good, "config.json", "a vocab_size and max_position_embeddings of 1 or more", sizes)
-        return sizes
+        vocabulary: Any = getattr(config, "vocab_size", None)
+        longest: Any = getattr(config, "max_position_embeddings", None)
+        good = all(isinstance(size, int) and size > 0 for size in (vocabulary, longest))
+        expected = "a vocab_size and max_position_embeddings of 1 or more"
+        require(good, "config.json", expected, f"{vocabulary!r} and {longest!r}")
+        return vocabulary, longest
 
     def config(self) -> Any:
         """The transformers configuration of the last checkpoint."""
