@@ -165,13 +165,9 @@ class Graph:
         """The writers whose sum an input reads."""
         if name == "out":
             return self.writers
-        if name.startswith("FF"):
-            layer = int(name[2:])
-            excluded = (f"FF{layer}", *(self.heads_of(layer) if self.parallel else ()))
-        else:
-            layer = head_of(name)[0]
-            excluded = (f"FF{layer}", *self.heads_of(layer))
-        return tuple(w for w in self.writers if layer_of(w) <= layer and w not in excluded)
+        at_the_end = name.startswith("FF") and not self.parallel
+        first = name if at_the_end else self.heads_of(layer_of(name))[0]  # the first writer that it does not read
+        return self.writers[: self.writers.index(first)]
 
     def resolve(self, name: str, field: str = "component") -> tuple[str, ...]:
         """The sites that a name stands for."""
