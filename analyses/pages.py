@@ -4,7 +4,6 @@ python analyses/pages.py
 python analyses/pages.py induction-alone fixed-triggers --out pages
 """
 
-import sys
 from pathlib import Path
 
 import tyro
@@ -25,7 +24,7 @@ def main(runs: tyro.conf.Positional[tuple[str, ...]] = RUNS, /, out: Path = Path
     out.mkdir(parents=True, exist_ok=True)
     for name in runs:
         run = im.load(name)
-        print(im.report(run, progress=lambda text: print(text, file=sys.stderr)).save(out / f"{run.name}.html"))
+        print(im.report(run).save(out / f"{run.name}.html"))
 
 
 if __name__ == "__main__":

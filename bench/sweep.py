@@ -21,7 +21,7 @@ def seconds(workers: int) -> float:
         file = Path(folder) / "sweep.toml"
         file.write_text(FILE)
         began = time.perf_counter()
-        ended = start(file, Path(folder) / "runs", workers=workers, quiet=True)
+        ended = start(file, Path(folder) / "runs", workers=workers, progress=False)
         assert len(ended.done) == 8
         return time.perf_counter() - began
 

@@ -69,7 +69,7 @@ def work(planned: tuple[PlannedRun, ...], folder: Path, make: Callable[[], Engin
     left = [replace(job_of(run, folder), work="bench.sweep_scale:stub") for run in planned]
     began, again = time.perf_counter(), []
     while left:
-        ended = work_off(left, make(), quiet=True)
+        ended = work_off(left, make(), progress=False)
         left = [job for job in left if ended[job.name].state != "done"]
         again += [len(left)] if left else []
     took = time.perf_counter() - began
@@ -154,7 +154,7 @@ def operations() -> dict[str, int]:
         for name in counts:
             setattr(places[name], name, counted(name))
         try:
-            start(config, Path(folder) / "run", quiet=True)
+            start(config, Path(folder) / "run", progress=False)
         finally:
             for name, original in originals.items():
                 setattr(places[name], name, original)
@@ -169,7 +169,7 @@ def kills(jobs: int = 3_000, pause: float = 20.0) -> None:
         given = [Job(folder.name, "bench.sweep_scale:leave", {"folder": str(folder)}, folder) for folder in folders]
         began = time.perf_counter()
         with killer(address, pause) as killed:
-            ended = work_off(given, engine(scheduler=address), quiet=True)
+            ended = work_off(given, engine(scheduler=address), progress=False)
         took = time.perf_counter() - began
         states = Counter(outcome.state for outcome in ended.values())
         times = Counter(len(list(folder.iterdir())) for folder in folders)

@@ -121,7 +121,7 @@ class DivergedError(Error):
     >>> import induction_memory as im
     >>> task, model, out = im.BigramTask(length=16), im.ModelConfig(d_model=16), f"{tempfile.mkdtemp()}/hasty"
     >>> try:
-    ...     im.train(task, model, out=out, steps=9, batch_size=8, learning_rate=1e9, quiet=True)
+    ...     im.train(task, model, out=out, steps=9, batch_size=8, learning_rate=1e9, progress=False)
     ... except im.errors.DivergedError as error:
     ...     print(str(error).removeprefix(f"{out}: "))
     the loss is nan at step 3; train.learning_rate may be too large; what was kept before is intact

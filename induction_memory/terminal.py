@@ -5,10 +5,10 @@ allows: two digits of the error, and the value to the same place. Text that is t
 that do not fit beside each other are shown in blocks below each other. Columns that many rows share can be headings
 above these rows. CSV, JSON, Parquet and Markdown hold all columns.
 
-The line of progress appears after one second, so that quick calls stay silent, and is cleared when the work is done. It
-goes to standard error, and only to a terminal or a notebook. It is rewritten without a thread or a hidden cursor, so
-that an interruption leaves nothing behind. Nested work shares the line: `steps 3/31, patched runs ...`. The time left
-is that of the outermost work.
+The line of progress appears after two seconds, so that quick calls stay silent, and is cleared when the work is done.
+It goes to standard error. In a terminal or a notebook it is rewritten, without a thread or a hidden cursor, so that an
+interruption leaves nothing behind; elsewhere, as in a log, a plain line is printed every ten seconds. Nested work
+shares the line: `steps 3/31, patched runs ...`. The time left is that of the outermost work.
 """
 
 import itertools
@@ -19,7 +19,7 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -258,20 +258,32 @@ def save(table: "pd.DataFrame", path: Path) -> None:
 
 Item = TypeVar("Item")
 
-PATIENCE = 1.0
+Progress = Callable[[int, int], object] | Literal[False] | None
+"""None: the line of progress. False: nothing is shown. A function is called with the numbers of done and of all."""
+
+PATIENCE = 2.0
 """Seconds before the line appears."""
 PAUSE = 0.1
 """Seconds between two updates of the line."""
+LOG_PAUSE = 10.0
+"""Seconds before a line, and between two, where lines are not rewritten."""
 BAR_WIDTH = 30
 """Characters of the bar, at most."""
 
 
 def track(
-    items: Iterable[Item], what: str, total: int | None = None, size: Callable[[Item], int] = lambda item: 1
-) -> Iterator[Item]:
+    items: Iterable[Item],
+    what: str,
+    total: int | None = None,
+    size: Callable[[Item], int] = lambda item: 1,
+    *,
+    progress: Progress = None,
+    before: int = 0,
+) -> Generator[Item, None, None]:
     """The items one by one, with a line that says what is done, how much of it, and how long the rest takes.
 
-    `total` is the sum of the items' sizes, by default their number.
+    `total` is the sum of the items' sizes, by default their number. A function `progress` also counts what was done
+    `before`. Work inside work that is not shown is not shown either, and only the outer one calls their function.
 
     >>> list(track([1, 2, 3], "counting"))
     [1, 2, 3]
@@ -279,20 +291,26 @@ def track(
     if total is None:
         items = list(items)
         total = sum(map(size, items))
-    cell = notebook_cell()
-    if total == 1 or (cell is None and not sys.stderr.isatty()):
+    if total == 1 and progress is None:
         yield from items
         return
-    work = _Work(what, total, cell, time.monotonic())
+    cell = notebook_cell()
+    work = _Work(what, total, cell, time.monotonic(), progress)
     _UNDER_WAY[:] = [other for other in _UNDER_WAY if other.cell == cell]  # an error may have left some
+    tell = None if any(other.progress is progress for other in _UNDER_WAY) else progress
     _UNDER_WAY.append(work)
+    live = cell is not None or sys.stderr.isatty()
+    patience, pause = (PATIENCE, PAUSE) if live else (LOG_PAUSE, LOG_PAUSE)
     try:
         for item in items:
             yield item
             now = time.monotonic()
             work.done, work.seconds = work.done + size(item), now - work.began
-            if now - _UNDER_WAY[0].began > PATIENCE and now - _LINE.written > PAUSE:
-                _LINE.write(_described(_UNDER_WAY, now, _columns()))
+            if callable(tell):
+                tell(before + work.done, before + max(total, work.done))
+            due = now - _UNDER_WAY[0].began > patience and now - _LINE.written > pause
+            if due and all(other.progress is None for other in _UNDER_WAY):
+                _LINE.write(_described(_UNDER_WAY, now, _columns() if live else 0))
     finally:
         if work in _UNDER_WAY:
             _UNDER_WAY.remove(work)
@@ -318,13 +336,14 @@ class _Work:
     total: int
     cell: int | None
     began: float
+    progress: Progress = None
     done: int = 0
     seconds: float = 0.0
     """Seconds from the start to the last completed item."""
 
 
 class Line:
-    """One line that is rewritten in place: in a terminal, or as one output of a notebook's cell."""
+    """One line that is rewritten in place, in a terminal or a notebook's cell; elsewhere each text is a line."""
 
     def __init__(self) -> None:
         self.text, self.written = "", 0.0
@@ -345,6 +364,8 @@ class Line:
             from IPython.display import display
 
             self._output, self._cell = display({"text/plain": text}, raw=True, display_id=True), cell
+        elif text:
+            print(text, file=sys.stderr, flush=True)
         self.text, self.written = text, time.monotonic()
 
 

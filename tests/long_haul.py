@@ -28,7 +28,7 @@ def main(folder: str, steps: int) -> None:
     Writer.record = recorded
     rule = f"every {steps // 10}"
     config = tiny(steps=steps, learning_rate=0.01, checkpoints=rule, resume_every=200, full_metrics_every=100)
-    start(config, Path(folder), quiet=True)
+    start(config, Path(folder), progress=False)
 
 
 if __name__ == "__main__":

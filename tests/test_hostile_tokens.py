@@ -48,7 +48,7 @@ def run(tmp_path_factory):
     task = im.BigramTask(im.task.Corpus.from_tokens([*HOSTILE, *drawn], name="hostile"), length=24, k=2)
     model = im.ModelConfig(d_model=16, n_ctx=24, d_vocab=task.vocab_size)
     folder = tmp_path_factory.mktemp("runs") / "\x1b[31m<b>=1+1"
-    return start(RunConfig(task, model, TRAIN), folder, quiet=True)
+    return start(RunConfig(task, model, TRAIN), folder, progress=False)
 
 
 def test_pages_hold_every_token_as_text(run, tmp_path, knocks):

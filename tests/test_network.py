@@ -22,7 +22,7 @@ from induction_memory.training.run import start
 
 up = [line.split(":")[0].strip() for line in Path("/proc/net/dev").read_text().splitlines()[2:]]
 assert up == ["lo"], up
-start(tiny(), "run", quiet=True)
+start(tiny(), "run", progress=False)
 Path("runs.toml").write_text(FILE)
 for line in sys.argv[1:]:
     sys.argv = ["induction-memory", *line.split()]

@@ -4,6 +4,7 @@ import sys
 import pytest
 
 from induction_memory import terminal as progress
+from induction_memory.source.measuring import measure
 from induction_memory.training.run import start
 from tests.tiny_runs import tiny
 
@@ -151,3 +152,36 @@ def test_training_in_a_notebook_rewrites_one_line_and_leaves_the_last(cell, tmp_
 def test_a_program_that_has_only_imported_a_kernel_is_no_notebook(monkeypatch):
     monkeypatch.setitem(sys.modules, "ipykernel", progress)
     assert progress.notebook_cell() is None
+
+
+def test_progress_is_silent_or_a_function_which_only_the_outer_work_calls(monkeypatch):
+    terminal, counts = Terminal(), []
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(progress, "PATIENCE", -1.0)
+    monkeypatch.setattr(progress, "PAUSE", -1.0)
+
+    def tell(done: int, total: int) -> None:
+        counts.append((done, total))
+
+    for told in (False, tell):
+        for _ in progress.track(range(2), "steps", progress=told):
+            list(progress.track(range(3), "runs"))
+            list(progress.track(range(3), "more runs", progress=told))
+    assert counts == [(1, 2), (2, 2)]
+    assert terminal.getvalue() == ""
+
+
+def test_a_log_has_a_plain_line_now_and_then(monkeypatch, capsys):
+    monkeypatch.setattr(progress, "LOG_PAUSE", -1.0)
+    assert list(progress.track(range(2), "steps")) == [0, 1]
+    assert [line.split(",")[0] for line in capsys.readouterr().err.splitlines()] == ["steps 1/2", "steps 2/2"]
+
+
+def test_an_error_within_work_that_is_not_shown_does_not_silence_what_follows():
+    def fail(at):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError) as error:
+        measure("induction-small", fail, step=[0, 100], progress=False)
+    assert error.value.__traceback__ is not None
+    assert not progress._UNDER_WAY

@@ -25,14 +25,14 @@ def config_of(steps: int):
 def train(folder: Path, steps: str) -> None:
     from induction_memory.training.run import start
 
-    start(config_of(int(steps)), folder, resume="or start", quiet=True)
+    start(config_of(int(steps)), folder, resume="or start", progress=False)
 
 
 def branch(folder: Path, parent: str) -> None:
     from induction_memory import load
     from induction_memory.training.branching import branch
 
-    branch(load(parent), 36, folder, freeze=["W_K1"], resume="or start", quiet=True)
+    branch(load(parent), 36, folder, freeze=["W_K1"], resume="or start", progress=False)
 
 
 def thin(folder: Path, parent: str) -> None:

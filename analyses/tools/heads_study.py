@@ -55,7 +55,7 @@ def train_and_examine(name: str, config: dict[str, Any], out: str, train: bool, 
     if train:
         from induction_memory.training.run import start
 
-        start(wanted, folder, resume="or start", quiet=True, command="python analyses/multihead.py")
+        start(wanted, folder, resume="or start", progress=False, command="python analyses/multihead.py")
     if not folder.exists() or not load(folder).finished:
         return
     run = load(folder)

@@ -58,7 +58,7 @@ def train_task(preset: str, runs: Path) -> TaskRun:
     """The run of a preset in `runs`, trained if it is missing, with its distances."""
     config = OTHER_TASKS[preset][1].with_settings(["train.threads=1"])
     command = f"induction-memory train {preset} --out runs/{preset} --set train.threads=1"
-    run = start(config, runs / preset, resume=(runs / preset).exists(), quiet=True, command=command)
+    run = start(config, runs / preset, resume=(runs / preset).exists(), progress=False, command=command)
     found = {"task": predictor_distances(run)}
     if preset in TWINS:
         found[TWINS[preset]] = predictor_distances(run, variant=TWINS[preset])

@@ -50,7 +50,7 @@ def branch(
         grafts=listed(graft, "--graft"),
         edit=changed,
         resume=resume,
-        quiet=quiet,
+        progress=False if quiet else None,
         command=this_command(),
     )
     if not quiet:

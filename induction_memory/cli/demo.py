@@ -59,7 +59,9 @@ def _run(trajectory_folder: Path, picture: Path, page: Path, quiet: bool) -> Non
         file.unlink(missing_ok=True)
     chosen = preset("demo")
     print(textwrap.fill(f"Training {chosen.about} ...", WIDTH))
-    trajectory = start(chosen.config, trajectory_folder, quiet=quiet, command="induction-memory demo")
+    trajectory = start(
+        chosen.config, trajectory_folder, progress=False if quiet else None, command="induction-memory demo"
+    )
     metrics = trajectory.metrics
     recalls = probes.recall(trajectory)
     print("\nLoss and accuracy on the fresh batch of a step, and recall of each memory:\n")
@@ -70,7 +72,7 @@ def _run(trajectory_folder: Path, picture: Path, page: Path, quiet: bool) -> Non
     print("\nThe last step without each head (zero), or with a memory untrained (initial):\n")
     show(losses(trajectory))
     write_figure(birth_figure(metrics, recalls, "birth of an induction head"), picture, dpi=130)
-    report(trajectory, causal_steps=6, title="birth of an induction head").save(page)
+    report(trajectory, causal_steps=6, title="birth of an induction head", progress=False if quiet else None).save(page)
     print(f"\nfigure      {picture}\npage        {page}  (open it in a browser and move the slider)")
     print(f"trajectory  {trajectory_folder}  (open it with induction_memory.load)")
 

@@ -1,6 +1,5 @@
 """`report`: the page of one or more runs."""
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -58,7 +57,7 @@ def report(
         sequences=sequences,
         length=length,
         budget=int(budget * 1e6),
-        progress=None if quiet else lambda message: print(message, file=sys.stderr),
+        progress=False if quiet else None,
     )
     page.save(out)
     print(printable(str(out)))

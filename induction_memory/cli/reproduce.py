@@ -53,7 +53,9 @@ def reproduce(
         return
     from induction_memory.paper import reproducing as library
 
-    made = library.reproduce(chosen, scale, runs=runs, out=out, workers=workers, train=train, quiet=quiet)
+    made = library.reproduce(
+        chosen, scale, runs=runs, out=out, workers=workers, train=train, progress=False if quiet else None
+    )
     _show(made.verdicts, format, columns)
     if format == "table":
         for figure, reason in made.reasons.items():

@@ -37,7 +37,7 @@ def sweep(
     if dry_run:
         _list(file, out, workers)
         return
-    ended = start(file, out, workers=workers, scheduler=scheduler, quiet=quiet)
+    ended = start(file, out, workers=workers, scheduler=scheduler, progress=False if quiet else None)
     if not quiet:
         before = f", {len(ended.skipped)} done before" if ended.skipped else ""
         print(f"{len(ended.done)} runs trained{before}, {len(ended.failed)} failed, in {printable(str(out))}")

@@ -46,13 +46,13 @@ def train(
         require(seed is None, "--seed", "none: the run to resume has its own", seed)
         from induction_memory.training import run as runs
 
-        run = runs.resume(out, settings=settings, quiet=quiet, log=log)
+        run = runs.resume(out, settings=settings, progress=False if quiet else None, log=log)
     else:
         config = find(preset).config
         config = (config if seed is None else with_seed(config, seed)).with_settings(settings)
         from induction_memory.training.run import start
 
-        run = start(config, out, resume=resume, quiet=quiet, log=log, command=this_command())
+        run = start(config, out, resume=resume, progress=False if quiet else None, log=log, command=this_command())
     if not quiet:
         print(f"{len(run.steps)} checkpoints, steps {run.steps[0]} to {run.steps[-1]}, in {printable(str(out))}")
 

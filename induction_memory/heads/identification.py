@@ -41,6 +41,7 @@ from induction_memory.source.measuring import over_steps
 from induction_memory.source.replicates import labels
 from induction_memory.source.sources import At, Selection, select
 from induction_memory.task.batch import Batch
+from induction_memory.terminal import Progress, track
 from induction_memory.trajectory.search import Steps
 
 MOST_ORDERS = 100_000
@@ -180,6 +181,7 @@ def identify(
     orders: int = ORDERS,
     via: Via | None = None,
     seed: int = 0,
+    progress: Progress = None,
 ) -> Identification:
     """Roles, shares and paths of the heads of models, runs or series (one or a list; a folder stands for either).
 
@@ -200,10 +202,12 @@ def identify(
     require_integer(orders, "orders", 1, MOST_ORDERS)
     require_seed(seed)
     given = batch(sequences) if callable(batch) else batch
-    opened = [select(source, step=step, batch=given, sequences=sequences, via=via) for source in every]
+    how = {"step": step, "batch": given, "sequences": sequences, "via": via, "progress": progress}
+    opened = [select(source, **how) for source in every]
     names, parts = _names(opened), []
     settings: dict[str, Any] = {"kind": kind, "metric": metric, "orders": orders, "seed": seed}
-    for name, chosen, label in zip(names, opened, labels([one.source for one in opened]), strict=True):
+    each = list(zip(names, opened, labels([one.source for one in opened]), strict=True))
+    for name, chosen, label in track(each, "runs", progress=progress if len(each) > 1 else None):
         end = int(chosen.steps[-1]) if len(chosen.steps) else None
         task = chosen.task if isinstance(chosen.given, Batch | None) else None
         initial = chosen.initial() if kind == "initial" or callable(kind) else None

@@ -35,11 +35,12 @@ from induction_memory.interventions.scores import Scorer
 from induction_memory.runner.components import ARROW, GROUPS, component_names, listed
 from induction_memory.runner.recording import Patch, Recording, Via, take
 from induction_memory.runner.weights import mixed, parameters
-from induction_memory.source.measuring import Progress, over_steps
+from induction_memory.source.measuring import over_steps
 from induction_memory.source.sources import At, Selection, Sequences, select
 from induction_memory.task.batch import Batch
 from induction_memory.task.corruptions import other_outputs
 from induction_memory.task.sampler import BigramBatch
+from induction_memory.terminal import Progress
 from induction_memory.trajectory.search import Steps
 
 logger = logging.getLogger("induction_memory")
@@ -279,7 +280,7 @@ def ablate(
     initial: Mapping[str, Tensor] | nn.Module | None = None,
     via: Via | None = None,
     seed: int = 0,
-    progress: Progress | None = None,
+    progress: Progress = None,
 ) -> pd.DataFrame:
     """One row per component and kind of ablation (and step): in-context and global scores, KL, and standard errors.
 
@@ -287,10 +288,10 @@ def ablate(
     some, as "L2H1". `components` are names, or groups of them: heads, layers, feed_forward, embeddings,
     matrices, parts, edges, paths, all. By default they are the first six groups, and at several steps the first five.
     `kind` is a name (`kinds`), a function, several of these, or "all": by default "mean", as on the command
-    line. `step` is a stored step, several, or "all"; `progress(done, total)` is called after each. Without a batch 64
-    sequences are drawn, or 16 for several steps (`attrs["sequences"]`); without a task they are random tokens repeated
-    once. `attrs["left_out"]`, and a line in the log, say which kinds of "all" the sequences do not allow, and why.
-    `via="hooks"` runs one hooked forward per row that differs from the others.
+    line. `step` is a stored step, several, or "all". Without a batch 64 sequences are drawn, or 16 for several steps
+    (`attrs["sequences"]`); without a task they are random tokens repeated once. `attrs["left_out"]`, and a line in the
+    log, say which kinds of "all" the sequences do not allow, and why. `via="hooks"` runs one hooked forward per row
+    that differs from the others. `progress` is that of `im.measure`.
 
     >>> ablate("induction-small", heads="all")[["component", "kind", "in_context_accuracy"]].round(2)
       component  kind  in_context_accuracy
@@ -299,10 +300,10 @@ def ablate(
     2      L2H1  mean                 0.01
     """
     require_seed(seed)
-    chosen = select(source, step=step, batch=batch, task=task, initial=initial, via=via)
+    chosen = select(source, step=step, batch=batch, task=task, initial=initial, via=via, progress=progress)
     if len(chosen.steps) > 1 and heads is None and components is None:
         components = GROUPS[:5]
-    return ablate_selection(chosen, heads=heads, components=components, kind=kind, seed=seed, progress=progress)
+    return ablate_selection(chosen, heads=heads, components=components, kind=kind, seed=seed)
 
 
 def ablate_selection(
@@ -313,7 +314,6 @@ def ablate_selection(
     kind: Kind | Sequence[Kind] = "mean",
     seed: int = 0,
     group: str | None = None,
-    progress: Progress | None = None,
 ) -> pd.DataFrame:
     """The rows of `ablate`; with `group`, all scores are over the positions of that group, which takes less time."""
     kinds = list(_KINDS) if kind == "all" else listed(kind, "kind")
@@ -322,7 +322,7 @@ def ablate_selection(
     needed = "initial" in kinds or any(map(callable, kinds))
     measure = partial(_ablate_one, initial=chosen.initial() if needed else None, **how)
     settings = {"ablate": how, "own": own_kinds(kinds), "batch": chosen.batch, "initial": chosen.given_initial}
-    rows = over_steps(chosen, measure, settings=settings, progress=progress)["rows"]
+    rows = over_steps(chosen, measure, settings=settings)["rows"]
     if rows.attrs["left_out"]:
         logger.warning("left out: %s", "; ".join(f"{name} ({why})" for name, why in rows.attrs["left_out"].items()))
     return rows

@@ -27,6 +27,7 @@ from induction_memory.probes.tables import table as probe_table
 from induction_memory.runner.components import ARROW
 from induction_memory.runner.recording import Via
 from induction_memory.source.sources import Sequences, select
+from induction_memory.terminal import Progress
 from induction_memory.trajectory.search import Steps
 
 MEMORIES = ("W_K1", "W_K2", "W_O2")
@@ -41,6 +42,7 @@ def causal_curves(
     step: Steps = "all",
     via: Via | None = None,
     seed: int = 0,
+    progress: Progress = None,
 ) -> pd.DataFrame:
     """One row per step, part and kind: necessity, accuracy with and without it, and recall where it has a probe.
 
@@ -57,7 +59,7 @@ def causal_curves(
     3   600      W_O2  mean       0.59    0.94     0.35        0.17     1.0
     """
     require_seed(seed)
-    chosen = select(source, step=step, batch=batch, via=via)
+    chosen = select(source, step=step, batch=batch, via=via, progress=progress)
     main = chosen.batch.main
     ablated = ablate_selection(chosen, components=components, kind=kind, seed=seed, group=main)
     accuracy = f"{main}_accuracy"
@@ -67,7 +69,7 @@ def causal_curves(
     rows: Any = ablated[ablated["component"] != INTACT].reset_index(drop=True)
     recalls: dict[tuple[int, str], float] = {}
     names = [name for name in MEMORIES if name in set(rows["component"])]
-    for row in probe_table(chosen.source, names, step=chosen.steps).to_dict("records") if names else []:
+    for row in probe_table(chosen.source, names, step=chosen.steps, progress=False).to_dict("records") if names else []:
         key = (row["step"], row["probe"])
         recalls[key] = max(recalls.get(key, 0.0), row["value"])
     level = rows["step"].map(intact)

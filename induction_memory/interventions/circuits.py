@@ -15,7 +15,7 @@ token found there is copied to the output.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -35,7 +35,7 @@ from induction_memory.runner.recording import Patch, Recording, Runner, Via
 from induction_memory.source.sources import Sequences, select
 from induction_memory.task.batch import Batch
 from induction_memory.task.protocol import Task
-from induction_memory.terminal import keeping, track
+from induction_memory.terminal import Progress, keeping, track
 from induction_memory.trajectory.search import Steps
 
 Ranking = Literal["exact", "gradient", "integrated"]
@@ -127,6 +127,7 @@ def discover(
     task: Task | None = None,
     via: Via | None = None,
     seed: int = 0,
+    progress: Progress = None,
 ) -> Discovery:
     """Rank the edges of a model (or of one step of a trajectory), find its circuit, and score circuits of every size.
 
@@ -153,20 +154,25 @@ def discover(
     (whole, nothing), _ = bench.measure([[], bench.without(edges)])
     span = whole - nothing
     table = pd.DataFrame({"edge": edges})
-    for name in rankings:
-        table[name] = _effects(bench, name, points) / span
-    by_first = table.sort_values(rankings[0], ascending=False, ignore_index=True)
-    strongest = by_first[rankings[0]].iloc[0]
-    circuit = tuple(by_first["edge"][by_first[rankings[0]] > share * strongest])
-    orders: list[tuple[str, list[str]]] = [
-        (name, table.sort_values(name, ascending=False)["edge"].tolist()) for name in rankings
-    ]
-    rng = np.random.default_rng(seed)
-    orders += [(RANDOM, [edges[i] for i in rng.permutation(len(edges))]) for _ in range(random_orders)]
-    every = range(len(edges) + 1) if sizes is None else sizes
-    for n in every:
-        require(0 <= n <= len(edges), "sizes", f"0 to {len(edges)} (the edges)", n)
-    return Discovery(by_first, _curve(bench, orders, every, (whole, nothing)), circuit)
+    with closing(track([*rankings, "curve"], "parts", progress=progress)) as parts:
+        for name in rankings:
+            next(parts)
+            table[name] = _effects(bench, name, points) / span
+        by_first = table.sort_values(rankings[0], ascending=False, ignore_index=True)
+        strongest = by_first[rankings[0]].iloc[0]
+        circuit = tuple(by_first["edge"][by_first[rankings[0]] > share * strongest])
+        orders: list[tuple[str, list[str]]] = [
+            (name, table.sort_values(name, ascending=False)["edge"].tolist()) for name in rankings
+        ]
+        rng = np.random.default_rng(seed)
+        orders += [(RANDOM, [edges[i] for i in rng.permutation(len(edges))]) for _ in range(random_orders)]
+        every = range(len(edges) + 1) if sizes is None else sizes
+        for n in every:
+            require(0 <= n <= len(edges), "sizes", f"0 to {len(edges)} (the edges)", n)
+        next(parts)
+        curve = _curve(bench, orders, every, (whole, nothing))
+        next(parts, None)
+    return Discovery(by_first, curve, circuit)
 
 
 def _bench(runner: Runner, batch: Batch, kind: Kind, initial: Any, seed: int) -> _Bench:

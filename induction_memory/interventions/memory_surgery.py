@@ -51,6 +51,7 @@ from induction_memory.source.measuring import over_steps
 from induction_memory.source.sources import SEQUENCES, At, Sequences, select
 from induction_memory.task.batch import Batch
 from induction_memory.task.protocol import Task
+from induction_memory.terminal import Progress
 from induction_memory.trajectory.search import Steps
 from induction_memory.trajectory.trajectory import Trajectory
 
@@ -127,6 +128,7 @@ def surgery(
     through: Head | None = None,
     step: Steps = None,
     task: Task | None = None,
+    progress: Progress = None,
 ) -> pd.DataFrame:
     """One edit, before and after: rows for the target, the bystanders and all positions (and each step).
 
@@ -143,7 +145,7 @@ def surgery(
     1  bystanders    0.92                 0.92
     2         all    0.93                 0.79
     """
-    chosen = select(source, step=step, batch=batch, task=task, sequences=SEQUENCES)
+    chosen = select(source, step=step, batch=batch, task=task, sequences=SEQUENCES, progress=progress)
     require(not chosen.batch.soft, "batch", "sequences with one right output for each position", "soft targets")
     wanted: dict[str, Any] = {"erase": erase, "insert": insert, "swap": swap}
     wanted |= {"project": project, "truncate": truncate, "transplant": transplant}

@@ -59,6 +59,7 @@ from induction_memory.source.measuring import over_steps
 from induction_memory.source.sources import SEQUENCES, At, Sequences, select
 from induction_memory.task.corruptions import Pairs, Query, pairs_of
 from induction_memory.task.protocol import Task
+from induction_memory.terminal import Progress
 from induction_memory.trajectory.search import Steps
 
 
@@ -95,12 +96,13 @@ def patch(
     via: Via | None = None,
     seed: int = 0,
     intact: bool = False,
+    progress: Progress = None,
 ) -> pd.DataFrame:
     """Activation patching (one row per component and position) or path patching (one row per edge), for each step.
 
     `components` are names of sites, groups of them as in `ablate`, or for paths the edges; all when not given.
     `corruption` is one that the task offers, its first when not given: `trigger` for in-context bigrams. Source, batch,
-    step and `via` are those of `ablate`.
+    step, `via` and progress are those of `ablate`.
 
     >>> import induction_memory as im
     >>> batch = im.load("induction-small").task.sample(4, im.task.step_rng(0, 0))
@@ -113,7 +115,7 @@ def patch(
     """
     require(kind in get_args(PatchKind), "kind", "activation or path", repr(kind))
     require_seed(seed)
-    chosen = select(source, step=step, batch=batch, task=task, sequences=SEQUENCES, via=via)
+    chosen = select(source, step=step, batch=batch, task=task, sequences=SEQUENCES, via=via, progress=progress)
     pairs = pairs_of(chosen.task, chosen.batch, corruption, np.random.default_rng(seed), query)
 
     def measure(at: At) -> dict[str, pd.DataFrame]:

@@ -23,7 +23,7 @@ from induction_memory.paper.claims.claim import COLUMNS, Claim, measured
 from induction_memory.paper.measurement import make_record
 from induction_memory.paper.plan import FIGURES, TRAJECTORIES, PaperRun, jobs
 from induction_memory.paper.records import Record, Records, after
-from induction_memory.terminal import track
+from induction_memory.terminal import Progress, track
 from induction_memory.trajectory.manifest import MANIFEST
 from induction_memory.trajectory.search import SHIPPED, find, search_path
 from induction_memory.trajectory.trajectory import Trajectory, load
@@ -92,7 +92,7 @@ class AuditedRecord(Record):
             self.sealed_reads.append(self.name)
 
 
-def audit(folder: Path | None = None, figures: Sequence[int] = tuple(FIGURES)) -> Audit:
+def audit(folder: Path | None = None, figures: Sequence[int] = tuple(FIGURES), *, progress: Progress = None) -> Audit:
     """The claims about some figures, from the trajectories and sealed records in a folder: by default what ships.
 
     Only the trajectories of runs that these figures show are measured. The checksums of all records are checked.
@@ -104,7 +104,7 @@ def audit(folder: Path | None = None, figures: Sequence[int] = tuple(FIGURES)) -
     records = {name: _audited(record, None, reads) for name, record in shipped.items()}
     wanted = [name for name, preset in TRAJECTORIES.items() if preset in shown]
     there = [name for name in wanted if (folder / name / MANIFEST).exists()]
-    for name in track(there, "measuring what ships"):
+    for name in track(there, "measuring what ships", progress=progress):
         of, run = f"{TRAJECTORIES[name]}-seed-0", load(folder / name)
         if of not in shipped:
             compared.append((name, of, len(run.steps), np.inf, "no record of the preset as it is"))

@@ -25,6 +25,7 @@ from induction_memory.paper.reproduction_page import page
 from induction_memory.sweep.job import Job, path_of
 from induction_memory.sweep.loop import engine, require_workers, work_off
 from induction_memory.sweep.plan import cost
+from induction_memory.terminal import Progress
 from induction_memory.trajectory.search import SHIPPED
 from induction_memory.trajectory.trajectory import Trajectory, load
 
@@ -48,7 +49,7 @@ def reproduce(
     out: Path = Path("reproduction"),
     workers: int = 2,
     train: bool = True,
-    quiet: bool = False,
+    progress: Progress = None,
 ) -> Reproduction:
     """Figures and claims at a scale, from runs in `runs/SCALE`, into `out`: a page and a folder of pictures.
 
@@ -57,7 +58,7 @@ def reproduce(
     require_workers(workers)
     out = require_folder(out, "--out")
     folder, planned = require_folder(Path(runs) / scale, "--runs"), jobs(chosen, scale)
-    records = gather(planned, folder, workers=workers, train=train, quiet=quiet)
+    records = gather(planned, folder, workers=workers, train=train, progress=progress)
     if not train and scale == "paper":
         records = with_shipped(records, planned)
     by_preset = {job.preset: job for job in planned if job.seed == 0}
@@ -88,7 +89,7 @@ def _trained(job: PaperRun, folder: Path, records: Records) -> Trajectory:
 
 
 def gather(
-    jobs: Sequence[PaperRun], folder: Path, *, workers: int = 2, train: bool = True, quiet: bool = False
+    jobs: Sequence[PaperRun], folder: Path, *, workers: int = 2, train: bool = True, progress: Progress = None
 ) -> Records:
     """The records of all jobs, after training the runs that are missing or unfinished.
 
@@ -99,13 +100,13 @@ def gather(
     if not train:
         missing = [job for job in missing if _is_finished(job, folder)]
     if missing:
-        found |= _work(missing, folder, min(workers, len(missing)), quiet)
+        found |= _work(missing, folder, min(workers, len(missing)), progress)
     return Records([found[job.name] for job in jobs if job.name in found])
 
 
-def _work(jobs: Sequence[PaperRun], folder: Path, workers: int, quiet: bool) -> dict[str, Record]:
+def _work(jobs: Sequence[PaperRun], folder: Path, workers: int, progress: Progress) -> dict[str, Record]:
     """Train and measure as a sweep: failed runs are reported when the others are done."""
-    ended = work_off([_sweep_job(job, folder) for job in jobs], engine(workers), quiet=quiet)
+    ended = work_off([_sweep_job(job, folder) for job in jobs], engine(workers), progress=progress)
     failed = [f"{folder / name}: {outcome.error}" for name, outcome in ended.items() if outcome.state != "done"]
     if failed:
         others = f"; {len(failed) - 1} more runs failed" if len(failed) > 1 else ""
@@ -127,7 +128,7 @@ def train_and_record(name: str, config: dict[str, Any], folder: str, command: st
     place, asked = Path(folder), RunConfig.from_dict(config)
     run = load(place / name) if (place / name / "manifest.json").exists() else None
     if run is None or not run.finished or run.config != asked:
-        run = start(asked, place / name, resume="or start", quiet=True, command=command)
+        run = start(asked, place / name, resume="or start", progress=False, command=command)
     write(make_record(run, name), place / FOLDER / name)
 
 

@@ -31,6 +31,7 @@ from induction_memory.source.measuring import over_steps
 from induction_memory.source.sources import At, Sequences, select
 from induction_memory.task.batch import Batch, ratio
 from induction_memory.task.protocol import offered
+from induction_memory.terminal import Progress
 from induction_memory.trajectory.search import Steps
 
 QUESTIONS = ("in-context accuracy", "copying", "copying, ambiguous")
@@ -41,7 +42,13 @@ COLUMNS = ["step", "question", "rank", "value", "error", "positions", "by_bigram
 
 
 def arbitration(
-    source: Any, *, step: Steps = None, batch: Sequences = None, task: Any = None, sequences: int = SEQUENCES
+    source: Any,
+    *,
+    step: Steps = None,
+    batch: Sequences = None,
+    task: Any = None,
+    sequences: int = SEQUENCES,
+    progress: Progress = None,
 ) -> pd.DataFrame:
     """How often a model follows its context at the last step, or at others, by the rank of the retrieved token in pi_b.
 
@@ -53,7 +60,7 @@ def arbitration(
     >>> found["question"].unique().tolist()
     ['in-context accuracy', 'copying', 'copying, ambiguous']
     """
-    chosen = select(source, step=step, batch=batch, task=task, sequences=sequences)
+    chosen = select(source, step=step, batch=batch, task=task, sequences=sequences, progress=progress)
     bigram, drawn = torch.tensor(_bigram_table(chosen.require_task())), chosen.batch
     asked = {name: retrieved(drawn, name) for name in QUESTIONS}
     ranks = {name: rank(bigram, drawn.tokens, tokens) for name, (tokens, _) in asked.items()}

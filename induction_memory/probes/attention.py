@@ -36,6 +36,7 @@ from induction_memory.probes.registry import Probe
 from induction_memory.source.measuring import over_steps
 from induction_memory.source.sources import At, select
 from induction_memory.task.ideals import induction_keys
+from induction_memory.terminal import Progress
 from induction_memory.trajectory.search import Steps
 
 _PER_LAYER = {
@@ -269,7 +270,9 @@ PROBES = {f"{kind}{layer}": attention_probe(kind, layer) for kind in _PER_LAYER 
 }
 
 
-def head_scores(source: Any, *, step: Steps = None, length: int | None = None) -> pd.DataFrame:
+def head_scores(
+    source: Any, *, step: Steps = None, length: int | None = None, progress: Progress = None
+) -> pd.DataFrame:
     """The standard scores of every head at the last step, or at others: head (`L2H1`), previous_token, induction.
 
     `length` is that of the random sequence that is repeated; half the context if not given.
@@ -289,4 +292,4 @@ def head_scores(source: Any, *, step: Steps = None, length: int | None = None) -
                 rows.append({"head": head_name(layer, head + 1)} | score)
         return {"table": pd.DataFrame(rows)}
 
-    return over_steps(select(source, step=step), measure, settings={"head scores": length})["table"]
+    return over_steps(select(source, step=step, progress=progress), measure, settings={"head scores": length})["table"]

@@ -33,6 +33,7 @@ from induction_memory.probes.tables import table
 from induction_memory.source.replicates import by_configuration
 from induction_memory.source.sources import select
 from induction_memory.task.sampler import step_rng
+from induction_memory.terminal import Progress, track
 from induction_memory.trajectory.search import Steps
 
 EXPECTED_ORDER = ("W_O2", "W_K2", "W_K1")  # top-down, Section 5
@@ -81,6 +82,7 @@ def change_points(
     resamples: int = 500,
     batches: int = 8,
     seed: int = 0,
+    progress: Progress = None,
 ) -> pd.DataFrame:
     """When each probe of a run, or of several runs together, changes: one row per probe and head.
 
@@ -96,7 +98,7 @@ def change_points(
     groups = by_configuration(list(sources) if isinstance(sources, list | tuple) else [sources])
     require(len(groups) > 0, "runs", "at least one", "none")
     rows = []
-    for (label, runs), name in product(groups, names):
+    for (label, runs), name in track(product(groups, names), "probes", progress=progress):
         curves, over = _replicates(runs, name, step, batches)
         for head, (at, values) in curves.items():
             rng = np.random.default_rng(seed)
@@ -142,7 +144,13 @@ def _stack(tables: list[pd.DataFrame], name: str) -> dict[str, tuple[np.ndarray,
 
 
 def birth_order(
-    runs: Any, expected: Sequence[str] = EXPECTED_ORDER, *, step: Steps = "all", seed: int = 0, resamples: int = 500
+    runs: Any,
+    expected: Sequence[str] = EXPECTED_ORDER,
+    *,
+    step: Steps = "all",
+    seed: int = 0,
+    resamples: int = 500,
+    progress: Progress = None,
 ) -> pd.DataFrame:
     """Tests whether births come in the expected order, over runs that differ in their seed.
 
@@ -161,19 +169,22 @@ def birth_order(
     groups = by_configuration(list(runs) if isinstance(runs, list | tuple) else [runs])
     require(len(groups) > 0, "runs", "at least one", "none")
     tables = []
-    for label, members in groups:
-        tables.append(_birth_order(members, expected, step, seed, resamples))
+    told = progress if len(groups) > 1 else None
+    for label, members in track(groups, "configurations", progress=told):
+        tables.append(_birth_order(members, expected, step, seed, resamples, progress))
         if len(groups) > 1:
             tables[-1].insert(0, "configuration", label)
     return pd.concat(tables, ignore_index=True)
 
 
-def _birth_order(listed: list[Any], expected: Sequence[str], step: Steps, seed: int, resamples: int) -> pd.DataFrame:
+def _birth_order(
+    listed: list[Any], expected: Sequence[str], step: Steps, seed: int, resamples: int, progress: Progress
+) -> pd.DataFrame:
     from scipy.stats import binomtest
 
     changes = np.empty((len(listed), len(expected)))
     drawn = np.empty((len(listed), len(expected), resamples))
-    for r, run in enumerate(listed):
+    for r, run in track(enumerate(listed), "runs", len(listed), progress=progress):
         for e, name in enumerate(expected):
             curves, _ = _replicates([run], name, step, batches=8)
             require(len(curves) == 1, name, "one head per layer", f"{len(curves)} heads")
@@ -218,7 +229,11 @@ def lag(
 
 
 def lead_lag(
-    source: Any, names: Sequence[str] = (*EXPECTED_ORDER, "loss_in_context"), *, step: Steps = "all"
+    source: Any,
+    names: Sequence[str] = (*EXPECTED_ORDER, "loss_in_context"),
+    *,
+    step: Steps = "all",
+    progress: Progress = None,
 ) -> pd.DataFrame:
     """Neighbouring pairs of probes of a run: first, second, lag, correlation, and the distance of their change points.
 
@@ -229,7 +244,7 @@ def lead_lag(
       first second    lag  correlation  change
     0  W_O2   W_K2  69.17          0.8  102.31
     """
-    tidy = table(source, names, step=step)
+    tidy = table(source, names, step=step, progress=progress)
     curves, at = {}, np.array([])
     for name in names:
         rows = tidy.loc[tidy["probe"] == name]

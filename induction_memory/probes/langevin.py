@@ -22,6 +22,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,7 @@ from induction_memory.source.measuring import over_steps
 from induction_memory.source.sources import At, Selection, Sequences, select
 from induction_memory.task.batch import Batch
 from induction_memory.task.sampler import step_rng
+from induction_memory.terminal import Progress, track
 from induction_memory.training.forward import evaluate
 from induction_memory.trajectory.search import Steps
 
@@ -167,6 +169,7 @@ def learning_coefficient(
     batch: Sequences = None,
     task: Any = None,
     sampling: Langevin | None = None,
+    progress: Progress = None,
 ) -> pd.DataFrame:
     """One row per part at the last step, or at others: coefficient, standard error over chains, loss, settings.
 
@@ -182,7 +185,7 @@ def learning_coefficient(
     """
     how = sampling or Langevin()
     needed = how.minibatches * how.batch_size
-    chosen = select(source, step=step, batch=batch, task=task, sequences=needed)
+    chosen = select(source, step=step, batch=batch, task=task, sequences=needed, progress=progress)
     config = None if chosen.task is None else getattr(chosen.source, "config", None)
     objective = loss or (config.train.loss if config is not None else "all")
     batches = minibatches(chosen, how)
@@ -218,6 +221,7 @@ def calibrate(
     n_betas: Sequence[float | int] = (10, 30, 100, 300, 1000),
     step_sizes: Sequence[float] = (1e-4, 3e-4, 1e-3),
     sampling: Langevin | None = None,
+    progress: Progress = None,
 ) -> pd.DataFrame:
     """The coefficient over n_beta and step size, to look for a plateau before a setting is chosen.
 
@@ -229,14 +233,13 @@ def calibrate(
     ['n_beta', 'step_size', 'value', 'value_se', 'note', 'plateau']
     """
     rows = []
-    for n_beta in n_betas:
-        for step_size in step_sizes:
-            setting = replace(sampling or Langevin(), n_beta=float(n_beta), step_size=float(step_size))
-            try:
-                row = learning_coefficient(source, [part], step=step, sampling=setting).iloc[0]
-                rows.append([n_beta, step_size, row["value"], row["value_se"], ""])
-            except DivergedError as reason:
-                rows.append([n_beta, step_size, math.nan, math.nan, str(reason)])
+    for n_beta, step_size in track(product(n_betas, step_sizes), "settings", progress=progress):
+        setting = replace(sampling or Langevin(), n_beta=float(n_beta), step_size=float(step_size))
+        try:
+            row = learning_coefficient(source, [part], step=step, sampling=setting).iloc[0]
+            rows.append([n_beta, step_size, row["value"], row["value_se"], ""])
+        except DivergedError as reason:
+            rows.append([n_beta, step_size, math.nan, math.nan, str(reason)])
     table = pd.DataFrame(rows, columns=["n_beta", "step_size", "value", "value_se", "note"])
     smaller = table.sort_values("step_size").groupby("n_beta")["value"].shift().sort_index()
     return table.assign(plateau=(table["value"] - smaller).abs() <= PLATEAU * smaller.abs())

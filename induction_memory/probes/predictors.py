@@ -36,6 +36,7 @@ from induction_memory.task.ideals import sources_of
 from induction_memory.task.predictors import Phase, distances, mixture_weights, phases, predictions
 from induction_memory.task.protocol import ask, choose
 from induction_memory.task.sampler import step_rng
+from induction_memory.terminal import Progress
 from induction_memory.trajectory.search import Steps
 
 SEQUENCES = 128
@@ -51,6 +52,7 @@ def predictor_distances(
     group: str = "all",
     variant: str | None = None,
     sequences: int = SEQUENCES,
+    progress: Progress = None,
 ) -> pd.DataFrame:
     """One row per step, one column per predictor, simplest first: KL(predictor || model) in nats.
 
@@ -60,7 +62,7 @@ def predictor_distances(
     >>> im.probes.predictor_distances("markov-1", sequences=8).loc[1500].round(3).to_dict()
     {'1-gram': 0.11, '2-gram': 0.003}
     """
-    return _by_step(source, step, task, group, variant, sequences, distances)
+    return _by_step(source, step, task, group, variant, sequences, progress, distances)
 
 
 def predictor_phases(source: Any, **how: Any) -> list[Phase]:
@@ -80,7 +82,13 @@ def phases_of(table: pd.DataFrame) -> list[Phase]:
 
 
 def predictor_mixture(
-    source: Any, *, step: Steps = "all", task: Any = None, group: str = "all", sequences: int = SEQUENCES
+    source: Any,
+    *,
+    step: Steps = "all",
+    task: Any = None,
+    group: str = "all",
+    sequences: int = SEQUENCES,
+    progress: Progress = None,
 ) -> pd.DataFrame:
     """One row per step, one column per predictor: the weights of the mixture that is nearest to the model.
 
@@ -88,7 +96,7 @@ def predictor_mixture(
     >>> im.probes.predictor_mixture("markov-1", step=1500, sequences=8).loc[1500].round(1).to_dict()
     {'1-gram': 0.1, '2-gram': 0.9}
     """
-    return _by_step(source, step, task, group, None, sequences, mixture_weights)
+    return _by_step(source, step, task, group, None, sequences, progress, mixture_weights)
 
 
 def _by_step(
@@ -98,10 +106,11 @@ def _by_step(
     group: str,
     variant: str | None,
     sequences: int,
+    progress: Progress,
     compare: Callable[..., Mapping[str, Any]],
 ) -> pd.DataFrame:
     """What `compare` says of the model's logits and of each predictor's, at each step."""
-    chosen = select(source, step=step, task=task, sequences=sequences)
+    chosen = select(source, step=step, task=task, sequences=sequences, progress=progress)
     task = chosen.require_task()
     drawn_from = task if variant is None else choose(task, "variants", variant)
     batch = drawn_from.sample(sequences, step_rng(chosen.eval_seed, 0))

@@ -15,6 +15,7 @@ values are kept on the disk, unless a user's function is among them.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
 from types import ModuleType
@@ -39,9 +40,10 @@ from induction_memory.probes import (
 )
 from induction_memory.probes.activations import Activations
 from induction_memory.probes.registry import Probe, registered, split_layer
-from induction_memory.source.measuring import Progress, over_steps
+from induction_memory.source.measuring import over_steps
 from induction_memory.source.sources import SEQUENCES, At, Selection, Sequences, select
 from induction_memory.task.protocol import Task, offered
+from induction_memory.terminal import Progress
 from induction_memory.trajectory.search import Steps
 
 FAMILIES: dict[str, ModuleType] = {
@@ -172,7 +174,7 @@ def table(
     step: Steps = "all",
     batch: Sequences = None,
     task: Task | None = None,
-    progress: Progress | None = None,
+    progress: Progress = None,
 ) -> pd.DataFrame:
     """Probes of any source at all steps or some: step, probe, head, value.
 
@@ -188,19 +190,20 @@ def table(
     2     0  norm_W_O2  L2H1   6.55
     3   600  norm_W_O2  L2H1  25.36
     """
-    chosen = select(source, step=step, batch=batch, task=task, sequences=SEQUENCES)
+    chosen = select(source, step=step, batch=batch, task=task, sequences=SEQUENCES, progress=progress)
     if names is None and chosen.task is None and not hasattr(chosen.source, "stacked"):
         how = {"probes": "standard", "batch": batch}
-        return _joined([over_steps(chosen, _standard_scores, settings=how, progress=progress)])
+        return _joined([over_steps(chosen, _standard_scores, settings=how)])
     probes, parts = resolve(names, chosen), []
     of_weights = [probe for probe in probes if probe.of == "weights"]
     others = [probe for probe in probes if probe.of == "activations"]
     if of_weights:
-        parts.append(over_steps(chosen, partial(_measured, of_weights, {}), size=chunk_of(chosen)))
+        told = replace(chosen, progress=None) if others and callable(progress) else chosen  # they tell
+        parts.append(over_steps(told, partial(_measured, of_weights, {}), size=chunk_of(chosen)))
     if others:
         own = [probe.measure for probe in others if probe.family not in (*FAMILIES, *OF_TASK)]
         how = {"probes": [probe.name for probe in others], "own": own, "batch": batch}
-        parts.append(over_steps(chosen, partial(_measured, others, {}), settings=how, progress=progress))
+        parts.append(over_steps(chosen, partial(_measured, others, {}), settings=how))
     tidy = _joined(parts)
     place = pd.Index([probe.name for probe in probes]).get_indexer(pd.Index(tidy["probe"]))
     order = np.lexsort([tidy["step"].to_numpy(), place])
@@ -250,6 +253,7 @@ def recall(
     targets: Int[Tensor, " i"] | Sequence[int | str] | None = None,
     step: Steps = "all",
     task: Task | None = None,
+    progress: Progress = None,
 ) -> pd.DataFrame:
     """Recall of memories at all steps or some: by name, of any matrix, or between tokens.
 
@@ -276,7 +280,7 @@ def recall(
     >>> table.loc[table["circuit"] == "OV", ["head", "recall"]].values.tolist()
     [['L1H1', 0.0], ['L2H1', 1.0]]
     """
-    chosen = select(source, step=step, task=task)
+    chosen = select(source, step=step, task=task, progress=progress)
     if tokens is not None:
         alone = names is None and inputs is None and outputs is None
         require(alone, "tokens", "neither names nor inputs nor outputs beside them", "both")
@@ -292,7 +296,7 @@ def recall(
     if names is None and not has_memories(chosen):
         instead = "im.probes.table measures its distances to the task's predictors"
         raise InputError(f"task: expected one that says what matrices store, got {chosen.task.name!r} ({instead})")
-    return wide(table(chosen.source, names, step=step, task=task))
+    return wide(table(chosen.source, names, step=step, task=task, progress=progress))
 
 
 def value(probe: Probe, subject: Any) -> Tensor:

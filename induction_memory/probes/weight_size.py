@@ -28,6 +28,7 @@ from induction_memory.model.memories import Memories, head_names
 from induction_memory.probes.registry import Probe
 from induction_memory.source.measuring import over_steps
 from induction_memory.source.sources import At, Stack, select
+from induction_memory.terminal import Progress
 from induction_memory.trajectory.search import Steps
 
 
@@ -112,7 +113,7 @@ PROBES = {f"{kind}_{memory}": weight_probe(kind, memory) for kind in KINDS for m
 }
 
 
-def spectrum(source: Any, memory: str, *, step: Steps = "all") -> pd.DataFrame:
+def spectrum(source: Any, memory: str, *, step: Steps = "all", progress: Progress = None) -> pd.DataFrame:
     """Singular values of a memory: one row per step, head and rank (1 = the largest).
 
     >>> import induction_memory as im
@@ -131,7 +132,7 @@ def spectrum(source: Any, memory: str, *, step: Steps = "all") -> pd.DataFrame:
         index = pd.MultiIndex.from_product([at.steps, heads, ranks], names=["step", "head", "rank"])
         return {"table": pd.DataFrame({"value": values.double().flatten().cpu().numpy()}, index=index).reset_index()}
 
-    return over_steps(select(source, step=step), measure, size=SPECTRA)["table"]
+    return over_steps(select(source, step=step, progress=progress), measure, size=SPECTRA)["table"]
 
 
 SPECTRA = 32  # steps whose matrices are decomposed at once

@@ -7,6 +7,7 @@ there, shows progress, and returns what is complete after an interruption.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from operator import itemgetter
 from typing import Any
 
@@ -15,11 +16,8 @@ import pandas as pd
 from induction_memory.errors import require
 from induction_memory.source.sources import At, Selection, Sequences, select
 from induction_memory.source.store import Store, code, key_of
-from induction_memory.terminal import keeping, track
+from induction_memory.terminal import Progress, keeping, track
 from induction_memory.trajectory.search import Steps
-
-Progress = Callable[[int, int], object]
-"""Called after each step with the numbers of done and of all steps."""
 
 
 def measure(
@@ -30,21 +28,22 @@ def measure(
     batch: Sequences = None,
     task: Any = None,
     sequences: int | None = None,
-    progress: Progress | None = None,
+    progress: Progress = None,
 ) -> pd.DataFrame:
     """A table of what a function says of each step of a source: a table, or numbers by name for one row.
 
     The function receives the step as an `At`: `at.step`, `at.model` (a TransformerLens model), `at.runner`, `at.stack`
     (the weights as memories), `at.batch` and `at.task`. A model of a series must not be used after it has returned.
     Without `batch`, `sequences` are drawn from the task; without a task they are random tokens repeated once.
+    `progress` is None for a line after two seconds, False for none, or a function of the numbers of done and all steps.
 
     >>> measure("induction-small", lambda at: {"norm": at.model.W_O[1].norm().item()}, step=[0, 600]).round(2)
        step   norm
     0     0   6.55
     1   600  25.36
     """
-    chosen = select(source, step=step, batch=batch, task=task, sequences=sequences)
-    return over_steps(chosen, lambda at: {"table": _as_table(what(at))}, progress=progress)["table"]
+    chosen = select(source, step=step, batch=batch, task=task, sequences=sequences, progress=progress)
+    return over_steps(chosen, lambda at: {"table": _as_table(what(at))})["table"]
 
 
 def over_steps(
@@ -53,7 +52,6 @@ def over_steps(
     *,
     settings: Mapping[str, Any] | None = None,
     size: int = 1,
-    progress: Progress | None = None,
 ) -> dict[str, pd.DataFrame]:
     """The tables that `what` makes of each step, joined by name.
 
@@ -74,17 +72,15 @@ def over_steps(
             missing.append(one)
         else:
             done.append(([one], found))
-    parts = len(done) + -(-len(missing) // size)
-    with keeping(done, "steps"):
-        for at in (
-            track(chosen.in_turn(missing, size), "steps", parts - len(done)) if steps else chosen.in_turn(size=size)
-        ):
+    parts = max(1, -(-len(missing) // size))
+    groups = chosen.in_turn(missing if steps else None, size)
+    turns = track(groups, "steps", parts, progress=chosen.progress, before=len(done))
+    with keeping(done, "steps"), closing(turns):
+        for at in turns:
             tables = dict(what(at))
             if store is not None:
                 store.put(keys[at.step], tables)
             done.append((at.steps, tables))
-            if progress is not None:
-                progress(len(done), max(len(done), parts))
     require(len(done) > 0, "source", "one or more steps", "none")
     done.sort(key=itemgetter(0))
     return {name: _joined(chosen, done, name) for name in done[0][1]}

@@ -35,6 +35,7 @@ from induction_memory.runner.weights import parameters
 from induction_memory.task.batch import Batch, within_context
 from induction_memory.task.protocol import Task, ask
 from induction_memory.task.sampler import step_rng, with_counts
+from induction_memory.terminal import Progress
 from induction_memory.trajectory.search import Steps, chosen_steps, find, is_series
 from induction_memory.trajectory.series import revisions
 from induction_memory.trajectory.trajectory import load
@@ -283,6 +284,7 @@ class Selection:
     """How many sequences are drawn when none are given."""
     given_initial: Weights | nn.Module | None = None
     via: Via | None = None
+    progress: Progress = None
 
     @property
     def name(self) -> str:
@@ -412,13 +414,14 @@ def select(
     sequences: int | None = None,
     initial: Weights | nn.Module | None = None,
     via: Via | None = None,
+    progress: Progress = None,
 ) -> Selection:
     """Choose steps and sequences of a source.
 
     `step` is a stored step, several, "all", or the last when not given. `batch` are the sequences, also as a tensor of
     tokens. Without them `sequences` are drawn from the run's task, or from `task`: 64, or 16 for several steps; without
     a task they are random tokens repeated once. `initial` are the weights before training, which a model does not keep.
-    `via` is "hooks" or "fast".
+    `via` is "hooks" or "fast". `progress` of the steps is None for a line, False, or a function of (done, total).
 
     >>> select("induction-small", step="all").steps
     array([  0, 100, 200, 300, 600])
@@ -433,7 +436,7 @@ def select(
     opened = open_source(source)
     steps = opened.choose(step)
     drawn = sequences or (SEQUENCES if len(steps) == 1 else SEQUENCES_PER_STEP)
-    return Selection(opened, np.array(steps, dtype=np.int64), task or opened.task, batch, drawn, initial, via)
+    return Selection(opened, np.array(steps, dtype=np.int64), task or opened.task, batch, drawn, initial, via, progress)
 
 
 def model_weights(model: nn.Module) -> dict[str, Tensor]:

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from induction_memory.sweep.job import Job
+from induction_memory.terminal import Progress
 
 MOST_ROWS = 20
 SECONDS_BETWEEN_PICTURES = 0.25
@@ -23,10 +24,10 @@ SECONDS_BETWEEN_PICTURES = 0.25
 class Board:
     """Follows the jobs of a sweep; a context manager, so that the terminal is left tidy."""
 
-    def __init__(self, jobs: Mapping[str, Job], *, quiet: bool, console: Console | None = None) -> None:
-        self._jobs, self._quiet = jobs, quiet
+    def __init__(self, jobs: Mapping[str, Job], progress: Progress = None, console: Console | None = None) -> None:
+        self._jobs, self._progress, self._ended = jobs, progress, 0
         self._console = console or Console(stderr=True, highlight=False)
-        self.is_live = self._console.is_terminal and not quiet
+        self.is_live = self._console.is_terminal and progress is None
         self._live = Live(console=self._console, auto_refresh=False)
         self._began = time.monotonic()
         self._drawn = -SECONDS_BETWEEN_PICTURES
@@ -44,12 +45,15 @@ class Board:
             self._live.stop()
 
     def note(self, line: str) -> None:
-        """A line that stays, above the table, unless quiet."""
-        if not self._quiet:
+        """A line that stays, above the table, where lines are shown."""
+        if self._progress is None:
             self._console.print(Text(line), soft_wrap=True)
 
     def show(self, done: Collection[str], failed: Collection[str], running: Callable[[], set[str]]) -> None:
-        """Draw the table again, unless it has just been drawn."""
+        """Draw the table again, unless it has just been drawn; tell a function that more runs have ended."""
+        if callable(self._progress) and (ended := len(done) + len(failed)) > self._ended:
+            self._ended = ended
+            self._progress(ended, len(self._jobs))
         if not self.is_live or time.monotonic() - self._drawn < SECONDS_BETWEEN_PICTURES:
             return
         self._drawn = time.monotonic()

@@ -108,7 +108,7 @@ def train(config: dict[str, Any], out: str, command: str) -> None:
     from induction_memory.experiment.run_config import RunConfig
     from induction_memory.training.run import start
 
-    start(RunConfig.from_dict(config), out, resume="or start", quiet=True, command=command)
+    start(RunConfig.from_dict(config), out, resume="or start", progress=False, command=command)
 
 
 SECONDS_BETWEEN_QUESTIONS = 0.2

@@ -28,6 +28,7 @@ from induction_memory.sweep import plan
 from induction_memory.sweep.board import Board
 from induction_memory.sweep.job import Engine, Job, Outcome, Pool
 from induction_memory.sweep.plan import PlannedRun, cost
+from induction_memory.terminal import Progress
 from induction_memory.trajectory.manifest import MANIFEST, Manifest
 
 ATTEMPTS = 4
@@ -44,12 +45,12 @@ def engine(workers: int = 2, scheduler: str | None = None) -> Engine:
     return Pool(workers)
 
 
-def work_off(jobs: Sequence[Job], on: Engine, *, quiet: bool = False) -> dict[str, Outcome]:
+def work_off(jobs: Sequence[Job], on: Engine, *, progress: Progress = None) -> dict[str, Outcome]:
     """Run every job until it is done or failed, then close the engine. Raises Stopped on a signal."""
     by_name = {job.name: job for job in jobs}
     work = _Work(by_name, on)
     try:
-        with _signals() as raise_if_stopped, closing(on), Board(by_name, quiet=quiet) as board:
+        with _signals() as raise_if_stopped, closing(on), Board(by_name, progress) as board:
             for job in jobs:
                 on.submit(job)
             while len(work.ended) < len(by_name):
@@ -154,7 +155,7 @@ class Finished:
 
 
 def start(
-    file: str | Path, out: str | Path, *, workers: int = 2, scheduler: str | None = None, quiet: bool = False
+    file: str | Path, out: str | Path, *, workers: int = 2, scheduler: str | None = None, progress: Progress = None
 ) -> Finished:
     """Train every run of a sweep's file in its own folder of `out`, on this machine or on a Dask cluster.
 
@@ -173,7 +174,7 @@ def start(
     if not ((folder / COPY).exists() and (folder / COPY).read_bytes() == content):
         write_file(folder / COPY, content)
     jobs_left = [job_of(run, folder) for run in waiting]
-    ended = {} if on is None else work_off(jobs_left, on, quiet=quiet)
+    ended = {} if on is None else work_off(jobs_left, on, progress=progress)
     failed = {name: outcome.error for name, outcome in ended.items() if outcome.state != "done"}
     if failed or (folder / FAILURES).exists():
         write_file(folder / FAILURES, json.dumps(failed, indent=1) + "\n")

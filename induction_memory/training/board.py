@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from induction_memory.errors import InputError, printable, require
-from induction_memory.terminal import Line, notebook_cell
+from induction_memory.terminal import Line, Progress, notebook_cell
 from induction_memory.training.loop import Metrics, Snapshot, recalls
 
 PLAIN_LINES = 20  # lines for a whole run if there is no terminal
@@ -29,11 +29,11 @@ LIVE_SECONDS = 0.5  # time between two updates in a terminal or a notebook
 COLUMNS = 79  # a wrapped line of a terminal cannot be rewritten
 
 
-class Progress:
+class Board:
     """Follows a run from its first step to its last, until it is closed."""
 
-    def __init__(self, first: int, last: int, task: Any, *, quiet: bool = False) -> None:
-        self._first, self._last, self._task, self._quiet = first, last, task, quiet
+    def __init__(self, first: int, last: int, task: Any, progress: Progress = None) -> None:
+        self._first, self._last, self._task, self._progress = first, last, task, progress
         self._line = Line() if sys.stderr.isatty() or notebook_cell() is not None else None
         self._started = time.perf_counter()
         self._shown = -LIVE_SECONDS
@@ -44,13 +44,15 @@ class Progress:
             print(file=sys.stderr)
 
     def note(self, text: str) -> None:
-        """Print a separate line before the first step is shown, unless quiet."""
-        if not self._quiet:
+        """Print a separate line before the first step is shown, where lines are shown."""
+        if self._progress is None:
             print(printable(text), file=sys.stderr)
 
     def update(self, snapshot: Snapshot) -> None:
-        """Show a step."""
-        if self._quiet:
+        """Show a step, or tell the function."""
+        if callable(self._progress):
+            self._progress(snapshot.step, self._last)
+        if self._progress is not None:
             return
         elapsed, last = time.perf_counter() - self._started, snapshot.step == self._last
         every = max(1, (self._last - self._first) // PLAIN_LINES)

@@ -27,6 +27,7 @@ from induction_memory.memory import edits
 from induction_memory.model.associations import associate, written
 from induction_memory.model.config import ModelConfig
 from induction_memory.model.memories import matrix, set_matrix
+from induction_memory.terminal import Progress
 from induction_memory.training.optimizer import zero_state
 from induction_memory.training.run import Resume, donor, graft_matrices, run_from
 from induction_memory.trajectory.trajectory import Trajectory
@@ -122,7 +123,7 @@ def branch(
     steps: int | None = None,
     settings: Sequence[str] = (),
     resume: Resume = False,
-    quiet: bool = False,
+    progress: Progress = None,
     log: str | None = None,
     command: str | None = None,
 ) -> Trajectory:
@@ -142,8 +143,8 @@ def branch(
     >>> import tempfile
     >>> import induction_memory as im
     >>> task, model, out = im.task.MarkovChains(length=16), im.ModelConfig(d_model=16), tempfile.mkdtemp()
-    >>> run = im.train(task, model, out=f"{out}/run", steps=4, batch_size=4, loss="all", quiet=True)
-    >>> held = branch(run, at=2, steps=3, out=f"{out}/held", freeze=["W_O2"], quiet=True)
+    >>> run = im.train(task, model, out=f"{out}/run", steps=4, batch_size=4, loss="all", progress=False)
+    >>> held = branch(run, at=2, steps=3, out=f"{out}/held", freeze=["W_O2"], progress=False)
     >>> held.steps
     array([2, 3])
     >>> bool((held.memory("W_O2", [3]) == run.memory("W_O2", [2])).all())
@@ -153,7 +154,7 @@ def branch(
     at = run.resolve(at)
     rules, given = given_grafts(run, at, grafts)
     config = branch_config(run.config, at, freeze=freeze, clamps=clamps, grafts=rules, steps=steps, settings=settings)
-    how = {"resume": resume, "quiet": quiet, "log": log, "command": command}
+    how = {"resume": resume, "progress": progress, "log": log, "command": command}
     return run_from(lambda: _origin(run, at, config, edit, given), at, config, out, **how)
 
 

@@ -32,8 +32,9 @@ from induction_memory.model.building import build, departure, fill
 from induction_memory.model.config import AnyModel, Architecture, ModelConfig, freeze
 from induction_memory.task.protocol import Task
 from induction_memory.task.sampler import step_rng
+from induction_memory.terminal import Progress
 from induction_memory.training import loop
-from induction_memory.training.board import Progress, require_tracker, tracker
+from induction_memory.training.board import Board, require_tracker, tracker
 from induction_memory.training.evaluation import trained_positions
 from induction_memory.training.fast.micro_batches import library_threads
 from induction_memory.training.loop import watched_values
@@ -169,7 +170,7 @@ def train(
     steps: int = TrainConfig.steps,
     frozen: Sequence[str] = (),
     resume: Resume = False,
-    quiet: bool = False,
+    progress: Progress = None,
     log: str | None = None,
     **settings: Any,
 ) -> Trajectory:
@@ -177,12 +178,13 @@ def train(
 
     `model` is a `ModelConfig`, whose sizes follow the task where they are left at their defaults, any
     HookedTransformerConfig, whose model TransformerLens initialises from `init_seed`, or a HookedTransformer: the run
-    begins with a copy of its weights. `frozen` names parameters, or modules, that never learn.
+    begins with a copy of its weights. `frozen` names parameters, or modules, that never learn. `progress` is None for
+    lines, False for none, or a function of the step and the last step.
 
     >>> import tempfile
     >>> import induction_memory as im
     >>> task, model, out = im.task.MarkovChains(length=16), im.ModelConfig(d_model=16), tempfile.mkdtemp()
-    >>> train(task, model, out=out, steps=2, batch_size=4, loss="all", frozen=["blocks.0"], quiet=True).steps
+    >>> train(task, model, out=out, steps=2, batch_size=4, loss="all", frozen=["blocks.0"], progress=False).steps
     array([0, 1, 2])
     """
     known = set(TrainConfig.__dataclass_fields__)
@@ -190,7 +192,7 @@ def train(
         require(name in known, name, f"one of {', '.join(sorted(known))}", repr(settings[name]))
     asked, weights = model_and_weights(model)
     config = RunConfig.of(task, freeze(asked, frozen) if frozen else asked, TrainConfig(steps=steps, **settings))
-    how = {"resume": resume, "quiet": quiet, "log": log, "command": None}
+    how = {"resume": resume, "progress": progress, "log": log, "command": None}
     return run_from(partial(_new, config, weights), 0, config, out, weights=weights, **how)
 
 
@@ -199,7 +201,7 @@ def start(
     out: str | Path,
     *,
     resume: Resume = False,
-    quiet: bool = False,
+    progress: Progress = None,
     log: str | None = None,
     command: str | None = None,
 ) -> Trajectory:
@@ -209,24 +211,26 @@ def start(
 
     >>> import tempfile, induction_memory as im
     >>> config = im.experiment.preset("demo").config.with_settings(["train.steps=2", "train.batch_size=2"])
-    >>> start(config, f"{tempfile.mkdtemp()}/mine", quiet=True)
+    >>> start(config, f"{tempfile.mkdtemp()}/mine", progress=False)
     Trajectory('mine': 3 steps from 0 to 2)
     """
-    return run_from(partial(_new, config), 0, config, out, resume=resume, quiet=quiet, log=log, command=command)
+    return run_from(partial(_new, config), 0, config, out, resume=resume, progress=progress, log=log, command=command)
 
 
-def resume(out: str | Path, *, settings: Sequence[str] = (), quiet: bool = False, log: str | None = None) -> Trajectory:
+def resume(
+    out: str | Path, *, settings: Sequence[str] = (), progress: Progress = None, log: str | None = None
+) -> Trajectory:
     """Continue the run or branch in the folder to its end; `settings` may ask for more `train.steps`.
 
     >>> import tempfile, induction_memory as im
     >>> task, model, out = im.BigramTask(length=8), im.ModelConfig(d_model=16), tempfile.mkdtemp()
-    >>> run = im.train(task, model, out=out, steps=2, quiet=True)
+    >>> run = im.train(task, model, out=out, steps=2, progress=False)
     >>> resume(out, settings=["train.steps=4"]).steps
     array([0, 1, 2, 3, 4])
     """
     require_begun(folder := require_folder(out), resume=True)
     config = load(folder).config.with_settings(list(settings))
-    return run_from(partial(_new, config), None, config, out, resume=True, quiet=quiet, log=log, command=None)
+    return run_from(partial(_new, config), None, config, out, resume=True, progress=progress, log=log, command=None)
 
 
 def run_from(
@@ -236,7 +240,7 @@ def run_from(
     out: str | Path,
     *,
     resume: Resume,
-    quiet: bool,
+    progress: Progress,
     log: str | None,
     command: str | None,
     weights: Mapping[str, Tensor] | None = None,
@@ -260,11 +264,11 @@ def run_from(
                 begin(out, config, prepared or origin(), command, torch.get_num_threads())
             elif config.differences(RunConfig.from_dict(manifest.config)):  # more steps, nothing else
                 lengthen(out, manifest, config, command)
-            _go_on(out, config, quiet, log)
+            _go_on(out, config, progress, log)
     return load(out)
 
 
-def _go_on(out: Path, config: RunConfig, quiet: bool, log: str | None) -> None:
+def _go_on(out: Path, config: RunConfig, progress: Progress, log: str | None) -> None:
     """Train the prepared run in the locked folder to its end."""
     manifest = Manifest.read(out)
     if manifest.finished:
@@ -285,18 +289,18 @@ def _go_on(out: Path, config: RunConfig, quiet: bool, log: str | None) -> None:
     snapshots = loop.train(config.task, model, config.train, start=begun, grafts=point.grafts)
     live = dict(model.named_parameters())
     with (
-        closing(Progress(step, config.train.steps, config.task, quiet=quiet)) as progress,
+        closing(Board(step, config.train.steps, config.task, progress)) as board,
         tracker(log, out, config.to_dict(), step) as track,
     ):
         writer = Writer(out, manifest, config, point)
         for note in point.notes:
-            progress.note(f"{note}; computed again")
+            board.note(f"{note}; computed again")
         try:
             for snapshot in snapshots:
                 row, step = snapshot.metrics.row(), snapshot.step
                 writer.record(step, row, snapshot.checkpoint, live, snapshot.optimizer)
                 track(step, row)
-                progress.update(snapshot)
+                board.update(snapshot)
             writer.finish()
         except KeyboardInterrupt as stop:
             number = stop.number if isinstance(stop, Stopped) else signal.SIGINT

@@ -5,15 +5,17 @@ simplified model it also has the weights, so that the reader can type a text, sw
 """
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
 from induction_memory.errors import InputError, require
 from induction_memory.fields import require_integer
 from induction_memory.source.sources import Source, open_source
+from induction_memory.terminal import Progress, track
 from induction_memory.trajectory.series import Revisions
 from induction_memory.views.page.document import Page, document
-from induction_memory.views.page.gather import EVALUATED, LENGTH, Progress, gather, spread
+from induction_memory.views.page.gather import EVALUATED, LENGTH, PARTS, gather, spread
 from induction_memory.views.page.pack import Pack, within
 
 MOST_RUNS = 4
@@ -45,7 +47,7 @@ def report(
     causal_steps: int = 10,
     budget: int = BUDGET,
     title: str | None = None,
-    progress: Progress | None = None,
+    progress: Progress = None,
 ) -> Report:
     """The page of one run or series, or of several side by side (also their folders, or names of shipped runs).
 
@@ -77,14 +79,12 @@ def report(
         require(len(chosen) > 0, "runs", "checkpoints on the disk, which can be read again", source.name)
         opened.append((source, spread(chosen, MOST_CHECKPOINTS) if isinstance(source, Revisions) else chosen))
     packs, names = [], []
-    for source, shown in opened:
-        at = spread(shown, causal_steps)
-        packs.append(gather(source, shown, at, shown=sequences, length=length, progress=progress or _silent))
-        names.append(source.name)
+    with closing(track(range(PARTS * len(opened)), "parts of the page", progress=progress)) as parts:
+        for source, shown in opened:
+            at = spread(shown, causal_steps)
+            packs.append(gather(source, shown, at, shown=sequences, length=length, parts=parts))
+            names.append(source.name)
+        next(parts, None)
     title = title or " and ".join(names)
     pack = within(packs, title, budget)
     return Report(title, document(title, pack.blob(), induction=pack.of_triggers), pack)
-
-
-def _silent(message: str) -> None:
-    """Progress that is not shown."""

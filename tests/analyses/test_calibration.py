@@ -38,7 +38,7 @@ def test_lines_markers_and_crosses_are_the_values_the_plateau_and_the_diverged_s
 
 @pytest.mark.slow
 def test_the_script_writes_the_picture_and_its_numbers(tmp_path):
-    start(tiny(), tmp_path / "run", quiet=True)
+    start(tiny(), tmp_path / "run", progress=False)
     script = runpy.run_path(str(Path(__file__).parents[2] / "analyses" / "learning_coefficient.py"))
     script["main"](
         str(tmp_path / "run"), n_betas=(1.0, 2.0), step_sizes=(2e-4, 1e-4), burn_in=0, draws=2, chains=2, docs=tmp_path

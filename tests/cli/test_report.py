@@ -17,7 +17,7 @@ def test_the_command_writes_a_page(monkeypatch, capsys, tmp_path):
 
 
 def test_a_folder_of_runs_is_one_table_on_a_page(monkeypatch, capsys, tmp_path):
-    start(tiny(), tmp_path / "runs" / "a", quiet=True)
+    start(tiny(), tmp_path / "runs" / "a", progress=False)
     monkeypatch.setattr(
         "sys.argv", ["induction-memory", "report", str(tmp_path / "runs"), "--out", f"{tmp_path}/x.html"]
     )

@@ -104,7 +104,7 @@ def calls(run: im.Trajectory, place: Path) -> list[Call]:
         Call(
             "train",
             im.train,
-            {"task": TASK, "model": MODEL, "out": new, "steps": 1, "batch_size": 2, "quiet": True},
+            {"task": TASK, "model": MODEL, "out": new, "steps": 1, "batch_size": 2, "progress": False},
             {
                 "task": "task",
                 "model": "config",
@@ -127,7 +127,7 @@ def calls(run: im.Trajectory, place: Path) -> list[Call]:
         Call(
             "branch",
             im.branch,
-            {"run": run, "at": 4, "out": new, "quiet": True},
+            {"run": run, "at": 4, "out": new, "progress": False},
             {
                 "run": "run",
                 "at": "one_step",

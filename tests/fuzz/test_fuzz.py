@@ -21,7 +21,7 @@ PARTS = 4
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    return start(tiny(), tmp_path_factory.mktemp("runs") / "made", quiet=True)
+    return start(tiny(), tmp_path_factory.mktemp("runs") / "made", progress=False)
 
 
 def refused(words, capsys, monkeypatch) -> str:

@@ -36,7 +36,7 @@ def runs(tmp_path_factory):
     config = {"steps": 4, "checkpoints": "every 4"}
     seeds = {"a": (0, 1), "b": (10, 11), "same-init": (0, 21), "same-data": (30, 1)}
     return [
-        start(tiny(FOUR_HEADS, init_seed=init, data_seed=data, eval_seed=99, **config), folder / name, quiet=True)
+        start(tiny(FOUR_HEADS, init_seed=init, data_seed=data, eval_seed=99, **config), folder / name, progress=False)
         for name, (init, data) in seeds.items()
     ]
 

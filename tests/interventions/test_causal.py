@@ -30,7 +30,7 @@ def run(tmp_path_factory):
         ModelConfig(d_model=16, n_ctx=16),
         TrainConfig(steps=3, batch_size=8, full_metrics_every=3),
     )
-    return start(config, tmp_path_factory.mktemp("runs") / "tiny", quiet=True)
+    return start(config, tmp_path_factory.mktemp("runs") / "tiny", progress=False)
 
 
 @pytest.fixture(scope="module")

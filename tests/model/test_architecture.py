@@ -27,7 +27,7 @@ KINDS = {
     "experts": {"act_fn": "silu", "gated_mlp": True, "num_experts": 2, "experts_per_token": 1},
     "norms of queries": {"act_fn": "gelu", "use_qk_norm": True, "normalization_type": "RMS"},
 }
-TRAIN = {"steps": 3, "batch_size": 4, "threads": 1, "quiet": True, "loss": "all"}
+TRAIN = {"steps": 3, "batch_size": 4, "threads": 1, "progress": False, "loss": "all"}
 
 
 def config(**changes):

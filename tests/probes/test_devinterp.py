@@ -90,7 +90,7 @@ class Problem:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("devinterp") / "run"
-    start(tiny(ModelConfig(d_model=16, n_ctx=16, n_heads=2, d_head=16)), folder, quiet=True)
+    start(tiny(ModelConfig(d_model=16, n_ctx=16, n_heads=2, d_head=16)), folder, progress=False)
     return load(folder)
 
 

@@ -62,7 +62,7 @@ def test_a_recall_of_one_run_is_resampled_over_its_associations():
 
 
 def test_other_probes_are_resampled_over_batches_and_seeds(tmp_path):
-    runs = [start(tiny(data_seed=seed), tmp_path / f"{seed}", quiet=True) for seed in (11, 12)]
+    runs = [start(tiny(data_seed=seed), tmp_path / f"{seed}", progress=False) for seed in (11, 12)]
     one = probes.change_points(runs[0], ["loss_in_context"], batches=3, resamples=50).iloc[0]
     assert (one["over"], one["replicates"]) == ("batches", 3)
     both = probes.change_points(runs, ["loss_in_context", "norm_W_O2"], resamples=50)
@@ -125,7 +125,7 @@ def test_a_level_is_a_share():
 
 def test_runs_that_differ_in_more_than_seeds_are_kept_apart(tmp_path):
     changed = {"a": {}, "b": {"init_seed": 5}, "c": {"learning_rate": 0.01}}
-    runs = [start(tiny(**settings), tmp_path / name, quiet=True) for name, settings in changed.items()]
+    runs = [start(tiny(**settings), tmp_path / name, progress=False) for name, settings in changed.items()]
     table = probes.change_points(runs, ["W_K1"], resamples=5)
     rates = [runs[0].config.train.learning_rate, 0.01]
     assert table["configuration"].tolist() == [f"train.learning_rate={rate}" for rate in rates]

@@ -75,7 +75,7 @@ QUICK = llc.Langevin(step_size=1e-4, burn_in=2, draws=5, chains=2, batch_size=4,
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("llc") / "run"
-    start(tiny(ModelConfig(d_model=16, n_ctx=16, n_heads=2, d_head=16, feed_forward="linear")), folder, quiet=True)
+    start(tiny(ModelConfig(d_model=16, n_ctx=16, n_heads=2, d_head=16, feed_forward="linear")), folder, progress=False)
     return load(folder)
 
 

@@ -55,7 +55,7 @@ def test_a_variant_tells_a_shortcut_from_an_induction_head_and_has_a_predictor_o
 
 
 def test_every_stored_step_of_a_run_has_a_row(tmp_path):
-    run = start(RunConfig.of(TASK, ModelConfig.full(d_model=8), TRAIN), tmp_path / "run", quiet=True)
+    run = start(RunConfig.of(TASK, ModelConfig.full(d_model=8), TRAIN), tmp_path / "run", progress=False)
     table = predictor_distances(run, sequences=16, group="chain")
     assert table.index.tolist() == [0, 1, 2]
     last = predictor_distances(run.model(2), task=TASK, sequences=16, group="chain")

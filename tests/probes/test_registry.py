@@ -26,7 +26,7 @@ SMALL = ["W_K1", "norm_W_O2", "loss", "entropy1"]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return start(tiny(), tmp_path_factory.mktemp("runs") / "run", quiet=True).path
+    return start(tiny(), tmp_path_factory.mktemp("runs") / "run", progress=False).path
 
 
 @pytest.fixture

@@ -47,6 +47,6 @@ def trained(tmp_path_factory):
         patch.setattr(measurement, "RESAMPLES", 10)
         for preset in plan.FIGURES[4]:
             job = plan.PaperRun(preset, 0, tiny(preset, 0, "quick"))
-            run = start(job.config, folder / job.name, quiet=True)
+            run = start(job.config, folder / job.name, progress=False)
             store.write(make_record(run, job.name), folder / "records" / job.name)
     return folder

@@ -93,7 +93,7 @@ def test_a_record_says_what_happens_over_the_positions_of_a_picture(trained, mon
 def test_a_record_says_what_a_vanilla_transformer_prefers(tmp_path, monkeypatch):
     monkeypatch.setattr(measurement, "BATCHES", 2)
     preset = plan.TWO_LAYERS["fixed"]
-    run = start(tiny(preset, 0, "quick"), tmp_path / "run", quiet=True)
+    run = start(tiny(preset, 0, "quick"), tmp_path / "run", progress=False)
     record = make_record(run, f"{preset}-seed-0")
     for name in ("in-context accuracy, rank 1 to 2", "copying, rank 3 or more"):
         assert name in record.last
@@ -165,15 +165,15 @@ def test_a_run_with_other_settings_is_refused(trained, small, monkeypatch):
 
 def test_what_is_missing_is_trained_in_processes_once_and_on_when_more_steps_are_asked_for(small, tmp_path):
     (job,) = plan.jobs([7], "quick")[:1]
-    found = reproducing.gather([job], tmp_path, workers=1, quiet=True)
+    found = reproducing.gather([job], tmp_path, workers=1, progress=False)
     assert list(found) == ["figure-4-uniform-seed-0"]
     assert load(tmp_path / "figure-4-uniform-seed-0").finished
     before = (tmp_path / "records" / job.name / "record.json").stat().st_mtime_ns
-    reproducing.gather([job], tmp_path, workers=1, quiet=True)
+    reproducing.gather([job], tmp_path, workers=1, progress=False)
     assert (tmp_path / "records" / job.name / "record.json").stat().st_mtime_ns == before
     longer = [replace(job, config=job.config.with_settings(["train.steps=6"]))]
     assert len(reproducing.gather(longer, tmp_path, train=False)) == 0  # a run of fewer steps counts as unfinished
-    found = reproducing.gather(longer, tmp_path, workers=1, quiet=True)
+    found = reproducing.gather(longer, tmp_path, workers=1, progress=False)
     assert found.one("figure-4-uniform").steps == 6
     assert len(found.one("figure-4-uniform").metrics) == 7
 

@@ -51,8 +51,8 @@ def test_shipping_writes_trajectories_records_and_an_index(trained, small, tmp_p
     assert not [name for name in fixed.metrics if "_norm_" in name]
     longer = fixed.config.with_settings(["train.steps=6"])
     shutil.copytree(fixed.path, tmp_path / "longer")
-    ours = start(longer, tmp_path / "longer", resume=True, quiet=True).state(6)
-    theirs = start(longer, tmp_path / "from the start", quiet=True).state(6)
+    ours = start(longer, tmp_path / "longer", resume=True, progress=False).state(6)
+    theirs = start(longer, tmp_path / "from the start", progress=False).state(6)
     assert all(torch.equal(ours[name], value) for name, value in theirs.items())
     thin(load(trained / "figure-4-bigram-seed-0"), tmp_path / "other")
     shutil.rmtree(out / "random-triggers")

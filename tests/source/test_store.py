@@ -26,7 +26,7 @@ NAMES = ["loss", "W_K1", "accuracy"]
 def folder(tmp_path_factory):
     from induction_memory.training.run import start
 
-    return start(tiny(), tmp_path_factory.mktemp("runs") / "run", quiet=True).path
+    return start(tiny(), tmp_path_factory.mktemp("runs") / "run", progress=False).path
 
 
 @pytest.fixture

@@ -96,7 +96,7 @@ def test_killed_workers_and_a_killed_client_cost_no_bit_and_no_finished_run(mach
 def test_jobs_end_as_in_a_pool_and_a_lost_scheduler_is_told_in_one_line(machines, tmp_path, capfd):
     jobs = [job(f"good-{i}", tmp_path) for i in range(6)]
     jobs += [job("wrong", tmp_path, stubs.mistake), job("killed", tmp_path, stubs.die, times=1)]
-    ended = work_off(jobs, Cluster(machines.address), quiet=True)
+    ended = work_off(jobs, Cluster(machines.address), progress=False)
     assert {name: outcome.state for name, outcome in ended.items()} == {
         one.name: "mistake" if one.name == "wrong" else "done" for one in jobs
     }
@@ -122,7 +122,7 @@ def test_jobs_end_as_in_a_pool_and_a_lost_scheduler_is_told_in_one_line(machines
     wait_for(lambda: (tmp_path / "other" / ".lock").exists())
     machines.scheduler.kill()
     with pytest.raises(Error, match=r"scheduler at tcp.* is gone; what was trained is kept, and the same command"):
-        work_off([job("third", tmp_path)], on, quiet=True)
+        work_off([job("third", tmp_path)], on, progress=False)
     wait_for(lambda: is_free(tmp_path / "other"))
     assert capfd.readouterr() == ("", "")
     with pytest.raises(InputError, match="--scheduler: expected the address of a Dask scheduler, got"):
@@ -172,7 +172,7 @@ def test_the_recipe_for_slurm_starts_workers_that_work(tmp_path):
     assert process.stdout is not None
     try:
         address = process.stdout.readline().strip()
-        ended = work_off([job(name, tmp_path / "out") for name in "abc"], Cluster(address), quiet=True)
+        ended = work_off([job(name, tmp_path / "out") for name in "abc"], Cluster(address), progress=False)
         assert {outcome.state for outcome in ended.values()} == {"done"}
     finally:
         os.killpg(process.pid, signal.SIGTERM)

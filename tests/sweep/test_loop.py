@@ -165,7 +165,7 @@ def test_the_live_table_counts_and_tells_the_time_left(tmp_path):
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "metrics.jsonl").write_text("{}\n")
     assert share_done(jobs["b"]) == 0.5
-    with Board(jobs, quiet=False, console=console) as board:
+    with Board(jobs, console=console) as board:
         board.note("a line that stays")
         board.show(["a"], ["d"], lambda: {"a", "b"})
     shown = console.export_text()

@@ -35,8 +35,8 @@ class Reader(HTMLParser):
 def folder(tmp_path_factory):
     """Two finished runs that differ in a setting, one under a hostile name, and one that is damaged."""
     place = tmp_path_factory.mktemp("sweeps") / "sizes"
-    start(tiny(learning_rate=0.1), place / "slow", quiet=True)
-    start(tiny(learning_rate=0.3), place / HOSTILE, quiet=True)
+    start(tiny(learning_rate=0.1), place / "slow", progress=False)
+    start(tiny(learning_rate=0.3), place / HOSTILE, progress=False)
     shutil.copytree(place / "slow", place / "torn")
     (place / "torn" / "manifest.json").write_text("{")
     return place

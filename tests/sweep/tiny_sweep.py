@@ -29,7 +29,7 @@ from induction_memory.sweep.plan import read
 from induction_memory.training.run import start
 
 for run in read(sys.argv[1]).runs:
-    start(run.config, Path(sys.argv[2]) / run.name, quiet=True, command=run.command)
+    start(run.config, Path(sys.argv[2]) / run.name, progress=False, command=run.command)
 """
 
 

@@ -16,12 +16,12 @@ from tests.tiny_runs import tiny
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    return start(tiny(), tmp_path_factory.mktemp("run") / "whole", quiet=True)
+    return start(tiny(), tmp_path_factory.mktemp("run") / "whole", progress=False)
 
 
 def test_an_erased_association_begins_at_zero_and_is_trained_on(run, tmp_path):
     at = int(run.steps[4])
-    reborn = branch(run, at, tmp_path / "reborn", edit={"memory": "W_K2", "erase": "e"}, quiet=True)
+    reborn = branch(run, at, tmp_path / "reborn", edit={"memory": "W_K2", "erase": "e"}, progress=False)
     table = im.probes.births(reborn, "W_K2", step=[at])
     assert table.set_index("association")["score"]["e"] == pytest.approx(0, abs=1e-5)
     assert not torch.equal(reborn.memory("W_K2")[0], reborn.memory("W_K2")[-1])
@@ -30,7 +30,7 @@ def test_an_erased_association_begins_at_zero_and_is_trained_on(run, tmp_path):
 @pytest.mark.parametrize("kind", ["matrix", "model", "trajectory"])
 def test_a_matrix_can_be_given_in_every_form(run, tmp_path, kind):
     source = {"matrix": run.memory("W_O2")[-1], "model": run.model(), "trajectory": run}[kind]
-    given = branch(run, 0, tmp_path / "given", grafts={"W_O2": source}, freeze=["W_O2"], quiet=True)
+    given = branch(run, 0, tmp_path / "given", grafts={"W_O2": source}, freeze=["W_O2"], progress=False)
     assert torch.equal(given.memory("W_O2")[-1], run.memory("W_O2")[-1])
     assert not torch.equal(given.memory("W_K2")[-1], run.memory("W_K2")[-1])
 
@@ -38,7 +38,7 @@ def test_a_matrix_can_be_given_in_every_form(run, tmp_path, kind):
 def test_a_constructed_model_shares_the_embeddings_and_lends_its_matrix(run, tmp_path):
     built = im.construct(run.task, run.model_config, seed=run.config.train.init_seed)
     assert torch.equal(im.model.embedding(built, "w_E"), im.model.embedding(run.model(), "w_E"))
-    given = branch(run, 0, tmp_path / "given", grafts={"W_O2": built}, freeze=["W_O2"], quiet=True)
+    given = branch(run, 0, tmp_path / "given", grafts={"W_O2": built}, freeze=["W_O2"], progress=False)
     torch.testing.assert_close(given.memory("W_O2")[-1], im.model.matrix(built, "W_O2").detach())
 
 
@@ -49,14 +49,14 @@ def test_a_graft_written_as_text_takes_a_run_a_plain_folder_or_a_file(run, tmp_p
     (tmp_path / "plain").mkdir()
     save_file(dict(run.state(int(run.steps[-1]))), tmp_path / "plain" / "weights-7.safetensors")
     where = {"run": run.path, "plain folder": tmp_path / "plain", "file": tmp_path / "W.npy"}[kind]
-    given = branch(run, 0, tmp_path / "given", grafts=[f"W_O2={where}"], freeze=["W_O2"], quiet=True)
+    given = branch(run, 0, tmp_path / "given", grafts=[f"W_O2={where}"], freeze=["W_O2"], progress=False)
     assert torch.equal(given.memory("W_O2")[-1], W)
 
 
 def test_a_constructed_graft_stores_the_pairs_of_the_run_itself(run, tmp_path):
-    given = branch(run, 0, tmp_path / "given", grafts=["W_O2=constructed"], freeze=["W_O2"], steps=1, quiet=True)
+    given = branch(run, 0, tmp_path / "given", grafts=["W_O2=constructed"], freeze=["W_O2"], steps=1, progress=False)
     other = im.construct(run.task, run.model_config, seed=9)
-    foreign = branch(run, 0, tmp_path / "foreign", grafts={"W_O2": other}, freeze=["W_O2"], steps=1, quiet=True)
+    foreign = branch(run, 0, tmp_path / "foreign", grafts={"W_O2": other}, freeze=["W_O2"], steps=1, progress=False)
     stored = [associate(one.state(1), "W_O2", task=run.task, bare=True) for one in (given, foreign)]
     own, others = (float(alignment(a)) for a in stored)
     assert own == pytest.approx(1, abs=1e-5)
@@ -65,7 +65,7 @@ def test_a_constructed_graft_stores_the_pairs_of_the_run_itself(run, tmp_path):
 
 def test_momentum_of_a_grafted_matrix_begins_at_zero_and_that_of_the_others_goes_on(run, tmp_path):
     at = int(run.steps[4])
-    given = branch(run, at, tmp_path / "given", grafts={"W_O2": torch.zeros(16, 16)}, quiet=True)
+    given = branch(run, at, tmp_path / "given", grafts={"W_O2": torch.zeros(16, 16)}, progress=False)
     momentum = run.stored_optimizer(at)
     for name, after in given.stored_optimizer(at).items():
         assert torch.equal(after, 0 * momentum[name] if name.endswith("blocks.1.attn.W_O") else momentum[name]), name
@@ -85,5 +85,5 @@ def test_momentum_of_a_grafted_matrix_begins_at_zero_and_that_of_the_others_goes
 )
 def test_what_does_not_fit_is_refused_before_anything_is_written(run, tmp_path, grafts, message):
     with pytest.raises(InputError, match=message):
-        branch(run, 0, tmp_path / "no", grafts=grafts, quiet=True)
+        branch(run, 0, tmp_path / "no", grafts=grafts, progress=False)
     assert not (tmp_path / "no").exists()

@@ -28,7 +28,7 @@ def quick(monkeypatch):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    return start(tiny(), tmp_path_factory.mktemp("runs") / "whole", quiet=True)
+    return start(tiny(), tmp_path_factory.mktemp("runs") / "whole", progress=False)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -43,7 +43,7 @@ def test_a_signal_ends_a_run_with_one_line_and_it_resumes(number, whole, tmp_pat
     with monkeypatch.context() as patch:
         patch.setattr(Writer, "record", knock)
         with pytest.raises(Stopped) as stopped:
-            start(tiny(), tmp_path / "run", quiet=True)
+            start(tiny(), tmp_path / "run", progress=False)
     knocks["signals"] += 1
     name = signal.Signals(number).name
     assert (
@@ -53,7 +53,7 @@ def test_a_signal_ends_a_run_with_one_line_and_it_resumes(number, whole, tmp_pat
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     assert not (tmp_path / "run" / ".lock").exists()
     assert verify(tmp_path / "run") == []
-    assert content(start(tiny(), tmp_path / "run", resume=True, quiet=True).path) == content(whole.path)
+    assert content(start(tiny(), tmp_path / "run", resume=True, progress=False).path) == content(whole.path)
 
 
 def test_resuming_needs_nothing_repeated(whole, tmp_path, monkeypatch):
@@ -69,7 +69,7 @@ def test_resuming_needs_nothing_repeated(whole, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(Writer, "record", stop)
         with pytest.raises(Stopped):
-            start(tiny(), tmp_path / "run", quiet=True)
+            start(tiny(), tmp_path / "run", progress=False)
     with pytest.raises(InputError, match=r"^PRESET: expected the name of an experiment, or --resume, got none$"):
         command(out=tmp_path / "new", quiet=True)
     command(out=tmp_path / "run", resume=True, quiet=True)
@@ -85,7 +85,7 @@ def test_a_run_that_diverges_says_where_and_keeps_its_last_finite_checkpoint(tmp
     with pytest.raises(
         DivergedError, match=r"run: the loss is \w+ at step \d+; .*; what was kept before is intact\nwhat to do: "
     ):
-        start(config, tmp_path / "run", quiet=True)
+        start(config, tmp_path / "run", progress=False)
     knocks["divergences"] += 1
     assert verify(tmp_path / "run") == []
     run = load(tmp_path / "run")
@@ -95,7 +95,7 @@ def test_a_run_that_diverges_says_where_and_keeps_its_last_finite_checkpoint(tmp
 
 
 def test_what_cannot_be_trained_leaves_nothing_on_the_disk(whole, tmp_path):
-    wide = start(tiny(ModelConfig(d_model=32, n_ctx=16), steps=1), tmp_path / "wide", quiet=True)
+    wide = start(tiny(ModelConfig(d_model=32, n_ctx=16), steps=1), tmp_path / "wide", progress=False)
     short = RunConfig(BigramTask(length=1, k=1), ModelConfig(d_model=16, n_ctx=16), tiny().train)
     cases = [
         (
@@ -161,13 +161,13 @@ def test_a_read_only_folder_and_one_that_vanishes_are_clear_errors(tmp_path, mon
     with monkeypatch.context() as patch:
         patch.setattr(files.os, "open", read_only)
         with pytest.raises(InputError, match=r"^out: expected a folder that can be made, got .*\(Permission denied\)$"):
-            start(tiny(), tmp_path / "run", quiet=True)
+            start(tiny(), tmp_path / "run", progress=False)
     (tmp_path / "run").mkdir()
     with monkeypatch.context() as patch:
         patch.setattr(training_run, "require_folder", lambda out: out)  # it was writable a moment ago
         patch.setattr(files.os, "open", read_only)
         with pytest.raises(StorageError, match="Permission denied"):
-            start(tiny(), tmp_path / "run", quiet=True)
+            start(tiny(), tmp_path / "run", progress=False)
     record = Writer.record
 
     def vanish(self, step, *rest):
@@ -177,7 +177,7 @@ def test_a_read_only_folder_and_one_that_vanishes_are_clear_errors(tmp_path, mon
 
     monkeypatch.setattr(Writer, "record", vanish)
     with pytest.raises(StorageError, match=r"the folder .* is gone$") as error:
-        start(tiny(), tmp_path / "gone", quiet=True)
+        start(tiny(), tmp_path / "gone", progress=False)
     assert "intact" not in str(error.value)
     knocks["read-only or vanished folders"] += 3
 
@@ -211,7 +211,7 @@ def test_killed_or_out_of_space_at_any_operation_thinning_can_be_done_again(whol
 @pytest.mark.slow
 @pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.hard)])
 def test_killed_at_any_operation_a_branch_can_be_made_again(every, whole, tmp_path, monkeypatch, knocks):
-    expected = content(branch(whole, 8, tmp_path / "whole", freeze=["W_K1"], quiet=True).path)
+    expected = content(branch(whole, 8, tmp_path / "whole", freeze=["W_K1"], progress=False).path)
     at, done = 0, False
 
     def kill(name, original, arguments):
@@ -223,11 +223,11 @@ def test_killed_at_any_operation_a_branch_can_be_made_again(every, whole, tmp_pa
         with monkeypatch.context() as patch:
             Disk(patch, at, kill)
             try:
-                branch(whole, 8, out, freeze=["W_K1"], quiet=True)
+                branch(whole, 8, out, freeze=["W_K1"], progress=False)
                 done = True
             except Killed:
                 knocks["kills of branching"] += 1
-        branch(whole, 8, out, freeze=["W_K1"], resume="or start", quiet=True)
+        branch(whole, 8, out, freeze=["W_K1"], resume="or start", progress=False)
         assert content(out) == expected, f"operation {at}"
         at += every
     assert at > 30
@@ -237,7 +237,7 @@ def test_killed_at_any_operation_a_branch_can_be_made_again(every, whole, tmp_pa
 def test_a_run_can_be_read_while_it_trains(tmp_path, knocks):
     """Readers in threads, for as long as a trainer writes: right values or nothing yet, never damage."""
     config = tiny(steps=24, checkpoints="every 2", resume_every=3)
-    expected = start(config, tmp_path / "expected", quiet=True)
+    expected = start(config, tmp_path / "expected", progress=False)
     states = {int(step): expected.state(int(step))["blocks.0.attn.W_K"] for step in expected.steps}
     out, over, problems = tmp_path / "run", threading.Event(), []
 
@@ -261,7 +261,7 @@ def test_a_run_can_be_read_while_it_trains(tmp_path, knocks):
     for reader in readers:
         reader.start()
     try:
-        start(config, out, quiet=True)
+        start(config, out, progress=False)
     finally:
         over.set()
         for reader in readers:

@@ -34,7 +34,7 @@ def whole(tmp_path_factory) -> Path:
     """A run that was never stopped."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
-        return start(config_of(STEPS), tmp_path_factory.mktemp("runs") / "whole", quiet=True).path
+        return start(config_of(STEPS), tmp_path_factory.mktemp("runs") / "whole", progress=False).path
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def growing(tmp_path_factory) -> Path:
         patch.setattr(os, "fsync", lambda descriptor: None)
         patch.setattr(Writer, "record", stop)
         with pytest.raises(KeyboardInterrupt):
-            start(config_of(STEPS), folder, quiet=True)
+            start(config_of(STEPS), folder, progress=False)
     return folder
 
 
@@ -112,7 +112,7 @@ def test_a_second_trainer_refuses_and_names_the_first_and_a_killed_one_blocks_no
     with pytest.raises(
         InputError, match=rf"busy: expected a folder no other process trains in, got process {process} on "
     ):
-        start(config_of(100_000), folder, resume=True, quiet=True)
+        start(config_of(100_000), folder, resume=True, progress=False)
     assert sorted(folder.rglob("*.json")) == before
     os.kill(process, signal.SIGKILL)
     assert worker.status() == -signal.SIGKILL

@@ -17,7 +17,7 @@ from induction_memory.model.constructed import construct
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.sampler import sample, step_rng
 from induction_memory.training import board
-from induction_memory.training.board import Progress, describe, numbers, require_tracker, tracker
+from induction_memory.training.board import Board, describe, numbers, require_tracker, tracker
 from induction_memory.training.evaluation import plain_evaluate
 from induction_memory.training.loop import Metrics, Start, class_mean, recalls, train
 from induction_memory.training.optimizer import adamw_update, sgd_update
@@ -189,10 +189,10 @@ def test_progress_is_a_live_line_or_plain_lines_or_nothing(terminal, quiet, monk
     text = io.StringIO()
     monkeypatch.setattr(text, "isatty", lambda: terminal)
     monkeypatch.setattr("sys.stderr", text)
-    with closing(Progress(0, 40, config.task, quiet=quiet)) as progress:
-        progress.note("noted")
+    with closing(Board(0, 40, config.task, False if quiet else None)) as board:
+        board.note("noted")
         for snapshot in train(config.task, model, config.train):
-            progress.update(snapshot)
+            board.update(snapshot)
     shown = text.getvalue()
     if quiet:
         assert shown == ""
@@ -249,7 +249,7 @@ def test_a_tracker_that_is_not_installed_or_has_no_login_is_refused_before_anyth
 def test_a_run_logs_every_step_to_tensorboard_inside_its_folder(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    run = start(tiny(steps=3), tmp_path / "run", log="tensorboard", quiet=True)
+    run = start(tiny(steps=3), tmp_path / "run", log="tensorboard", progress=False)
     events = EventAccumulator(str(run.path / "tensorboard"))
     events.Reload()
     logged = {event.step: event.value for event in events.Scalars("loss")}

@@ -231,15 +231,15 @@ def test_a_power_cut_at_any_operation_loses_nothing_that_cannot_be_done_again(
 
 def test_a_full_disk_stops_a_real_run_which_then_resumes(tmp_path, monkeypatch):
     config = tiny(optimizer="adamw", learning_rate=0.01)
-    expected = content(start(config, tmp_path / "whole", quiet=True).path)
+    expected = content(start(config, tmp_path / "whole", progress=False).path)
 
     with monkeypatch.context() as patch:
         Disk(patch, 200, no_space)
         with pytest.raises(StorageError, match="No space left on device; what was kept before is intact"):
-            start(config, tmp_path / "full", quiet=True)
+            start(config, tmp_path / "full", progress=False)
     assert load(tmp_path / "full").steps.size > 1
     assert verify(tmp_path / "full") == []
-    assert content(start(config, tmp_path / "full", resume=True, quiet=True).path) == expected
+    assert content(start(config, tmp_path / "full", resume=True, progress=False).path) == expected
 
 
 def stopped(config, folder, monkeypatch, at, make=start):
@@ -254,41 +254,41 @@ def stopped(config, folder, monkeypatch, at, make=start):
     with monkeypatch.context() as patch:
         patch.setattr(Writer, "record", stop)
         with pytest.raises(KeyboardInterrupt):
-            make(config, folder, quiet=True)
+            make(config, folder, progress=False)
 
 
 def test_adaptive_checkpoints_are_the_same_after_a_kill(tmp_path, monkeypatch):
     config = tiny(checkpoints="every 1 to 2 then adaptive 6 by 0.05", learning_rate=0.5, resume_every=1)
-    expected = content(start(config, tmp_path / "whole", quiet=True).path)
+    expected = content(start(config, tmp_path / "whole", progress=False).path)
     assert load(tmp_path / "whole").steps.size > 5
     for at in (3, 7, 9):
         stopped(config, tmp_path / str(at), monkeypatch, at)
-        assert content(start(config, tmp_path / str(at), resume=True, quiet=True).path) == expected
+        assert content(start(config, tmp_path / str(at), resume=True, progress=False).path) == expected
 
 
 def test_a_killed_branch_resumes_without_its_parent_or_what_it_grafted(tmp_path, monkeypatch):
-    parent = start(tiny(), tmp_path / "parent", quiet=True)
+    parent = start(tiny(), tmp_path / "parent", progress=False)
     grafts = [f"W_O2={tmp_path / 'parent'}@12 from 7"]
-    expected = content(branch(parent, 4, tmp_path / "whole", grafts=grafts, quiet=True).path)
+    expected = content(branch(parent, 4, tmp_path / "whole", grafts=grafts, progress=False).path)
 
-    def make(config, folder, quiet):
-        branch(parent, 4, folder, grafts=grafts, quiet=quiet)
+    def make(config, folder, progress):
+        branch(parent, 4, folder, grafts=grafts, progress=progress)
 
     stopped(None, tmp_path / "killed", monkeypatch, 6, make)
     shutil.move(tmp_path / "parent", tmp_path / "gone")
-    assert content(resume(tmp_path / "killed", quiet=True).path) == expected
+    assert content(resume(tmp_path / "killed", progress=False).path) == expected
 
 
 def test_a_damaged_latest_state_is_passed_over_and_said(tmp_path, monkeypatch, capsys):
     config = tiny(keep_optimizer=False, resume_every=1)
-    start(config, tmp_path / "whole", quiet=True)
+    start(config, tmp_path / "whole", progress=False)
     stopped(config, tmp_path / "run", monkeypatch, 9)
     latest = tmp_path / "run" / "latest.safetensors"
     flipped = bytearray(latest.read_bytes())
     flipped[-5] ^= 1
     latest.write_bytes(flipped)
     with pytest.raises(DamagedError, match=r"got no state to resume from \(.*latest\.safetensors: .* flipped bits"):
-        start(config, tmp_path / "run", resume=True, quiet=True)
+        start(config, tmp_path / "run", resume=True, progress=False)
     kept = tiny(resume_every=1)
     stopped(kept, tmp_path / "kept", monkeypatch, 9)
     shutil.copy(latest, tmp_path / "kept" / "latest.safetensors")
@@ -299,7 +299,7 @@ def test_a_damaged_latest_state_is_passed_over_and_said(tmp_path, monkeypatch, c
 
 def test_a_damaged_or_missing_step_is_computed_again(tmp_path, monkeypatch, capsys):
     config = tiny()
-    expected = content(start(config, tmp_path / "whole", quiet=True).path)
+    expected = content(start(config, tmp_path / "whole", progress=False).path)
     for name in ("00000002", "00000008"):
         stopped(config, tmp_path / name, monkeypatch, 9)
         step = tmp_path / name / "steps" / f"{name}.safetensors"
@@ -321,9 +321,9 @@ def test_a_step_damaged_while_training_is_not_carried_over(tmp_path, monkeypatch
     finish = Writer.finish
     monkeypatch.setattr(Writer, "finish", damage)
     with pytest.raises(DamagedError, match=r"00000002\.safetensors: expected what was written, got flipped bits in"):
-        start(tiny(), tmp_path / "run", quiet=True)
+        start(tiny(), tmp_path / "run", progress=False)
     monkeypatch.undo()
-    assert verify(start(tiny(), tmp_path / "run", resume=True, quiet=True).path) == []
+    assert verify(start(tiny(), tmp_path / "run", resume=True, progress=False).path) == []
 
 
 def listing(folder: Path) -> list[tuple[str, int, int]]:
@@ -364,12 +364,12 @@ def test_the_time_of_training_is_that_of_all_its_parts_without_the_breaks(tmp_pa
     os.utime(folder / "manifest.json", (now - 500, now - 500))
     os.utime(folder / "metrics.jsonl", (now - 400, now - 400))
     begun = time.monotonic()
-    start(tiny(), folder, resume=True, quiet=True)
+    start(tiny(), folder, resume=True, progress=False)
     second = Manifest.read(folder).seconds
     assert second is not None
     assert 100 < second < 100.1 + time.monotonic() - begun
     begun = time.monotonic()
-    start(tiny(steps=16), folder, resume=True, quiet=True)
+    start(tiny(steps=16), folder, resume=True, progress=False)
     third = Manifest.read(folder).seconds
     assert third is not None
     assert second < third < second + time.monotonic() - begun
@@ -377,10 +377,10 @@ def test_the_time_of_training_is_that_of_all_its_parts_without_the_breaks(tmp_pa
 
 def test_resuming_a_finished_run_changes_nothing(tmp_path):
     config = tiny(steps=2)
-    run = start(config, tmp_path / "run", quiet=True)
+    run = start(config, tmp_path / "run", progress=False)
     before = content(run.path)
-    assert content(start(config, tmp_path / "run", resume=True, quiet=True).path) == before
-    fresh = start(config, tmp_path / "new", resume="or start", quiet=True)
+    assert content(start(config, tmp_path / "run", resume=True, progress=False).path) == before
+    fresh = start(config, tmp_path / "new", resume="or start", progress=False)
     assert content(fresh.path) == before
 
 
@@ -392,24 +392,24 @@ def test_a_run_goes_on_to_more_steps_with_the_bits_of_one_that_had_them_from_the
     def config(steps):
         return tiny(steps=steps, keep_optimizer=keep_optimizer, freeze=("W_K1: 3..",))
 
-    expected = content(start(config(15), tmp_path / "long", quiet=True).path)
-    start(config(first), tmp_path / "finished", quiet=True)
+    expected = content(start(config(15), tmp_path / "long", progress=False).path)
+    start(config(first), tmp_path / "finished", progress=False)
     stopped(config(first), tmp_path / "killed", monkeypatch, 6)
     for name in ("finished", "killed"):
-        assert content(start(config(15), tmp_path / name, resume=True, quiet=True).path) == expected
+        assert content(start(config(15), tmp_path / name, resume=True, progress=False).path) == expected
         assert verify(tmp_path / name) == []
 
-    start(config(first), tmp_path / "lengthened and killed", quiet=True)
+    start(config(first), tmp_path / "lengthened and killed", progress=False)
     longer = partial(start, resume=True)
     stopped(config(15), tmp_path / "lengthened and killed", monkeypatch, first + 1, longer)
     assert verify(tmp_path / "lengthened and killed") == []
-    assert content(resume(tmp_path / "lengthened and killed", quiet=True).path) == expected
+    assert content(resume(tmp_path / "lengthened and killed", progress=False).path) == expected
 
 
 def test_killed_at_any_operation_of_lengthening_a_run_goes_on(tmp_path, monkeypatch, knocks):
     short, long = (tiny(steps=steps, checkpoints="every 2") for steps in (2, 3))
-    start(short, tmp_path / "short", quiet=True)
-    expected = content(start(long, tmp_path / "long", quiet=True).path)
+    start(short, tmp_path / "short", progress=False)
+    expected = content(start(long, tmp_path / "long", progress=False).path)
     at, whole = 0, False
 
     def kill(name, original, arguments):
@@ -429,7 +429,7 @@ def test_killed_at_any_operation_of_lengthening_a_run_goes_on(tmp_path, monkeypa
                 assert load(folder).metrics.shape[0] == 3
                 assert load(folder).steps.tolist() == [0, 2]
                 assert verify(folder) == []
-        assert content(start(long, folder, resume=True, quiet=True).path) == expected, f"operation {at}"
+        assert content(start(long, folder, resume=True, progress=False).path) == expected, f"operation {at}"
         at += 1
     assert at > 10
 
@@ -437,33 +437,33 @@ def test_killed_at_any_operation_of_lengthening_a_run_goes_on(tmp_path, monkeypa
 def test_what_would_not_be_the_same_run_is_not_lengthened(tmp_path):
     def refuses(reason, make=start, **train):
         folder = tmp_path / reason.replace("'", "")
-        make(tiny(steps=8, **train), folder, quiet=True)
+        make(tiny(steps=8, **train), folder, progress=False)
         before = listing(folder)
         said = f"^train\\.steps: expected 8, as in the run to resume, got 12: {reason}\\nwhat to do: "
         with pytest.raises(InputError, match=said):
-            start(tiny(steps=12, **train), folder, resume=True, quiet=True)
+            start(tiny(steps=12, **train), folder, resume=True, progress=False)
         assert listing(folder) == before
 
-    def without_optimizer(config, folder, quiet):
-        thin(start(config, tmp_path / "whole", quiet=quiet), folder)
+    def without_optimizer(config, folder, progress):
+        thin(start(config, tmp_path / "whole", progress=progress), folder)
 
-    def thinned(config, folder, quiet):
-        thin(start(config, tmp_path / "grafted", quiet=quiet), folder, keep_optimizer=True)
+    def thinned(config, folder, progress):
+        thin(start(config, tmp_path / "grafted", progress=progress), folder, keep_optimizer=True)
 
     refuses("its cosine decay ends at step 8", schedule="cosine")
     refuses("with more steps, 'log 3' keeps other steps before 8", checkpoints="log 3")
     refuses("it was kept without its optimiser's state", without_optimizer)
     refuses("it was kept without the matrices of its grafts", thinned, grafts=(f"W_O2={tmp_path / 'whole'}@8 from 5",))
     with pytest.raises(InputError, match=r"^train\.steps: expected 8, as in the run to resume, got 6(\n|$)"):
-        start(tiny(steps=6), tmp_path / "whole", resume=True, quiet=True)
+        start(tiny(steps=6), tmp_path / "whole", resume=True, progress=False)
 
 
 @pytest.mark.parametrize("kept", ["last", True])
 def test_a_thinned_copy_with_the_optimisers_state_is_lengthened_to_the_bits_of_the_uninterrupted_run(tmp_path, kept):
     short, long = (tiny(steps=steps, checkpoints="every 2") for steps in (8, 14))
-    expected = start(long, tmp_path / "long", quiet=True)
-    thin(start(short, tmp_path / "short", quiet=True), tmp_path / "copy", [0, 4, 8], keep_optimizer=kept)
-    found = start(long, tmp_path / "copy", resume=True, quiet=True)
+    expected = start(long, tmp_path / "long", progress=False)
+    thin(start(short, tmp_path / "short", progress=False), tmp_path / "copy", [0, 4, 8], keep_optimizer=kept)
+    found = start(long, tmp_path / "copy", resume=True, progress=False)
     assert found.steps.tolist() == [0, 4, 8, 10, 12, 14]
     for step in found.steps.tolist():
         for name, value in expected.state(step).items():
@@ -478,34 +478,34 @@ def test_a_copy_that_shipped_without_its_optimisers_state_is_not_lengthened(tmp_
     shutil.copytree(load("induction-alone").path, tmp_path / "copy")
     longer = load(tmp_path / "copy").config.with_settings(["train.steps=700"])
     with pytest.raises(InputError, match="got 700: some of its steps were left out"):
-        start(longer, tmp_path / "copy", resume=True, quiet=True)
+        start(longer, tmp_path / "copy", resume=True, progress=False)
 
 
 def test_a_damaged_run_is_not_lengthened(tmp_path):
-    folder = start(tiny(steps=4), tmp_path / "run", quiet=True).path
+    folder = start(tiny(steps=4), tmp_path / "run", progress=False).path
     flipped = bytearray((folder / "frozen.safetensors").read_bytes())
     flipped[-5] ^= 1
     (folder / "frozen.safetensors").write_bytes(flipped)
     before = listing(folder)
     with pytest.raises(DamagedError, match=r"frozen\.safetensors: expected what was written, got flipped bits"):
-        start(tiny(steps=6), folder, resume=True, quiet=True)
+        start(tiny(steps=6), folder, resume=True, progress=False)
     assert listing(folder) == before
 
 
 def test_a_run_that_was_opened_before_it_was_lengthened_says_so(tmp_path):
-    folder = start(tiny(steps=4), tmp_path / "run", quiet=True).path
+    folder = start(tiny(steps=4), tmp_path / "run", progress=False).path
     read, unread = load(folder), load(folder)
     assert read.steps.tolist() == [0, 1, 2, 3, 4]
-    start(tiny(steps=8), folder, resume=True, quiet=True)
+    start(tiny(steps=8), folder, resume=True, progress=False)
     for attempt in (lambda: read.state(2), lambda: read.stack("W_O2"), lambda: read.metrics, lambda: unread.steps):
         with pytest.raises(InputError, match="run: expected the run as it was opened, got more steps: load it again"):
             attempt()
 
 
 def test_runs_and_branches_are_not_mistaken_for_one_another(tmp_path):
-    parent = start(tiny(), tmp_path / "parent", quiet=True)
-    branch(parent, 4, tmp_path / "branch", quiet=True)
-    branch(parent, 0, tmp_path / "whole branch", quiet=True)
+    parent = start(tiny(), tmp_path / "parent", progress=False)
+    branch(parent, 4, tmp_path / "branch", progress=False)
+    branch(parent, 0, tmp_path / "whole branch", progress=False)
     cases = [
         (lambda: branch(parent, 3, tmp_path / "branch", resume=True), "a branch from step 3, got a branch from step 4"),
         (lambda: branch(parent, 4, tmp_path / "parent", resume=True), "a branch from step 4, got a run from step 0"),
@@ -515,10 +515,10 @@ def test_runs_and_branches_are_not_mistaken_for_one_another(tmp_path):
     for attempt, message in cases:
         with pytest.raises(InputError, match=f"^out: expected {message} in "):
             attempt()
-    assert branch(parent, 4, tmp_path / "branch", steps=14, resume=True, quiet=True).steps[-1] == 14
+    assert branch(parent, 4, tmp_path / "branch", steps=14, resume=True, progress=False).steps[-1] == 14
 
 
 def test_a_lengthened_run_has_the_command_that_lengthened_it(tmp_path):
-    start(tiny(steps=2), tmp_path / "run", quiet=True, command="train for two steps")
-    start(tiny(steps=3), tmp_path / "run", resume=True, quiet=True, command="train for three")
+    start(tiny(steps=2), tmp_path / "run", progress=False, command="train for two steps")
+    start(tiny(steps=3), tmp_path / "run", resume=True, progress=False, command="train for three")
     assert Manifest.read(tmp_path / "run").command == "train for three"

@@ -100,7 +100,7 @@ def test_soft_targets_take_the_reference_path_and_its_loss_is_their_cross_entrop
 def test_a_run_on_any_task_is_stored_and_loaded(task, tmp_path):
     train = TrainConfig(steps=3, batch_size=8, loss="all", optimizer="adamw", learning_rate=0.01, checkpoints="every 1")
     config = RunConfig.of(task, ModelConfig.full(d_model=8), train)
-    run = start(config, tmp_path / "run", quiet=True)
+    run = start(config, tmp_path / "run", progress=False)
     again = load(tmp_path / "run")
     assert again.task == task
     assert again.config == config
@@ -118,5 +118,5 @@ def test_a_run_on_any_task_is_stored_and_loaded(task, tmp_path):
 def test_a_variant_is_measured_on_the_way(tmp_path):
     train = TrainConfig(steps=2, batch_size=8, loss="all", out_of_distribution="clean", out_of_distribution_every=1)
     config = RunConfig.of(TASKS["noisy"], ModelConfig.full(d_model=8), train.replace(learning_rate=0.01))
-    run = start(config, tmp_path / "run", quiet=True)
+    run = start(config, tmp_path / "run", progress=False)
     assert run.metrics["out_of_distribution_accuracy"].notna().all()

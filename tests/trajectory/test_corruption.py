@@ -31,9 +31,9 @@ def folders(tmp_path_factory):
     """A finished run, one that stopped on its way, an exported step, and a run with rounded steps."""
     root = tmp_path_factory.mktemp("runs")
     model = ModelConfig(d_model=16, n_ctx=16, feed_forward="none")
-    donor = start(tiny(model, steps=1), root / "donor", quiet=True)
+    donor = start(tiny(model, steps=1), root / "donor", progress=False)
     config = tiny(model, steps=3, resume_every=2, checkpoints="every 1", grafts=(f"W_V2={donor.path}@1 from 2",))
-    finished = start(config, root / "finished", quiet=True)
+    finished = start(config, root / "finished", progress=False)
     finished.export(2, root / "exported")
     thin(finished, root / "rounded", rounded=True)
     with pytest.MonkeyPatch.context() as patch:
@@ -46,7 +46,7 @@ def folders(tmp_path_factory):
 
         patch.setattr(Writer, "record", stop)
         with pytest.raises(KeyboardInterrupt):
-            start(config, root / "growing", quiet=True)
+            start(config, root / "growing", progress=False)
     return root
 
 
@@ -161,7 +161,7 @@ def test_a_truncated_or_missing_file_is_noticed(kind, name, folders, tmp_path, k
 
 def test_the_files_of_two_runs_cannot_be_mixed_unnoticed(folders, tmp_path):
     model = ModelConfig(d_model=16, n_ctx=16, feed_forward="none")
-    other = start(tiny(model, steps=3, data_seed=9), tmp_path / "other", quiet=True)
+    other = start(tiny(model, steps=3, data_seed=9), tmp_path / "other", progress=False)
     folder = tmp_path / "mixed"
     shutil.copytree(folders / "finished", folder)
     shutil.copy(other.path / "optimizer.safetensors", folder)

@@ -48,12 +48,12 @@ def folders(tmp_path_factory):
             MODEL, steps=4, data_seed=seed, checkpoints="every 1", grafts=(f"W_V2={root / 'donor'}@1 from 2",)
         )
         if not (root / "donor").exists():
-            start(tiny(MODEL, steps=1), root / "donor", quiet=True)
-        start(config, root / name, quiet=True)
+            start(tiny(MODEL, steps=1), root / "donor", progress=False)
+        start(config, root / name, progress=False)
         with pytest.MonkeyPatch.context() as patch:
             stop_at(3, patch)
             with pytest.raises(KeyboardInterrupt):
-                start(config, root / f"{name} growing", quiet=True)
+                start(config, root / f"{name} growing", progress=False)
         thin(load(root / name), root / f"{name} rounded", rounded=True)
     return root
 
@@ -98,7 +98,7 @@ def test_a_step_of_another_run_or_another_step_is_noticed_and_computed_again(fol
             assert any(Path(target).name in line for line in verify(folder)), (source, target)
             with pytest.raises(DamagedError, match=Path(target).name):
                 everything(folder)
-        resume(folder, quiet=True)
+        resume(folder, progress=False)
         assert verify(folder) == []
         assert same(everything(folder), right), (source, target)
 
@@ -189,15 +189,15 @@ def test_only_what_is_surely_a_run_s_own_is_written_over_or_removed(tmp_path):
         before = sorted((str(p), p.read_bytes()) for p in folder.rglob("*") if p.is_file())
         assert not may_begin(folder)
         with pytest.raises(Error):
-            start(tiny(MODEL), folder, quiet=True)
+            start(tiny(MODEL), folder, progress=False)
         with pytest.raises(Error):
             remove(folder)
         assert sorted((str(p), p.read_bytes()) for p in folder.rglob("*") if p.is_file()) == before
 
-    run = start(tiny(MODEL, steps=2), tmp_path / "run", quiet=True)
+    run = start(tiny(MODEL, steps=2), tmp_path / "run", progress=False)
     (run.path / "steps").mkdir()
     (run.path / "steps" / "notes.txt").write_text("mine")
-    start(tiny(MODEL, steps=2), run.path, resume=True, quiet=True)
+    start(tiny(MODEL, steps=2), run.path, resume=True, progress=False)
     assert (run.path / "steps" / "notes.txt").read_text() == "mine"
     with pytest.raises(InputError, match=r"nothing else, got 'notes\.txt'"):
         remove(run.path)
@@ -208,12 +208,12 @@ def test_only_what_is_surely_a_run_s_own_is_written_over_or_removed(tmp_path):
 
 def test_a_name_with_escape_sequences_reaches_no_terminal(tmp_path):
     folder = tmp_path / "\x1b[31mred\nline"
-    run = start(tiny(MODEL, steps=1), folder, quiet=True)
+    run = start(tiny(MODEL, steps=1), folder, progress=False)
     (run.path / "frozen.safetensors").write_bytes(b"")
     for line in verify(folder):
         assert line.isprintable()
     with pytest.raises(InputError) as error:
-        start(tiny(MODEL, steps=1), folder, quiet=True)
+        start(tiny(MODEL, steps=1), folder, progress=False)
     assert str(error.value).isprintable()
     with pytest.raises(InputError) as error:
         load("x" * 300)

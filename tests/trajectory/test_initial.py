@@ -19,7 +19,7 @@ from tests.tiny_runs import MODEL, TASK, tiny
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    return start(tiny(), tmp_path_factory.mktemp("runs") / "run", quiet=True)
+    return start(tiny(), tmp_path_factory.mktemp("runs") / "run", progress=False)
 
 
 def same(a, b) -> bool:
@@ -50,15 +50,17 @@ def test_initial_weights_come_back_from_whatever_was_kept(run, tmp_path):
     assert same(run.initial(), expected)
     assert same(thin(run, tmp_path / "late", [8, 12]).initial(), expected)
     assert same(load(run.export(8, tmp_path / "exported")).initial(), expected)
-    off = branch(run, 4, tmp_path / "branch", quiet=True)
+    off = branch(run, 4, tmp_path / "branch", progress=False)
     assert same(off.initial(), expected)
     assert same(thin(off, tmp_path / "thinned branch", [12]).initial(), expected)
-    again = branch(off, 8, tmp_path / "branch of a branch", settings=["model.trained=W_K1"], quiet=True)
+    again = branch(off, 8, tmp_path / "branch of a branch", settings=["model.trained=W_K1"], progress=False)
     assert same(again.initial(), expected)
 
 
 def test_a_tied_output_is_tied_in_the_initial_weights(tmp_path):
-    tied = start(tiny(ModelConfig.full(d_model=16, n_ctx=16, tied_output=True), steps=2), tmp_path / "run", quiet=True)
+    tied = start(
+        tiny(ModelConfig.full(d_model=16, n_ctx=16, tied_output=True), steps=2), tmp_path / "run", progress=False
+    )
     assert same(thin(tied, tmp_path / "last", [2]).initial(), tied.state(0))
 
 
@@ -70,7 +72,7 @@ def test_what_is_imported_or_was_grafted_and_thinned_is_unknown(run, tmp_path):
     assert theirs.initial() is None
     converted = thin(theirs, tmp_path / "converted")
     assert converted.initial() is None
-    assert branch(converted, 8, tmp_path / "branch", steps=9, quiet=True).initial() is None
+    assert branch(converted, 8, tmp_path / "branch", steps=9, progress=False).initial() is None
     assert select(converted).initial() is None
     table = im.probes.table(converted, ["distance_W_K1"])
     assert table.empty
@@ -82,7 +84,7 @@ def test_what_is_imported_or_was_grafted_and_thinned_is_unknown(run, tmp_path):
         assert table.empty
         assert "initialisation" in table.attrs["skipped"]["distance_W_K1"]
 
-    grafted = start(tiny(grafts=(f"W_O2={run.path}@12",), steps=4), tmp_path / "grafted", quiet=True)
+    grafted = start(tiny(grafts=(f"W_O2={run.path}@12",), steps=4), tmp_path / "grafted", progress=False)
     initial = grafted.initial()
     assert initial is not None
     assert torch.equal(initial["blocks.1.attn.W_O"], run.state(12)["blocks.1.attn.W_O"])

@@ -23,7 +23,7 @@ CHOSEN = [0, 2, 4, 8, 12]
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    return start(tiny(), tmp_path_factory.mktemp("runs") / "whole", quiet=True)
+    return start(tiny(), tmp_path_factory.mktemp("runs") / "whole", progress=False)
 
 
 @pytest.fixture(scope="module")
@@ -73,16 +73,16 @@ def test_initial_weights_are_the_exact_ones(run, coarse):
 
 def test_a_rounded_copy_is_lengthened_to_the_bits_of_the_uninterrupted_run(tmp_path):
     short, long = (tiny(steps=steps, checkpoints="every 2") for steps in (8, 14))
-    expected = start(long, tmp_path / "long", quiet=True)
+    expected = start(long, tmp_path / "long", progress=False)
     before = thin(
-        start(short, tmp_path / "short", quiet=True),
+        start(short, tmp_path / "short", progress=False),
         tmp_path / "copy",
         [0, 4, 8],
         keep_optimizer="last",
         keep_norms=False,
         rounded=True,
     ).state(4)
-    found = start(long, tmp_path / "copy", resume=True, quiet=True)
+    found = start(long, tmp_path / "copy", resume=True, progress=False)
     assert found.steps.tolist() == [0, 4, 8, 10, 12, 14]
     assert found.rounded.tolist() == [0, 4]
     for step in (8, 10, 12, 14):
@@ -106,14 +106,14 @@ def test_a_lengthened_copy_that_is_stopped_is_read_and_resumed(coarse, tmp_path,
     with monkeypatch.context() as patch:
         patch.setattr(Writer, "record", stop)
         with pytest.raises(KeyboardInterrupt):
-            start(longer, folder, resume=True, quiet=True)
+            start(longer, folder, resume=True, progress=False)
     half = load(folder)
     assert half.rounded.tolist() == CHOSEN[:-1]
     assert set(CHOSEN) <= set(half.steps.tolist())
     assert torch.equal(half.state(4)["blocks.0.attn.W_K"], coarse.state(4)["blocks.0.attn.W_K"])
     assert half.stored_optimizer(4) is None
     assert verify(folder) == []
-    whole, found = start(longer, tmp_path / "whole", quiet=True), start(longer, folder, resume=True, quiet=True)
+    whole, found = start(longer, tmp_path / "whole", progress=False), start(longer, folder, resume=True, progress=False)
     assert all(torch.equal(found.state(17)[name], value) for name, value in whole.state(17).items())
 
 
@@ -130,10 +130,10 @@ def test_thinned_again_or_exported_rounded_steps_stay_as_they_are(coarse, tmp_pa
 
 
 def test_a_branch_says_that_it_left_a_rounded_step(coarse, tmp_path):
-    off = branch(coarse, 8, tmp_path / "rounded", quiet=True).parent
+    off = branch(coarse, 8, tmp_path / "rounded", progress=False).parent
     assert off is not None
     assert off["weights"] == "rounded"
-    exact = branch(coarse, 12, tmp_path / "exact", steps=13, quiet=True).parent
+    exact = branch(coarse, 12, tmp_path / "exact", steps=13, progress=False).parent
     assert exact is not None
     assert "weights" not in exact
 

@@ -37,7 +37,7 @@ def config():
 
 @pytest.fixture(scope="module")
 def run(config, tmp_path_factory):
-    return start(config, tmp_path_factory.mktemp("runs") / "whole", quiet=True, command="train tiny")
+    return start(config, tmp_path_factory.mktemp("runs") / "whole", progress=False, command="train tiny")
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def unfinished(config, tmp_path, monkeypatch):
     record = Writer.record
     monkeypatch.setattr(Writer, "record", stop)
     with pytest.raises(KeyboardInterrupt):
-        start(config, tmp_path / "unfinished", quiet=True)
+        start(config, tmp_path / "unfinished", progress=False)
     monkeypatch.undo()
     return tmp_path / "unfinished"
 
@@ -152,22 +152,22 @@ def test_a_run_that_is_still_training_can_be_read(unfinished, states):
     assert growing.optimizer_state(8).keys() == growing.optimizer_state(0).keys()
     assert verify(unfinished) == []
     before = growing.fingerprint
-    assert resume(unfinished, quiet=True).fingerprint != before
+    assert resume(unfinished, progress=False).fingerprint != before
     assert torch.equal(growing.stack("W_K1", [8])[0], states[8]["blocks.0.attn.W_K"])  # it finished meanwhile
     assert growing.optimizer_state(8).keys() == growing.optimizer_state(0).keys()
     assert growing.fingerprint != before
 
 
 def test_a_run_of_no_update_is_its_initialisation(tmp_path):
-    run = start(tiny(steps=0), tmp_path / "run", quiet=True)
+    run = start(tiny(steps=0), tmp_path / "run", progress=False)
     assert run.steps.tolist() == [0]
     assert torch.equal(run.stack("W_K1")[0], build(MODEL, 0).get_parameter("blocks.0.attn.W_K").detach())
     assert len(run.metrics) == 1
 
 
 def test_fingerprints_follow_the_content(run, config, tmp_path):
-    again = start(config, tmp_path / "again", quiet=True)
-    other = start(tiny(learning_rate=0.1), tmp_path / "other", quiet=True)
+    again = start(config, tmp_path / "again", progress=False)
+    other = start(tiny(learning_rate=0.1), tmp_path / "other", progress=False)
     assert again.fingerprint == run.fingerprint == load(run.path).fingerprint
     assert other.fingerprint != run.fingerprint
 
@@ -182,7 +182,7 @@ def test_shipped_trajectories_are_found_by_name_and_unknown_ones_are_not(run, mo
 
 
 def test_a_branch_without_changes_is_the_run_itself(run, tmp_path):
-    same = branch(run, 4, tmp_path / "same", quiet=True)
+    same = branch(run, 4, tmp_path / "same", progress=False)
     assert same.steps.tolist() == [4, 8, 12]
     assert same.parent == {"name": "whole", "fingerprint": run.fingerprint, "step": 4, "optimizer": "stored"}
     for name in run.state(0):
@@ -193,7 +193,7 @@ def test_a_branch_without_changes_is_the_run_itself(run, tmp_path):
 
 def test_a_branch_may_begin_with_an_edited_memory(run, tmp_path):
     edit = {"memory": "W_K2", "erase": "e"}
-    reborn = branch(run, 8, tmp_path / "reborn", edit=edit, quiet=True)
+    reborn = branch(run, 8, tmp_path / "reborn", edit=edit, progress=False)
     assert reborn.parent is not None
     assert reborn.parent["edit"] == edit
     before, after = (associate(source.state(8), "W_K2", task=TASK, bare=True) for source in (run, reborn))
@@ -217,22 +217,22 @@ def test_a_branch_may_begin_with_an_edited_memory(run, tmp_path):
         {"memory": "W_K2", "erase": "€"},
     ):
         with pytest.raises(InputError):
-            branch(run, 8, tmp_path / "wrong", edit=wrong, quiet=True)
+            branch(run, 8, tmp_path / "wrong", edit=wrong, progress=False)
         assert not (tmp_path / "wrong").exists()
 
 
 def test_a_branch_holds_its_own_rules_from_its_step_on(run, tmp_path):
-    held = branch(run, 4, tmp_path / "held", freeze=["W_K1"], clamps=["induction"], steps=14, quiet=True)
+    held = branch(run, 4, tmp_path / "held", freeze=["W_K1"], clamps=["induction"], steps=14, progress=False)
     assert held.config.train.freeze == ("W_K1: 4..",)
     assert held.config.train.clamps == ("induction@4",)
     assert held.steps.tolist() == [4, 8, 12, 14]
     assert torch.equal(held.stack("W_K1"), run.stack("W_K1", [4] * 4))
-    grafted = branch(run, 3, tmp_path / "grafted", grafts=[f"W_O2={run.path}@12", f"W_V2={run.path}@0"], quiet=True)
+    grafted = branch(run, 3, tmp_path / "grafted", grafts=[f"W_O2={run.path}@12", f"W_V2={run.path}@0"], progress=False)
     assert torch.equal(grafted.stack("W_O2", [3])[0], run.state(12)["blocks.1.attn.W_O"])
     assert torch.equal(grafted.stack("W_K1", [3])[0], run.state(3)["blocks.0.attn.W_K"])
     assert not torch.equal(grafted.stack("W_O2", [4])[0], grafted.stack("W_O2", [3])[0])
     assert verify(grafted.path) == []
-    other = branch(run, 4, tmp_path / "other", settings=["train.learning_rate=0.05"], quiet=True)
+    other = branch(run, 4, tmp_path / "other", settings=["train.learning_rate=0.05"], progress=False)
     assert other.config.train.learning_rate == 0.05
     with pytest.raises(InputError, match=r"^train\.freeze: expected names out of"):
         branch(run, 4, tmp_path / "bad", freeze=["W_X"])
@@ -244,11 +244,11 @@ def test_a_branch_holds_its_own_rules_from_its_step_on(run, tmp_path):
 
 
 def test_without_kept_optimiser_states_a_branch_starts_from_zero_and_says_so(tmp_path):
-    light = start(tiny(keep_optimizer=False), tmp_path / "light", quiet=True)
+    light = start(tiny(keep_optimizer=False), tmp_path / "light", progress=False)
     assert light.optimizer_state(12)["momentum/blocks.0.attn.W_K"].any()
     with pytest.raises(InputError, match=r"expected the optimiser's state of step 4, got none"):
         light.optimizer_state(4)
-    off = branch(light, 4, tmp_path / "off", quiet=True)
+    off = branch(light, 4, tmp_path / "off", progress=False)
     assert off.parent is not None
     assert off.parent["optimizer"] == "zero"
 
@@ -333,7 +333,7 @@ def test_a_pickle_that_holds_more_than_tensors_is_not_executed(tmp_path):
     ids=["tied", "heads and LayerNorm", "tied and frozen"],
 )
 def test_other_architectures_come_back_too(model, tmp_path):
-    run = start(tiny(model, steps=3, optimizer="adamw", learning_rate=0.01), tmp_path / "run", quiet=True)
+    run = start(tiny(model, steps=3, optimizer="adamw", learning_rate=0.01), tmp_path / "run", progress=False)
     live = build(model, 0)
     for snapshot in train(TASK, live, run.config.train):
         state = run.state(snapshot.step)

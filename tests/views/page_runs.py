@@ -26,14 +26,14 @@ def hostile_run(folder, **train):
     """A simplified model with a linear feed-forward, which the page can run."""
     task = hostile_task()
     model = ModelConfig(d_model=16, n_ctx=24, d_vocab=task.vocab_size)
-    return start(RunConfig(task, model, TRAIN.replace(**train)), folder, quiet=True)
+    return start(RunConfig(task, model, TRAIN.replace(**train)), folder, progress=False)
 
 
 def full_run(folder, **train):
     """Two heads per layer and ReLU feed-forwards, which the page can only show."""
     task = hostile_task()
     model = ModelConfig.full(d_model=16, n_ctx=24, d_vocab=task.vocab_size, n_heads=2)
-    return start(RunConfig(task, model, TRAIN.replace(learning_rate=0.1, **train)), folder, quiet=True)
+    return start(RunConfig(task, model, TRAIN.replace(learning_rate=0.1, **train)), folder, progress=False)
 
 
 def decoded(run, step):

@@ -9,7 +9,7 @@ from induction_memory.views.run_page import report
 from tests.task.test_protocol import Parity
 from tests.views.page_runs import opened, tab_of
 
-SMALL = {"batch_size": 8, "checkpoints": "every 2", "full_metrics_every": 2, "threads": 1, "quiet": True}
+SMALL = {"batch_size": 8, "checkpoints": "every 2", "full_metrics_every": 2, "threads": 1, "progress": False}
 
 
 @pytest.fixture(scope="module")

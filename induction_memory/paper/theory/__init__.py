@@ -11,7 +11,7 @@ import pandas as pd
 
 from induction_memory.files import require_folder, write_figure, write_file
 from induction_memory.paper.theory.checks import Entry, Result, find, names
-from induction_memory.terminal import keeping, track
+from induction_memory.terminal import Progress, keeping, track
 
 __all__ = ["measure", "names", "run", "table"]
 
@@ -25,7 +25,7 @@ SLIP = "[known slip]"
 COLUMNS = ["check", "statement", "predicted", "measured", "tolerance", "verdict", "expected"]
 
 
-def measure(names: Sequence[str] | None = None) -> Iterator[tuple[Entry, Result]]:
+def measure(names: Sequence[str] | None = None, *, progress: Progress = None) -> Iterator[tuple[Entry, Result]]:
     """Run the checks one after the other, in the paper's order.
 
     >>> import induction_memory as im
@@ -33,7 +33,7 @@ def measure(names: Sequence[str] | None = None) -> Iterator[tuple[Entry, Result]
     >>> entry.name
     'lemma-1'
     """
-    for entry in track(find(names), "checks"):
+    for entry in track(find(names), "checks", progress=progress):
         yield entry, entry.function()
 
 
@@ -52,7 +52,7 @@ def table(entry: Entry, result: Result) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def run(names: Sequence[str] | None = None, out: Path | None = None) -> pd.DataFrame:
+def run(names: Sequence[str] | None = None, out: Path | None = None, *, progress: Progress = None) -> pd.DataFrame:
     """Measure the named checks (all by default); with `out`, draw their pictures and write the table there.
 
     An interruption keeps the completed checks.
@@ -67,7 +67,7 @@ def run(names: Sequence[str] | None = None, out: Path | None = None) -> pd.DataF
         out = require_folder(out)
     tables = []
     with keeping(tables, "checks"):
-        for entry, result in measure(names):
+        for entry, result in measure(names, progress=progress):
             tables.append(table(entry, result))
             if out is not None:
                 save_picture(entry, result, out)

@@ -5,7 +5,7 @@ or random tokens repeated once for a source whose task is not known. The line of
 thing. What a source or its task does not offer is left out, with the reason.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,18 +25,19 @@ EVALUATED = 16  # sequences on which causes and distances are measured
 LENGTH = 64  # tokens of each sequence that is shown
 LIKELY_BIGRAM = 0.1  # pairs of W_F that are marked: pi_b(j | k) at least this
 
-Progress = Callable[[str], object]
+PARTS = 5
+"""Parts that are gathered of each source: attention, memories, curves, causes, and files or weights."""
 
 
 def gather(
-    source: Source, steps: Sequence[int], at: Sequence[int], *, shown: int, length: int, progress: Progress
+    source: Source, steps: Sequence[int], at: Sequence[int], *, shown: int, length: int, parts: Iterator[int]
 ) -> Pack:
-    """Metadata and arrays of one source at the steps that the page shows; causes at the steps `at`."""
+    """Metadata and arrays of one source at the steps that the page shows, causes at `at`; `parts` counts."""
     chosen = select(source, step=steps, sequences=EVALUATED)
     batch, task = chosen.batch, source.task
     cut = min(length, batch.tokens.shape[1])
     rows = telling_rows(batch, cut)[:shown]
-    progress(f"{source.name}: attention at {len(steps)} steps")
+    next(parts)
     found = sequences.run_over(chosen, rows, cut)
     listed = sequences.facts(batch, rows, cut, task)
     if task is None:
@@ -45,13 +46,14 @@ def gather(
         vocabulary = known, known
     else:
         likely, vocabulary = found.likely, token_names(task)
-    progress(f"{source.name}: memories")
+    next(parts)
     stored, skipped = tables.tables(source, steps)
-    progress(f"{source.name}: curves")
+    next(parts)
     leaders = {table.memory: table.head for table in reversed(stored)}
     drawn, more = curves.curves(source, batch, leaders, found.n_layers)
-    progress(f"{source.name}: causes at {len(at)} steps")
+    next(parts)
     measured, lost = causes.causes(source, at, batch)
+    next(parts)
     arrays: dict[str, np.ndarray | Quantised] = {
         "attention": quantise(found.attention, 16, 0.0, 1.0),
         "loss": found.loss.astype("<f4"),
@@ -72,7 +74,7 @@ def gather(
         "n_layers": found.n_layers,
         "likely_bigrams": [] if bigrams is None else np.argwhere(bigrams >= LIKELY_BIGRAM).tolist(),
         "about": _about(source, found),
-        "files": _files(source, progress) if isinstance(source, Revisions) else [],
+        "files": _files(source) if isinstance(source, Revisions) else [],
         "recorded": task is not None,
         "sequences": listed,
         "memories": memories,
@@ -87,7 +89,6 @@ def gather(
         "why_not_live": live.why_not(source),
     }
     if not meta["why_not_live"]:
-        progress(f"{source.name}: weights")
         meta["live"], weights = live.pack(source, steps)
         meta["live"]["tolerance"] = _tolerance(meta["live"], weights, batch.tokens[rows, :cut], found)
         arrays |= {f"live {name}": array for name, array in weights.items()}
@@ -119,9 +120,8 @@ def _about(source: Any, found: sequences.Shown) -> str:
     return f"{kind}: {shape}. Task: {asked}. Trained for {source.config.train.steps} steps."
 
 
-def _files(source: Revisions, progress: Progress) -> list[str]:
+def _files(source: Revisions) -> list[str]:
     """What the files of a series say about it: duplicates, gaps, damage, jumps."""
-    progress(f"{source.name}: files")
     return lines(source) or ["No duplicates, gaps, damage or jumps in the files of its checkpoints."]
 
 
