@@ -46,6 +46,8 @@ RANGE = 1e4
 """In a column whose sizes differ by more than this factor, each number has its own number of places."""
 WIDTH = 80
 """Columns of a terminal whose width is unknown."""
+NARROW = 6
+"""Columns that text keeps, however narrow the terminal is."""
 GAP = "  "
 _BREAK = re.compile(r"(?<!^W)(?<!_W)_")
 """Where a name may be broken: after an underscore, but not within W_K1."""
@@ -117,8 +119,12 @@ def _block(cells: Mapping[str, Sequence[str]], numeric: set[str], width: int, he
     shown = Table(box=None, pad_edge=False, header_style="", padding=(0, len(GAP), 0, 0))
     for name in cells:
         right = name in numeric
-        header = "\n".join(textwrap.wrap(_BREAK.sub("_ ", name), _size(name, cells[name]))).replace("_ ", "_")
-        shown.add_column(Text(header), justify="right" if right else "left", no_wrap=right)
+        size = _size(name, cells[name])
+        header = Text("\n".join(textwrap.wrap(_BREAK.sub("_ ", name), size)).replace("_ ", "_"))
+        if right:  # a number is never cut, even if its line becomes too long
+            shown.add_column(header, justify="right", no_wrap=True, min_width=size)
+        else:
+            shown.add_column(header, overflow="fold", min_width=min(size, NARROW))
     rows = list(zip(*cells.values(), strict=True))
     for row, begin in zip(rows, [*begins, *[False] * (len(rows) - len(begins))], strict=True):
         shown.add_row(*(Text("\n" * begin + cell) for cell in row))  # the empty line becomes the heading

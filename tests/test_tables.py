@@ -49,6 +49,15 @@ def test_every_line_fits_and_every_number_is_shown(width):
         assert shown in text
 
 
+@pytest.mark.parametrize("width", [24, 36, 48])
+def test_a_narrow_terminal_drops_no_column_and_cuts_no_cell(width):
+    rows = {"component": ["none", "embed->L1H1.q"], "kind": ["none", "mean-position"]}
+    table = pd.DataFrame(rows | {"in_context_accuracy": [0.9449, 0.233], "in_context_accuracy_se": [0.0086, 0.064]})
+    text = terminal(table, width=width)
+    assert all(shown in text for shown in ("0.9449 ± 0.0086", " 0.233 ± 0.064"))
+    assert "…" not in text
+
+
 def test_a_name_wider_than_its_numbers_is_broken_after_an_underscore():
     text = terminal(pd.DataFrame({"W_K1_first64_margin": [0.5, 0.25]}))
     assert [line.strip() for line in text.splitlines()] == ["W_K1_", "first64_", "margin", "0.500", "0.250"]
