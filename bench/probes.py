@@ -84,7 +84,7 @@ def new_model_each_step(folder: Path) -> pd.DataFrame:
 
 def one_model_refilled(folder: Path) -> pd.DataFrame:
     run = load(folder)
-    return pd.DataFrame([probe(model, run.task) for _, model in run.models()])
+    return pd.DataFrame([probe(model, run.task) for _, model in run.items()])
 
 
 def rows(repeats: int = 5) -> list[dict]:

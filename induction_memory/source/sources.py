@@ -216,7 +216,8 @@ def open_source(source: Any) -> Source:
     """
     if isinstance(source, str | Path):
         folder = find(source)
-        return revisions(folder) if is_series(folder) else load(folder)
+        opened: Any = revisions(folder) if is_series(folder) else load(folder)
+        return opened
     if isinstance(source, Mapping):
         require(bool(source), "source", "weights by name", "none")
         return StackedWeights(source)

@@ -9,11 +9,12 @@ A name is looked for in these folders, in this order:
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
+from numbers import Integral
 from os import PathLike
 from pathlib import Path
-from typing import Literal
+from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 from jaxtyping import Int
@@ -79,3 +80,71 @@ def chosen_steps(stored: Int[np.ndarray, " step"], step: Steps, resolve: Callabl
     wanted = np.atleast_1d(np.asarray(step)).tolist()
     require(len(wanted) > 0, "step", "at least one step", "none")
     return sorted({int(stored[-1]) if one == -1 else resolve(one) for one in wanted})
+
+
+Model = TypeVar("Model")
+
+
+class ByStep(Generic[Model]):
+    """A run or a series as a mapping from its stored steps to its models.
+
+    >>> import induction_memory as im
+    >>> run = im.load("induction-small")
+    >>> len(run), list(run), 300 in run
+    (5, [0, 100, 200, 300, 600], True)
+    >>> type(run[300]).__name__  # run[-1] is the last step's
+    'HookedTransformer'
+    """
+
+    name: str
+    steps: Any
+
+    def model(self, step: Any) -> Model:
+        """The model of one step."""
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.steps.tolist())
+
+    def __contains__(self, step: object) -> bool:
+        return step in self.steps.tolist()
+
+    def __getitem__(self, step: Any) -> Model:
+        return self.model(self.resolve(step))
+
+    def items(self) -> Iterator[tuple[int, Model]]:
+        """Step and model, each a new model. Drop it before asking for the next, so that only one is in memory."""
+        for step in self:
+            yield step, self.model(step)
+
+    def choose(self, step: Steps) -> list[int]:
+        """The stored steps that `step` means: one, several, "all", or the last."""
+        self.require_steps()
+        return chosen_steps(self.steps, step, self.resolve)
+
+    def resolve(self, step: Any, nearest: bool = False) -> int:
+        """`step` if it is stored, the last if -1, or with `nearest` the closest; otherwise an error names the next."""
+        self.require_steps()
+        whole = isinstance(step, Integral) or (isinstance(step, float | np.floating) and float(step).is_integer())
+        require(whole and not isinstance(step, bool), "step", "a whole number", repr(step))
+        stored = self.steps
+        if step == -1:
+            return int(stored[-1])
+        if nearest:  # the earlier one if two are equally close
+            return int(stored[np.abs(stored - step).argmin()])
+        if step not in stored:
+            around = " and ".join(map(str, [*stored[stored < step][-1:], *stored[stored > step][:1]]))
+            raise InputError(
+                f"step: expected one of the {len(stored)} stored steps ({stored[0]} to {stored[-1]}; "
+                f"next to it {around}), got {int(step)}",
+                entry="step-not-stored",
+            )
+        return int(step)
+
+    def require_steps(self) -> None:
+        """Raise an InputError if no step is stored yet."""
+        if not len(self.steps):
+            raise InputError(f"{self.name}: expected at least one stored step, got none yet")

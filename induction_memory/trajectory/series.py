@@ -4,8 +4,9 @@
     series = revisions("models--org--name")        a local Hub cache with its revisions
     series = revisions([path, path])               chosen checkpoints
     series = revisions((step, model) pairs)        models that the caller loads
-    series.steps, series.tokens                    numpy steps; tokens where the names say them
-    for step, model in series: ...                 one model in memory at a time, the next one's files read ahead
+    series[1000], series[-1]                       the model of one step
+series.steps, series.tokens                    numpy steps; tokens where the names say them
+    for step, model in series.items(): ...         one model in memory at a time, the next one's files read ahead
     im.measure(series, function)                   a table of every checkpoint, with a step column
     im.ablate(series, step="all")                  analyses take a series, or its folder, like any run
 
@@ -25,13 +26,13 @@ from torch import Tensor, nn
 
 from induction_memory.errors import InputError, require
 from induction_memory.trajectory.checkpoint_files import Checkpoint, label, read_ahead
-from induction_memory.trajectory.search import Steps, checkpoint_folders, chosen_steps
+from induction_memory.trajectory.search import ByStep, Steps, checkpoint_folders
 
 BESIDE = Path(".induction_memory")
 """Folder beside the checkpoints in which results are kept."""
 
 
-class Revisions:
+class Revisions(ByStep[nn.Module]):
     """A series of checkpoints in the order of their steps; models are made when asked for."""
 
     def __init__(self, name: str, checkpoints: Sequence[Checkpoint], keep: Path | None = None) -> None:
@@ -39,9 +40,6 @@ class Revisions:
 
     def __repr__(self) -> str:
         return f"Revisions({self.name!r}: {len(self)} checkpoints from step {self.steps[0]} to {self.steps[-1]})"
-
-    def __len__(self) -> int:
-        return len(self.checkpoints)
 
     @property
     def steps(self) -> Int[np.ndarray, " step"]:
@@ -55,30 +53,24 @@ class Revisions:
     def at(self, steps: int | Iterable[int]) -> "Revisions":
         """Some of its steps."""
         wanted = [steps] if isinstance(steps, int | np.integer) else list(steps)
-        by_step = {one.label.step: one for one in self.checkpoints}
-        for step in wanted:
-            require(step in by_step, "step", f"one of {', '.join(map(str, by_step))}", step)
         require(len(wanted) > 0, "step", "one or more steps", "none")
-        return Revisions(self.name, [by_step[step] for step in sorted(set(wanted))], self.keep)
+        by_step = {one.label.step: one for one in self.checkpoints}
+        return Revisions(self.name, [by_step[step] for step in sorted(set(map(self.resolve, wanted)))], self.keep)
 
     def model(self, step: int | None = None) -> nn.Module:
         """The model of one step, the last when not given."""
         from induction_memory.model.bridge import boot
 
-        one = self.checkpoints[-1] if step is None else self.at(int(step)).checkpoints[0]
+        one = self.checkpoints[-1] if step is None else self.at(step).checkpoints[0]
         one.require_intact()
         return boot(one.folder)
 
-    def __iter__(self) -> Iterator[tuple[int, nn.Module]]:
+    def items(self) -> Iterator[tuple[int, nn.Module]]:
         """Step and model, each a new model. Drop it before asking for the next, so that only one is in memory."""
         from induction_memory.model.bridge import boot
 
         for one in _read_ahead(self.checkpoints):
             yield one.label.step, boot(one.folder)
-
-    def choose(self, step: Steps) -> list[int]:
-        """The steps that `step` means: one, several, "all", or the last."""
-        return chosen_steps(self.steps, step, lambda one: int(self.at(one).steps[0]))
 
     def in_turn(self, steps: Sequence[int], size: int = 1) -> Iterator[tuple[list[int], nn.Module]]:
         """Each step with its model. Where possible it is one model whose weights change, so do not keep its tensors."""
@@ -172,7 +164,7 @@ class GivenModels(Revisions):
         """The steps that were read so far."""
         return np.array(self._seen, dtype=np.int64)
 
-    def __iter__(self) -> Iterator[tuple[int, nn.Module]]:
+    def items(self) -> Iterator[tuple[int, nn.Module]]:
         for pair in self._pairs:
             fits = isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[1], nn.Module)
             require(fits, "source", "pairs of a step and a model", repr(pair)[:80])
@@ -181,7 +173,10 @@ class GivenModels(Revisions):
             self._seen.append(step)
             yield step, model
 
-    def at(self, steps: int | Iterable[int]) -> "Revisions":
+    def __iter__(self) -> Iterator[int]:
+        raise InputError("series: expected series.items() for pairs of steps and models, which are read once")
+
+    def resolve(self, step: Any, nearest: bool = False) -> int:
         raise InputError("step: expected none: pairs of steps and models are read once, in the order given")
 
     def model(self, step: int | None = None) -> nn.Module:
@@ -193,7 +188,7 @@ class GivenModels(Revisions):
         return []
 
     def in_turn(self, steps: Sequence[int], size: int = 1) -> Iterator[tuple[list[int], nn.Module]]:
-        for step, model in self:
+        for step, model in self.items():
             yield [step], model
 
     def identity(self, step: int) -> str | None:

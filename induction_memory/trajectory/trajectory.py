@@ -4,7 +4,8 @@ run = load("checkpoints/induction-alone")
 run.steps, run.config, run.metrics     numpy steps, frozen configuration, DataFrame
 run.model(300)                         a HookedTransformer; the last step without a number
 run.memory("W_O2")                     [step, d, d] in the paper's orientation
-for step, state in run: ...            one step in memory at a time
+run[300], run[-1], len(run)            the same as a mapping from steps to models
+for step in run: run.state(step)       one step in memory at a time
 
 A folder of this package's format may be finished or still growing. Every file is checked against the manifest, and
 every step file against its step and its run. `export.py` reads exported steps and what others saved.
@@ -15,10 +16,8 @@ weights are None, never a guess.
 """
 
 import logging
-import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial, wraps
-from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -50,7 +49,7 @@ from induction_memory.trajectory.manifest import (
     step_files,
     step_path,
 )
-from induction_memory.trajectory.search import Steps, chosen_steps, find
+from induction_memory.trajectory.search import ByStep, find
 from induction_memory.trajectory.tensors import (
     W_E,
     W_U,
@@ -111,7 +110,7 @@ def _of_the_run_as_it_is(read: Callable[..., Any]) -> Callable[..., Any]:
     return careful
 
 
-class Trajectory:
+class Trajectory(ByStep[HookedTransformer]):
     """A run: its steps, its configuration, its metrics and its weights.
 
     >>> import induction_memory as im
@@ -313,11 +312,6 @@ class Trajectory:
         fill(model, state)
         return model
 
-    def choose(self, step: Steps) -> list[int]:
-        """The stored steps that `step` means: one, several, "all", or the last."""
-        self.require_steps()
-        return chosen_steps(self.steps, step, self.resolve)
-
     def in_turn(self, steps: Sequence[int], size: int) -> Iterator[tuple[list[int], None]]:
         """The steps in groups of `size`; their weights are read when they are used."""
         for start in range(0, len(steps), size):
@@ -346,20 +340,6 @@ class Trajectory:
 
         config = self.model_config
         return of_settings(dict(config.settings)) if isinstance(config, Architecture) else None
-
-    def models(self) -> Iterator[tuple[int, HookedTransformer]]:
-        """Step and model, one after another. It is one model, whose weights change."""
-        from induction_memory.model.building import build, fill
-
-        model = build(self.model_config)
-        for step, state in self:
-            fill(model, state)
-            yield step, model
-
-    def __iter__(self) -> Iterator[tuple[int, dict[str, Tensor]]]:
-        """Step and state, one step in memory at a time."""
-        for step in self.steps.tolist():
-            yield step, self.state(step)
 
     def stack(self, parameter: str, steps: Sequence[int] | None = None) -> Shaped[Tensor, "step ..."]:
         """One parameter over all steps (or those given), in the model's own orientation.
@@ -407,28 +387,6 @@ class Trajectory:
         from induction_memory.trajectory.export import write_export
 
         return write_export(self, self.resolve(step, nearest), out)
-
-    def resolve(self, step: int, nearest: bool = False) -> int:
-        """`step` if it is stored, or with `nearest` the closest stored step; otherwise an error names stored steps."""
-        self.require_steps()
-        whole = isinstance(step, Integral) or (isinstance(step, Real) and math.isfinite(step) and step == int(step))
-        require(whole and not isinstance(step, bool), "step", "a whole number", repr(step))
-        stored = self.steps
-        if nearest:  # the earlier one if two are equally close
-            return int(stored[np.abs(stored - step).argmin()])
-        if step not in stored:
-            around = " and ".join(map(str, [*stored[stored < step][-1:], *stored[stored > step][:1]]))
-            raise InputError(
-                f"step: expected one of the {len(stored)} stored steps ({stored[0]} to {stored[-1]}; "
-                f"next to it {around}), got {int(step)}",
-                entry="step-not-stored",
-            )
-        return int(step)
-
-    def require_steps(self) -> None:
-        """Raise an InputError if no step is stored yet."""
-        if not len(self.steps):
-            raise InputError(f"{self.path}: expected at least one stored step, got none yet")
 
     def resolve_all(self, steps: Sequence[int] | None) -> tuple[int, ...]:
         """The stored steps that are asked for; None for all of them."""

@@ -48,7 +48,7 @@ def test_models_come_in_the_order_of_steps_and_equal_transformers(series):
     tokens = torch.arange(CONTEXT).remainder(VOCAB)[None]
     opened = revisions(series)
     assert opened.steps.tolist() == STEPS
-    for step, model in opened.at([0, 400]):
+    for step, model in opened.at([0, 400]).items():
         with torch.no_grad():
             ours = model(tokens)
             theirs = AutoModelForCausalLM.from_pretrained(series / f"step{step}")(tokens).logits
@@ -152,7 +152,7 @@ def test_a_measure_may_return_a_table_or_one_row_of_numbers():
     [
         (lambda path: revisions(path / "none"), "source: expected a folder of checkpoints"),
         (lambda path: revisions(path), "expected folders with config.json"),
-        (lambda path: list(revisions([(2, torch.nn.Identity()), (1, torch.nn.Identity())])), "steps that grow"),
+        (lambda path: list(revisions([(2, torch.nn.Identity()), (1, torch.nn.Identity())]).items()), "steps that grow"),
     ],
 )
 def test_what_is_no_series_is_refused(make, message, tmp_path):

@@ -55,7 +55,7 @@ def test_each_weight_is_rounded_to_its_parameters_unit_and_the_last_step_is_exac
         off = (coarse.stack(name) - run.stack(name, CHOSEN)).abs()
         assert off.max() <= coarse.rounding.units[name] / 2
     assert all(torch.equal(value, run.state(12)[name]) for name, value in coarse.state(12).items())
-    assert [step for step, _ in coarse] == CHOSEN
+    assert list(coarse) == CHOSEN
     assert coarse.state(4)["blocks.0.attn.W_K"].dtype == torch.float32
 
 

@@ -100,12 +100,21 @@ def test_memories_and_embeddings_are_those_of_the_models(run):
         torch.testing.assert_close(run.embedding(name), embedding(run.model(0), name))
 
 
-def test_iteration_gives_one_step_after_another(run, states):
-    seen = [(step, state["blocks.0.attn.W_K"]) for step, state in run]
-    assert [step for step, _ in seen] == STEPS
-    assert all(torch.equal(value, states[step]["blocks.0.attn.W_K"]) for step, value in seen)
-    models = [(step, model.get_parameter("blocks.0.attn.W_K").clone()) for step, model in run.models()]
+def test_a_run_is_a_mapping_from_steps_to_models(run, states):
+    assert list(run) == STEPS
+    assert len(run) == len(STEPS)
+    assert STEPS[2] in run
+    assert 5 not in run
+    assert "last" not in run
+    models = [(step, model.get_parameter("blocks.0.attn.W_K")) for step, model in run.items()]
     assert all(torch.equal(value, states[step]["blocks.0.attn.W_K"]) for step, value in models)
+    for step in (STEPS[2], -1):
+        assert torch.equal(run[step].W_K[0], run.model(12 if step < 0 else step).W_K[0])
+    with pytest.raises(InputError, match="next to it 4 and 8"):
+        run[5]
+    for wrong in (slice(0, 4), "last", [0, 2]):
+        with pytest.raises(InputError, match="step: expected a whole number"):
+            run[wrong]
 
 
 def test_metrics_are_a_table_with_a_row_a_step(run):
