@@ -44,6 +44,7 @@ from induction_memory.task.ideals import after_same_context, sources_of
 from induction_memory.task.protocol import Task, offered
 from induction_memory.trajectory.search import Steps
 from induction_memory.views.attention_page import framed, page
+from induction_memory.views.light_maps import legend
 from induction_memory.views.light_maps import picture as light_picture
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ class AttentionView:
         from induction_memory.views.figures.maps import attention_figure
 
         rows, columns, maps = self._arranged()
-        marks: dict[str, Any] = {name: getattr(self, name) for name in ("right", "other", "triggers", "outputs")}
+        marks = dict(zip(("right", "other", "triggers", "outputs"), self._marks, strict=True))
         return attention_figure(maps, self.tokens, rows=rows, columns=columns, **marks)
 
     def _arranged(self) -> tuple[list[str], list[str], list[list[Float[np.ndarray, "query key"]]]]:
@@ -155,31 +156,32 @@ class AttentionView:
 
     def picture(self) -> tuple[str, float, float]:
         """A light SVG of the maps for the screen, and its width and height (`light_maps`)."""
-        rows, columns, maps = self._arranged()
-        prefix = [f"{row}, " for row in rows] or [""]
-        lines = [
-            [
-                (f"{prefix[i]}{columns[j]}" if columns[j] else prefix[i].rstrip(", "), pattern)
-                for j, pattern in enumerate(line)
-            ]
-            for i, line in enumerate(maps)
+        across = len(self._arranged()[2][0])
+        maps = [
+            (f"{head}, {column}" if column else head, patterns[i])
+            for i, head in enumerate(self.heads)
+            for column, patterns in zip(self.columns, self.patterns, strict=True)
         ]
         shown = [visible(token) for token in self.tokens]
-        return light_picture(lines, shown, self.right, self.other, self.triggers, self.outputs)
+        return light_picture(maps, across, shown, *self._marks)
+
+    @property
+    def _marks(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        return self.right, self.other, self.triggers, self.outputs
 
     def html(self) -> str:
-        """A complete page that needs no network: the light picture, and the heads in CircuitsVis."""
+        """A complete page that needs no network: the light picture of all heads, and one head in CircuitsVis."""
         drawn, _, _ = self.picture()
         picture = f"data:image/svg+xml;base64,{base64.b64encode(drawn.encode()).decode()}"
         names = [f"{column} {head}".strip() for column in self.columns for head in self.heads]
         kinds = ["trigger" if t else "output" if o else "" for t, o in zip(self.triggers, self.outputs, strict=True)]
         patterns = self.patterns.reshape(-1, *self.patterns.shape[-2:])
         shown = [visible(token) for token in self.tokens]
-        return page(self.title, shown, list(patterns), names, picture=picture, classes=kinds)
+        words = legend(*self._marks)
+        return page(self.title, shown, list(patterns), names, picture=picture, classes=kinds, legend=words)
 
     def _repr_html_(self) -> str:
-        _, width, height = self.picture()
-        return framed(self.html(), height=int(1060 + min(width, 960) * height / width))
+        return framed(self.html(), height=int(190 + self.picture()[2]))
 
     def save(self, path: str | Path) -> Path:
         """Write the page (.html) or the figure for paper (.png, .pdf, .svg)."""

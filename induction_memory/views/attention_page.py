@@ -6,27 +6,63 @@ embedded data `<` is escaped, so that no token can end a script. Tokens are show
 
 import html
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
+from types import MappingProxyType
 
 import numpy as np
 from jaxtyping import Float
 
-STYLE = """
-:root { color-scheme: light; }
-body { font: 15px/1.5 system-ui, sans-serif; color: #1f2328; background: #fff; margin: 1.2rem 1.6rem; }
-h1 { font-size: 1.15rem; font-weight: 600; margin: 0 0 .4rem; }
-p.tokens { font: 14px/1.7 ui-monospace, "DejaVu Sans Mono", monospace; overflow-wrap: anywhere; margin: 0 0 .8rem; }
-p.tokens span { padding: 0 1px; }
-.trigger { color: #8250df; font-weight: 700; }
-.output { color: #d1242f; font-weight: 700; }
-img { max-width: 100%; height: auto; display: block; margin: 0 0 1rem; }
-.heads { max-width: 760px; }
-.heads h3 { font-size: .95rem; font-weight: 600; }
-.heads h2, .heads h4 { font-size: .7rem; font-weight: 600; }
+from induction_memory.views.light_maps import ATTENTION, OTHER, OUTPUT, RIGHT, TRIGGER
+
+STYLE = f"""
+:root {{ color-scheme: light; }}
+body {{ font: 15px/1.5 system-ui, sans-serif; color: #1f2328; background: #fff; margin: .6rem 1rem; }}
+h1 {{ font-size: 1.15rem; font-weight: 600; margin: 0 0 .2rem; }}
+p.tokens {{ font: 14px/1.6 ui-monospace, "DejaVu Sans Mono", monospace; overflow-wrap: anywhere; margin: 0 0 .5rem;
+  max-height: 4.8em; overflow-y: auto; }}
+p.tokens span {{ padding: 0 1px; }}
+.trigger {{ color: {TRIGGER}; font-weight: 700; }}
+.output {{ color: {OUTPUT}; font-weight: 700; text-decoration: underline; }}
+[role=tablist] {{ border-bottom: 1px solid #d0d7de; margin: 0 0 .5rem; }}
+[role=tab] {{ font: inherit; padding: .2rem .9rem; border: 0; border-bottom: 3px solid transparent; background: none;
+  color: #57606a; cursor: pointer; }}
+[role=tab][aria-selected=true] {{ border-color: {ATTENTION[-1]}; color: inherit; font-weight: 600; }}
+img {{ max-width: 100%; height: auto; display: block; }}
+.legend {{ display: flex; flex-wrap: wrap; gap: .1rem 1.4rem; font-size: .85rem; margin: .3rem 0 0; }}
+.right, .other {{ display: inline-block; width: 8px; height: 8px; border: 1.5px solid {RIGHT}; margin-right: .2rem; }}
+.other {{ border-color: {OTHER}; border-radius: 50%; }}
+.scale {{ display: inline-block; width: 70px; height: 9px;
+  background: linear-gradient(90deg, {", ".join(ATTENTION)}); }}
+#one .scale {{ background: linear-gradient(90deg, #fff, {ATTENTION[-1]}); }}
+#heads {{ max-width: 700px; padding-left: 1rem; }}
 """
 POLICY = "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data:"
+
+SCRIPT = """
+const { attention, ...shown } = JSON.parse(document.getElementById("data").textContent);
+const [chosen, heads] = ["head", "heads"].map((id) => document.getElementById(id));
+function draw() {
+  const place = document.createElement("div");
+  place.id = "map";
+  heads.replaceChildren(place);
+  const pattern = attention[chosen.selectedIndex];
+  CircuitsVis.render("map", CircuitsVis.AttentionPattern, { ...shown, attention: pattern, zoomed: true });
+}
+chosen.addEventListener("change", draw);
+const tabs = [...document.querySelectorAll("[role=tab]")];
+for (const tab of tabs) tab.addEventListener("click", () => {
+  for (const other of tabs) {
+    other.setAttribute("aria-selected", other === tab);
+    document.getElementById(other.getAttribute("aria-controls")).hidden = other !== tab;
+  }
+  if (tab === tabs[1] && !heads.firstChild) draw();
+});
+if (window.frameElement) new ResizeObserver(() => {
+  window.frameElement.style.height = document.documentElement.offsetHeight + 24 + "px";
+}).observe(document.body);
+"""
 
 
 @cache
@@ -51,10 +87,12 @@ def page(
     *,
     picture: str = "",
     classes: Sequence[str] = (),
+    legend: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
-    """The whole page: the sequence, a static picture (an image's address), and the heads to hover over.
+    """The whole page: the sequence, and in two tabs a picture of all heads (an image's address) and one head.
 
     `tokens` are the texts to show; `classes` says for each whether it is a "trigger", an "output" or neither ("").
+    `legend` has the words for each kind of mark. CircuitsVis draws one head, when its tab is first opened.
     """
     marked = classes or [""] * len(tokens)
     line = "".join(
@@ -64,29 +102,34 @@ def page(
     data = {
         "tokens": list(tokens),
         "attention": [np.round(pattern, 4).tolist() for pattern in patterns],
-        "attentionHeadNames": list(names),
         "maxValue": 1,
         "minValue": -1,
-        "positiveColor": "#08306b",
+        "positiveColor": ATTENTION[-1],
     }
-    image = f'<img alt="attention maps" src="{picture}">' if picture else ""
+    options = "".join(f"<option>{html.escape(name)}</option>" for name in names)
+    scale = '<span><i class="scale"></i> attention from 0 to 1 (row: query, column: key)</span>'
+    boxes, marked = "", ""
+    for kind, words in legend.items():
+        if kind in ("right", "other"):
+            boxes += f'<span><i class="{kind}"></i> {html.escape(words)}</span>'
+        else:
+            marked += f'<span class="{kind}">{html.escape(words)}</span>'
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="{POLICY}">
 <meta name="viewport" content="width=device-width">
 <title>{html.escape(title)}</title><style>{STYLE}</style></head>
 <body><h1>{html.escape(title)}</h1>
-<p class="tokens">{line}</p>
-{image}<div class="heads" id="heads"></div>
+<p class="tokens" tabindex="0">{line}</p>
+<div role="tablist"><button role="tab" aria-selected="true" aria-controls="all">All heads</button>
+<button role="tab" aria-selected="false" aria-controls="one">One head</button></div>
+<div role="tabpanel" id="all"><img alt="attention maps" src="{picture}">
+<p class="legend">{scale}{boxes}{marked}</p></div>
+<div role="tabpanel" id="one" hidden><select id="head" aria-label="Head">{options}</select>
+<div id="heads"></div><p class="legend">{scale}{marked}</p></div>
 <script type="application/json" id="data">{embedded_json(data)}</script>
 <script>{bundle()}</script>
-<script>
-const data = JSON.parse(document.getElementById("data").textContent);
-CircuitsVis.render("heads", CircuitsVis.AttentionHeads, data);
-if (window.frameElement) new ResizeObserver(() => {{
-  window.frameElement.style.height = document.documentElement.offsetHeight + 40 + "px";
-}}).observe(document.body);
-</script></body></html>
+<script>{SCRIPT}</script></body></html>
 """
 
 

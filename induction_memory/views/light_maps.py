@@ -21,10 +21,19 @@ BEYOND = "#f2f3f5"
 """What lies above the diagonal."""
 ATTENTION = ("#f7fbff", "#c6dbef", "#6baed6", "#2171b5", "#08306b")
 """From no attention to all of it, in even steps."""
+WORDS = {
+    "right": "after an earlier occurrence, the right output",
+    "other": "after an earlier occurrence",
+    "trigger": "trigger",
+    "output": "its output",
+}
+"""What the legend says of the boxes (squares), the rings, the bold tokens and the bold, underlined ones."""
 
-SIDE, GAP, TITLE = 330, 26, 20  # pixels of a map, between maps, above a map
+WIDTH, HEIGHT = 928, 760  # pixels of a picture at most: a cell of a notebook, a screen
+SIDE, GAP, TITLE = 330.0, 14, 20  # pixels of a map at most, between maps, above a map
+SMALLEST = 20.0  # pixels of a map at least, where that makes the picture longer than a screen
+LABELLED = 150  # smaller maps have no tokens at their sides
 LABELS = 7.5, 12.0  # smallest and largest font of the tokens, in pixels
-BESIDE = 4  # maps in a line
 
 
 def png(pixels: UInt8[np.ndarray, "row column 3"]) -> bytes:
@@ -54,45 +63,66 @@ def coloured(pattern: Float[np.ndarray, "query key"]) -> UInt8[np.ndarray, "quer
     return pixels
 
 
+def legend(
+    right: Bool[np.ndarray, "query key"],
+    other: Bool[np.ndarray, "query key"],
+    triggers: Bool[np.ndarray, " pos"],
+    outputs: Bool[np.ndarray, " pos"],
+) -> dict[str, str]:
+    """The words for each kind of mark that is there."""
+    marks = zip(WORDS.items(), (right, other, triggers, outputs), strict=True)
+    return {kind: words for (kind, words), marked in marks if marked.any()}
+
+
 def picture(
-    lines: Sequence[Sequence[tuple[str, Float[np.ndarray, "query key"]]]],
+    maps: Sequence[tuple[str, Float[np.ndarray, "query key"]]],
+    across: int,
     tokens: Sequence[str],
     right: Bool[np.ndarray, "query key"],
     other: Bool[np.ndarray, "query key"],
     triggers: Bool[np.ndarray, " pos"],
     outputs: Bool[np.ndarray, " pos"],
 ) -> tuple[str, float, float]:
-    """The SVG of lines of maps, each with its title, and its width and height.
+    """The SVG of maps with their titles, and its width and height.
 
-    More than four maps side by side would be too small to read, so a longer line continues below.
+    `across` of the maps belong side by side. Such lines are broken, or stand side by side, where that makes the maps
+    larger: all of them fit a screen.
     """
-    lines = [part for line in lines for part in ([line] if len(line) <= BESIDE else _broken(line))]
-    n, cell = len(tokens), SIDE / len(tokens)
-    letters = max(map(len, tokens))
-    font = float(np.clip(0.72 * cell, *LABELS))  # a cell of notebooks shows four maps at two thirds of their size
-    margin = 6 + 0.62 * font * letters
-    labels = _labels(tokens, triggers, outputs, cell, letters, font)
-    boxes = _boxes(other, OTHER, cell) + _boxes(right, RIGHT, cell)
-    below = font + 4 if letters == 1 else margin
+    n, letters, font = len(tokens), max(map(len, tokens)), LABELS[0]
+    side, columns, margin, below = SIDE, across, 0.0, 0.0
+    for _ in range(2):  # the room for the tokens depends on the size of the maps
+        font = float(np.clip(0.72 * side / n, *LABELS))
+        margin = 6 + 0.62 * font * letters
+        below = font + 4 if letters == 1 else margin
+        side, columns = _fit(len(maps), across, margin, below)
+    if side < LABELLED:
+        margin, below = 1.0, 0.0
+        side, columns = _fit(len(maps), across, margin, below)
+    cell = side / n
+    labels = _labels(tokens, triggers, outputs, side, letters, font) if side >= LABELLED else ""
+    boxes = _boxes(other, OTHER, cell, ring=True) + _boxes(right, RIGHT, cell)
+    heading = float(np.clip((side + GAP) / (0.6 * max(len(title) for title, _ in maps)), 8, 13))
+    room = int((side + margin + GAP) / (0.56 * heading))
     parts = []
-    for i, line in enumerate(lines):
-        for j, (title, pattern) in enumerate(line):
-            x, y = margin + j * (SIDE + margin + GAP), TITLE + i * (SIDE + below + TITLE + 6)
-            image = base64.b64encode(png(coloured(pattern))).decode()
-            parts.append(
-                f'<g transform="translate({x:.1f} {y:.1f})">'
-                f'<text x="{SIDE / 2}" y="-6" class="t">{escape(title)}</text>'
-                f'<image width="{SIDE}" height="{SIDE}" href="data:image/png;base64,{image}"/>'
-                f'<use href="#boxes"/><use href="#labels"/></g>'
-            )
-    width = margin + max(map(len, lines)) * (SIDE + margin + GAP)
-    height = len(lines) * (SIDE + below + TITLE + 6) + 4
+    for i, (title, pattern) in enumerate(maps):
+        row, column = _place(i, across, columns)
+        x, y = margin + column * (side + margin + GAP), TITLE + row * (side + below + TITLE)
+        image = base64.b64encode(png(coloured(pattern))).decode()
+        shown = title if len(title) <= room else f"{title[: room - 1]}…"
+        parts.append(
+            f'<g transform="translate({x:.1f} {y:.1f})">'
+            f'<text x="{side / 2:.1f}" y="-5" class="t">{escape(shown)}</text>'
+            f'<image width="{side:.1f}" height="{side:.1f}" href="data:image/png;base64,{image}"/>'
+            f'<use href="#boxes"/><use href="#labels"/></g>'
+        )
+    width, height = _size(len(maps), across, columns, side + margin + GAP, side + below + TITLE)
     style = (
         f"image{{image-rendering:pixelated}}text{{font:{font:.1f}px DejaVu Sans Mono,monospace;fill:#1f2328}}"
-        ".t{font:14px sans-serif;text-anchor:middle}.q{text-anchor:end}.k{text-anchor:middle}.r{text-anchor:end}"
-        f".trigger{{fill:{TRIGGER};font-weight:700}}.output{{fill:{OUTPUT};font-weight:700}}"
+        f".t{{font:{heading:.1f}px sans-serif;text-anchor:middle}}.q{{text-anchor:end}}.k{{text-anchor:middle}}"
+        f".r{{text-anchor:end}}.trigger{{fill:{TRIGGER};font-weight:700}}"
+        f".output{{fill:{OUTPUT};font-weight:700;text-decoration:underline}}"
     )
-    thin = float(np.clip(40 / n, 0.6, 1.5))
+    thin = float(np.clip(0.16 * cell, 0.5, 1.5))
     source = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" '
         f'height="{height:.0f}"><style>{style}</style><defs><g id="boxes" fill="none" stroke-width="{thin:.2f}">{boxes}'
@@ -101,36 +131,56 @@ def picture(
     return source, width, height
 
 
-def _broken(line: Sequence[tuple[str, Float[np.ndarray, "query key"]]]) -> list[Sequence]:
-    """A long line as several lines of about the same length."""
-    parts = -(-len(line) // BESIDE)
-    across = -(-len(line) // parts)
-    return [line[start : start + across] for start in range(0, len(line), across)]
+def _place(i: int, across: int, columns: int) -> tuple[int, int]:
+    """Row and column of the i-th map: lines of `across` maps are broken after `columns`, or several make a row."""
+    if columns >= across:
+        return divmod(i, columns)
+    line, place = divmod(i, across)
+    return line * -(-across // columns) + place // columns, place % columns
 
 
-def _boxes(cells: Bool[np.ndarray, "query key"], colour: str, cell: float) -> str:
-    squares = "".join(
-        f"M{k * cell:.2f} {q * cell:.2f}h{cell:.2f}v{cell:.2f}h-{cell:.2f}z" for q, k in np.argwhere(cells)
-    )
-    return f'<path d="{squares}" stroke="{colour}"/>'
+def _size(n: int, across: int, columns: int, width: float, height: float) -> tuple[float, float]:
+    """Width and height of n maps, each in a place of that size."""
+    return min(n, columns) * width, (_place(n - 1, across, columns)[0] + 1) * height + 4
+
+
+def _fit(n: int, across: int, margin: float, below: float) -> tuple[float, int]:
+    """The largest side of n maps with room beside and below each, and how many stand in a row."""
+    broken = {-(-across // parts) for parts in range(1, across + 1)}
+    joined = {across * lines for lines in range(1, -(-n // across) + 1)}
+    found = []
+    for columns in broken | joined:
+        across_all, down = _size(n, across, columns, 1.0, 1.0)
+        side = min(WIDTH / across_all - margin - GAP, (HEIGHT - 4) / (down - 4) - below - TITLE, SIDE)
+        found.append((side, -abs(columns - across), columns))
+    side, _, columns = max(found)
+    return max(side, SMALLEST), columns
+
+
+def _boxes(cells: Bool[np.ndarray, "query key"], colour: str, cell: float, *, ring: bool = False) -> str:
+    """Squares around cells, or rings in them."""
+    arc = f"a{cell / 2:.2f} {cell / 2:.2f} 0 1 0 "
+    shape = f"m0 {cell / 2:.2f}{arc}{cell:.2f} 0{arc}-{cell:.2f} 0" if ring else f"h{cell:.2f}v{cell:.2f}h-{cell:.2f}z"
+    marks = "".join(f"M{k * cell:.2f} {q * cell:.2f}{shape}" for q, k in np.argwhere(cells))
+    return f'<path d="{marks}" stroke="{colour}"/>'
 
 
 def _labels(
-    tokens: Sequence[str], triggers: np.ndarray, outputs: np.ndarray, cell: float, letters: int, font: float
+    tokens: Sequence[str], triggers: np.ndarray, outputs: np.ndarray, side: float, letters: int, font: float
 ) -> str:
-    """Queries at the left, keys below; only every second one if they would overlap."""
-    every = 1 if cell >= font - 1 else 2
-    parts = []
-    for t, token in enumerate(tokens):
-        if t % every and not (triggers[t] or outputs[t]):
+    """Queries at the left, keys below; marked tokens first where not all have room."""
+    cell, placed, parts = side / len(tokens), [], []
+    for t in np.argsort(~(triggers | outputs), kind="stable").tolist():
+        if any(abs(t - other) * cell < font - 1 for other in placed):
             continue
+        placed.append(t)
         kind = " trigger" if triggers[t] else " output" if outputs[t] else ""
-        text, middle = escape(token), (t + 0.5) * cell
+        text, middle = escape(tokens[t]), (t + 0.5) * cell
         parts.append(f'<text x="-3" y="{middle + 0.35 * font:.1f}" class="q{kind}">{text}</text>')
         if letters == 1:
-            parts.append(f'<text x="{middle:.1f}" y="{SIDE + font + 1:.1f}" class="k{kind}">{text}</text>')
+            parts.append(f'<text x="{middle:.1f}" y="{side + font + 1:.1f}" class="k{kind}">{text}</text>')
         else:
-            turned = f"translate({middle + 0.35 * font:.1f} {SIDE + 3}) rotate(-90)"
+            turned = f"translate({middle + 0.35 * font:.1f} {side + 3:.1f}) rotate(-90)"
             parts.append(f'<text transform="{turned}" class="r{kind}">{text}</text>')
     return "".join(parts)
 

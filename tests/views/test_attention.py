@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 import torch
+from matplotlib.colors import to_hex
 from PIL import Image
 
 from induction_memory.errors import InputError
@@ -23,7 +24,7 @@ from induction_memory.task.sampler import make_batch, sample, step_rng
 from induction_memory.views.attention_maps import attention, trigger_marks
 from induction_memory.views.attention_page import bundle, embedded_json
 from induction_memory.views.figures.maps import OTHER, RIGHT, attention_figure
-from induction_memory.views.light_maps import coloured
+from induction_memory.views.light_maps import WORDS, coloured, picture
 
 AWKWARD = ("<", "&", "</script>", " ", "\n", '"', "'", "<!--", "$x$", "a", "b")
 
@@ -72,17 +73,25 @@ DARKEST = """canvas => { const all = canvas.getContext('2d').getImageData(0, 0, 
     if (all[i + 3] > 200) least = Math.min(least, all[i] + all[i + 1] + all[i + 2]); return least; }"""
 
 
-def test_a_saved_page_shows_its_maps_without_a_network(view, tab, tmp_path):
+def test_a_saved_page_shows_one_viewer_at_a_time_without_a_network(view, tab, tmp_path):
     path = view.save(tmp_path / "maps.html")
     tab.goto(path.as_uri())
-    tab.wait_for_selector("#heads canvas")
-    tab.wait_for_function("document.querySelectorAll('#heads canvas').length >= 5")  # four heads and the zoomed one
+    image = tab.wait_for_selector("#all img")
+    assert image.evaluate("image => image.complete && image.naturalWidth > 100")
+    assert tab.query_selector("canvas") is None  # CircuitsVis draws when its tab is opened
+    tab.click("text=One head")
+    drawn = tab.wait_for_selector("#heads canvas")
     tab.wait_for_timeout(200)
-    zoomed = tab.query_selector_all("#heads canvas")[-1]
-    assert zoomed.bounding_box()["width"] > 300
-    assert zoomed.evaluate(DARKEST) < 300  # the first position attends to itself: a dark cell
-    assert tab.query_selector("img").evaluate("image => image.complete && image.naturalWidth > 100")
-    assert all(name in tab.inner_text("#heads") for name in ("L1H1", "L1H2", "L2H1", "L2H2"))
+    assert not image.is_visible()
+    assert drawn.bounding_box()["width"] > 300
+    assert drawn.evaluate(DARKEST) < 300  # the first position attends to itself: a dark cell
+    assert tab.inner_text("#head").split() == ["L1H1", "L1H2", "L2H1", "L2H2"]
+    tab.select_option("#head", "L2H2")
+    tab.wait_for_selector("#heads canvas")
+    assert tab.evaluate("document.documentElement.scrollHeight") < 1000
+    tab.click("text=All heads")
+    assert image.is_visible()
+    assert not tab.query_selector("#heads").is_visible()
     assert tab.refused == []
     assert tab.errors == []
 
@@ -93,8 +102,8 @@ def test_awkward_tokens_display_as_themselves(view, tab, tmp_path):
     assert shown == ["a", "</script>", "<", "&", "␣", "↵", "a", "</script>", "<!--", "$x$", '"', "a"]
     data = json.loads(tab.text_content("#data"))
     assert data["tokens"] == shown
-    assert [span.text_content() for span in tab.query_selector_all("span.trigger")] == ["a"] * 3
-    assert [span.text_content() for span in tab.query_selector_all("span.output")] == ["</script>"] * 2
+    assert [span.text_content() for span in tab.query_selector_all(".tokens .trigger")] == ["a"] * 3
+    assert [span.text_content() for span in tab.query_selector_all(".tokens .output")] == ["</script>"] * 2
 
 
 def test_several_cells_of_a_notebook_show_their_maps_side_by_side(view, tab, tmp_path):
@@ -105,9 +114,10 @@ def test_several_cells_of_a_notebook_show_their_maps_side_by_side(view, tab, tmp
     for frame_element in tab.query_selector_all("iframe"):
         frame_element.scroll_into_view_if_needed()
         frame = frame_element.content_frame()
+        frame.click("text=One head")
         frame.wait_for_selector("#heads canvas")
         frame.wait_for_timeout(400)
-        assert frame.query_selector_all("#heads canvas")[-1].evaluate(DARKEST) < 300
+        assert frame.query_selector("#heads canvas").evaluate(DARKEST) < 300
         assert frame.evaluate("document.documentElement.scrollHeight <= window.innerHeight + 1")
     assert tab.refused == []
     assert tab.errors == []
@@ -148,21 +158,27 @@ def test_the_picture_has_a_map_a_head_with_its_boxes_and_marks():
     pattern = np.eye(3)
     right, other = np.zeros((3, 3), dtype=bool), np.zeros((3, 3), dtype=bool)
     right[2, 1], other[2, 0] = True, True
-    marked = np.array([True, False, False])
-    figure = attention_figure([[pattern, pattern]], ["a", " ", "$"], columns=["one", "two"], right=right, other=other,
-                              triggers=marked)  # fmt: skip
+    marks = {"triggers": np.array([True, False, False]), "outputs": np.array([False, True, False])}
+    figure = attention_figure(
+        [[pattern, pattern]], ["a", " ", "$"], columns=["one", "two"], right=right, other=other, **marks
+    )
     maps = figure.axes[:2]
     assert [axes.get_title() for axes in maps] == ["one", "two"]
     assert [label.get_text() for label in maps[0].get_yticklabels()] == ["a", "␣", "$"]
-    corners = {tuple(box.get_xy()): box.get_edgecolor() for box in maps[0].patches}
-    import matplotlib.colors
-
-    assert corners == {
-        (0.5, 1.5): matplotlib.colors.to_rgba(RIGHT),
-        (-0.5, 1.5): matplotlib.colors.to_rgba(OTHER),
-    }
+    ring, square = maps[0].patches
+    assert (ring.get_center(), to_hex(ring.get_edgecolor())) == ((0, 2), OTHER)
+    assert (square.get_xy(), to_hex(square.get_edgecolor())) == ((0.5, 1.5), RIGHT)
     assert maps[0].get_images()[0].get_array().mask[0].tolist() == [False, True, True]
-    assert maps[0].get_yticklabels()[0].get_fontweight() == "bold"
+    trigger, output, plain = maps[0].get_yticklabels()
+    assert [text.get_fontweight() for text in (trigger, output, plain)] == ["bold", "bold", "normal"]
+    assert [text.get_bbox_patch() is not None for text in (trigger, output, plain)] == [
+        False,
+        True,
+        False,
+    ]  # underlined
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == list(WORDS.values())
+    assert [text.get_fontweight() for text in legend.get_texts()] == ["normal", "normal", "bold", "bold"]
 
 
 def test_whitespace_is_visible_and_other_tokens_are_themselves():
@@ -209,15 +225,58 @@ def test_what_is_wrong_is_said_in_one_line(arguments, says):
     assert "\n" not in str(error.value)
 
 
+def light(rows, across, tokens):
+    """The picture of rows x across maps, each over that many tokens."""
+    boxed, none = np.tril(np.ones((tokens, tokens), dtype=bool), -1), np.zeros(tokens, dtype=bool)
+    maps = [(f"L{i // across + 1}H{i % across + 1}", np.eye(tokens)) for i in range(rows * across)]
+    return picture(maps, across, [f"t{i}" for i in range(tokens)], boxed, boxed, none, none)
+
+
+@pytest.mark.parametrize(("rows", "across"), [(1, 1), (2, 4), (8, 3), (1, 12), (12, 12), (24, 1), (36, 12), (2, 11)])
+def test_the_maps_of_all_heads_fit_a_screen_and_stand_apart(rows, across):
+    source, width, height = light(rows, across, 48)
+    assert width <= 930
+    assert height <= 900
+    side = float(re.search(r'<image width="([\d.]+)"', source)[1])
+    assert side >= 20
+    places = [(float(x), float(y)) for x, y in re.findall(r'<g transform="translate\(([\d.]+) ([\d.]+)\)"', source)]
+    assert len(places) == rows * across
+    assert all(x + side <= width + 0.2 and y + side <= height + 0.2 for x, y in places)
+    assert all(max(abs(x - u), abs(y - v)) > side for x, y in places[:20] for u, v in places if (x, y) != (u, v))
+
+
 @pytest.mark.parametrize("columns", [4, 7])
 def test_the_tokens_of_many_maps_stay_legible_in_a_cell_of_a_notebook(columns):
     view = attention("induction-small", step=[0, 100, 200, 600], text="To be, or not to be")
     patterns = np.concatenate([view.patterns, view.patterns])[:columns]
     source, width, _ = replace(view, patterns=patterns, columns=tuple(map(str, range(columns)))).picture()
     tokens, titles = (float(found) for found in re.findall(r"font:([\d.]+)px", source))
-    scale = min(1, 960 / width)
-    assert tokens * scale >= 7
-    assert titles * scale >= 8
+    assert width <= 930
+    assert tokens >= 7
+    assert titles >= 8
+
+
+def test_a_picture_names_its_maps_in_the_order_that_was_asked_for(model, task):
+    view = attention(model, text="ab a", task=task, heads=["L2H1", "L1H2", "L1H1", "L2H2"])
+    root = ElementTree.fromstring(view.picture()[0])
+    drawn = [group for group in root.iter("{http://www.w3.org/2000/svg}g") if group.get("transform")]
+    assert [group[0].text for group in drawn] == ["L2H1", "L1H2", "L1H1", "L2H2"]
+    for group, pattern in zip(drawn, view.patterns[0], strict=True):
+        np.testing.assert_array_equal(pixels(group[1]), coloured(pattern))
+
+
+def pixels(image):
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(image.get("href").partition(",")[2]))))
+
+
+def test_the_legend_says_what_the_boxes_and_tokens_of_the_page_are(view):
+    body = view.html()
+    shown = body[body.index('id="all"') : body.index('id="one"')]
+    for kind, words in WORDS.items():
+        assert re.search(rf'class="{kind}".*?{words}', shown), kind
+    without = replace(view, right=np.zeros_like(view.right), outputs=np.zeros_like(view.outputs)).html()
+    assert WORDS["right"] not in without
+    assert WORDS["output"] not in without
 
 
 def test_the_light_picture_has_the_maps_the_boxes_and_the_tokens(view):
@@ -226,18 +285,20 @@ def test_the_light_picture_has_the_maps_the_boxes_and_the_tokens(view):
     name = "{http://www.w3.org/2000/svg}"
     assert float(root.get("width")) == pytest.approx(width, abs=1)
     assert height > 300
-    images = [image.get("href") for image in root.iter(f"{name}image")]
+    images = list(root.iter(f"{name}image"))
     assert len(images) == 4
-    for href, pattern in zip(images, view.patterns[0], strict=True):
-        raw = base64.b64decode(href.partition(",")[2])
-        pixels = np.asarray(Image.open(io.BytesIO(raw)))
-        np.testing.assert_array_equal(pixels, coloured(pattern))
+    for image, pattern in zip(images, view.patterns[0], strict=True):
+        np.testing.assert_array_equal(pixels(image), coloured(pattern))
     strokes = {path.get("stroke"): path.get("d").count("M") for path in root.iter(f"{name}path")}
     assert strokes == {RIGHT: int(view.right.sum()), OTHER: int(view.other.sum())}
+    assert {path.get("stroke"): "a" in path.get("d") for path in root.iter(f"{name}path")} == {
+        RIGHT: False,
+        OTHER: True,
+    }
     shown = [text.text for text in root.iter(f"{name}text")]
     assert shown.count("a") == 6  # three triggers, as queries and as keys
     assert "</script>" in shown
-    assert "layer 1, head 1" in shown
+    assert "L1H1" in shown
 
 
 def test_colours_go_from_light_to_dark_and_are_grey_beyond_the_diagonal():

@@ -1,12 +1,13 @@
 """Attention maps in the style of the paper's Figures 2 and 11, each over its own sequence.
 
 Each row is a query, each column a key; darker is more attention, nothing beyond the diagonal. A key is boxed in the row
-of a query z_t when it follows an earlier occurrence of it, z_{s-1} = z_t for s <= t: red where it is the right output
-of a trigger, green elsewhere. On the axes triggers and their outputs have colours of their own.
+of a query z_t when it follows an earlier occurrence of it, z_{s-1} = z_t for s <= t: a red square where it is the right
+output of a trigger, a green ring elsewhere. On the axes triggers are bold, their outputs bold and underlined.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -14,12 +15,14 @@ from jaxtyping import Bool, Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch, Rectangle
+from matplotlib.patches import Circle, Rectangle
+from matplotlib.path import Path
+from matplotlib.text import Text
 
 from induction_memory.errors import require
 from induction_memory.shown_tokens import visible
 from induction_memory.views.figures.panels import FAINT, INK, SMALL, TITLE
-from induction_memory.views.light_maps import BEYOND, OTHER, OUTPUT, RIGHT, TRIGGER
+from induction_memory.views.light_maps import BEYOND, OTHER, OUTPUT, RIGHT, TRIGGER, legend
 
 INCHES_A_TOKEN, SMALLEST, LARGEST = 0.13, 2.4, 9.0
 
@@ -101,11 +104,14 @@ def grid(lines: Sequence[Sequence[Panel]], rows: Sequence[str] = (), note: str =
         bar.tick_params(length=0, labelsize=7, colors=FAINT, pad=2)
         if handles:
             foot = place(0.0, size[1] - 0.18 * bool(note), 1.0, 0.0)[1]
-            figure.legend(
+            key = figure.legend(
                 handles=handles, loc="lower center", bbox_to_anchor=(0.5, foot), ncols=2 if size[0] < 6 else 4,
                 frameon=False, fontsize=7.5, labelcolor=INK, handlelength=1.1, handletextpad=0.5, columnspacing=1.4,
                 borderaxespad=0.2,
             )  # fmt: skip
+            for text, handle in zip(key.get_texts(), handles, strict=True):
+                if handle.get_color() in (TRIGGER, OUTPUT):
+                    _mark(text, str(handle.get_color()))
         if note:
             figure.text(0.5, 0.05 / size[1], note, ha="center", va="bottom", fontsize=SMALL, color=FAINT)
     return figure
@@ -122,11 +128,11 @@ def _draw(axes: Axes, panel: Panel):
     colours = matplotlib.colormaps["Blues"].with_extremes(bad=BEYOND)
     image = axes.imshow(np.ma.array(panel.pattern, mask=beyond), cmap=colours, vmin=0, vmax=1, interpolation="nearest")
     line = float(np.clip(40 / n, 0.5, 1.5))
-    for boxes, colour in ((panel.other, OTHER), (panel.right, RIGHT)):
-        for query, key in zip(*np.nonzero(boxes), strict=True):
-            box = Rectangle((key - 0.5, query - 0.5), 1, 1, fill=False, edgecolor=colour, linewidth=line, zorder=3)
-            box.set_clip_on(False)
-            axes.add_patch(box)
+    style: dict[str, Any] = {"fill": False, "linewidth": line, "zorder": 3, "clip_on": False}
+    for query, key in np.argwhere(panel.other):
+        axes.add_patch(Circle((key, query), 0.5, edgecolor=OTHER, **style))
+    for query, key in np.argwhere(panel.right):
+        axes.add_patch(Rectangle((key - 0.5, query - 0.5), 1, 1, edgecolor=RIGHT, **style))
     for spine in axes.spines.values():
         spine.set(color="#d0d7de", linewidth=0.6)
     return image
@@ -138,24 +144,33 @@ def _label(axes: Axes, panel: Panel, points: float) -> None:
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_ticks(np.arange(len(shown)), shown)
         for text, colour in zip(axis.get_ticklabels(), panel.colours, strict=True):
-            text.set(color=colour, fontsize=points, family="DejaVu Sans Mono", parse_math=False)
-            text.set_fontweight("normal" if colour == INK else "bold")
+            text.set(fontsize=points, family="DejaVu Sans Mono", parse_math=False)
+            _mark(text, colour)
     if max(map(len, shown)) > 1:
         axes.tick_params(axis="x", labelrotation=90)
     axes.tick_params(length=0, pad=1.5)
 
 
-def _handles(panels: Sequence[Panel]) -> list[Patch | Line2D]:
+def _mark(text: Text, colour: str) -> None:
+    """Triggers are bold, outputs bold and underlined, each in its colour."""
+    text.set(color=colour, fontweight="normal" if colour == INK else "bold")
+    if colour == OUTPUT:
+        size = float(text.get_fontsize())
+        line = {"edgecolor": colour, "facecolor": "none", "linewidth": 0.1 * size, "clip_on": False}
+        text.set_bbox({"boxstyle": lambda x, y, width, height, scale: Path([(x, y), (x + width, y)])} | line)
+
+
+def _handles(panels: Sequence[Panel]) -> list[Line2D]:
     """A legend entry for each kind of box and of token that the panels hold."""
-    handles: list[Patch | Line2D] = []
-    if any(panel.right.any() for panel in panels):
-        handles.append(Patch(fill=False, edgecolor=RIGHT, label="after an earlier occurrence, the right output"))
-    if any(panel.other.any() for panel in panels):
-        handles.append(Patch(fill=False, edgecolor=OTHER, label="after an earlier occurrence"))
-    for colour, label in ((TRIGGER, "trigger"), (OUTPUT, "its output")):
-        if any(colour in panel.colours for panel in panels):
-            handles.append(Line2D([], [], marker="s", color=colour, linestyle="", markersize=4.5, label=label))
-    return handles
+    kinds: dict[str, str] = {}
+    for panel in panels:
+        kinds |= legend(panel.right, panel.other, panel.triggers, panel.outputs)
+    marks = {"right": ("s", RIGHT), "other": ("o", OTHER), "trigger": ("", TRIGGER), "output": ("", OUTPUT)}
+    return [
+        Line2D([], [], marker=marker, color=colour, linestyle="", markersize=5, fillstyle="none", label=kinds[kind])
+        for kind, (marker, colour) in marks.items()
+        if kind in kinds
+    ]
 
 
 def attention_figure(
