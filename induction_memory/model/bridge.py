@@ -62,11 +62,12 @@ def load_whole(folder: Path) -> nn.Module | None:
     how: Any = {"dtype": torch.float32, "attn_implementation": "eager", "output_loading_info": True}
     try:
         with reading(folder):
-            model, found = AutoModelForCausalLM.from_pretrained(folder, **how, **ONLY_FILES)
+            loaded: Any = AutoModelForCausalLM.from_pretrained(folder, **how, **ONLY_FILES)
     except InputError as error:
         if "Unrecognized configuration class" in str(error.__cause__):
             return None
         raise
+    model, found = loaded
     lost = sorted(map(str, found["missing_keys"]))
     require(not lost, str(folder), "files with all tensors of the model", f"none with {', '.join(lost[:3])}")
     return model

@@ -19,7 +19,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import numpy as np
 import pandas as pd
@@ -95,7 +95,10 @@ def load(path: str | Path, *, model: AnyModel | None = None, task: Task | None =
     return PlainFolder(folder, model, task)
 
 
-def _of_the_run_as_it_is(read: Callable[..., Any]) -> Callable[..., Any]:
+Read = TypeVar("Read", bound=Callable[..., Any])
+
+
+def _of_the_run_as_it_is(read: Read) -> Read:
     """Read once more if a file was missing or had changed because the run has finished in the meantime."""
 
     @wraps(read)
@@ -107,7 +110,7 @@ def _of_the_run_as_it_is(read: Callable[..., Any]) -> Callable[..., Any]:
                 raise
             return read(self, *arguments, **named)
 
-    return careful
+    return cast(Read, careful)
 
 
 class Trajectory(ByStep[HookedTransformer]):
