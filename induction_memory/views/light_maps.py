@@ -175,7 +175,7 @@ def _labels(
             continue
         placed.append(t)
         kind = " trigger" if triggers[t] else " output" if outputs[t] else ""
-        text, middle = escape(tokens[t]), (t + 0.5) * cell
+        text, middle = escape(str(tokens[t])), (t + 0.5) * cell
         parts.append(f'<text x="-3" y="{middle + 0.35 * font:.1f}" class="q{kind}">{text}</text>')
         if letters == 1:
             parts.append(f'<text x="{middle:.1f}" y="{side + font + 1:.1f}" class="k{kind}">{text}</text>')
