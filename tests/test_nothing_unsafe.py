@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from induction_memory.model.bridge import ONLY_FILES
+
 PACKAGE = Path(__file__).parents[1] / "induction_memory"
 UNSAFE = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal", "joblib"}
 NETWORK = {"socket", "urllib", "http", "requests", "httpx", "ftplib", "huggingface_hub"}
@@ -45,6 +47,10 @@ def test_a_module_executes_nothing_that_it_reads_and_opens_no_connection(path):
             given = {word.arg: ast.unparse(word.value) for word in call.keywords}
             assert given.get("weights_only") == "True", ast.unparse(call)
         if name in ("read_pickle", "to_pickle", "allow_pickle", "from_pretrained", "hf_hub_download"):
-            local = any(word.arg == "local_files_only" for word in call.keywords)
+            local = any(word.arg is None and ast.unparse(word.value) == "ONLY_FILES" for word in call.keywords)
             assert (name, local) == ("from_pretrained", True), ast.unparse(call)
         assert not any(word.arg == "shell" for word in call.keywords), ast.unparse(call)
+
+
+def test_a_checkpoint_is_read_from_its_files_alone_and_none_of_its_code_runs():
+    assert ONLY_FILES == {"local_files_only": True, "trust_remote_code": False}

@@ -327,8 +327,11 @@ def test_each_map_has_its_own_sequence_boxes_and_title():
     assert [axes.get_title() for axes in maps] == ["layer 1", "layer 2", "random"]
     assert [label.get_text() for label in maps[1].get_xticklabels()] == ["x", "y", "␣", "z", "$"]
     assert maps[0].get_yticklabels()[0].get_color() == TRIGGER
-    boxes = {tuple(box.get_xy()): matplotlib.colors.to_hex(box.get_edgecolor()) for box in maps[2].patches}
-    assert boxes == {(0.5, 1.5): RIGHT, (-0.5, 1.5): OTHER}
+    marks = {
+        (type(mark).__name__, *mark.get_center()): matplotlib.colors.to_hex(mark.get_edgecolor())
+        for mark in maps[2].patches
+    }
+    assert marks == {("Rectangle", 1.0, 2.0): RIGHT, ("Circle", 0.0, 2.0): OTHER}
     assert maps[1].get_images()[0].get_array().mask[0].tolist() == [False, True, True, True, True]
     assert NOTE in words(figure)
     assert "the right output" in words(figure)

@@ -258,4 +258,4 @@ def test_kinds_that_all_leaves_out_are_said_in_the_table_and_in_one_line(model, 
     assert list(table.attrs["left_out"]) == ["resample-output", "initial"]
     assert not set(table.attrs["left_out"]) & set(table["kind"])
     (line,) = [record.getMessage() for record in caplog.records if "left out" in record.getMessage()]
-    assert "resample-output, expected sequences with triggers" in line
+    assert "resample-output (expected sequences with triggers" in line
