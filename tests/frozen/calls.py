@@ -223,7 +223,8 @@ def identified(name: str) -> Callable[[Any, list[int]], pd.DataFrame]:
         if key not in _IDENTIFIED:
             _IDENTIFIED.clear()
             _IDENTIFIED[key] = im.heads.identify(run, steps[-2:], sequences=FEW)
-        return getattr(_IDENTIFIED[key], name).drop(columns=["run", "disagreement"], errors="ignore")
+        found = getattr(_IDENTIFIED[key], name).drop(columns=["run", "disagreement"], errors="ignore")
+        return found.rename(columns={"agreement": "confidence"})
 
     return table
 
