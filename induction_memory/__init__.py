@@ -1,8 +1,8 @@
 """induction_memory: watch an induction head being born.
 
-A toolkit on TransformerLens for the paper "Birth of a Transformer: A Memory Viewpoint" (NeurIPS 2023). The verbs and
-types that most people need are here, all else in one of the rooms. Everything is found on first use, so that importing
-the package costs nothing.
+A toolkit on TransformerLens for the paper "Birth of a Transformer: A Memory Viewpoint" (NeurIPS 2023). The functions
+and types that most people need are here, the others in the package's rooms. Each is imported on first use, so importing
+the package is quick.
 """
 
 from typing import TYPE_CHECKING

@@ -48,7 +48,7 @@ class Error(Exception):
 
     @property
     def address(self) -> str:
-        """Where the documentation says more; empty if the line says all."""
+        """The address of the page that explains the error; empty if there is none."""
         return f"docs/reference/errors.md#{self.entry}" if self.entry else ""
 
     @property
@@ -72,7 +72,7 @@ class InputError(Error, ValueError):
 
 
 class UnsupportedError(InputError):
-    """These weights, or this task, cannot have what was asked for; the message is the reason, in one line."""
+    """The model or task does not support the request; the message says why in one line."""
 
 
 class DamagedError(Error):
@@ -115,7 +115,7 @@ class StorageError(Error):
 
 
 class DivergedError(Error):
-    """The loss of a run is no longer finite, or a sampled chain has left the weights that it is about.
+    """The loss of a run is no longer finite, or a sampled chain has left the neighbourhood of its weights.
 
     >>> import tempfile
     >>> import induction_memory as im
@@ -131,7 +131,7 @@ class DivergedError(Error):
 
 
 def require(condition: bool, field: str, expected: str, got: object) -> None:
-    """Raise an InputError that names the field, what was expected and what was given, unless `condition` holds."""
+    """Raise an InputError with the field, the expected and the actual value, unless `condition` holds."""
     if not condition:
         raise InputError(f"{field}: expected {expected}, got {got}")
 

@@ -1,8 +1,8 @@
 """The strings under the fields of a class, shown by `help()`.
 
-Python keeps no string that stands under a field. `field_docs` lists them at the end of the class's docstring, so that
-they are written in one place and `help(im.experiment.TrainConfig)` explains every field. The source is read when the
-docstring is asked for, not when the class is made.
+Python does not keep the string under a field. `field_docs` adds these strings to the class's docstring, so
+`help(im.experiment.TrainConfig)` explains every field. The source is read on first use of the docstring, not when the
+class is made.
 """
 
 import ast

@@ -24,7 +24,7 @@ MOST_REAL = 1e38
 
 
 def check_fields(config: Any, part: str, **bounds: tuple[Any, ...]) -> None:
-    """Bring every field of a dataclass to its annotated type; `bounds` are (least, most, what) of some numbers."""
+    """Convert every field of a dataclass to its annotated type; `bounds` holds (least, most, what) for numbers."""
     for field in fields(config):
         value, limits = getattr(config, field.name), bounds.get(field.name, ())
         try:
@@ -71,7 +71,7 @@ def as_kind(value: Any, kind: Any) -> Any:
 
 
 def expected(kind: Any, least: Any = None, most: Any = None, what: str = "") -> str:
-    """What a field of the annotated type takes, in words.
+    """What values a field of this type takes, in words.
 
     >>> expected(Literal["a", "b"] | None), expected(int, 1, 9, "heads")
     ("'a', 'b' or none", '1 to 9 heads')
@@ -92,14 +92,14 @@ def expected(kind: Any, least: Any = None, most: Any = None, what: str = "") -> 
 
 
 def within(least: Any, most: Any, what: str = "", *, whole: bool = True) -> str:
-    """The numbers between two bounds, in words; there is no upper one if `most` is None."""
+    """A range of numbers in words; no upper bound if `most` is None."""
     if whole:
         return (f"a whole number of {least} or more" if most is None else f"{least} to {most}") + f" {what}".rstrip()
     return f"a number of {least:g} or more" + ("" if most is None else f", at most {most:g}")
 
 
 def parsed(text: str, kind: Any, field: str) -> Any:
-    """A text, such as the command line gives, as a value of the annotated type.
+    """A text from the command line as a value of the annotated type.
 
     A list is JSON, or its items between commas.
 
@@ -159,12 +159,12 @@ def require_integer(value: Any, field: str, low: int, high: int | None, what: st
 
 
 def require_seed(seed: Any, field: str = "seed") -> None:
-    """Raise an InputError unless `seed` is a whole number that every generator takes."""
+    """Raise an InputError unless `seed` is a whole number that every random generator accepts."""
     require_integer(seed, field, 0, 2**63 - 1)
 
 
 def require_number(value: Any, field: str, low: int | float, high: int | float, *, open_low: bool = False) -> None:
-    """Raise an InputError unless `value` is a number between the bounds; the lower one is left out if `open_low`."""
+    """Raise an InputError unless `value` is a number between the bounds; `open_low` excludes the lower bound."""
     ok = isinstance(value, int | float) and not isinstance(value, bool)
     ok = ok and (low < value if open_low else low <= value) and value <= high
     begins = f"above {low:g}" if open_low else f"of {low:g} or more"

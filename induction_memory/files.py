@@ -1,9 +1,9 @@
 """Files that are written completely or not at all, and paths that are refused before any work.
 
 A file is written under a temporary name, flushed to the disk and renamed, and the folder with the new name is flushed.
-So at every moment, also after a kill or a power cut, the name stands for the complete old content or for the complete
-new one. Files reach the disk in the order in which they are written, so a file may refer to one that was written
-before it. Every such write goes through `write`, `os.fsync` and `os.replace`.
+So at every moment, also after a kill or a power cut, the file holds the complete old content or the complete new one.
+Files reach the disk in the order in which they are written, so a file may refer to an earlier one. Every such write
+goes through `write`, `os.fsync` and `os.replace`.
 """
 
 import errno
@@ -79,13 +79,13 @@ def make_folder(path: Path) -> None:
 
 
 def not_written(path: Path, error: OSError) -> StorageError:
-    """The error of a write that the disk refused, in one line."""
+    """A one-line StorageError for a write that failed."""
     kept = "what was kept before is intact" if path.parent.exists() else f"the folder {path.parent} is gone"
     return StorageError(f"{path}: expected to write it, got {error.strerror or error}; {kept}")
 
 
 def write_file(path: Path, content: bytes | str, field: str = "out") -> None:
-    """Make `path`, or the file that it links to, hold the content of a result; folders that are missing are made."""
+    """Write a result to `path`, or to the file that it links to; missing folders are made."""
     path = Path(os.path.realpath(path))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -95,14 +95,14 @@ def write_file(path: Path, content: bytes | str, field: str = "out") -> None:
 
 
 def write_figure(figure: "Figure", path: Path, field: str = "out", **options: Any) -> None:
-    """Write a matplotlib figure, in the format that the file's name ends in."""
+    """Write a matplotlib figure, in the format of the file's ending."""
     drawn = io.BytesIO()
     figure.savefig(drawn, format=path.suffix[1:], **options)
     write_file(path, drawn.getvalue(), field)
 
 
 def require_file(path: Any, endings: Sequence[str], field: str = "out") -> Path:
-    """The path of a file that can be written, or an InputError; folders that are missing will be made."""
+    """The path of a file that can be written, or an InputError; missing folders will be made later."""
     path = _path(path, f"a file ending in {', '.join(endings)}", field)
     require(path.suffix in endings, field, f"a file ending in {', '.join(endings)}", repr(str(path)))
     try:
@@ -147,6 +147,7 @@ def _require_parents(path: Path, expected: str, field: str) -> None:
 def _refused(
     path: Path, error: OSError, field: str, expected: str = "a file that can be written"
 ) -> InputError | StorageError:
-    """The error of a write that failed: an InputError if another path would help, a StorageError for a full disk."""
+    """The error for a path that cannot be used: an InputError if another path would help, a StorageError for a full
+    disk."""
     told = f"{field}: expected {expected}, got {str(path)!r} ({error.strerror or error})"
     return StorageError(told) if error.errno in _DISK else InputError(told)

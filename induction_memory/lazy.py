@@ -10,7 +10,7 @@ from typing import Any
 
 
 def lazily(package: str, file: str) -> tuple[dict[str, str], Callable[[str], Any], Callable[[], list[str]]]:
-    """The exports of a package (name -> `module:name`, or a module), its `__getattr__` and its `__dir__`.
+    """The exports of a package (name -> module, or `module:name`), with its `__getattr__` and `__dir__`.
 
     The names are those that its `__init__.py` imports under `if TYPE_CHECKING:`, so they are listed once, for the type
     checker and for the interpreter. Each is imported on first use.

@@ -1,10 +1,10 @@
-"""Tokens as they are shown: whitespace made visible, everything else itself."""
+"""How tokens are shown: whitespace as visible signs, everything else unchanged."""
 
 VISIBLE = {" ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍"}
 
 
 def visible(token: str) -> str:
-    """The token with its whitespace as signs, and other characters that print nothing as their code.
+    """The token with whitespace as visible signs, and other characters that print nothing as their code.
 
     >>> visible(" "), visible("a\\n"), visible("</script>"), visible("\\x00")
     ('␣', 'a↵', '</script>', '\\\\x00')

@@ -56,7 +56,7 @@ _BREAK = re.compile(r"(?<!^W)(?<!_W)_")
 def show(
     table: "pd.DataFrame", format: Format = "table", columns: Sequence[str] | None = None, groups: Sequence[str] = ()
 ) -> None:
-    """Print only the table on standard output; `columns` are those that the terminal shows, None for all."""
+    """Print the table, and nothing else, on standard output. The terminal shows `columns`, or all if None."""
     if format == "csv":
         text = csv(table)
     elif format == "json":
@@ -83,7 +83,7 @@ def csv(table: "pd.DataFrame") -> str:
 def terminal(
     table: "pd.DataFrame", columns: Sequence[str] | None = None, width: int = WIDTH, groups: Sequence[str] = ()
 ) -> str:
-    """The table as text, in lines of at most `width` characters where wrapping its text columns allows that.
+    """The table as text; its text columns are wrapped to keep lines within `width` characters.
 
     Columns in `groups` become headings: a value stands once above the rows that share it.
 
@@ -139,12 +139,12 @@ def _block(cells: Mapping[str, Sequence[str]], numeric: set[str], width: int, he
 
 
 def _size(name: str, cells: Sequence[str]) -> int:
-    """How wide a column is that wraps nothing but its name."""
+    """The width of a column if only its name is wrapped."""
     return max(map(len, [*_BREAK.sub("_ ", name).split(), *cells]))
 
 
 def _blocks(cells: Mapping[str, Sequence[str]], numeric: set[str], width: int) -> list[list[str]]:
-    """Columns of numbers that do not fit side by side go into blocks below, which repeat the text columns.
+    """Columns of numbers that do not fit go into blocks below, which repeat the text columns.
 
     If the text columns leave no room, only the first columns that tell all rows apart are repeated.
     """
@@ -191,7 +191,7 @@ def _word(value: Any) -> str:
 
 
 def _aligned(values: Sequence[float]) -> list[str]:
-    """Numbers of one column with the same number of places: three digits of the largest."""
+    """The numbers of a column with equal decimal places, so that the largest shows three digits."""
     sizes = [abs(value) for value in values if math.isfinite(value) and value]
     whole = all(value == round(value) for value in sizes)
     if whole or max(sizes) > RANGE * min(sizes) or max(sizes) < 10**-PLACES:
@@ -201,7 +201,7 @@ def _aligned(values: Sequence[float]) -> list[str]:
 
 
 def number(value: float, error: float = math.nan) -> str:
-    """A value with its standard error to two digits of the error, or three digits of a value that has none.
+    """A value with its standard error, to two digits of the error; without an error, three digits of the value.
 
     >>> number(0.97712, 0.00643)
     '0.9771 ± 0.0064'
@@ -252,7 +252,7 @@ def _harmless(cell: str) -> str:
 
 
 def save(table: "pd.DataFrame", path: Path) -> None:
-    """Write a table by the ending of its file's name."""
+    """Write a table in the format of the file's ending."""
     require_file(path, ENDINGS, "--out")
     contents = {
         ".csv": lambda: csv(table),
@@ -265,14 +265,14 @@ def save(table: "pd.DataFrame", path: Path) -> None:
 Item = TypeVar("Item")
 
 Progress = Callable[[int, int], object] | Literal[False] | None
-"""None: the line of progress. False: nothing is shown. A function is called with the numbers of done and of all."""
+"""None: the line of progress. False: nothing is shown. A function is called with (done, total)."""
 
 PATIENCE = 2.0
 """Seconds before the line appears."""
 PAUSE = 0.1
 """Seconds between two updates of the line."""
 LOG_PAUSE = 10.0
-"""Seconds before a line, and between two, where lines are not rewritten."""
+"""Seconds before the first line, and between two lines, where lines are not rewritten (as in a log)."""
 BAR_WIDTH = 30
 """Characters of the bar, at most."""
 
@@ -286,10 +286,11 @@ def track(
     progress: Progress = None,
     before: int = 0,
 ) -> Generator[Item, None, None]:
-    """The items one by one, with a line that says what is done, how much of it, and how long the rest takes.
+    """The items one by one, with a line that says what is being done, how much is done, and the time left.
 
     `total` is the sum of the items' sizes, by default their number. A function `progress` also counts what was done
-    `before`. Work inside work that is not shown is not shown either, and only the outer one calls their function.
+    `before`. Work nested in hidden work is hidden too. If both have the same `progress` function, only the outer one
+    calls it.
 
     >>> list(track([1, 2, 3], "counting"))
     [1, 2, 3]
@@ -336,7 +337,7 @@ def notebook_cell() -> int | None:
 
 @dataclass(eq=False)
 class _Work:
-    """Work that is under way: what, how much of it is done, since when, and in which cell of a notebook."""
+    """Work in progress: its name, how much is done, when it started, and in which cell of a notebook."""
 
     what: str
     total: int
@@ -357,7 +358,7 @@ class Line:
         self._output: Any = None
 
     def write(self, text: str) -> None:
-        """Show this text instead of what stood there; "" clears the line."""
+        """Replace the line by this text; "" clears it."""
         if text == self.text == "":
             return
         cell = notebook_cell()
@@ -389,7 +390,7 @@ def _columns() -> int:
 
 
 def _described(works: Sequence[_Work], now: float, columns: int = WIDTH) -> str:
-    """All work under way, with a bar for the innermost that is as long as the columns allow.
+    """A description of all work in progress, with a bar for the innermost that fills the width.
 
     >>> works = [_Work("steps", 3, None, began=0.0, done=1, seconds=10.0), _Work("runs", 60, None, began=10.0, done=15)]
     >>> _described(works, now=15.0)
@@ -410,7 +411,7 @@ def _described(works: Sequence[_Work], now: float, columns: int = WIDTH) -> str:
 
 @contextmanager
 def keeping(done: Sized, what: str) -> Iterator[None]:
-    """An interruption (Ctrl-C) ends the block and keeps what is done so far; it is raised if nothing is done.
+    """End the block at an interruption (Ctrl-C) and keep what is done so far; with nothing done, raise it.
 
     >>> steps = []
     >>> with keeping(steps, "steps"):

@@ -1,4 +1,4 @@
-"""Freeze, clamp, graft: what may be done to a model while it learns, as rules a configuration can hold.
+"""Freeze, clamp, graft: interventions on a model during training, as rules in a configuration.
 
 Update n turns the weights of step n into those of step n + 1; checkpoint n and the metrics of step n are taken before
 update n. A freeze over [start, stop) leaves out the updates start, ..., stop - 1 of one parameter:
@@ -28,7 +28,7 @@ CLAMPS = ("previous-token", "induction")
 
 @dataclass(frozen=True)
 class Freeze:
-    """No update n of `name` for start <= n < stop; a stop of None means to the end."""
+    """The updates n of `name` with start <= n < stop are left out; a stop of None means to the end."""
 
     name: str
     start: int
@@ -47,7 +47,7 @@ class Freeze:
         return rule
 
     def holds(self, step: int) -> bool:
-        """Whether update `step` leaves the parameter alone."""
+        """Whether the parameter is frozen in update `step`."""
         return self.start <= step and (self.stop is None or step < self.stop)
 
     def __str__(self) -> str:
@@ -58,7 +58,7 @@ class Freeze:
 
 @dataclass(frozen=True)
 class Clamp:
-    """An attention pattern put in place of the model's own, from a step on."""
+    """An attention pattern that replaces the model's from a step on."""
 
     kind: str
     start: int
@@ -68,7 +68,7 @@ class Clamp:
         """Read "previous-token", "induction" or either with "@STEP"."""
         match = re.fullmatch(r"\s*([\w-]+)\s*(?:@\s*(\d{1,15})\s*)?", text)
         if match is None or match[1] not in CLAMPS:
-            raise InputError(f"{field}: expected previous-token or induction, perhaps with @STEP, got {text!r}")
+            raise InputError(f"{field}: expected previous-token or induction, optionally with @STEP, got {text!r}")
         return cls(match[1], int(match[2] or 0))
 
     def __str__(self) -> str:
@@ -77,7 +77,7 @@ class Clamp:
 
 @dataclass(frozen=True)
 class Graft:
-    """`name` becomes what it is at `step` of the trajectory `run`, at the start of step `start`."""
+    """At the start of step `start`, the matrix `name` is replaced by its value at `step` of the trajectory `run`."""
 
     name: str
     run: str
@@ -89,7 +89,7 @@ class Graft:
         """Read "NAME=RUN@STEP" or "NAME=RUN@STEP from START"."""
         match = re.fullmatch(r"\s*([\w.]*\w)\s*=\s*(.+)@(\d{1,15})\s*(?:\s+from(?:\s+step)?\s+(\d{1,15})\s*)?", text)
         if match is None:
-            raise InputError(f"{field}: expected NAME=RUN@STEP, perhaps with from STEP, got {text!r}")
+            raise InputError(f"{field}: expected NAME=RUN@STEP, optionally with from STEP, got {text!r}")
         start = default_start if match[4] is None else int(match[4])
         return cls(match[1], match[2].strip(), int(match[3]), start)
 

@@ -1,10 +1,10 @@
 """Named experiments: every panel of the paper's figures as a (task, model, training) triple.
 
-Hyper-parameters are those of the paper's Appendix E where it gives them; momentum 0.9, weight decay 1e-4, batches of
-512 sequences of T = 256, d = 128 throughout. What it leaves open is chosen here: every number of steps, the task and
-the step size of Figures 10 and 11, the dimensions and step sizes of Figure 8. The vanilla transformers of Figures 2 and
-11 warm up for 30 steps: at the paper's step size of 0.2 from the first step on, those with random triggers diverge
-within 15.
+Hyper-parameters come from the paper's Appendix E: everywhere momentum 0.9, weight decay 1e-4, batches of 512 sequences
+of T = 256, and d = 128. The appendix does not give the numbers of steps, the task and the step size of Figures 10 and
+11, and the dimensions and step sizes of Figure 8; they are chosen here. The vanilla transformers of Figures 2 and 11
+warm up for 30 steps: at the paper's step size of 0.2 from the first step on, those with random triggers diverge within
+15.
 
 Presets that end in `-text` use the model of the paper's text instead of that of the authors' code: Gaussian weights,
 embeddings of unit norm, and attention scores as in equation 2, without the division by sqrt(d). Gradients are smaller
@@ -92,19 +92,19 @@ OTHER_TASKS: dict[str, tuple[str, RunConfig]] = {
     "copying-middle": ("copying with the output in the middle: a positional shortcut", COPYING_MIDDLE),
     "copying-any": ("copying over any two distances: no shortcut is right", COPYING_ANY),
 }
-"""Name of a preset -> one line on what it shows, and the experiment."""
+"""Name of a preset -> its description in one line, and the experiment."""
 
 
 @dataclass(frozen=True)
 class Preset:
-    """An experiment and one line on what it shows."""
+    """An experiment and its description in one line."""
 
     about: str
     config: RunConfig
 
 
 def names() -> dict[str, str]:
-    """Every preset's name with one line on what it shows.
+    """Every preset's name with its description in one line.
 
     >>> names()["figure-3"]
     'the induction head alone: nothing frozen'
@@ -113,7 +113,7 @@ def names() -> dict[str, str]:
 
 
 def preset(name: str) -> Preset:
-    """The preset of that name; an unknown one is an error that names the nearest.
+    """The preset of this name; the error for an unknown name suggests the nearest ones.
 
     >>> preset("figure-3").config.train.steps
     600
@@ -126,7 +126,7 @@ def preset(name: str) -> Preset:
 
 
 def with_seed(run: RunConfig, seed: int) -> RunConfig:
-    """The same experiment from other initial weights, with other data."""
+    """The same experiment with other initial weights and data."""
     return replace(run, train=run.train.with_seed(seed))
 
 
@@ -178,7 +178,7 @@ def _output_alone(d: int, learning_rate: float) -> RunConfig:
 
 
 def _larger_step_sizes(d: int) -> tuple[float, ...]:
-    """The step sizes that Figure 8 tries besides 0.2: factors of 4, and one more of them for d <= 64.
+    """The step sizes of Figure 8 besides 0.2: factors of 4, with one more for d <= 64.
 
     At d = 128, the dimension that the paper names, two more lie around the best one.
     """
@@ -261,7 +261,7 @@ PRESETS: dict[str, Preset] = {
     },
     **{
         f"late-keys-k{k}-grafted": Preset(
-            f"late-keys-k{k} with a W_O2 that was learned with three triggers, grafted at the start and held",
+            f"late-keys-k{k} with a W_O2 learned with three triggers, grafted at the start and frozen",
             _train(quick(_task(_WHOLE, k=k)), grafts=("W_O2=random-triggers@330",), freeze=("W_O2: 0..",)),
         )
         for k in (1, 5)

@@ -1,6 +1,7 @@
-"""A whole experiment: task, model and training in one frozen, checked configuration; and that of its branches.
+"""A whole experiment: task, model and training in one frozen, checked configuration; and the configurations of
+branches.
 
-`with_settings` changes single fields by their path, as `--set task.k=3` does.
+`with_settings` changes single fields by their path, like `--set task.k=3`.
 """
 
 import json
@@ -18,13 +19,13 @@ from induction_memory.task import protocol
 from induction_memory.task.protocol import Task, choose, offered
 
 SIZES = {"d_vocab", "d_vocab_out", "n_ctx"}
-"""Fields of the model that follow from the task unless they are set."""
+"""Fields of the model that are derived from the task unless they are set."""
 
 
 @field_docs
 @dataclass(frozen=True)
 class RunConfig:
-    """What to learn, with what, and how.
+    """An experiment: task, model and training.
 
     >>> import induction_memory as im
     >>> train = im.experiment.TrainConfig(steps=100)
@@ -73,14 +74,14 @@ class RunConfig:
 
     @classmethod
     def of(cls, task: Any, model: AnyModel, train: TrainConfig) -> "RunConfig":
-        """An experiment in which the sizes that the model leaves at their defaults are those of the task."""
+        """An experiment; sizes that the model leaves at their defaults are taken from the task."""
         _require_parts(task, model)
         sized = model if isinstance(model, Architecture) else with_sizes(model, task, ModelConfig())
         return cls(task, sized, train)
 
     @property
     def moving_parameters(self) -> tuple[str, ...]:
-        """What may change between steps: what trains and what is grafted, by its name in the HookedTransformer."""
+        """Parameters that may change between steps (trained or grafted), by their names in the HookedTransformer."""
         moving = {*self.model.trained_names, *(rule.name for rule in self.train.graft_rules)}
         return tuple(parameter for name, parameter in self.model.parameters.items() if name in moving)
 
@@ -133,7 +134,7 @@ class RunConfig:
         )
 
     def differences(self, other: "RunConfig") -> dict[str, tuple[Any, Any]]:
-        """Path -> (here, there) of each field in which two configurations differ."""
+        """Path -> (value here, value there) of each field in which two configurations differ."""
         mine, theirs = self.to_dict(), other.to_dict()
         return {
             f"{part}.{name}": (mine[part].get(name), theirs[part].get(name))
@@ -149,7 +150,7 @@ def _require_parts(task: Any, model: Any) -> None:
 
 
 def with_sizes(model: ModelConfig, task: Any, unset: ModelConfig) -> ModelConfig:
-    """The model with the task's vocabulary, outputs and length, in those fields that are as in `unset`."""
+    """The model with the task's vocabulary, outputs and length in the fields that equal those of `unset`."""
     outputs = None if task.n_outputs == task.n_inputs else task.n_outputs
     wanted = {"d_vocab": task.n_inputs, "d_vocab_out": outputs, "n_ctx": task.length}
     return replace(model, **{name: v for name, v in wanted.items() if getattr(model, name) == getattr(unset, name)})
@@ -165,7 +166,7 @@ def branch_config(
     steps: int | None = None,
     settings: Sequence[str] = (),
 ) -> RunConfig:
-    """The configuration of a branch: the run's, with rules from step `at` on."""
+    """The configuration of a branch: the run's, with more rules from step `at` on."""
     train = config.train
     for name, rules in (("freeze", freeze), ("clamps", clamps), ("grafts", grafts)):
         require_texts(rules, name, "a list of rules written as text")

@@ -53,14 +53,14 @@ def learning_rate(
 @field_docs
 @dataclass(frozen=True)
 class CheckpointRule:
-    """The steps to keep of a run: a set known beforehand and, perhaps, an adaptive part."""
+    """The steps of a run to keep: a fixed set and, optionally, an adaptive part."""
 
     fixed: frozenset[int]
     """Steps that are always kept."""
     adaptive_from: int | None = None
     """First step of the adaptive part; None without one."""
     threshold: float = 0.02
-    """Change of a watched value from which on a checkpoint is kept."""
+    """The smallest change of a watched value for which a checkpoint is kept."""
 
     @classmethod
     def parse(cls, text: str, steps: int, name: str = "train.checkpoints") -> "CheckpointRule":
@@ -111,12 +111,12 @@ class Keeper:
 
     rule: CheckpointRule
     first_step: int = 0
-    """Always kept."""
+    """The first step of the run, which is always kept."""
     reference: dict[str, float] = field(default_factory=dict)
-    """Each watched value at the last checkpoint that had it."""
+    """Each watched value at the last checkpoint where it was measured."""
 
     def keeps(self, step: int, watched: Mapping[str, float]) -> bool:
-        """Whether `step`, at which the watched values are these, is to be kept."""
+        """Whether to keep `step`, from the values watched there."""
         kept = step in self.rule.fixed or step == self.first_step
         if self.rule.adaptive_from is not None and step >= self.rule.adaptive_from:
             kept = kept or any(

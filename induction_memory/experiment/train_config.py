@@ -30,7 +30,7 @@ MOST = 2**53
 @field_docs
 @dataclass(frozen=True)
 class TrainConfig:
-    """Optimiser, loss, data and what is kept of a run.
+    """Optimiser, loss, data and the stored steps of a run.
 
     >>> import induction_memory as im
     >>> config = im.experiment.TrainConfig(steps=300, checkpoints="every 100", freeze=("W_K1: ..100",))
@@ -45,7 +45,7 @@ class TrainConfig:
     optimizer: Optimizer = "sgd"
     """sgd (momentum, weight decay added to the gradient) or adamw (decoupled weight decay)."""
     learning_rate: float = 0.2
-    """Step size, at its peak."""
+    """Peak step size."""
     momentum: float = 0.9
     """Momentum of SGD."""
     betas: tuple[float, float] = (0.9, 0.999)
@@ -59,7 +59,7 @@ class TrainConfig:
     final_fraction: float = 0.0
     """Fraction of the peak step size at the end of a linear or cosine decay."""
     loss: Loss = "trigger-output"
-    """Train on all positions that the task counts, on those of a group, or on its main group (trigger-output)."""
+    """Positions of the loss: all that the task counts, a group by its name, or the main group (trigger-output)."""
     init_seed: int = 0
     """Seed of the initial weights."""
     data_seed: int = 1
@@ -67,7 +67,7 @@ class TrainConfig:
     eval_seed: int = 2
     """Seed of the evaluation batches."""
     freeze: tuple[str, ...] = ()
-    """Parameters held for some steps: "W_K1: 300..", "W_K2: ..300", "W_O2: 100..200" or "W_F"."""
+    """Parameters frozen for some steps: "W_K1: 300..", "W_K2: ..300", "W_O2: 100..200" or "W_F"."""
     clamps: tuple[str, ...] = ()
     """Attention patterns imposed from a step on: "previous-token@100", "induction"."""
     grafts: tuple[str, ...] = ()
@@ -77,21 +77,21 @@ class TrainConfig:
     keep_optimizer: bool = True
     """Keep the optimiser's state beside each checkpoint, so that a branch continues exactly."""
     resume_every: int = 25
-    """Number of updates after which the latest state is saved again; a killed run resumes from it."""
+    """Updates between two saves of the latest state, from which a killed run resumes."""
     full_metrics_every: int = 10
-    """Steps between two measurements of the token classes that the loss does not need."""
+    """Steps between two measurements on the groups of positions that are not in the loss."""
     out_of_distribution: str | None = None
     """A second task: the name of a variant, such as uniform, bigram, train or test outputs of the bigram task."""
     out_of_distribution_every: int = 10
     """Steps between two measurements on the second task."""
     out_of_distribution_batch: int = 128
-    """Sequences of each such measurement."""
+    """Sequences per measurement on the second task."""
     micro_batch: int | None = None
-    """Sequences that go through the model at once; chosen to fit the CPU cache when not given."""
+    """Sequences that go through the model at once; by default chosen to fit the CPU cache."""
     threads: int | None = None
-    """Threads of the numerical library; as many as it chooses when not given."""
+    """Threads of the numerical library; by default the library chooses."""
     device: Device = "cpu"
-    """Where the model trains."""
+    """Device on which the model trains."""
 
     def __post_init__(self) -> None:
         seed, every, batch = (0, MOST), (1, MOST), (1, MOST)

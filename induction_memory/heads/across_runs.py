@@ -1,15 +1,15 @@
-"""Runs compared by their heads: which heads match, how stable roles are, and what decides which head has one.
+"""Compare runs by their heads: which heads match, how stable roles are, and what decides which head has which role.
 
 **Which runs may be compared.** Runs are *independent* if no two share their initial weights or their data. Families of
 retrained runs share one of the two: `same initialisation` (other data) and `same data` (other initial weights).
-Intervals are percentile intervals of a bootstrap over runs, drawn with replacement; a pair of two copies of one run is
-left out.
+Intervals are percentile intervals of a bootstrap over runs, drawn with replacement; pairs of two copies of the same run
+are left out.
 
 **Matches.** The profile of a head is the row of its scores, one per vote and role, each clipped to [0, 1] (votes.py),
-without its layer and index. The match of two runs is the assignment with the least sum of the distances
-|profile_a - profile_b| (Hungarian algorithm). Two heads with the same profile can be exchanged at no cost. So a match
-measures how similar the two sets of heads are, not which head corresponds to which. Scores that are unknown in either
-run do not enter the distance.
+without its layer and index. The match of two runs is the assignment with the least sum of the distances |profile_a -
+profile_b| (Hungarian algorithm). Heads with equal profiles can be exchanged at no cost, so a match measures how similar
+the two sets of heads are, not which head corresponds to which. The distance ignores scores that are unknown in either
+run.
 
 **Stability.** For each role, over runs in one relation:
 
@@ -17,8 +17,8 @@ run do not enter the distance.
     effective    effective number of heads on its route (participation ratio), in the layer where it is strongest
     leader       the largest share of one head in that route
     present      whether any head has it
-    born         the step from which its leading head keeps it to the end (runs read at several steps)
-    agreement    of two runs' matched heads: 2 |both have it| / (heads of one + heads of the other)
+    born         the birth step of the role in its leading head (for runs measured at several steps)
+    agreement    between matched heads of two runs: 2 |both have it| / (heads in one + heads in the other)
     same layer   whether the leading heads of two runs are in one layer
     same head    whether they have the same name; by chance 1 / heads of a layer, if the layer is the same
 
@@ -26,27 +26,27 @@ run do not enter the distance.
 
     index         the head of the same name
     layer         any head of the same layer, drawn at random
-    appearance    the head matched to it by weights and attention alone; its causal vote is predicted
-    match         the head matched to it by all three votes: how similar the two sets of heads are
+    appearance    the head matched by weights and attention alone; here the causal vote is predicted
+    match         the head matched by all three votes: how similar the two sets of heads are
 
-The accuracy is the share of correct predictions, and the chance is the accuracy of a head drawn from the whole other
-run. Both are averaged over pairs of runs, and the score is (accuracy - chance) / (1 - chance). It is 1 if one run gives
-the roles of another, and 0 if it tells only how many heads of each role to expect.
+The accuracy is the share of correct predictions. The chance is the accuracy of predicting from a random head of the
+other run. Both are averaged over pairs of runs, and the score is (accuracy - chance) / (1 - chance). It is 1 if one run
+determines the roles in another, and 0 if it determines only the number of heads per role.
 
 **Origins: the initial weights or the data?** With s_a(h) head h's share of a role's route in run a (roles.py), the
 heads of a layer are compared by their index:
 
     A(a, b) = 1 - 1/2 sum_h |s_a(h) - s_b(h)|                 agreement: the overlap of the shares
     C(a, b) = mean of A over all orders of b's heads          agreement by chance
-    B(a, b) = max of A over all orders of b's heads           the largest possible one, given the sizes of the shares
+    B(a, b) = max of A over all orders of b's heads           the largest possible agreement for shares of these sizes
     score   = sum over pairs (A - C) / sum over pairs (B - C)
 
-The score is 1 if the same heads have the same shares and 0 if the index of a head says nothing. `p` is the share of
-orders of the heads, drawn for every run but the first, with at least the agreement that was measured (all orders if
-there are few, `DRAWS` random ones otherwise). Before training, all heads of a layer have the same distribution, and
-their order means nothing. So the data alone cannot choose an index: for runs that share only their data the expected
-score is 0, and the measured score is a control. For runs that share their weights, 1 - score is the part that the data
-decide.
+The score is 1 if the same heads have the same shares and 0 if the index of a head carries no information. `p` is a
+permutation test: permute the heads of every run but the first; `p` is the share of permutations with at least the
+measured agreement (all permutations if there are few, otherwise `DRAWS` random ones). Before training, all heads of a
+layer have the same distribution, so the data alone cannot choose an index: for runs that share only their data the
+expected score is 0, and the measured score is a control. For runs that share their weights, 1 - score is the part that
+the data decide.
 
 The data alone may decide how unequal the shares are, regardless of which heads have them. With x the effective number
 of heads or the largest share,
@@ -72,11 +72,11 @@ from induction_memory.heads.votes import ROLES, ROUTE_OF
 from induction_memory.runner.components import layer_of
 
 WITHOUT_EFFECTS = ("weights", "attention")
-DECIMALS = 3  # of the distances: rounding errors of the scores do not decide between heads that are alike
+DECIMALS = 3  # decimals of the distances, so that rounding errors do not decide between equal heads
 
 
 def profiles(votes: pd.DataFrame, given: Sequence[str] = VOTES) -> dict[str, Float[np.ndarray, "head score"]]:
-    """Run -> its heads' profiles from the votes given, in the order of its table; `votes` has one step per run."""
+    """Run -> the profiles of its heads, from the kinds of votes in `by`; the table `votes` has one step per run."""
     tables = {}
     for run in listed(votes, "run"):
         own = rows_of(votes, run=run, vote=tuple(given))
@@ -88,7 +88,7 @@ def profiles(votes: pd.DataFrame, given: Sequence[str] = VOTES) -> dict[str, Flo
 def match(
     a: Float[np.ndarray, "head_a score"], b: Float[np.ndarray, "head_b score"]
 ) -> tuple[Int[np.ndarray, " pair"], Int[np.ndarray, " pair"], Float[np.ndarray, " pair"]]:
-    """Rows of a, the rows of b they are matched with, and the distances."""
+    """The matched rows of a and of b, and their distances."""
     from scipy.optimize import linear_sum_assignment
 
     distance = np.sqrt(np.nansum(np.square(a[:, None] - b[None, :]), axis=-1))
@@ -97,7 +97,7 @@ def match(
 
 
 def matches(roles: pd.DataFrame, votes: pd.DataFrame) -> pd.DataFrame:
-    """One row per pair of runs and matched pair of heads: their roles, and whether role, layer and name agree."""
+    """One row per pair of runs and pair of matched heads: their roles, and whether role, layer and name agree."""
     table = profiles(votes)
     facts = {run: [rows_of(roles, run=run)[name].tolist() for name in ("head", "role", "layer")] for run in table}
     rows = []
@@ -119,7 +119,7 @@ LEVEL = 0.95
 
 
 def relations(runs: pd.DataFrame) -> dict[str, list[tuple[str, str]]]:
-    """Relation -> its pairs of runs. `runs` has run, init_seed, data_seed; a seed of nan equals no other."""
+    """Relation -> its pairs of runs. `runs` has run, init_seed, data_seed; a nan seed equals no other seed."""
     columns = (runs[name].tolist() for name in ("run", "init_seed", "data_seed"))
     seeds = {run: (init_seed, data_seed) for run, init_seed, data_seed in zip(*columns, strict=True)}
     independent: list[str] = []
@@ -139,7 +139,7 @@ def relations(runs: pd.DataFrame) -> dict[str, list[tuple[str, str]]]:
 def interval(statistic: Callable[..., float], *sizes: int, seed: int = 0) -> tuple[float, float, float]:
     """The statistic of all runs, and its percentile interval over runs that are drawn with replacement.
 
-    It takes the indices of the drawn runs, one array for each size of a family. The limits are nan for a single run.
+    The statistic gets the indices of the drawn runs, one array per family size. The limits are nan for a single run.
     """
     rng, value = np.random.default_rng(seed), statistic(*map(np.arange, sizes))
     if min(sizes) < 2:
@@ -153,9 +153,9 @@ def interval(statistic: Callable[..., float], *sizes: int, seed: int = 0) -> tup
 
 
 def mean_over_drawn(values: Float[np.ndarray, "*run"]) -> Callable[[Int[np.ndarray, " drawn"]], float]:
-    """The mean of the drawn runs' values, or, for a matrix, of the values of pairs of drawn runs.
+    """The mean value of the drawn runs, or, for a matrix, of the pairs of drawn runs.
 
-    nan marks runs and pairs that do not count, a run with itself among them.
+    nan marks runs and pairs that do not count, such as a run paired with itself.
     """
 
     def statistic(drawn: np.ndarray) -> float:
@@ -167,9 +167,10 @@ def mean_over_drawn(values: Float[np.ndarray, "*run"]) -> Callable[[Int[np.ndarr
 
 
 def quotient(above: Float[np.ndarray, "run run"], below: Float[np.ndarray, "other other"]) -> Callable[..., float]:
-    """The mean of one matrix over pairs of drawn runs, divided by that of another; nan unless the divisor is positive.
+    """The mean of one matrix over pairs of drawn runs, divided by the mean of another; nan unless the divisor is
+    positive.
 
-    If the matrices are of different runs, each has its own draw.
+    Matrices of different runs are drawn separately.
     """
     over, under = mean_over_drawn(above), mean_over_drawn(below)
 
@@ -191,9 +192,9 @@ def pair_matrix(pairs: dict[tuple[str, str], float]) -> tuple[list[str], Float[n
 
 
 DRAWS = 5000
-"""Orders of heads that are tried for `p`: all of them up to this number."""
+"""Permutations tested for `p`: all of them up to this number."""
 DECIDES = 0.5
-"""The weights decide which head if the whole interval of the score is above this, the data if it is below."""
+"""If the whole interval of the score is above this, the weights decide which head; if it is below, the data."""
 Shares = dict[str, Float[np.ndarray, " head"]]
 Pairs = list[tuple[str, str]]
 
@@ -201,7 +202,7 @@ Pairs = list[tuple[str, str]]
 def origins(runs: pd.DataFrame, carriers: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
     """One row per role, measure and relation: value, low, high, p, pairs, runs. `carriers` has one step per run.
 
-    A role that has no route with an effect in some run, or that is carried by different layers, is left out.
+    A role is left out if its route has no effect in some run, or if runs carry it in different layers.
     """
     rows = []
     for role in listed(carriers, "role"):
@@ -237,14 +238,14 @@ def agreement(a: Float[np.ndarray, " head"], b: Float[np.ndarray, " head"]) -> t
 
 
 def answer(row: Mapping[str, Any]) -> str:
-    """What the score of runs that share their initial weights says, by the rule that was fixed before the runs."""
+    """The conclusion from the score of runs that share their initial weights, by a rule fixed before the runs."""
     if row["low"] >= DECIDES:
         return "the initial weights decide"
     return "the data decide" if row["high"] < DECIDES else "undecided"
 
 
 def _shares(carriers: pd.DataFrame) -> Shares:
-    """Run -> its heads' shares, if the same heads carry the role in all runs."""
+    """Run -> its heads' shares, if the role has the same layer in all runs."""
     heads = {run: tuple(rows_of(carriers, run=run)["head"]) for run in listed(carriers, "run")}
     if len(set(heads.values())) > 1:
         return {}
@@ -252,7 +253,7 @@ def _shares(carriers: pd.DataFrame) -> Shares:
 
 
 def _explained(x: dict[str, float], pairs: Pairs, apart: Pairs, seed: int) -> tuple[float, float, float]:
-    """The part of the variance of x that comes from what the pairs share, and its interval."""
+    """The part of the variance of x explained by what the pairs share, and its interval."""
     (names, within), (others, between) = (
         pair_matrix({(a, b): (x[a] - x[b]) ** 2 for a, b in family}) for family in (pairs, apart)
     )
@@ -261,7 +262,7 @@ def _explained(x: dict[str, float], pairs: Pairs, apart: Pairs, seed: int) -> tu
 
 
 def _chance(shares: Shares, pairs: Pairs, names: list[str], seed: int) -> float:
-    """The share of orders of the heads with at least the measured agreement."""
+    """The share of permutations of the heads with at least the measured agreement."""
     heads, others = len(shares[names[0]]), names[1:]
     orders = np.array(list(permutations(range(heads))))
     if factorial(heads) ** len(others) <= DRAWS:
@@ -269,7 +270,7 @@ def _chance(shares: Shares, pairs: Pairs, names: list[str], seed: int) -> float:
     else:
         rng = np.random.default_rng(seed)
         choices = rng.integers(len(orders), size=(DRAWS, len(others)))
-        choices[0] = 0  # the order that was measured
+        choices[0] = 0  # the measured order
     ordered = {names[0]: np.broadcast_to(shares[names[0]], (len(choices), heads))}
     ordered |= {run: shares[run][orders[choices[:, i]]] for i, run in enumerate(others)}
     apart = sum(np.abs(ordered[a] - ordered[b]).sum(1) for a, b in pairs)
@@ -281,7 +282,8 @@ Predict = Callable[[str, str], tuple[float, float]]
 
 
 def identifiability(runs: pd.DataFrame, roles: pd.DataFrame, votes: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
-    """One row per relation and predictor: accuracy, chance, score, low, high, runs. One step per run."""
+    """One row per relation and predictor: accuracy, chance, score, low, high, runs. The tables have one step per
+    run."""
     head, layer, role, caused = (
         {run: rows_of(roles, run=run)[column].to_numpy() for run in listed(roles, "run")}
         for column in ("head", "layer", "role", "causes")

@@ -1,28 +1,28 @@
 """Games among the heads of a model, each solved by Shapley values.
 
-The questions are positions where the context determines the right output o. The value of a run is their mean of
+The questions are positions where the context determines the right output o. The value of a run is the mean over
+questions of
 
     logit             the right output's logit above the average, y_o - mean_j y_j (the default)
     log-probability   log softmax(y)_o
     accuracy          1 where the right output has the largest logit
 
 stored as one sum per sequence, so that every difference of two runs has a standard error over sequences
-(`task/batch.ratio`). The value v(S) of a coalition S of heads is that of the run in which the heads outside S are cut:
-replaced as in an ablation (`interventions.Replacements`).
+(`task/batch.ratio`). The value v(S) of a coalition S of heads is the value of the run in which the heads outside S are
+ablated (`interventions.Replacements`).
 
-    all      every head of the model; absent heads are cut for all their readers
-    layer    the heads of one layer, the other layers as they are
-    q, k, v  the heads of one layer, cut only where later heads' queries (keys, values) read them
-    out      the heads of one layer, cut only where the output, or the last layer's feed-forward, reads them
-    ff       the heads of one layer, cut only where a feed-forward before the last layer's reads them
+    all      every head of the model; absent heads are ablated for all their readers
+    layer    the heads of one layer, with the other layers intact
+    q, k, v  the heads of one layer, ablated only where later heads' queries (keys, values) read them
+    out      the heads of one layer, ablated only where the output, or the last layer's feed-forward, reads them
+    ff       the heads of one layer, ablated only where a feed-forward before the last layer reads them
 
 The last five are the *routes* by which a head can have an effect, named after the readers of its output. Each is path
 patching of every subset of a layer's heads. A redundant head has no effect when ablated alone, but a non-zero Shapley
 value.
 
-A head that no route sees is patched where it writes, other heads on the edges of the routes that do not see them.
-Coalitions that agree on all layers but the last share their run up to the last layer's attention: with four heads in
-two layers, 256 coalitions need 15 attention layers.
+A head that is absent for all routes is patched where it writes; a head that is absent for some routes is patched on the
+edges of these routes. Coalitions that differ only in the last layer share their run up to its attention.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,19 +46,19 @@ from induction_memory.task.protocol import Task
 
 Metric = Literal["logit", "log-probability", "accuracy"]
 PER_SEQUENCE = 8
-"""Questions per sequence. Further sequences add more information than further questions of one sequence."""
+"""Questions per sequence. More sequences add more information than more questions per sequence."""
 
 
 @dataclass(frozen=True, eq=False)
 class Questions:
-    """The positions at which the right output is asked for, and these outputs."""
+    """The positions of the questions, and the right outputs there."""
 
     queries: Int[Tensor, "batch m"]
     """Positions."""
     targets: Int[Tensor, "batch m"]
     """The right outputs."""
     asked: Bool[Tensor, "batch m"]
-    """False where a sequence has fewer than m questions and the entry is padding."""
+    """False for padding, in sequences with fewer than m questions."""
     metric: Metric = "logit"
 
     def sums(self, logits: Float[Tensor, "*variant batch m vocab"]) -> Float64[Tensor, "*variant batch"]:
@@ -112,7 +112,7 @@ class Game:
 
     name: str
     layer: int
-    """The layer of its players; 0 for all of them."""
+    """The layer of its players; 0 for all layers."""
     players: tuple[str, ...]
     solution: Solution
 
@@ -124,22 +124,22 @@ class ValueFunction:
     recording: Recording
     batch: Batch
     absent: dict[str, Tensor]
-    """Head -> what replaces its output when it is cut."""
+    """Head -> what replaces its output when it is ablated."""
     questions: Questions
     rng: np.random.Generator
-    """Draws random orders for games that have too many coalitions to evaluate them all."""
+    """Draws random orders for games with too many coalitions."""
     orders: int = ORDERS
     task: Task | None = None
-    """Says which keys the roles of heads are about; None for any tokens."""
+    """The task names the keys that define the roles; None for raw tokens."""
     known: dict[bytes, Tensor] = field(default_factory=dict, repr=False)
-    """Heads that each route sees -> the value, one sum per sequence. Games share what has been evaluated."""
+    """The heads present for each route -> the value, one sum per sequence. Games share these values."""
 
     def coalitions(self, coalitions: Bool[Tensor, "coalition player"]) -> Float64[Tensor, "coalition batch"]:
         """The values of coalitions of all heads, one sum per sequence."""
         return self.values(coalitions.unsqueeze(1).expand(-1, len(ROUTES), -1))
 
     def values(self, present: Bool[Tensor, "coalition route player"]) -> Float64[Tensor, "coalition batch"]:
-        """The values when the readers of each route see the present heads only; each is evaluated once."""
+        """The values if the readers of each route see only the present heads; each is evaluated once."""
         graph = self.recording.graph
         keys = [seen.mT.flatten().numpy().tobytes() for seen in present]
         places = {key: row for row, key in enumerate(keys) if key not in self.known}
@@ -213,7 +213,7 @@ def solve_games(v: ValueFunction) -> list[Game]:
 def _seen(
     heads: Sequence[str], players: Sequence[str], routes: Sequence[str], subsets: Bool[Tensor, "coalition player"]
 ) -> Bool[Tensor, "coalition route head"]:
-    """Which heads each route sees if the players outside a subset are absent for some routes."""
+    """The heads present for each route if the players outside a subset are absent for some routes."""
     present = torch.ones(len(subsets), len(heads), dtype=torch.bool)
     present[:, torch.from_numpy(np.isin(heads, players))] = subsets
     whole = torch.from_numpy(~np.isin(ROUTES, routes))

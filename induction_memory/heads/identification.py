@@ -1,13 +1,13 @@
-"""Which head does what, and how far that can be known: models and runs in, tables out.
+"""What each head does, and how certain that is: from models and runs to tables.
 
     found = identify([run0, run1, run2])          the last step of each
     found.roles                                   the verdict on every head
     found.shares, found.totals                    Shapley values; how many heads carry what
-    found.pairs, found.hydra                      redundant pairs; what a head takes over when another is cut
-    found.mediation                               through which input of which later head
+    found.pairs, found.hydra                      redundant pairs; what a head takes over when another is ablated
+    found.mediation                               through which input of which later head each head acts
     found.carriers                                each head's share of a role, and the effective number of heads
     found.stability, found.identifiability        across runs
-    found.origins                                 what decides which head: the initial weights or the data
+    found.origins                                 whether the initial weights or the data decide which head has a role
     identify(run, step="all").changes             over training
 
 Every table has the columns run and step first; heads are named L1H1 ... as in `interventions`.
@@ -54,7 +54,7 @@ Tables = dict[str, pd.DataFrame]
 @field_docs
 @dataclass(frozen=True, eq=False)
 class Identification:
-    """The tables of one or more runs; what follows from them is computed when asked for.
+    """The tables of one or more runs; derived tables are computed on first use.
 
     >>> import induction_memory as im
     >>> found = im.heads.identify("induction-small", sequences=8)
@@ -77,7 +77,7 @@ class Identification:
     pairs: pd.DataFrame
     """One row per pair of heads: redundant, synergistic or independent."""
     hydra: pd.DataFrame
-    """One row per ordered pair: what one head takes over when the other is cut."""
+    """One row per ordered pair: what one head takes over when the other is ablated."""
     mediation: pd.DataFrame
     """One row per source and path (mediation.py), at the last step of each run."""
 
@@ -120,7 +120,7 @@ class Identification:
 
     @cached_property
     def births(self) -> pd.DataFrame:
-        """When each head got the role it has at the end (roles.py); it needs several steps, as `step="all"` has."""
+        """When each head got its final role (roles.py); needs several steps, as with `step="all"`."""
         return roles.role_births(self.roles)
 
     @cached_property
@@ -134,7 +134,8 @@ class Identification:
         return roles.decisions(self.shares)
 
     def _per_configuration(self, measure: "Callable[[Identification], pd.DataFrame]") -> pd.DataFrame:
-        """A measure across runs that differ only in their seeds; a first column names the configuration if several."""
+        """A measure across runs that differ only in their seeds; with several configurations, the first column names
+        them."""
         groups = listed(self.runs, "configuration") if "configuration" in self.runs else [""]
         if len(groups) == 1:
             return measure(self)
@@ -183,13 +184,13 @@ def identify(
     seed: int = 0,
     progress: Progress = None,
 ) -> Identification:
-    """Roles, shares and paths of the heads of models, runs or series (one or a list; a folder stands for either).
+    """Roles, shares and paths of the heads of models, runs or series (one, a folder, or a list).
 
-    `step` is for runs and series: a stored step, several, or "all"; the last when not given. `batch` holds the
-    sequences: a Batch, tokens, or a function from a number of sequences to tokens. When not given, a run reads its own
-    task, and a model or a series reads random tokens repeated once. `kind` is what replaces a head that is cut
-    (as in `im.ablate`). `orders` is the number of orders that are drawn if there are too many heads to evaluate all
-    coalitions. An interruption keeps the completed steps.
+    `step` is for runs and series: a stored step, several, or "all"; by default the last. `batch` holds the sequences: a
+    Batch, tokens, or a function from a number of sequences to tokens. By default a run reads its task, and a model or a
+    series reads random tokens repeated once. `kind` is what replaces an ablated head (as in `im.ablate`). `orders` is
+    the number of random orders if there are too many heads to evaluate all coalitions. An interruption keeps the
+    completed steps.
 
     >>> identify("induction-small", sequences=8).roles[["head", "role"]]
        head            role
@@ -256,7 +257,7 @@ def _examine(at: At, *, end: int | None, **settings: Any) -> Tables:
 
 
 def _names(sources: Sequence[Selection]) -> list[str]:
-    """A name for each source: a run's own, or model 1, model 2 ...; equal names get numbers."""
+    """A name for each source: the run's name, or model 1, model 2 ...; equal names get numbers."""
     names: list[str] = []
     for number, source in enumerate(sources, start=1):
         name = source.name if source.source.has_steps else f"model {number}"
@@ -266,6 +267,6 @@ def _names(sources: Sequence[Selection]) -> list[str]:
 
 
 def _concat(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """One table; empty ones are left out, since their columns have no types."""
+    """The joined table; empty ones are left out, since their columns have no types."""
     filled = list(filter(len, tables)) or list(tables[:1])
     return pd.concat(filled, ignore_index=True) if len(filled) > 1 else filled[0]

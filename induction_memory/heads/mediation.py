@@ -2,13 +2,13 @@
 
 With v the value of a run (games.py) and y_h replaced as in an ablation,
 
-    total       v(intact) - v(head cut for all its readers)
-    direct      v(intact) - v(cut where the output and the last feed-forward read it)
-    indirect    v(intact) - v(cut where one later head's queries, keys or values read it): path patching, an edge
+    total       v(intact) - v(head ablated for all its readers)
+    direct      v(intact) - v(ablated where the output and the last feed-forward read it)
+    indirect    v(intact) - v(ablated where one later head's queries, keys or values read it): path patching
     rest        total - direct - all indirect: through earlier feed-forwards, and interactions between the paths
 
-each with a standard error over sequences. Two redundant heads are also cut together, in rows of their own, because
-neither has an effect when cut alone.
+each with a standard error over sequences. Pairs of redundant heads have additional rows, ablated together, because
+neither has an effect when ablated alone.
 """
 
 from collections.abc import Sequence
@@ -29,9 +29,10 @@ Path = tuple[str, str, str]
 
 
 def mediation(v: ValueFunction, together: Sequence[tuple[str, ...]] = ()) -> pd.DataFrame:
-    """One row per source and path: effect, effect_se, and part, the share of the source's total effect if it is clear.
+    """One row per source and path: effect, effect_se, and part (of the source's total effect; nan if that is not
+    clear).
 
-    Sources: every head, then the sets in `together`. Columns `target` (a head or ""), `input` (q, k, v or "").
+    The sources are every head, then the sets in `together`. Columns `target` (a head or ""), `input` (q, k, v or "").
     """
     graph = v.recording.graph
     sources = [*[(head,) for head in graph.heads], *together]

@@ -1,28 +1,29 @@
-"""What three votes say of a head: its role and how far they agree, how roles change, and who carries each.
+"""From votes to roles: the role of a head, the agreement of its votes, changes of role, and the carriers of each role.
 
-A vote supports a role by min(1, score / (2 threshold)), so by one half at its threshold. The rest, 1 minus its largest
-support, goes to "none". If the vote's score for a role is unknown, the rest is shared equally between "none" and the
-roles with unknown scores. The supports of a vote are scaled to add up to one. A vote without any known score abstains.
+A vote supports a role by min(1, score / (2 threshold)), so by one half at the threshold. The rest, 1 minus its largest
+support, goes to "none". If some scores of the vote are unknown, the rest is shared equally between "none" and the roles
+with unknown scores. The supports of a vote are scaled to sum to one. A vote without any known score abstains.
 
-The agreement on a verdict is its mean support over the three votes. A vote that abstains supports nothing, so with one
-abstention the agreement is at most 2/3. Of a head without effect, it is the support of the causes for "none".
+The agreement on a role is its mean support over the three votes. A vote that abstains supports nothing, so with one
+abstention the agreement is at most 2/3. For a head without effect, the agreement is the support of the vote `causes`
+for "none".
 
 The effect of a head decides whether it has a role at all. A head without effect by any route has the role "none". If
 its weights or its attention name a role, it is a *distractor*. A head with an effect gets the best supported role, even
 if some votes for that role are below their thresholds: with long sequences few positions are ever learned. If the votes
-support no role more than "none", the head is "other". If the effects are unknown (sharing.py), the two other votes name
-the role, or "unknown" if they support none. The same holds if an effect is large but not clearly above zero: the vote
-of the causes abstains, and the column `disagreement` says so.
+support no role more than "none", the head is "other". If the effects are unknown (sharing.py), the two other votes
+decide the role, or "unknown" if they support none. The same holds if an effect is large but not clearly above zero:
+`causes` abstains, and the column `disagreement` says so.
 
 Over training:
 
 born      the first step from which a head keeps its last role to the end; nan if only one step was examined
 emerged   the first step from which the effect of a role's route is at least half of its final effect
-decided   the first step from which the heads' shares s_t of that route stay near the last ones,
+decided   the first step from which the heads' shares s_t of that route stay near the final ones,
           1/2 sum |s_t - s_T| <= NEAR (shares of the heads with positive values, summing to one)
 
-A role is carried by every head with a share of its route (votes.py), whichever role the head has, in the layer where
-that route has most effect. The effective number of heads is the participation ratio of the shares.
+The carriers of a role are all heads with a share of its route (votes.py), in the layer where that route has most
+effect, whatever their own role. The effective number of heads is the participation ratio of the shares.
 """
 
 from collections.abc import Iterator
@@ -39,7 +40,7 @@ from induction_memory.memory.recall import first_lasting
 
 
 def rows_of(table: pd.DataFrame, **columns: Any) -> pd.DataFrame:
-    """The rows in which every named column has the value given (or, for a list or tuple, one of the values)."""
+    """The rows where every named column has this value (or, for a list or tuple, one of the values)."""
     keep = np.ones(len(table), dtype=bool)
     for name, wanted in columns.items():
         values = table[name].to_numpy()
@@ -75,7 +76,7 @@ def support(scores: Float[np.ndarray, " role"], threshold: float) -> Float[np.nd
 
 
 def choice(scores: Float[np.ndarray, " role"], threshold: float) -> str:
-    """The role with the best score, if above the threshold; "unknown" where the vote abstains."""
+    """The role with the best score, if above the threshold; "unknown" if the vote abstains."""
     if np.isnan(scores).all():
         return UNKNOWN
     best = int(np.nanargmax(scores))
@@ -83,9 +84,9 @@ def choice(scores: Float[np.ndarray, " role"], threshold: float) -> str:
 
 
 def verdicts(votes: pd.DataFrame, shares: pd.DataFrame, pairs: pd.DataFrame) -> pd.DataFrame:
-    """One row per head: role, agreement, each vote's choice, share of its layer's effect, and what is unusual.
+    """One row per head: role, agreement, each vote's choice, share of its layer's effect, and remarks.
 
-    A head has an effect if that by some route is at least LEAST in size and clearly not zero.
+    A head has an effect if by some route it is at least LEAST in size and clearly not zero.
     """
     rows = []
     routes = rows_of(shares, game=(*ROUTES, "layer"))
@@ -158,7 +159,7 @@ def changes(roles: pd.DataFrame) -> pd.DataFrame:
 
 
 def decisions(shares: pd.DataFrame) -> pd.DataFrame:
-    """One row per run and role, in the layer with the most work at the end: run, role, layer, emerged, decided."""
+    """One row per run and role, in the layer with the largest effect at the end: run, role, layer, emerged, decided."""
     rows = []
     for run in listed(shares, "run"):
         for role in ROLES:
@@ -179,7 +180,7 @@ def decisions(shares: pd.DataFrame) -> pd.DataFrame:
 
 
 def work_over_steps(shares: pd.DataFrame) -> tuple[Int[np.ndarray, " step"], Float[np.ndarray, "step head"]]:
-    """The steps, and the heads' Shapley values at each, of one run, game and layer."""
+    """The steps, and the heads' Shapley values at each step, of one run, game and layer."""
     steps, heads = listed(shares, "step"), listed(shares, "head")
     return np.array(steps), shares["shapley"].to_numpy().reshape(len(steps), len(heads))
 
@@ -201,7 +202,7 @@ def _histories(roles: pd.DataFrame) -> Iterator[tuple[str, str, np.ndarray, np.n
 def carriers(shares: pd.DataFrame, totals: pd.DataFrame) -> pd.DataFrame:
     """One row per run, role and head: layer, share, share_se, effective (the same for all heads). One step per run.
 
-    They are those of the layer in which the role's route has most effect; a role without an effect has no rows.
+    The heads are those of the layer in which the role's route has most effect. A role without an effect has no rows.
     """
     rows = []
     for run in listed(totals, "run"):

@@ -8,9 +8,9 @@ and the interaction of two players is the mean of their joint contribution beyon
 
     I_ij = sum over S without i, j of |S|! (n - |S| - 2)! / (n - 1)! * (v(S+ij) - v(S+i) - v(S+j) + v(S)):
 
-negative if one can replace the other (redundant), positive if one needs the other (synergistic). Relative to G_ij,
-the mean joint contribution (v(S+ij) - v(S) instead), it is -1 if either player is enough, 1 if both are needed, and 0
-if they add up.
+negative if one can replace the other (redundant), positive if one needs the other (synergistic). G_ij is the mean joint
+contribution, with v(S+ij) - v(S) in the last bracket. I_ij / G_ij is -1 if either player is enough, 1 if both are
+needed, and 0 if the contributions add up.
 
 All 2^n subsets are evaluated for up to EXACT players. For more players, orders are drawn at random, each with its
 reverse, and the values have a standard error from that sampling (their sum is still v(N) - v(0) exactly).
@@ -28,27 +28,27 @@ from torch import Tensor
 EXACT = 10
 """Up to this many players all 2^n coalitions are evaluated."""
 ORDERS = 32
-"""Random orders for more players; half of them are the other half reversed."""
+"""Number of random orders for more players; half of them are the reverses of the others."""
 
 Evaluate = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
 class Solution:
-    """A solved game. Everything is one sum per sequence, because all of it is linear in v."""
+    """A solved game. Every value is one sum per sequence, because all are linear in v."""
 
     values: Float64[Tensor, "player batch"]
     """Shapley values."""
     total: Float64[Tensor, " batch"]
     """v(N) - v(0)."""
     single: Float64[Tensor, "player batch"]
-    """v(N) - v(N - i): what is lost when one player alone is cut."""
+    """v(N) - v(N - i): what is lost without player i."""
     joint: Float64[Tensor, "player other batch"] | None
-    """v(N) - v(N - i - j); None if pairs were not asked for."""
+    """v(N) - v(N - i - j); None if pairs were not requested."""
     alone: Float64[Tensor, "player batch"]
     """v(i) - v(0)."""
     interaction: Float64[Tensor, "player other batch"] | None
-    """I_ij; None if orders were sampled or pairs were not asked for."""
+    """I_ij; None if orders were sampled or pairs were not requested."""
     together: Float64[Tensor, "player other batch"] | None
     """G_ij; None in the same cases."""
     drawn: Float64[Tensor, "pair player batch"] | None = None
@@ -103,7 +103,8 @@ def solve(
     *,
     pairs: bool = True,
 ) -> Solution:
-    """Solve a game of n players. `evaluate` gives [coalition, batch] for [coalition, player]; it is called once."""
+    """Solve a game of n players. `evaluate` maps [coalition, player] to values [coalition, batch]; it is called
+    once."""
     if n <= EXACT:
         values = evaluate(all_coalitions(n))
         full, bits = 2**n - 1, 2 ** torch.arange(n)

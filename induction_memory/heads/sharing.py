@@ -3,16 +3,15 @@
     share          Shapley value divided by the total effect of its game, by default on the right output's logit
     effect         Shapley value divided by the total effect of all heads together
     effective      number of heads that share a game: participation ratio, (sum s)^2 / sum s^2, and exp(entropy)
-    redundancy     of a pair, 1 - (single_a + single_b) / joint: 1 when either is enough, 0 when they add up
+    redundancy     of a pair, 1 - (single_a + single_b) / joint: 1 if either is enough, 0 if they add up
     strength       of a pair, I_ab / G_ab (shapley.py), from -1 (either is enough) to 1 (both are needed). Redundancy
-                   compares cuts in the full model, strength averages over all coalitions of the other heads
-    takeover       the cost of cutting `other` without `cut`, minus its cost in the full model: the work that `other`
-                   takes over (the hydra effect)
+    compares ablations in the full model, strength averages over all coalitions of other heads takeover       the cost
+    of ablating `other` if `cut` is absent, minus its cost in the full model: the work that `other` takes over (the
+    hydra effect)
 
 A game has shares only if its total is clearly above zero: by three standard errors, and by at least LEAST of the effect
 of all heads. If all heads together have no clear effect, there are two cases. If the total plus three standard errors
-is below LEAST_TOTAL, the heads were measured to do nothing. Otherwise their effect is unknown: more sequences would
-decide it.
+is below LEAST_TOTAL, the heads have no effect. Otherwise their effect is unknown, and more sequences would decide.
 """
 
 from itertools import combinations, permutations
@@ -36,13 +35,13 @@ UNKNOWN = "unknown"
 
 
 def whole_effect(games: list[Game], questions: Questions) -> tuple[float, bool]:
-    """The effect of all heads together, nan unless it is clear; and whether the sequences decide if there is one."""
+    """The effect of all heads together, nan unless it is clear; and whether there are enough sequences to know it."""
     total, error, whole = total_effect(games[0], questions, LEAST_TOTAL)
     return whole, bool(np.isfinite(whole)) or total + CLEARLY * error < LEAST_TOTAL
 
 
 def total_effect(game: Game, questions: Questions, least: float) -> tuple[float, float, float]:
-    """The total of a game, its standard error, and what its heads share: the total, nan unless it is clear."""
+    """The total of a game, its standard error, and the total that its heads share (nan unless it is clear)."""
     mean, standard_error = questions.mean(game.solution.total)
     total, error = float(mean), float(standard_error)
     return total, error, total if total > least and total >= CLEARLY * error else np.nan
@@ -51,16 +50,16 @@ def total_effect(game: Game, questions: Questions, least: float) -> tuple[float,
 def shares_and_totals(games: list[Game], questions: Questions, whole: float) -> tuple[pd.DataFrame, pd.DataFrame]:
     """How the heads share each game.
 
-    The first table has one row per game and head: shapley, its standard errors, share, effect, and what cutting it
-    alone costs. The second has one row per game: its total effect, the sum of single cuts against it, and the effective
-    number of heads.
+    The first table has one row per game and head: shapley, its standard errors, share, effect, and the cost of ablating
+    it alone. The second has one row per game: its total effect, the sum of the single ablations relative to it, and the
+    effective number of heads.
     """
     parts, rows = [], []
     for game in games:
         solved = game.solution
         total, error, shared = total_effect(game, questions, LEAST * whole)
         (values, errors), (single, single_se) = questions.mean(solved.values), questions.mean(solved.single)
-        sampling = torch.zeros_like(values)  # the standard error over the drawn orders, where some were drawn
+        sampling = torch.zeros_like(values)  # the standard error over the sampled orders, if any
         if solved.drawn is not None:
             means = questions.mean(solved.drawn)[0]
             sampling = means.std(0) / len(means) ** 0.5
@@ -96,9 +95,10 @@ def shares_and_totals(games: list[Game], questions: Questions, whole: float) -> 
 
 
 def pairs(game: Game, questions: Questions, whole: float, known: bool) -> pd.DataFrame:
-    """One row per pair of heads in the game of all: interaction, single against joint cuts, and the relation's name.
+    """One row per pair of heads in the game of all heads: interaction, single and joint ablations, name of the
+    relation.
 
-    `known` is whether the sequences decide if the heads have an effect.
+    `known`: there are enough sequences to know whether the heads have an effect.
     """
     solved = game.solution
     assert solved.joint is not None
@@ -120,7 +120,7 @@ def pairs(game: Game, questions: Questions, whole: float, known: bool) -> pd.Dat
 
 
 def relation(strength: float) -> str:
-    """The name of a pair's relation, by the strength of its interaction."""
+    """The name of a pair's relation, from the strength of its interaction."""
     if not abs(strength) >= PARTLY:
         return "independent"
     if strength > 0:
@@ -129,7 +129,7 @@ def relation(strength: float) -> str:
 
 
 def hydra(game: Game, questions: Questions, whole: float) -> pd.DataFrame:
-    """One row per ordered pair: the cost of cutting `other` before and after `cut` is gone, and what it takes over."""
+    """One row per ordered pair: the cost of ablating `other` with and without `cut`, and what it takes over."""
     solved = game.solution
     assert solved.joint is not None
     after = solved.joint - solved.single.unsqueeze(1)  # [cut, other]

@@ -1,24 +1,26 @@
-"""Three independent votes on the role of a head: by its weights, by its attention and by its effects.
+"""Three independent votes on the role of a head: from its weights, its attention and its effects.
 
 Roles:  previous-token   writes to each position the token before it
         current-token    writes to each position its own token, which a later head uses as its query
-        induction        attends to what followed the query's token before, and writes it to the output
+        induction        attends to the tokens that followed the query's token before, and writes them to the output
 
-weights     the smaller of two recalls, corrected for chance, since a role needs both of its memories:
+weights     the smaller of two recalls, corrected for chance, because a role needs both memories:
             key-query     previous: p_t^T W_K p_s -> s = t-1, keys s <= t
-                          current: s = t there, or w_E(k)^T W_K w_E(k') -> k' = k, whichever is recalled better
+                          current: s = t there, or w_E(k)^T W_K w_E(k') -> k' = k, the better of the two
                           induction: the match a^T W_K b -> same token, with a = w_E(k) or Phi_h w_E(k) and
                           b = Phi_h' w_E(k), best over earlier heads h, h'
-            value-output  previous and current: the match in which Phi w_E(k) is b, or a, best over later heads
+            value-output  previous (current): the match of a later head in which Phi w_E(k) is b (a), best over later
+            heads
                           induction: w_U(j)^T Phi w_E(k) -> j = k
 attention   mean attention to the previous position, to the own position, to the tokens after earlier occurrences;
             corrected for chance
-            In both, positions are the first 64, as in the paper's probe of W_K1: later ones are learned late, if ever.
-            A task that names other keys (its sources `parent` and `induction`) is asked about those; where it names no
-            source `induction`, no head has that role.
-causes      its Shapley share of the effect of all heads by the route of the role: previous-token heads act through
+            Weights and attention use the first 64 positions, as the paper's probe of W_K1 does: later ones are learned
+            late, if ever. If a task names other keys (its sources `parent` and `induction`), these are used. If it
+            names no source `induction`, no head has that role.
+causes      the head's Shapley share of the effect of all heads by the route of the role: previous-token heads act
+through
             later heads' keys, current-token heads through their queries, induction heads on the output; 0 if a head has
-            no such route, or if the heads together were measured to have no effect; nan if their effect is not known
+            no such route, or if the heads together have no effect; nan if their effect is not known
 """
 
 from collections.abc import Mapping
@@ -39,14 +41,14 @@ from induction_memory.task.ideals import after_same_context, sources_of
 
 ROLES = ("previous-token", "current-token", "induction")
 ROUTE_OF = {"previous-token": "k", "current-token": "q", "induction": "out"}
-EARLY = 64  # positions whose previous and own position are asked for
+EARLY = 64  # first positions that are measured
 TOKENS = 256  # tokens of a large vocabulary whose recall is measured
 
 
 def votes(v: ValueFunction, shares: pd.DataFrame, known: bool = True) -> pd.DataFrame:
-    """One row per head, vote and role: the score and, for the weights, the two recalls whose minimum it is.
+    """One row per head, vote and role: the score and, for the weights, the two recalls of which it is the minimum.
 
-    `known` is whether the sequences decide if the heads have an effect (sharing.py).
+    `known`: there are enough sequences to know whether the heads have an effect (sharing.py).
     """
     try:
         sources = None if v.task is None else sources_of(v.task, v.batch)
@@ -54,7 +56,7 @@ def votes(v: ValueFunction, shares: pd.DataFrame, known: bool = True) -> pd.Data
         sources = None
     parents = None if sources is None else sources.get("parent")
     runner, heads = v.recording.runner, v.recording.graph.heads
-    key_query = value_output = np.full((len(heads), len(ROLES)), np.nan)  # unknown, if not readable or diverged
+    key_query = value_output = np.full((len(heads), len(ROLES)), np.nan)  # unknown: not readable, or diverged
     if runner.refusal is None and all(bool(weight.isfinite().all()) for weight in runner.weights.values()):
         before = None if parents is None else parents[0]
         read, written = weight_recalls(runner.weights, chosen_tokens(v.batch.tokens), v.batch.tokens.shape[1], before)
@@ -85,8 +87,8 @@ def weight_recalls(
 ) -> tuple[Float[Tensor, "layer head role"], Float[Tensor, "layer head role"]]:
     """Recall of the key-query and of the value-output memory of every head for every role, corrected for chance.
 
-    nan for memories that a model cannot have: positions without positional embeddings, copied tokens with a separate
-    output vocabulary. `before` is the key that a previous-token head seeks for each query, if not the one before.
+    nan for memories that a model cannot have: positions without positional embeddings, copies with a separate output
+    vocabulary. `before` is the key of a previous-token head for each query, by default the position before.
     """
     m = Memories(weights)
     w_E, w_U = m.embedding("w_E")[0, 0, tokens], m.embedding("w_U")[0, 0]
@@ -159,7 +161,7 @@ def _positions(
 ) -> tuple[float, float]:
     """Recall of s = t-1 and of s = t among the keys s <= t, for t >= 1, corrected for the chance 1/(t+1).
 
-    `before` names the key of each query in place of t-1; queries without one are left out.
+    `before` is the key of each query instead of t-1; queries without one are left out.
     """
     n = len(p)
     one_in = 1 / torch.arange(2, n + 1, dtype=torch.float64)

@@ -4,9 +4,9 @@ A matrix W stores the pair (u_i, v_j) with the strength of its score:
 
     score of (i, j) = v_j^T W u_i,      the ideal memory W_* = sum over i, j of ideal_ji v_j u_i^T   (equation 3)
 
-`given` is the side that recall fixes; the items of the other side compete. For an output matrix the input is given and
-outputs compete. For attention the query (an output, in the paper's orientation) is given and keys compete: this is what
-the authors measured. The formula as the paper prints it fixes the input, also for attention: `reversed`.
+Recall fixes one side, `given`, and the items of the other side compete. An output matrix fixes the input, so outputs
+compete. Attention fixes the query (an output, in the paper's orientation), so keys compete: this is what the authors
+measured. The formula as the paper prints it fixes the input, also for attention: `reversed`.
 
 All leading axes (steps, heads, pairs of heads) broadcast against each other.
 """
@@ -54,9 +54,9 @@ class Association:
     given: Side = "input"
     """The side that recall fixes; the other side competes."""
     asked: Bool[Tensor, "j i"] | None = None
-    """The pairs that recall asks for; None for those of the ideal memory."""
+    """The pairs that recall counts; None for the pairs of the ideal memory."""
     allowed: Bool[Tensor, "j i"] | None = None
-    """The candidates that compete, e.g. those a causal mask leaves; None for all."""
+    """The candidates that compete, e.g. under a causal mask; None for all."""
     heads: tuple[str, ...] = ("",)
     """Names of the heads along the leading axes after the step: `L2H1`, or `L1H3>L2H1` for a pair."""
     input_names: tuple[str | int, ...] = ()
@@ -66,29 +66,29 @@ class Association:
 
     @cached_property
     def scores(self) -> Float[Tensor, "*lead j i"]:
-        """All v_j^T W u_i, multiplied from the given side."""
+        """All v_j^T W u_i, multiplied from the fixed side."""
         if self.given == "output":
             return self.outputs @ self.W @ self.inputs.mT
         return (self.inputs @ self.W.mT @ self.outputs.mT).mT
 
     @cached_property
     def table(self) -> Float[Tensor, "*lead given candidate"]:
-        """The scores that recall compares: one row per given item that is asked, one column per candidate."""
+        """The scores that recall compares: one row per item, one column per candidate."""
         scores = self.scores if self.given == "output" else self.scores.mT
         return scores if len(self.items) == scores.shape[-2] else scores[..., self.items, :]
 
     @cached_property
     def items(self) -> Int[Tensor, " n"]:
-        """The given items that are asked: those that have a partner."""
+        """The items of the fixed side that have a target."""
         return self._partners.any(-1).nonzero().flatten()
 
     @cached_property
     def targets(self) -> Int[Tensor, " n"]:
-        """The one partner of each given item that is asked."""
+        """The target of each item; refused if an item has several."""
         partners = self._partners[self.items]
         several = (partners.sum(-1) > 1).nonzero().flatten().tolist()
         if several:
-            raise UnsupportedError(f"needs one partner for each item of {self.name}, items {several[:5]} have several")
+            raise UnsupportedError(f"needs one target for each item of {self.name}, items {several[:5]} have several")
         targets = partners.int().argmax(-1)
         rows = torch.arange(len(targets), device=targets.device)
         if self.allowed is not None:
@@ -98,7 +98,7 @@ class Association:
 
     @cached_property
     def candidates(self) -> Bool[Tensor, "n candidate"]:
-        """Which candidates compete for each given item that is asked."""
+        """Which candidates compete for each item."""
         if self.allowed is None:
             shape = (len(self.items), self._partners.shape[-1])
             return torch.ones(shape, dtype=torch.bool, device=self.ideal.device)
@@ -120,7 +120,7 @@ class Association:
         return self.ideal.mT.nonzero()
 
     def reversed(self) -> "Association":
-        """The same memory with the other side given: for attention, recall as the paper prints it."""
+        """The same memory with the other side fixed: for attention, recall as the paper prints it."""
         other = replace(self, given="input" if self.given == "output" else "output")
         other.__dict__["scores"] = self.scores
         return other
@@ -132,7 +132,7 @@ class Association:
         name: str | None = None,
         allowed: Bool[Tensor, "j i"] | None = None,
     ) -> "Association":
-        """The memory among some of its inputs and outputs, and with `allowed` among fewer candidates of each.
+        """The memory restricted to some inputs and outputs, and to the candidates in `allowed`.
 
         Scores that are already computed are not computed again.
         """
@@ -155,7 +155,7 @@ class Association:
         return part
 
     def number(self, text: str, field: str) -> tuple[int, int]:
-        """The pair that `a->b` names, or `a` for the pair that a is asked with: numbers of an input and an output."""
+        """The numbers of the input and the output that `a->b` names; `a` alone is paired with its target."""
         i, j = named_pair(text, self.input_names, self.output_names, field)
         if j is not None:
             return i, j
@@ -175,7 +175,7 @@ def matching(
     allowed: Bool[Tensor, "j i"] | None = None,
     name: str = "W",
 ) -> Association:
-    """The association of input i with output targets[i], or with output i if no targets are given.
+    """The association of input i with output targets[i], by default with output i.
 
     A target of -1 means that the input has no partner.
 
@@ -228,7 +228,7 @@ def _chosen(names: tuple[str | int, ...], which: slice | Tensor) -> tuple[str | 
 
 
 def named_pair(text: str, inputs: Names, outputs: Names, field: str) -> tuple[int, int | None]:
-    """The places of the input and the output that `a->b` names; no output for `a` alone.
+    """The numbers of the input and the output that `a->b` names; no output for `a` alone.
 
     Between positions the input is a key and the output its query. A key after its query is refused.
 
@@ -248,7 +248,7 @@ def named_pair(text: str, inputs: Names, outputs: Names, field: str) -> tuple[in
 
 
 def _place(names: Names, text: str, field: str) -> int:
-    """The place of a name among tokens or positions."""
+    """The number of a name among tokens or positions."""
     if names and isinstance(names[0], int):
         known = text.strip().isdigit() and int(text) in names
         require(known, field, f"positions {names[0]} to {names[-1]}", repr(text))

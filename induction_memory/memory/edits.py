@@ -63,7 +63,7 @@ def set_scores(a: Association, pairs: Int[Tensor, "pair side"], scores: Float[Te
 def erase_or_insert(
     a: Association, kind: str, names: Sequence[str], score: float | None = None
 ) -> tuple[Association, Int[Tensor, "pair side"]]:
-    """The memory in which the named pairs have score 0 (kind "erase"), or `score` ("insert"), and the pairs' numbers.
+    """The memory with the named pairs set to 0 (kind "erase") or to `score` ("insert"), and the numbers of the pairs.
 
     The default score is the mean score of the ideal pairs.
     """
@@ -74,7 +74,7 @@ def erase_or_insert(
 
 
 def project(a: Association, *, complement: bool = False) -> Association:
-    """The memory with W on the span of the ideal pairs' outer products, or with W minus that part.
+    """The memory with W projected onto the span of the ideal pairs' outer products, or with that part removed.
 
     >>> import torch
     >>> import induction_memory as im
@@ -88,7 +88,7 @@ def project(a: Association, *, complement: bool = False) -> Association:
 
 
 def truncate(W: Float[Tensor, "*lead d_out d_in"], rank: int) -> Float[Tensor, "*lead d_out d_in"]:
-    """The closest matrix of this rank, by the largest singular values: the best that a head of that width can store.
+    """The closest matrix of this rank, from the largest singular values: the best that a head of this width can store.
 
     >>> import torch
     >>> import induction_memory as im

@@ -13,9 +13,8 @@ why gradient descent writes associative memories:
 
 Lemma 5's four terms are the two factors of the display above multiplied out.
 
-The losses stand beside their gradients. Every expectation is a weighted sum over the atoms of a finite distribution, so
-that it can be put through autograd and through the closed forms. All use the cross-entropy l(y, xi) = log sum_j
-exp(xi_j) - xi_y.
+The losses are here too. Every expectation is a weighted sum over the atoms of a finite distribution, so autograd and
+the closed form can be compared exactly. All use the cross-entropy l(y, xi) = log sum_j exp(xi_j) - xi_y.
 
 The appendix writes the attention scores of both lemmas as keys^T W query, the transpose of Section 4's
 x_q^T W_K x_k; here as there, rows of these W belong to keys and columns to queries.
@@ -87,7 +86,7 @@ def attention_loss(
     w_U: Float[Tensor, "j d_model"],
     keys: Float[Tensor, "batch pos d_model"] | None = None,
 ) -> Float[Tensor, ""]:
-    """L(W) with xi = W_U Phi_2 X softmax(Z^T W x_T), where the keys Z are X unless given (Lemma 4)."""
+    """L(W) with xi = W_U Phi_2 X softmax(Z^T W x_T) and keys Z, by default X (Lemma 4)."""
     keys = data.X if keys is None else keys
     attention = (keys @ (data.X[:, -1] @ W.mT).unsqueeze(-1)).squeeze(-1).softmax(-1)
     return cross_entropy((attention.unsqueeze(-1) * data.X).sum(1) @ Phi_2.mT @ w_U.mT, data.labels, data.weights)
@@ -164,7 +163,7 @@ def normalised_gradient(
     weights: Float[Tensor, " batch"],
     w_U: Float[Tensor, "j d_out"],
 ) -> Float[Tensor, "d_out d_in"]:
-    """The gradient of `normalised_loss`: as in Lemma 1, but projected off W x and divided by its norm."""
+    """The gradient of `normalised_loss`: Lemma 1's, made orthogonal to W x and divided by |W x|."""
     h = x @ W.mT
     norm = h.norm(dim=-1, keepdim=True)
     direction = h / norm

@@ -4,8 +4,8 @@ The MLP block ("MLP blocks"):
 
     F(x) = sum over (i, j) in M of v_j sigma(u_i^T x - b),    sigma = ReLU
 
-With b above the overlaps u_i^T u_i' of different embeddings only the neuron of the right input fires, so the
-interference of a linear memory is gone as long as b separates. The inputs may be sets, with
+If b is above the overlaps u_i^T u_i' of different embeddings, only the neuron of the right input fires, so there is
+none of the interference of a linear memory. The inputs may be sets, with
 
     u_I = 1/sqrt|I| * sum over i in I of u_i,
 

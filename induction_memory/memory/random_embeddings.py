@@ -16,7 +16,7 @@ from induction_memory.errors import require
 def gaussian_embeddings(
     n: int, d: int, generator: torch.Generator, variance: float | None = None, dtype: torch.dtype = torch.float64
 ) -> Float[Tensor, "i d_model"]:
-    """n rows of i.i.d. N(0, variance) entries; the variance is 1/d unless given, so that norms are near 1."""
+    """n rows of i.i.d. N(0, variance) entries; the default variance 1/d makes norms near 1."""
     require(n >= 1 and d >= 1, "embeddings", "at least one row and one dimension", (n, d))
     variance = 1 / d if variance is None else variance
     return torch.randn(n, d, generator=generator, dtype=dtype) * variance**0.5

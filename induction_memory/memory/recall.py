@@ -1,20 +1,19 @@
-"""Recall of an associative memory, and finer readings of the same scores (Section 5, "Memory recall probes").
+"""Recall of an associative memory, and finer measures of the same scores (Section 5, "Memory recall probes").
 
     R(W, M) = 1/|M| * sum over (i, j) in M of 1{ argmax_j' v_j'^T W u_i = j }
 
-written for a given input; `Association.given` says which side is fixed. An item is recalled if its target scores
-strictly above every rival, so ties are misses and a matrix of zeros recalls nothing. A score that is nan (a run that
-diverged) recalls nothing either.
+This formula fixes the input; `Association.given` says which side is fixed. An item is recalled if its target scores
+strictly above every rival, so ties are misses and a matrix of zeros recalls nothing. A score that is nan, as in a run
+that diverged, recalls nothing.
 
     margin                   target's score minus that of its best rival: positive where the pair is recalled
     rank                     place of the target among its candidates, 1 is the best; ties and nan count against it
     soft_recall              probability of the target under the softmax over the candidates' scores
     signal_to_interference   mean target score over the root mean square of all rivals' scores
 
-How far predictions are from a table of conditional probabilities (Section 5, d_KL(W_F, pi_b)).
-
-The prediction for input k is q_k = softmax of its row of logits: for W_F, of the scores w_U(j)^T W_F w_E(k). The paper
-writes
+Divergence (`kl`; the paper's d_KL(W_F, pi_b), Section 5): how far predictions are from a table of conditional
+probabilities. The prediction for input k is q_k = softmax of its row of logits: for W_F, of the scores w_U(j)^T W_F
+w_E(k). The paper writes
 
     d_KL(W_F, pi_b) = 1/N * sum over k of KL( q_k || pi_b( . | k) ),
 
@@ -25,7 +24,7 @@ The authors' code measures the other direction, which is finite:
     "from model"   KL(q || pi_b) as written; `smoothing` mixes in the uniform distribution to make it finite
     "on support"   KL(q given that j is possible || pi_b), finite without smoothing
 
-When something is born: the first step from which it holds to the end.
+Birth (`first_lasting`): the birth step is the first step from which something holds to the end.
 """
 
 from typing import Literal, assert_never
@@ -40,7 +39,7 @@ from induction_memory.memory.association import Association
 
 
 def hits(a: Association) -> Bool[Tensor, "*lead n"]:
-    """Which of the items that are asked are recalled.
+    """Which items are recalled.
 
     >>> import torch
     >>> import induction_memory as im
@@ -117,12 +116,12 @@ def signal_to_interference(a: Association) -> Float[Tensor, "*lead"]:
 
 
 def target_scores(a: Association) -> Float[Tensor, "*lead n"]:
-    """The score of each item with its target."""
+    """The score of each item at its target."""
     return _at(a.table, a.targets)
 
 
 def best_rival(a: Association) -> Float[Tensor, "*lead n"]:
-    """The largest score of each item with a rival; nan if one of them is nan.
+    """The largest score of each item at a rival; nan if the score of any rival is nan.
 
     Minus infinity is added to the scores that do not compete: adding to the table is faster than selecting from it.
     """

@@ -7,12 +7,12 @@
     W_O2_spurious   W_O2     W_V2 Phi_1 w_E(k)   w_U(k)           k -> k                        input
     W_F             W_F      w_E(k)              w_U(j)           k -> j, k not a fixed trigger input
 
-The ideal pairs are the task's (`Task.associations`, `task/ideals.py`); those above are for in-context bigrams. Without
-a task they are t-1 -> t and k -> k. A trigger is a token of the support of pi_q: of the set Q if triggers are fixed,
-any token that can be drawn if they are random. Recall of W_K2 asks for every token, also for those that are not stored
-in the ideal memory. `W_K2_triggers` restricts both sides to Q, as the authors do for fixed triggers. W_O2_spurious
-holds the pairs that the theory expects in W_O2 besides the ideal ones (Appendix B).
-The name of a memory begins with one of these and may go on, in this order:
+The ideal pairs are the task's (`Task.associations`, `task/ideals.py`); the table has those of in-context bigrams.
+Without a task they are t-1 -> t and k -> k. A trigger is a token of the support of pi_q: of the set Q if triggers are
+fixed, any token that can be drawn if they are random. Recall of W_K2 counts every token, also those that the ideal
+memory does not store. `W_K2_triggers` restricts both sides to Q, as the authors do for fixed triggers. W_O2_spurious
+holds the pairs that the theory expects in W_O2 besides the ideal ones (Appendix B). The name of a memory begins with a
+name of the table. These parts may follow, in this order:
 
     W_K1[a:b]                 positions a to b-1, counted from 0: queries a+1 to b-1, keys a to b-2. A window that goes
                               beyond the sequence is refused
@@ -22,10 +22,10 @@ The name of a memory begins with one of these and may go on, in this order:
     W_K1_normed, W_K2_normed  each embedding through the model's own LayerNorms in full, instead of their linear part
                               folded into the matrix. Keys have different norms, so the two recalls differ
     W_K1_raw, W_K2_raw, ...   no LayerNorm at all: the parameters and embeddings as they are. The authors measured this
-    W_K1_reversed, ...        the key is given and queries compete: the recall formula as the paper prints it
+    W_K1_reversed, ...        recall fixes the key and queries compete: the recall formula as the paper prints it
 
-Several heads are never added up: W_K1 and W_O2 have one matrix per head, W_K2 and W_O2_spurious one table per pair
-`L1H3>L2H1`, layer-1 head 3 whose output layer-2 head 1 reads.
+Heads are never summed: W_K1 and W_O2 have one matrix per head, W_K2 and W_O2_spurious one table per pair of heads, such
+as `L1H3>L2H1`: layer-2 head 1 reads the output of layer-1 head 3.
 """
 
 import re
@@ -53,7 +53,7 @@ class Row:
     outputs: str
     given: Side
     positions: bool = False
-    """Whether its items are positions; tokens otherwise."""
+    """Whether its items are positions (otherwise tokens)."""
 
 
 TABLE = {
@@ -64,7 +64,7 @@ TABLE = {
     "W_F": Row("W_F", "w_E", "w_U", "input"),
 }
 MEMORIES = ("W_K1", "W_K2", "W_O2", "W_F")
-FIRST = 64  # positions of the paper's smaller window
+FIRST = 64  # positions in the paper's smaller window
 _NAME = re.compile(
     r"(?:(?P<first>W_K1)(?P<window>_first64|\[(?P<start>\d{1,9}):(?P<stop>\d{1,9})\])?(?P<causal>_causal)?"
     r"|(?P<second>W_K2)(?P<triggers>_triggers)?|(?P<other>W_O2(?:_spurious)?|W_F))"
@@ -74,13 +74,13 @@ _NAME = re.compile(
 
 @dataclass(frozen=True)
 class Spec:
-    """A memory and how it is read: the parts of a name."""
+    """A memory and how it is read: a name in its parts."""
 
     memory: str
     window: tuple[int, int] | None = None
     """Positions a to b-1 of W_K1; None for all of them."""
     first: int | None = None
-    """How many of the first positions of W_K1 to use at most; None for all of them."""
+    """Use at most this many first positions of W_K1; None for all of them."""
     causal: bool = False
     triggers: bool = False
     norm: Norm = "folded"
@@ -88,7 +88,7 @@ class Spec:
 
     @classmethod
     def parse(cls, name: str) -> "Spec | None":
-        """The memory that a name stands for; None if the name has another form."""
+        """The memory of this name; None if the name has another form."""
         match = _NAME.fullmatch(name) if isinstance(name, str) else None
         if match is None:
             return None
@@ -107,8 +107,8 @@ def associate(
     """The memory `what` of a model or of (stacked) weights; its leading axes are step, then the heads.
 
     `bare=True` keeps the stored parameter as W and moves W_Q and the LayerNorms' linear part into the embeddings, so
-    that an edit can be written back (`written`). W_K2's keys are then what one layer-1 head writes: `through`, or the
-    head that carries the information (`carrier`).
+    that an edit can be written back (`written`). W_K2's keys are then the output of one layer-1 head: `through`, by
+    default the head that carries the information (`carrier`).
     """
     m = source if isinstance(source, Memories) else Memories(weights_of(source))
     require(not bare or what in MEMORIES, "memory", f"one of {', '.join(MEMORIES)}", repr(what))
@@ -169,7 +169,7 @@ def carrier(source: Any, task: Task | None = None, *, head: str | None = None) -
 def required(task: Task | None) -> Task:
     """The task; without one, an error that says why it is needed."""
     if task is None:
-        raise UnsupportedError("needs the task (pass task=...), a model alone does not say it")
+        raise UnsupportedError("needs the task (pass task=...), which the model does not store")
     return task
 
 
@@ -230,7 +230,8 @@ def _labelled(
 
 
 def token_names(task: Task, outputs: bool = True) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Names of input tokens and of outputs (of input tokens again without `outputs`); numbers if there are no names."""
+    """Names of input tokens and of outputs (without `outputs`, of input tokens twice); numbers if there are no
+    names."""
     numbers = tuple(map(str, range(task.n_inputs))), tuple(map(str, range(task.n_outputs)))
     read, said = offered(task, "labels") or numbers
     return tuple(read), tuple(said if outputs else read)
@@ -250,7 +251,7 @@ def _window(a: Association, spec: Spec) -> Association:
 
 
 def _require_memory(m: Memories, spec: Spec) -> None:
-    """Refuse, with the reason, a memory that these weights do not have."""
+    """Refuse a memory that these weights do not have, and say why."""
     if spec.memory == "W_K1":
         m.require_weights("pos_embed.W_pos", "learned positions")
     elif spec.memory == "W_F":

@@ -1,16 +1,17 @@
-"""Models that others trained: a local Hugging Face folder as a TransformerLens model.
+"""Checkpoints that somebody else trained: a local Hugging Face folder as a TransformerLens model.
 
 TransformerBridge loads any architecture that it knows, and its logits equal those of transformers to 1e-6. This module
-works around four habits of the libraries: they draw a tensor at random if the files lack it, they look on the network
-for files that a folder lacks, some need a tokenizer in the folder, and models hold references to themselves, so that
-only a garbage collection frees them.
+works around four habits of the libraries: they draw a missing tensor at random, they look on the network for missing
+files, some need a tokenizer in the folder, and models hold references to themselves, so only a garbage collection frees
+them.
 
-One model for a whole series of checkpoints: set up once, its weights then replaced by those of each file.
+`Refill` reuses one model for a whole series: it is set up once, then each checkpoint's weights replace the previous
+ones.
 
 A TransformerBridge wraps the parameters of a transformers model. Refilling copies each tensor of a checkpoint into the
 parameter of its name, and splits joint query-key-value matrices again, since the bridge computes with the parts. Only
-architectures for which this is known to be exact are refilled. The first checkpoint is a check: every parameter that
-the loader has filled must be a tensor of the files, or a split of one. Other models are booted one by one.
+architectures for which this is known to be exact are refilled; other models are booted one by one. The first checkpoint
+is also a check: every parameter that the loader has filled must be a tensor of the files, or a part of one.
 """
 
 import gc
@@ -52,7 +53,7 @@ ONLY_FILES = {"local_files_only": True, "trust_remote_code": False}
 
 
 def load_whole(folder: Path) -> nn.Module | None:
-    """The transformers model in a folder, all of whose weights are in its files.
+    """The transformers model in a folder; refused if any of its weights is not in the files.
 
     None if it is not a causal language model: the bridge knows other classes too.
     """
@@ -75,7 +76,7 @@ def load_whole(folder: Path) -> nn.Module | None:
 
 @contextmanager
 def reading(folder: Path) -> Iterator[None]:
-    """Inside the block: offline, and an error of transformers, safetensors or TransformerLens is told in one line."""
+    """Inside the block: offline, and an error of transformers, safetensors or TransformerLens becomes one line."""
     with offline():
         try:
             yield
@@ -143,7 +144,7 @@ class NotRefillableError(Exception):
 
 
 class Refill:
-    """Makes the models of checkpoints one after another, reusing one model where that is exact."""
+    """Make the models of checkpoints one after another, with one reused model where that is exact."""
 
     def __init__(self) -> None:
         self._model: Any = None
@@ -173,7 +174,7 @@ class Refill:
         return self._model
 
     def _fits(self, folder: Path) -> bool:
-        """Whether the model is as it was set up, and the checkpoint has its configuration."""
+        """Whether the model is unchanged since its setup and the checkpoint has its configuration."""
         model = self._model
         untouched = not getattr(model, "compatibility_mode", False) and model.cfg.dtype == torch.float32
         if untouched:
@@ -183,7 +184,7 @@ class Refill:
         )
 
     def _set_up(self, folder: Path, files: Sequence[Path]) -> None:
-        """Boot the first model around a transformers model whose parameters are known by name, and check a refill."""
+        """Boot the first model around a transformers model, whose parameters have known names, and check a refill."""
         inner = load_whole(folder)
         if inner is None:
             raise NotRefillableError
@@ -208,7 +209,7 @@ class Refill:
             raise NotRefillableError
 
     def _match(self, files: Sequence[Path]) -> None:
-        """Match names in the files with names in the model; the few that differ are matched by their values."""
+        """Match names in the files with names in the model; where names differ, match by value."""
         stored = {name for path in files for name, _ in _tensors(path, values=False)}
         missing, unknown = set(self._named) - stored, stored - set(self._named)
         renamed: dict[str, str] = {}
@@ -246,7 +247,8 @@ class Refill:
             part.copy_(value)
 
     def _splits(self) -> Iterator[tuple[Tensor, nn.Parameter]]:
-        """Each part of a joint query-key-value matrix: its value from the whole, and the parameter that holds it."""
+        """Each part of a joint query-key-value matrix: how to cut it from the whole, and the parameter that holds
+        it."""
         for module in self._model.modules():
             if not hasattr(module, "split_qkv_matrix"):
                 continue
@@ -257,7 +259,7 @@ class Refill:
 
 
 def configuration(folder: Path) -> dict[str, Any]:
-    """The fields of config.json that say what a model computes."""
+    """The fields of config.json that affect what a model computes."""
     try:
         values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

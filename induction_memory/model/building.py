@@ -1,26 +1,26 @@
-"""A HookedTransformer from its configuration: modules, initial weights, and whether it is still as it was built.
+"""A HookedTransformer from its configuration: modules, initial weights, and a check for later changes.
 
 Only this module and `own_transformer.py` depend on the version of TransformerLens. Row vectors, as in TransformerLens:
 the block computes x + attention(x), then x + x W_F (linear) or x + relu(x W_in) W_out. An `Architecture` has
 TransformerLens's own modules and initialisation.
 
-The initial weights of a `ModelConfig`, each parameter from a stream of its own, in one of three parametrisations:
+The initial weights of a `ModelConfig`, in one of three parametrisations. Each parameter has its own random stream.
 
                   code (the experiments)     text (Sections 4.1 and 4.2)    unit-embeddings
     W_E, W_pos    N(0, 1)                    N(0, 1/d)                      N(0, 1/d)
     other maps    uniform, variance 1/(3n)   N(0, 1/n)                      uniform, variance 1/(3n)
 
-n is the map's number of inputs (fan-in): d itself in the simplified model. Under `text` every embedding, output
+n is the map's number of inputs (fan-in), which is d in the simplified model. Under `text` every embedding, output
 embedding and remapped embedding has norm 1 on average. Under `code` with d = 128 the norms are |w_E| = 11.3, |Phi_1
-w_E| = 3.8 and |w_U| = 0.58. `unit-embeddings` changes the embeddings alone. In all three, W_Q is the identity and W_pos
-sine and cosine if the configuration says so, LayerNorms have gain 1, and every bias is 0.
+w_E| = 3.8 and |w_U| = 0.58. `unit-embeddings` is `code` with other embeddings. In all three, LayerNorms have gain 1 and
+every bias is 0; if the configuration says so, W_Q is the identity and W_pos sine and cosine.
 
 A stream is keyed by the seed and the parameter's name, so two models that differ in one part share all the others, and
 the initial weights of a run can be computed again from its configuration and its seed.
 
-`departure` says how a model differs from what `build` makes: in the type, attributes, buffers, hooks or forward of a
-module, or in a field of the configuration that a forward pass can read. The hand-written forward of `training/fast`
-runs on weights and configuration, so it takes only models without a departure.
+`departure` describes how a model differs from what `build` makes: in the type, attributes, buffers, hooks or forward of
+a module, or in a field of the configuration that a forward pass can read. The hand-written forward of `training/fast`
+sees only weights and configuration, so it accepts only models without such a difference.
 """
 
 import math
@@ -76,7 +76,7 @@ def initial_weight(name: str, shape: tuple[int, ...], config: ModelConfig, seed:
 
 
 def generator(seed: int, name: str) -> torch.Generator:
-    """The stream of a seed and a name."""
+    """The random generator of a seed and a parameter's name."""
     entropy = np.random.SeedSequence([seed, zlib.crc32(name.encode())]).generate_state(1, np.uint64)[0]
     return torch.Generator().manual_seed(int(entropy) >> 1)
 
@@ -128,8 +128,8 @@ class NoFeedForward(nn.Module):
 def build(config: AnyModel, seed: int = 0) -> HookedTransformer:
     """A HookedTransformer with the weights of `config`, initialised from `seed`.
 
-    `model.trainable` names the parameters that learn; every other one has requires_grad False, the biases (zero)
-    included. `model.model_config` is the configuration it was made from.
+    `model.trainable` names the parameters that learn; all others, also the biases (zero), have requires_grad False.
+    `model.model_config` is its configuration.
 
     >>> from induction_memory.model.config import ModelConfig
     >>> build(ModelConfig(d_model=16, n_ctx=8), seed=0).W_K.shape
@@ -206,7 +206,7 @@ def skeleton(config: AnyModel) -> HookedTransformer:
 def _hooked(config: Architecture, seed: int | None) -> HookedTransformer:
     """The HookedTransformer of an architecture, initialised by TransformerLens from `seed`, or not at all.
 
-    The random state of the caller's process stays as it is.
+    The global random state does not change.
     """
     if HookedTransformer.__module__.startswith("induction_memory."):
         got = "TransformerLens 4, which removed HookedTransformer"
@@ -231,7 +231,7 @@ def _expected_deprecation():
 
 
 def remap(model: HookedTransformer, name: str, seed: int) -> None:
-    """Draw a parameter again as Gaussian with variance 1/fan_in: a random map that keeps norms (Section 4.1)."""
+    """Redraw a parameter as Gaussian with variance 1/fan_in: a random map that preserves norms (Section 4.1)."""
     parameter = dict(model.named_parameters())[name]
     fan_in = model.cfg.n_heads * model.cfg.d_head if name.endswith("W_O") else parameter.shape[-2]
     with torch.no_grad():
@@ -247,11 +247,12 @@ _OF_TORCH = vars(nn.Module()).keys()
 
 
 def departure(model: nn.Module, expected: nn.Module | None = None) -> str | None:
-    """How a model differs, apart from its weights, from what `build` makes, or from `expected`; None if it does not."""
+    """How a model differs, apart from its weights, from `expected`, by default from what `build` makes; None if it does
+    not."""
     config = getattr(model, "model_config", None)
     if expected is None:
         if isinstance(config, Architecture):
-            return "the model has a configuration of its own, not a ModelConfig"
+            return "the model's configuration is not a ModelConfig"
         if not isinstance(config, ModelConfig):
             return "the model was not made by induction_memory.model.building"
         expected = _skeleton(config)
@@ -261,7 +262,7 @@ def departure(model: nn.Module, expected: nn.Module | None = None) -> str | None
         if settings.get(name) != built.get(name):
             return f"cfg.{name} is {settings.get(name)!r}, not {built.get(name)!r}"
     if hooks_everywhere():
-        return "a hook stands at every module of torch"
+        return "torch has a global hook on every module"
     found = dict(model.named_modules())
     parts = dict(expected.named_modules())
     for name in sorted(found.keys() ^ parts.keys()):
@@ -269,14 +270,14 @@ def departure(model: nn.Module, expected: nn.Module | None = None) -> str | None
     for name, module in found.items():
         reason = _module_departure(module, parts[name], whole=name == "")
         if reason is None and getattr(module, "cfg", model.cfg) is not model.cfg:
-            reason = "has a configuration of its own"
+            reason = "has a different configuration"
         if reason is not None:
             return f"{name or 'the model'} {reason}"
     return None
 
 
 def hooks_everywhere() -> bool:
-    """Whether a hook stands at every module of torch."""
+    """Whether torch has a global hook on every module."""
     return bool(_global_forward_hooks or _global_forward_pre_hooks)
 
 
@@ -302,7 +303,7 @@ def _module_departure(module: nn.Module, built: nn.Module, whole: bool) -> str |
     ignored = _NOT_COMPUTED_WITH | (_OF_THE_WHOLE_MODEL if whole else set())
     own, expected = vars(module), vars(built)
     names = own.keys() - expected.keys()
-    if type(module) is not HookPoint:  # whose hooks have been compared as hooks
+    if type(module) is not HookPoint:  # its hooks have already been compared
         names |= expected.keys() - _OF_TORCH
     for name in sorted(names - ignored):
         if name not in own or name not in expected or (own[name] is not expected[name] and own[name] != expected[name]):

@@ -1,20 +1,19 @@
-"""What a model is, as a frozen configuration that can be written down.
+"""A model's architecture as a frozen configuration that can be saved.
 
 `ModelConfig` describes the architectures of the paper (Sections 2 and 4.2, Appendix D), `Architecture` every other
 HookedTransformer by TransformerLens's own fields. Both have the same attributes: sizes, the parameters with their
-shapes, and which of them learn.
+shapes, and which parameters learn.
 
 The simplified model (Section 4.2) is the default: two layers of one head, W_Q = I, embeddings and value maps frozen
 at random, one linear feed-forward x + W_F x after the second layer. `ModelConfig.full` is the vanilla transformer of
 Figure 2: queries trained, ReLU feed-forward of width 4d in every layer.
 
-Its parameters go by the paper's names with the layer's number last, counted from 1: `W_K1` lives in `blocks.0`.
+Its parameters have the paper's names, then the layer's number, counted from 1: `W_K1` is in `blocks.0`.
 
     Architecture.of(HookedTransformerConfig(n_layers=3, act_fn="gelu", positional_embedding_type="rotary", ...))
 
-keeps every field of TransformerLens's configuration, except those about one process or about text: the device, the seed
-of the initialisation (the run's own `init_seed` is used), and the tokenizer. Its parameters go by TransformerLens's
-names: `blocks.0.attn.W_K`.
+keeps every field of TransformerLens's configuration except the device, the seed of the initialisation (the run's
+`init_seed` is used) and the tokenizer. Its parameters have TransformerLens's names: `blocks.0.attn.W_K`.
 """
 
 import math
@@ -38,7 +37,7 @@ LARGEST = 1_000_000
 @field_docs
 @dataclass(frozen=True)
 class ModelConfig:
-    """What a model is made of, and which parts of it learn.
+    """The parts of a model, and which of them learn.
 
     >>> import induction_memory as im
     >>> im.ModelConfig(d_model=64).feed_forward
@@ -54,35 +53,36 @@ class ModelConfig:
     d_vocab: int = 65
     """Size N of the vocabulary."""
     d_vocab_out: int | None = None
-    """Number of outputs; the size of the vocabulary if not given."""
+    """Number of outputs; by default the size of the vocabulary."""
     n_layers: int = 2
     """Number of attention layers."""
     n_heads: int = 1
     """Heads in each layer."""
     d_head: int | None = None
-    """Dimension of a head; d_model / n_heads if not given."""
+    """Dimension of a head; by default d_model / n_heads."""
     feed_forward: FeedForward = "linear"
     """none, linear (x + W_F x) or relu (a hidden layer of width d_mlp)."""
     feed_forward_layers: FeedForwardLayers = "last"
     """Which layers have the feed-forward: the last one, or all."""
     d_mlp: int | None = None
-    """Width of the ReLU feed-forward; 4 d_model if not given."""
+    """Width of the ReLU feed-forward; by default 4 d_model."""
     layer_norm: bool = False
     """LayerNorm before each attention, each feed-forward and the unembedding."""
     parallel_blocks: bool = False
-    """The feed-forward reads the block's input instead of the attention's output."""
+    """The feed-forward reads the block's input instead of the residual stream after attention."""
     identity_queries: bool = True
     """Fix W_Q = I, so that W_K alone is the key-query memory."""
     scale_scores: bool = True
     """Divide attention scores by sqrt(d_head)."""
     parametrisation: Parametrisation = "code"
-    """Initial weights as in the authors' code, as in the paper's text, or code with embeddings of unit norm."""
+    """Initial weights of the authors' code, of the paper's text, or of the code with embeddings of unit norm."""
     positions: Positions = "random"
-    """Positional embeddings: random like the tokens', or sine and cosine."""
+    """Positional embeddings: random, like the token embeddings, or sine and cosine."""
     tied_output: bool = False
     """Unembed with the token embeddings, W_U = W_E^T."""
     trained: tuple[str, ...] | None = None
-    """Names of what learns. When not given: if W_Q = I, every W_K, the last W_O and the feed-forward; else all."""
+    """Names of the parameters that learn. By default all, or, if W_Q = I, every W_K, the last W_O and the
+    feed-forward."""
 
     def __post_init__(self) -> None:
         sizes = ("d_model", "n_ctx", "d_vocab", "n_layers", "n_heads", "d_vocab_out", "d_head", "d_mlp")
@@ -124,7 +124,7 @@ class ModelConfig:
 
     @classmethod
     def full(cls, **changes: Any) -> "ModelConfig":
-        """The vanilla transformer: queries trained, ReLU feed-forward in every layer, everything learns."""
+        """The vanilla transformer: query matrices, ReLU feed-forward in every layer, everything learns."""
         return cls(**{"identity_queries": False, "feed_forward": "relu", "feed_forward_layers": "all"} | changes)
 
     @property
@@ -174,7 +174,7 @@ class ModelConfig:
 
     @cached_property
     def trained_names(self) -> tuple[str, ...]:
-        """The paper's names of what learns, in the order of `parameters`."""
+        """The paper's names of the parameters that learn, in the order of `parameters`."""
         if self.trained is not None:
             return tuple(name for name in self.parameters if name in self.trained)
         if not self.identity_queries:
@@ -220,7 +220,7 @@ class ModelConfig:
 
 
 KEY = "hooked_transformer"
-"""On the disk, the fields stand under this key. A model without it is a `ModelConfig`."""
+"""On the disk, the fields of an `Architecture` are under this key. A model without it is a `ModelConfig`."""
 FIXED: dict[str, Any] = {
     "device": "cpu",
     "seed": None,
@@ -230,13 +230,13 @@ FIXED: dict[str, Any] = {
     "dtype": "float32",
     "n_devices": 1,
 }
-"""Fields that have one value for every model of this package."""
+"""Fields with the same value in every model of this package."""
 
 
 @field_docs
 @dataclass(frozen=True)
 class Architecture:
-    """A HookedTransformer by its configuration, and which of its parameters stay as they are.
+    """A HookedTransformer by its configuration, and its frozen parameters.
 
     >>> from transformer_lens import HookedTransformerConfig
     >>> import induction_memory as im
@@ -254,7 +254,7 @@ class Architecture:
     def of(cls, given: Any) -> "Architecture":
         """The architecture of a HookedTransformerConfig, or of a HookedTransformer that matches its configuration.
 
-        A model with hooks, or with modules of its own, is refused: they could not be made again from a file.
+        A model with hooks or other modules is refused, because they could not be rebuilt from a file.
         """
         try:
             from transformer_lens import HookedTransformer, HookedTransformerConfig
@@ -308,7 +308,7 @@ class Architecture:
 
     @property
     def feed_forward(self) -> Literal["none", "other"]:
-        """`other` if there are feed-forwards, which are not those of the paper's models."""
+        """`other` if there are feed-forwards, since they are not those of the paper's models."""
         return "none" if self["attn_only"] else "other"
 
     @property
@@ -317,12 +317,12 @@ class Architecture:
 
     @property
     def identity_queries(self) -> bool:
-        """Queries have a matrix of their own."""
+        """False: queries have their own matrix."""
         return False
 
     @property
     def tied_output(self) -> bool:
-        """HookedTransformer always has an unembedding of its own."""
+        """False: a HookedTransformer always has its own unembedding."""
         return False
 
     @property
@@ -332,7 +332,7 @@ class Architecture:
 
     @property
     def parameters(self) -> dict[str, str]:
-        """Every parameter's name -> the same name, because there is only one."""
+        """Every parameter's name -> the same name, because the paper has no names for them."""
         return {name: name for name, _ in _shapes(self.settings)}
 
     @property
@@ -373,7 +373,7 @@ class Architecture:
 
 
 AnyModel = ModelConfig | Architecture
-"""What a run may train."""
+"""The models that a run can train."""
 
 
 def model_from_dict(values: Mapping[str, Any]) -> AnyModel:
@@ -395,7 +395,7 @@ def freeze(model: AnyModel, names: Sequence[str]) -> AnyModel:
 
 
 def frozen_parameters(names: Sequence[str], known: Sequence[str] | Mapping[str, Any]) -> frozenset[str]:
-    """The parameters that the names stand for. A name is that of a parameter or of a module."""
+    """The parameters of these names. A module's name means all its parameters."""
     listed = isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)
     require(listed, "frozen", "a list of names", repr(names))
     found: set[str] = set()
@@ -415,7 +415,7 @@ def _shapes(settings: tuple[tuple[str, Any], ...]) -> tuple[tuple[str, tuple[int
 
 
 def _plain(name: str, value: Any) -> Any:
-    """A value that JSON can hold; a list as a tuple."""
+    """The value if JSON can hold it; a list becomes a tuple."""
     if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
         return tuple(value)
     scalar = value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value))

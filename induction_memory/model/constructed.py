@@ -1,14 +1,14 @@
 """Hand-built induction heads, whose circuit is known: `construct` is the paper's (Section 4.2, equations 7 and 8).
 
     W_K1 = sum_t p_t p_{t-1}^T                          previous-token head
-    W_K2 = sum_{k in Q} w_E(k) (Phi_1 w_E(k))^T         induction head: match the trigger with its remapped self
+    W_K2 = sum_{k in Q} w_E(k) (Phi_1 w_E(k))^T         induction head: match the trigger with its remapped embedding
     W_O2 = sum_k w_U(k) (W_V2 w_E(k))^T                 copy the attended token to the output
     W_F  = sum_{i not in Q} sum_j log pi_b(j|i) w_U(j) w_E(i)^T   global bigrams, fixed triggers taken out
 
 The pairs are those of `model/associations.py`: Q is the set of fixed triggers, or the support of pi_q if triggers are
-random. Each sum is divided by the mean squared norms of its two sets of embeddings, so that a stored pair scores 1 for
-any variance of the embeddings, and multiplied by its scale. So v_j^T W u_i is about the scale for a stored pair (i, j),
-in units of the softmax's logits (the division by sqrt(d_head) is undone too).
+random. Each sum is divided by the mean squared norms of its two sets of embeddings and multiplied by its scale. So a
+stored pair (i, j) has v_j^T W u_i near the scale for any variance of the embeddings, in units of the softmax's logits
+(the division by sqrt(d_head) is undone too).
 
 The rows of W_F are log(pi_b + smoothing), centred: log pi_b is not finite where a bigram never occurs, and the mean
 over j only shifts the logits. The cross-talk of W_F with what W_O2 writes falls slowly with d: docs/construction.md.
@@ -23,12 +23,12 @@ its norm. Everything else is as `build` initialises it.
 
 R_P and R_C are rotations. In layer 2 three heads match a query with what followed it before,
 W_K2 = sum_k (R_C w_E(k)) (R_P w_E(k))^T, so that the previous-token head acts through their keys and the current-token
-pair through their queries. If one of the pair is cut, the match is half as strong but still saturates the softmax, so
-the two are fully redundant. Two of the three copy the attended token to the output,
+pair through their queries. If one of the pair is ablated, the match is half as strong but still saturates the softmax,
+so the two are fully redundant. Two of the three copy the attended token to the output,
 
-    W_O2[h] = share_h * scale * sum_k w_U(k) w_E(k)^T  (W_V2 = I),     shares 0.7 and 0.3 unless others are asked for,
+    W_O2[h] = share_h * scale * sum_k w_U(k) w_E(k)^T  (W_V2 = I),     shares 0.7 and 0.3 by default,
 
-and the third, the distractor, has the same attention but writes where no output embedding reads. Further heads are
+The third, the distractor, has the same attention but writes orthogonally to all output embeddings. All other heads are
 idle: uniform attention over values that nothing reads.
 
 With orthonormal embeddings (d >= 5 N + 4 T) the outputs of any two parts are orthogonal and the circuit is exact. With
@@ -61,7 +61,7 @@ Memory = Literal["W_K1", "W_K2", "W_O2", "W_F"]
 @field_docs
 @dataclass(frozen=True)
 class Scales:
-    """How strongly each memory of the construction is written, in logits of a stored pair."""
+    """The scale of each memory of the construction: the score of a stored pair, in logits."""
 
     W_K1: float = 50.0
     W_K2: float = 25.0
@@ -87,8 +87,8 @@ def construct(
 ) -> HookedTransformer:
     """The simplified model with the paper's memories written into it.
 
-    Negative controls: a memory in `leave_out` is all zeros, and one in `shuffle` stores each input with a wrong output
-    (a random cyclic order of the same outputs).
+    Negative controls: a memory in `leave_out` is all zeros. A memory in `shuffle` stores each input with a wrong
+    output, by one random cycle over the outputs.
 
     >>> import induction_memory as im
     >>> task = im.BigramTask(k=3, length=32)
@@ -137,7 +137,7 @@ def memory(
     scales: Scales | None = None,
     ideal: Float[Tensor, "j i"] | None = None,
 ) -> Float[Tensor, "*lead d_out d_in"]:
-    """The matrix that stores an association's ideal pairs, or those given, as strongly as the construction does."""
+    """The matrix that stores an association's ideal pairs, or `ideal`, at the scale of the construction."""
     scales = scales or Scales()
     undo_scaling = config.head_dimension**0.5 if config.scale_scores and a.name in ("W_K1", "W_K2") else 1.0
     ideal = _ideal(a, task, scales) if ideal is None else ideal
@@ -151,12 +151,12 @@ def _ideal(a: Association, task: BigramTask, scales: Scales) -> Float[Tensor, "j
 
 
 def _unit(rows: Float[Tensor, "*lead n d"]) -> Float[Tensor, "*lead n d"]:
-    """The rows divided by their mean squared norm, so that a stored pair scores 1 with the embeddings themselves."""
+    """The rows divided by their mean squared norm, so that a stored pair scores about 1."""
     return rows / rows.square().sum(-1).mean()
 
 
 def _shuffled(ideal: Float[Tensor, "j i"], generator: torch.Generator) -> Float[Tensor, "j i"]:
-    """The ideal pairs with each stored input's outputs given to another input, in one random cycle over all inputs."""
+    """The ideal pairs with the outputs of the stored inputs exchanged, by one random cycle over these inputs."""
     stored = ideal.any(0).nonzero().flatten()
     order = stored[torch.randperm(len(stored), generator=generator)]
     shuffled = ideal.clone()
@@ -166,13 +166,13 @@ def _shuffled(ideal: Float[Tensor, "j i"], generator: torch.Generator) -> Float[
 
 KEYS = 50.0  # logits of a stored pair of positions
 MATCH = 25.0  # logits of a match through one of the current-token heads
-OUTPUT = 15.0  # logits of the right output, all heads together
+OUTPUT = 15.0  # logits of the right output, from all heads together
 
 
 @field_docs
 @dataclass(frozen=True, eq=False)
 class Planted:
-    """The model and what is true of it. Heads are named as in `interventions.components`.
+    """A model with a known circuit, and the facts about it. Heads have the names of `interventions.components`.
 
     >>> import induction_memory as im
     >>> planted = im.heads.plant(im.BigramTask(k=3, length=16), d_model=400)
@@ -255,7 +255,7 @@ def plant(
 
 
 def permuted(model: HookedTransformer, orders: Mapping[int, Sequence[int]]) -> HookedTransformer:
-    """The same function with the heads of a layer (from 1) in another order: new head i is old head `order[i]`.
+    """The same model with the heads of a layer (from 1) in another order: new head i is old head `order[i]`.
 
     >>> import induction_memory as im
     >>> model = im.heads.plant(im.BigramTask(k=3, length=16), d_model=400).model

@@ -16,14 +16,14 @@ edits (`associate(..., bare=True)`). Layers count from 1, so W_K1 lives in `bloc
 LayerNorm: x -> gamma * (x - mean x) / |x - mean x| * sqrt(d) + beta. With `fold=True` (the default) its linear part,
 centring and gamma, is folded into every matrix that reads a normalised stream, and into w_U for the last LayerNorm. The
 division by the norm cannot be folded: it scales all scores of one normalised vector. An argmax over the outputs of one
-input does not depend on it, so recall of W_O and Phi is exact. An argmax over keys does depend on it, because every key
-has a norm of its own: `associations.py` offers W_K's recall folded, with the whole norm, and with no norm at all. beta
-adds a constant per reader and is left out. An RMSNorm, x -> gamma * x / |x| * sqrt(d), has the same parts without the
-centring. Rotary positions turn queries and keys, which W_K<l> leaves out: it is the score at distance 0.
+input does not depend on it, so recall of W_O and Phi is exact. An argmax over keys does, because keys have different
+norms: `associations.py` offers recall of W_K with the linear part folded, with the whole norm, and with no norm. beta
+adds a constant to what each matrix reads and is left out. An RMSNorm, x -> gamma * x / |x| * sqrt(d), has the same
+parts without the centring. W_K<l> leaves out the rotation by rotary positions: it gives the score at distance 0.
 
-Leading axes are step, then one head axis per layer that takes part. The keys of W_K2 are written by a head of layer 1
-and read by a head of layer 2, so its table of scores has both: [step, earlier head, head, query, key]. A matrix has its
-heads at the place of its own layer and ones elsewhere.
+Leading axes are step, then one head axis per layer involved. The keys of W_K2 are written by a head of layer 1 and read
+by a head of layer 2, so its table of scores has both: [step, earlier head, head, query, key]. The head axes of a matrix
+have size one for all layers but its own.
 """
 
 import re
@@ -66,10 +66,10 @@ class LazyWeights(Mapping[str, Tensor]):
 
 
 def ungrouped(weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """The weights with `W_K`, `W_V` and their biases for each head; the mapping itself if no heads are grouped.
+    """The weights with `W_K`, `W_V` and their biases per head; the same mapping if no heads are grouped.
 
     Where heads share keys and values, TransformerLens stores one matrix per group, under `_W_K`, `_W_V`, `_b_K` and
-    `_b_V`. Head h uses those of group h // (heads per group). Each is repeated when it is read.
+    `_b_V`. Head h uses the matrices of group h // (heads per group). They are repeated on reading.
     """
     if "blocks.0.attn._W_K" not in weights:
         return weights
@@ -95,7 +95,7 @@ def head_name(layer: int, head: int) -> str:
 
 
 def head_names(layers: tuple[int, ...], n_heads: int) -> list[str]:
-    """Names along the head axes of these layers, "" for none.
+    """Names along the head axes of these layers; "" without layers.
 
     >>> head_names((1, 2), 2)
     ['L1H1>L2H1', 'L1H1>L2H2', 'L1H2>L2H1', 'L1H2>L2H2']
@@ -120,16 +120,16 @@ class Memories:
         memory     [step, head, d_out, d_in]     W_K1, W_O2, Phi_1 ...
         embedding  [step, head, n, d]            w_E, p, w_U, or remapped: Phi_1 w_E
 
-    Frozen weights have a step axis of length one, and so has everything made of frozen weights alone. Embeddings that
+    Frozen weights, and everything computed from frozen weights alone, have a step axis of length one. Embeddings that
     are not remapped have a head axis of length one.
     """
 
     weights: Mapping[str, Tensor]
-    """TransformerLens's name -> tensor; weights that change have a leading step axis."""
+    """TransformerLens's name -> tensor; weights that train have a leading step axis."""
     kept: dict[Any, Any] = field(default_factory=dict, repr=False, kw_only=True)
     """What has been computed already, by name."""
     refusal: str | None = field(default=None, kw_only=True)
-    """Why memories cannot be read from these weights; None where they can."""
+    """Why memories cannot be read from these weights; None if they can."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "weights", ungrouped(self.weights))
@@ -153,7 +153,7 @@ class Memories:
     def memory(
         self, name: str, layers: tuple[int, ...] | None = None, *, fold: bool = True
     ) -> Float[Tensor, "step *head d_out d_in"]:
-        """The matrix `name` of each step and head, or with `layers` along these layers' heads; W_F has one head."""
+        """The matrix `name` per step and head; `layers` adds head axes for these layers. W_F has one head."""
         key = "memory", name, fold
         if key not in self.kept:
             self._require_readable()
@@ -167,8 +167,8 @@ class Memories:
     ) -> Float[Tensor, "step *head n d"]:
         """Rows of `w_E`, `p` or `w_U`, remapped by each matrix before it: `W_V2 Phi_1 w_E`.
 
-        They have one head axis for each of the `layers`, or of the matrices' layers if none are given. LayerNorms are
-        folded into the matrices, or applied in full to the vectors that each layer reads, or left out.
+        They have one head axis per layer in `layers`, by default the layers of the matrices. LayerNorms are folded into
+        the matrices, or applied in full to the vectors that each layer reads, or left out.
         """
         layers = (layers_of(name) or (0,)) if layers is None else layers
         key = "rows", name, layers, norm
@@ -208,7 +208,7 @@ class Memories:
         return (rows - centre) * _per_row(self.parameter(f"{norm}.w"), rows)
 
     def once(self, name: Any, compute: Callable[[], Any]) -> Any:
-        """The value kept under this name, computed at the first request."""
+        """The value kept under this name, computed on first use."""
         if name not in self.kept:
             self.kept[name] = compute()
         return self.kept[name]
@@ -229,7 +229,7 @@ class Memories:
 def matrix(source: Any, name: str, *, fold: bool = True) -> Float[Tensor, "*lead d_out d_in"]:
     """The matrix `name` (`W_K1`, `W_O2`, `Phi_1`, `W_V2`, `W_F` ...) of a model or of a (stacked) state dict.
 
-    A head axis stands before the last two only if there is more than one head, and a step axis before everything if the
+    Before the last two axes there is a head axis if there is more than one head, and before it a step axis if the
     source has one.
 
     >>> from induction_memory.model.building import build
@@ -241,7 +241,7 @@ def matrix(source: Any, name: str, *, fold: bool = True) -> Float[Tensor, "*lead
 
 
 def embedding(source: Any, name: str, *, fold: bool = True) -> Float[Tensor, "*lead n d"]:
-    """Rows of embeddings: `w_E`, `p`, `w_U`, or one of them remapped, as in `Phi_1 w_E` and `W_V2 w_E`.
+    """Rows of embeddings: `w_E`, `p`, `w_U`, or remapped ones such as `Phi_1 w_E` and `W_V2 w_E`.
 
     >>> from induction_memory.model.building import build
     >>> from induction_memory.model.config import ModelConfig
@@ -262,7 +262,7 @@ def embedding(source: Any, name: str, *, fold: bool = True) -> Float[Tensor, "*l
 
 
 def number_of_layers(weights: Mapping[str, Tensor]) -> int:
-    """How many layers have the weights of an attention."""
+    """How many layers have attention weights."""
     n = 0
     while f"blocks.{n}.attn.W_O" in weights:
         n += 1
@@ -271,7 +271,7 @@ def number_of_layers(weights: Mapping[str, Tensor]) -> int:
 
 
 def weights_of(source: Any) -> Mapping[str, Tensor]:
-    """The weights of a model, or those of the mapping, with one matrix per head."""
+    """The weights of a model or a mapping, with one matrix per head."""
     if isinstance(source, nn.Module):
         source = {name: parameter.detach() for name, parameter in source.named_parameters()}
     if not (isinstance(source, Mapping) and "embed.W_E" in source):
@@ -282,7 +282,7 @@ def weights_of(source: Any) -> Mapping[str, Tensor]:
 
 
 def has_step_axis(name: str, weight: Tensor) -> bool:
-    """Whether a parameter of this name has one axis more than TransformerLens gives it."""
+    """Whether the parameter has one axis more than in TransformerLens."""
     kind = name.rsplit(".", 1)[-1]
     if kind not in _AXES:
         raise InputError(f"weights: expected parameters of a TransformerLens model, got {name!r}")
@@ -294,7 +294,7 @@ def _per_row(vector: Float[Tensor, "step d"], rows: Tensor) -> Tensor:
 
 
 def _place(name: str, n_layers: int) -> tuple[str, int]:
-    """The kind of matrix that a name stands for, and its layer."""
+    """The kind of matrix and the layer that a name means."""
     match = _MATRIX.match(str(name))
     if match is None:
         raise InputError(f"memory: expected W_K, W_V, W_O or Phi_ with a layer's number, or W_F, got {name!r}")
@@ -354,10 +354,10 @@ def _is_identity(W_Q: Float[Tensor, "*step head d d_head"]) -> bool:
 
 
 def set_matrix(model: nn.Module, name: str, W: Float[Tensor, "*head d_out d_in"]) -> None:
-    """Write a matrix given in the paper's orientation into the model, in place.
+    """Write a matrix in the paper's orientation into the model, in place.
 
-    What `matrix(model, name, fold=False)` reads afterwards is W. `W_K<l>` is written through the queries: with W_Q = I
-    it becomes W_K itself, otherwise W_K = (W_Q^-1 W)^T, so the heads must be as wide as the model.
+    Then `matrix(model, name, fold=False)` returns W. For `W_K<l>` the parameter W_K = (W_Q^-1 W)^T is written (W^T if
+    W_Q = I), so the heads must be as wide as the model.
 
     >>> import induction_memory as im
     >>> model = im.build(im.ModelConfig(d_model=16, n_ctx=8), seed=0)
@@ -383,14 +383,15 @@ def set_matrix(model: nn.Module, name: str, W: Float[Tensor, "*head d_out d_in"]
 
 
 def layers_of(*names: str) -> tuple[int, ...]:
-    """The layers whose head axes the named matrices and embeddings have, in order; W_F has none."""
+    """The layers of the head axes of these matrices and embeddings, in order; W_F has none."""
     return tuple(sorted({*map(int, re.findall(r"(?:W_[KVO]|Phi_)(\d+)", " ".join(names)))}))
 
 
 def spread(
     X: Float[Tensor, "step *head a b"], layers: tuple[int, ...], layer: int | None = None
 ) -> Float[Tensor, "step *heads a b"]:
-    """X with its head axis at the place of `layer` among `layers`; without a `layer`, X has no head axis."""
+    """X with one head axis per layer in `layers`: its own at the place of `layer`, size one elsewhere. Without a
+    `layer`, X has no head axis."""
     shape = [1] * len(layers)
     if layer is not None:
         shape[layers.index(layer)] = X.shape[1]

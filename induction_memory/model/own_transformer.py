@@ -1,15 +1,15 @@
 """HookedTransformer for TransformerLens 4, which removed it: the same parameters, hooks and numbers.
 
-TransformerLens 3.9 has the class, and `build.py` takes it from there. With 4.x installed this one stands in: a model on
-HookedRootModule, which both versions have, for the architectures that `ModelConfig` describes. Its parameters, hook
-points and flags have the names of 3.9, so that hooks, patches and stored weights mean the same in both.
+TransformerLens 3.9 has the class, and `building.py` takes it from there. With 4.x installed, `building.py` uses this
+one: a model on HookedRootModule, which both versions have, for the architectures that `ModelConfig` describes. Its
+parameters, hook points and flags have the names of 3.9, so hooks, patches and stored weights mean the same in both.
 
     x_0 = W_E[z] + W_pos                       hook_embed, hook_pos_embed
     x   = x + attention(ln1(x))                hook_resid_pre, hook_attn_out, hook_resid_mid
     x   = x + mlp(ln2(x))                      hook_mlp_out, hook_resid_post (parallel blocks: both read the same x)
     logits = ln_final(x) W_U + b_U
 
-It reads tokens, not text: it has no tokenizer, no cache of keys and values, and no folding of weights.
+It reads only tokens. It has no tokenizer, no cache of keys and values, and no folding of weights.
 """
 
 from dataclasses import dataclass
@@ -154,7 +154,7 @@ class MLP(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """Attention and feed-forward, one after the other or side by side."""
+    """Attention and feed-forward, in sequence or parallel."""
 
     def __init__(self, cfg: HookedTransformerConfig) -> None:
         super().__init__()
@@ -243,7 +243,7 @@ class HookedTransformer(HookedRootModule):
         return self
 
     def __getattr__(self, name: str) -> Any:
-        """W_Q, W_K, W_V, W_O, W_in, W_out and their biases of all layers; W_E, W_pos, W_U."""
+        """W_Q, W_K, W_V, W_O, W_in, W_out and their biases, stacked over layers; W_E, W_pos, W_U."""
         if name in ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "b_O"):
             return torch.stack([getattr(block.attn, name) for block in self.blocks])
         if name in ("W_in", "W_out", "b_in", "b_out"):
@@ -275,4 +275,4 @@ MODULES: dict[str, set[type]] = {
     "norm": {LayerNorm},
     "unembed": {Unembed},
 }
-"""The types of this model's modules by their places, for the list of modules that the shortcut computes exactly."""
+"""The module types of this model by their names, for the list of modules that the fast path computes exactly."""

@@ -1,4 +1,4 @@
-"""Many runs: a file lists them, a process pool or a Dask cluster trains them, and one table has the results."""
+"""Sweeps: a file lists many runs, a process pool or a Dask cluster trains them, and one table has the results."""
 
 from typing import TYPE_CHECKING
 

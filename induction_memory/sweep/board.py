@@ -22,7 +22,7 @@ SECONDS_BETWEEN_PICTURES = 0.25
 
 
 class Board:
-    """Follows the jobs of a sweep; a context manager, so that the terminal is left tidy."""
+    """Shows the jobs of a sweep; a context manager, so that it can clean up the terminal."""
 
     def __init__(self, jobs: Mapping[str, Job], progress: Progress = None, console: Console | None = None) -> None:
         self._jobs, self._progress, self._ended = jobs, progress, 0
@@ -45,12 +45,12 @@ class Board:
             self._live.stop()
 
     def note(self, line: str) -> None:
-        """A line that stays, above the table, where lines are shown."""
+        """Print a permanent line above the table, if lines are shown."""
         if self._progress is None:
             self._console.print(Text(line), soft_wrap=True)
 
     def show(self, done: Collection[str], failed: Collection[str], running: Callable[[], set[str]]) -> None:
-        """Draw the table again, unless it has just been drawn; tell a function that more runs have ended."""
+        """Redraw the table, unless it was just drawn; call the `progress` function if more runs have ended."""
         if callable(self._progress) and (ended := len(done) + len(failed)) > self._ended:
             self._ended = ended
             self._progress(ended, len(self._jobs))
@@ -83,7 +83,7 @@ class Board:
 
 
 def share_done(job: Job) -> float:
-    """How much of a run is done, by the lines of its metrics."""
+    """The completed share of a run, from the number of lines of its metrics."""
     try:
         lines = (job.folder / "metrics.jsonl").read_bytes().count(b"\n")
     except OSError:

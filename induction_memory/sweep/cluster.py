@@ -1,11 +1,11 @@
-"""An engine on any cluster that `dask.distributed` reaches, with a file system that all of its machines share.
+"""An engine on any cluster that `dask.distributed` reaches and whose machines share a file system.
 
-A Dask task does not train in the worker's own thread: it gives the job to a child process, as the pool does. So a run
-has the main thread and one numerical thread, as in a serial run, for any number of threads of the worker. It can also
-be stopped: when the client or the scheduler is gone, or when the worker closes, the task notices within a second and
-kills the child, which frees the folder's lock. A worker that closes, as at the end of its lifetime, gives its job back
-to the scheduler. If a worker is killed, its child ends too, and Dask gives the job to another worker (up to three
-times, by its own setting `allowed-failures`).
+A Dask task does not train in the worker's thread: like the pool, it passes the job to a child process. There the run
+trains in the main thread with one numerical thread, however many threads the worker has. It can also be stopped: when
+the client or the scheduler is gone, or when the worker closes, the task notices within a second and kills the child,
+which frees the folder's lock. A worker that closes, as at the end of its lifetime, returns its job to the scheduler. If
+a worker is killed, its child ends too, and Dask gives the job to another worker (up to three times, by its own setting
+`allowed-failures`).
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from induction_memory.sweep.job import Child, Job, Outcome
 
 SECONDS_TO_CONNECT = 10
 _children: "queue.SimpleQueue[Child]" = queue.SimpleQueue()
-"""In a Dask worker: children without a job, kept for the next one."""
+"""In a Dask worker: idle children, kept for the next job."""
 
 
 class Cluster:
@@ -74,7 +74,7 @@ class Cluster:
         try:
             processing: Any = self._client.processing()
             keys = [key for keys in processing.values() for key in keys]
-        except (OSError, RuntimeError):  # the connection is lost, which the futures report
+        except (OSError, RuntimeError):  # the connection is lost: the futures report it
             return set()
         return {self._names[key] for key in keys if key in self._names}
 
@@ -92,7 +92,7 @@ class Cluster:
             return
         try:
             outcome = self._outcome(future)
-        except Exception as error:  # after any error, the job must end
+        except Exception as error:  # even after an error, the job must end
             outcome = _told(error)
         if outcome is None:
             future.add_done_callback(lambda future: self._note(name, future))
@@ -119,7 +119,7 @@ def _told(error: BaseException) -> Outcome:
 
 
 def run_in_child(message: dict[str, Any], key: str) -> dict[str, Any]:
-    """The Dask task: run a job in a child of this worker. If the worker closes, another one gets the job."""
+    """The Dask task: run a job in a child of this worker. If the worker closes, another worker gets the job."""
     from distributed import Reschedule, get_worker
 
     worker: Any = get_worker()

@@ -1,12 +1,12 @@
-"""Jobs, and the processes on this machine that do them.
+"""Jobs, and the processes on this machine that run them.
 
-A job is a function's name with plain values. The function runs in a child process, here or on another machine. Only
-JSON is sent, so a job is the same bytes everywhere.
+A job is a function's name with plain values, sent as JSON. The function runs in a child process, here or on another
+machine.
 
-A child does one job after another. A pair of sockets joins it to its owner: a job goes to the child and its outcome
-comes back. When the owner's socket closes, for example because the owner was killed, the child ends at once, so that no
-process is left that holds a folder's lock. Runs may be killed at any moment, so the owner stops a child by killing it.
-A `Pool` has a few children with one thread each.
+A child runs one job after another. A pair of sockets connects it to its owner: jobs go to the child, outcomes come
+back. When the owner's socket closes, for example because the owner was killed, the child ends at once, so that no
+process keeps a folder's lock. Runs may be killed at any moment, so the owner stops a child by killing it. A `Pool` has
+several children with one thread each.
 
     python -m induction_memory.sweep.job DESCRIPTOR
 """
@@ -35,7 +35,7 @@ State = Literal["done", "mistake", "failed", "busy", "died", "stopped"]
 
 @dataclass(frozen=True)
 class Job:
-    """One run to train, or anything else that takes a while and keeps its results in a folder."""
+    """One run to train, or any other long computation that keeps its results in a folder."""
 
     name: str
     work: str
@@ -45,9 +45,9 @@ class Job:
     folder: Path
     """The folder with its metrics."""
     steps: int = 1
-    """Number of lines of metrics when it is done, minus one."""
+    """Number of lines of metrics at the end, minus one."""
     cost: float = 1.0
-    """Its share of the time, in any unit."""
+    """Its cost in time, in any unit."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Engine(Protocol):
         ...
 
     def running(self) -> set[str]:
-        """The names of the jobs that run now."""
+        """The names of the running jobs."""
         ...
 
     def close(self) -> None:
@@ -88,7 +88,7 @@ class Engine(Protocol):
 
 
 def path_of(function: Callable[..., object]) -> str:
-    """ "module:function" of a function, also of one in the script that runs."""
+    """ "module:function" of a function, also for the script that is being run."""
     module = function.__module__
     if module == "__main__":
         main = sys.modules["__main__"]
@@ -160,12 +160,12 @@ def _ending(code: int) -> str:
         return f"its process ended with code {code}"
     known = {number.value for number in signal.Signals}
     name = signal.Signals(-code).name if -code in known else f"signal {-code}"
-    memory = " (perhaps by the kernel, for want of memory)" if -code == signal.SIGKILL else ""
+    memory = " (perhaps by the kernel, because memory ran out)" if -code == signal.SIGKILL else ""
     return f"its process was killed by {name}{memory}"
 
 
 class Pool:
-    """Up to `workers` processes at a time; one that is killed is replaced when there is more to do."""
+    """Up to `workers` processes at a time; a killed one is replaced if there are more jobs."""
 
     def __init__(self, workers: int) -> None:
         self._waiting: queue.SimpleQueue[Job | None] = queue.SimpleQueue()

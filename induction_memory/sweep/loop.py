@@ -1,12 +1,12 @@
-"""Do a list of jobs on an engine: which attempts are repeated, and how everything stops.
+"""Run a list of jobs on an engine: which attempts are repeated, and how everything stops.
 
 A job whose process was killed is run again, up to ATTEMPTS times in all, and the run continues from its last saved
-state. A job whose folder is held by another process, which trains the same run, waits at the end of the queue until the
-folder is free. An error is never retried, because it would occur again. In all cases the other jobs go on.
+state. If another process trains in a job's folder, the job waits at the end of the queue until the folder is free. An
+error is never retried, because it would occur again. In all cases the other jobs continue.
 
 SIGINT and SIGTERM stop everything: no new job starts, the processes end, and `Stopped` says how many runs are done.
 
-Start or resume a sweep: completed runs are skipped, the others are trained, and failed ones are reported.
+`start` begins or resumes a sweep: it skips completed runs, trains the others, and reports failed ones.
 """
 
 import json
@@ -66,7 +66,7 @@ def work_off(jobs: Sequence[Job], on: Engine, *, progress: Progress = None) -> d
 
 
 class _Work:
-    """The jobs that have ended, and those that are to be run again."""
+    """The jobs that have ended, and the jobs to run again."""
 
     def __init__(self, jobs: Mapping[str, Job], on: Engine) -> None:
         self.ended: dict[str, Outcome] = {}
@@ -78,7 +78,7 @@ class _Work:
         self._told: set[str] = set()
 
     def ask_again(self) -> None:
-        """Submit again the jobs whose folder was held."""
+        """Resubmit the jobs whose folder was held by another process."""
         now = time.monotonic()
         for name in [name for name, since in self._busy.items() if now - since > SECONDS_UNTIL_BUSY_AGAIN]:
             del self._busy[name]
@@ -108,8 +108,8 @@ class _Work:
 def _signals() -> Iterator[Callable[[], None]]:
     """Turn the first SIGINT or SIGTERM into Stopped; later ones are ignored, so that ending the processes can finish.
 
-    Python drops an exception that a signal raises inside a destructor or a callback of the garbage collector. Therefore
-    the signal is remembered as well, and the function that this yields raises Stopped for it.
+    Python drops an exception that a signal raises inside a destructor or a callback of the garbage collector. So the
+    signal is also remembered, and the yielded function raises Stopped for it.
     """
     came: list[int] = []
 
@@ -148,7 +148,7 @@ class Finished:
     """How a sweep ended."""
 
     skipped: tuple[str, ...]
-    """Runs that were done before this call."""
+    """Runs that were already done before this call."""
     done: tuple[str, ...]
     failed: Mapping[str, str]
     """Name of a run -> its error."""

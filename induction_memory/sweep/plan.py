@@ -1,7 +1,7 @@
 """A sweep's file and the runs that it describes.
 
     preset = "demo"                       the experiment that all runs start from
-    seeds = [0, 1, 2]                     each run once per seed; [0] if not given
+    seeds = [0, 1, 2]                     each run once per seed; by default [0]
 
     [set]                                 settings of all runs
     train.steps = 300
@@ -10,18 +10,18 @@
     task.k = [1, 3, 5]
     train.learning_rate = [0.2, 0.5]
 
-    [[runs]]                              or a list of settings, one table per run, with a name if wanted
+    [[runs]]                              or a list of settings, one table per run, with an optional name
     name = "output-frozen"
     train.freeze = ["W_O2: ..100"]
 
-A list and a grid together give every combination of both. A value is read as after `--set`. Each run trains in its own
+A list and a grid together give every combination of both. Values are read as in `--set`. Each run trains in its own
 folder, whose name depends only on the run's settings, so adding values or seeds does not move other runs. Runs train
 with one thread unless the file says otherwise.
 
-`estimate` says how long a sweep takes and how much disk it needs. Time: three steps of each kind of run (task, model,
-batch, loss) are really trained, and the faster of the last two counts. After MOST_MEASURED kinds, the time of the
-others follows from their number of multiplications. Disk: the bytes of the stored parameters. A finished run holds them
-once, and twice while it is compacted. Adaptive checkpoints keep more.
+`estimate` predicts a sweep's time and disk space. Time: three steps of each kind of run (task, model, batch, loss) are
+trained, and the faster of the last two counts. After MOST_MEASURED kinds, the time of the others is scaled by their
+number of multiplications. Disk: the bytes of the stored parameters. A finished run holds them once, and twice while it
+is compacted. Adaptive checkpoints keep more.
 """
 
 import hashlib
@@ -62,11 +62,11 @@ class PlannedRun:
     preset: str
     seed: int
     settings: tuple[str, ...]
-    """What differs from the preset, as after `--set`."""
+    """The settings that differ from the preset, written as in `--set`."""
 
     @property
     def config(self) -> RunConfig:
-        """Made again at each call, because it holds the task's tables, which thousands of runs should not keep."""
+        """Made anew at each call, so that thousands of runs do not keep their task's tables in memory."""
         return with_seed(find_preset(self.preset).config, self.seed).with_settings(self.settings)
 
     @property
@@ -81,7 +81,7 @@ class PlannedRun:
 @field_docs
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep as its file describes it; settings are path -> text, as after `--set`.
+    """A sweep as its file describes it; settings are path -> text, as in `--set`.
 
     >>> import induction_memory as im
     >>> four = im.sweep.Sweep("demo", seeds=(0, 1), grid={"task.k": ("3", "5")})
@@ -133,7 +133,7 @@ def read(path: str | Path) -> Sweep:
     (0,)
     """
     require(isinstance(path, str | Path), "FILE", "a sweep's file", repr(path))
-    require(Path(path).is_file(), "FILE", "a sweep's file", repr(str(path)))  # a device may never end
+    require(Path(path).is_file(), "FILE", "a sweep's file", repr(str(path)))  # a device file may never end
     try:
         values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -167,7 +167,7 @@ def _sweep(values: Mapping[str, Any]) -> Sweep:
     variants = tuple(_variant(entry) for entry in entries)
     for path in grid:
         twice = path in shared or any(path in settings for _, settings in variants)
-        require(not twice, f"grid.{path}", "a setting that stands nowhere else", f"{path} twice")
+        require(not twice, f"grid.{path}", "a setting that is set only once", f"{path} twice")
     return Sweep(preset, tuple(seeds), shared, grid, variants)
 
 
@@ -194,7 +194,7 @@ def _flat(table: Any, field: str) -> dict[str, Any]:
 
 
 def _text(path: str, value: Any) -> str:
-    """A TOML value as `--set` takes it."""
+    """A TOML value as text for `--set`."""
     if isinstance(value, str):
         return value
     try:
@@ -205,7 +205,7 @@ def _text(path: str, value: Any) -> str:
 
 
 def _run_name(name: str | None, settings: Mapping[str, str], seed: int) -> str:
-    """A folder's name for the settings, with a hash of them if the name alone does not determine them."""
+    """A folder's name from the settings, with a hash if the name alone would be ambiguous."""
     exact = [*([name] if name else []), *(f"{path}-{text}" for path, text in settings.items()), f"seed-{seed}"]
     plain = [re.sub(r"[^A-Za-z0-9._+-]+", "-", part).strip("-") for part in exact]
     readable = "_".join(plain)
@@ -229,9 +229,9 @@ class Estimate:
     state: str
     steps: int
     seconds: float
-    """Seconds that are still to be trained, on one thread."""
+    """Seconds of training left, on one thread."""
     disk: int
-    """Bytes when it is finished."""
+    """Bytes of the finished run."""
 
 
 def estimate(runs: Sequence[PlannedRun], states: dict[str, str], begun: dict[str, float]) -> list[Estimate]:
@@ -257,7 +257,7 @@ def estimate(runs: Sequence[PlannedRun], states: dict[str, str], begun: dict[str
 
 
 def total(estimates: Sequence[Estimate], workers: int) -> tuple[float, int]:
-    """Seconds until all runs are done on this number of workers, and bytes of disk that the missing runs add.
+    """Seconds until all runs are done on this number of workers, and bytes of disk that they add.
 
     The runs go to the workers in order, each to the first free one. While a run is compacted, the disk holds it twice,
     so the `workers` largest runs are counted twice.
@@ -270,7 +270,7 @@ def total(estimates: Sequence[Estimate], workers: int) -> tuple[float, int]:
 
 
 def cost(config: RunConfig) -> float:
-    """The rough number of multiplications of a run, for the time that is left."""
+    """The approximate number of multiplications of a run, for the time estimate."""
     model, train = config.model, config.train
     maps = 24 if not model.identity_queries else 4  # d x d products per token and layer, forward and backward
     tokens = train.steps * train.batch_size * config.task.length

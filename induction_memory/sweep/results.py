@@ -22,9 +22,9 @@ def table(folder: str | Path) -> pd.DataFrame:
     """Name, state, settings and results of every run in a sweep's folder.
 
     `state` is finished, training (begun, perhaps interrupted), missing or failed; `error` says why it failed. Columns
-    with a dot, such as `task.k`, are the settings in which the runs differ. `seed` stands for the three seeds if they
-    are those of `--seed`. `steps` and `seconds` count what has been trained. The other columns hold the last measured
-    value of each metric. It also reads a folder of runs without a sweep's file.
+    with a dot, such as `task.k`, are the settings in which the runs differ. `seed` replaces the three seeds if `--seed`
+    would set them. `steps` and `seconds` count the training so far. The other columns hold the last measured value of
+    each metric. A folder of runs without a sweep's file also works.
 
     >>> import induction_memory as im
     >>> found = im.sweep.table("checkpoints")
@@ -105,7 +105,7 @@ def _with_settings(rows: list[dict[str, Any]], flat: list[dict[str, Any]]) -> pd
 
 
 def _flat(config: RunConfig) -> dict[str, Any]:
-    """Path -> value, and `seed` if the three seeds are those of one number."""
+    """Path -> value; `seed` replaces the three seeds if `--seed` would set them."""
     flat = {f"{part}.{name}": value for part, values in config.to_dict().items() for name, value in values.items()}
     seed = config.train.init_seed // 3
     return flat | ({"seed": seed} if config.train.with_seed(seed) == config.train else {})

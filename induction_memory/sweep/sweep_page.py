@@ -1,4 +1,4 @@
-"""A sweep on one page: a row per run with its settings, results and small curves, and each run in full below.
+"""A sweep on one page: one row per run with its settings, results and small curves, and all details of each run below.
 
 It is one HTML file without scripts. Its content security policy allows only its own style.
 """
@@ -60,8 +60,8 @@ def _document(title: str, found: pd.DataFrame, body: str) -> str:
         f'<style>{style}</style>\n</head>\n<body>\n<header class="top" id="top">\n'
         f'<p class="kicker">induction_memory</p>\n<h1>{html.escape(title)}</h1>\n'
         f'<p class="lede">{len(found)} runs: {html.escape(told)}. Columns with a dot are the settings in which runs '
-        'differ; results are those measured last. Curves: <span class="key-accuracy">accuracy</span> from 0 to 1 and '
-        '<span class="key-loss">loss</span> from 0 to the largest of all runs, over the steps of the run.</p>\n'
+        'differ; results are the last measured values. Curves: <span class="key-accuracy">accuracy</span> from 0 to 1 '
+        'and <span class="key-loss">loss</span> from 0 to the largest of all runs, over the steps of the run.</p>\n'
         f"</header>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
     )
 
@@ -94,7 +94,7 @@ def _one(
     loss: float,
     commands: dict[str, str],
 ) -> str:
-    """A run in full: its settings, all that was measured, and the command that trains it alone."""
+    """The details of a run: its settings, all its results, and the command that trains it alone."""
     row: dict[str, Any] = {str(name): value for name, value in found.iloc[i].to_dict().items()}
     name = str(row["run"])
     links = [f'<a href="#row-{i}">in the table</a>']

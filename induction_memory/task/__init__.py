@@ -1,4 +1,4 @@
-"""Tasks: what a sequence is, which positions are asked, and what a perfect reader would say."""
+"""Tasks: what a sequence is, which positions count, and what an ideal predictor says."""
 
 from typing import TYPE_CHECKING
 

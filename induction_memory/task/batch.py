@@ -1,6 +1,6 @@
-"""Sequences of any task: what a model reads, what it should say, and where.
+"""Sequences of any task: the tokens that a model reads, the outputs that it should predict, and where.
 
-A position t asks for a prediction of `targets[t]` from `tokens[..t]`. Targets are hard (the id of the right output) or
+At position t a model predicts `targets[t]` from `tokens[..t]`. Targets are hard (the id of the right output) or
 soft (a distribution over outputs). The loss of a batch is a mean of
 
     - sum_j y_t(j) log p_t(j)        over positions t that are counted,
@@ -50,7 +50,7 @@ class Batch:
     targets: Int64[Tensor, "batch pos"] | Float[Tensor, "batch pos output"]
     """The right output of each position, or its distribution. Arbitrary where not counted."""
     counted: Bool[Tensor, "batch pos"]
-    """Where the task asks for a prediction: the loss on all positions averages these."""
+    """The counted positions, at which the task needs a prediction: the loss on all positions averages these."""
     groups: Mapping[str, Bool[Tensor, "batch pos"]]
     """Named positions, such as `in_context`; a group lies within the counted positions."""
     main: str
@@ -67,7 +67,7 @@ class Batch:
         return self.targets.dim() == 3
 
     def group(self, name: str | None = None) -> Bool[Tensor, "batch pos"]:
-        """The positions of a group: the main one when not named, `all` for the counted positions."""
+        """The positions of a group, by default the main one; `all` means the counted positions."""
         name = self.main if name is None else name
         if name == "all":
             return self.counted
@@ -82,7 +82,7 @@ class Batch:
         return self._each(lambda values: values[rows])
 
     def of_group(self, name: str | None = None) -> tuple[Int64[Tensor, "batch m"], "Batch"]:
-        """The positions of a group in every sequence, and the batch at these alone.
+        """The positions of a group in every sequence, and the batch restricted to them.
 
         Sequences with fewer than m such positions are padded with other positions, which are not counted.
         """
@@ -110,7 +110,7 @@ class Batch:
 
 
 def require_tokens(tokens: Int[Tensor, "*lead"], size: int, field: str = "tokens") -> None:
-    """Raise an InputError unless all ids are those of a vocabulary of this size."""
+    """Raise an InputError unless all ids lie in a vocabulary of this size."""
     bad = tokens[(tokens < 0) | (tokens >= size)]
     require(len(bad) == 0, field, f"ids of 0 to {size - 1} (the vocabulary)", int(bad[0]) if len(bad) else "")
 
@@ -130,8 +130,8 @@ def ratio(
 ) -> tuple[Float[Tensor, "*variant"], Float[Tensor, "*variant"]]:
     """The ratio of two sums over sequences, r = sum s_b / sum n_b, and its standard error.
 
-    The error includes that of the denominator. r is nan where no position is left. The standard error is nan where all
-    positions left are in a single sequence. With counts of 1 these are a mean and its standard error.
+    The error includes that of the denominator. r is nan if no position counts. The standard error is nan if all counted
+    positions are in one sequence. With counts of 1 these are a mean and its standard error.
     """
     total, batch = counts.sum(-1), sums.shape[-1]
     mean = sums.sum(-1) / total
@@ -143,7 +143,7 @@ def ratio(
 
 
 LENGTH = 64
-"""Default number of tokens in the half that is repeated; fewer if the context is shorter."""
+"""Default number of tokens that are repeated; fewer if the context is shorter."""
 
 
 def repeated_tokens(
@@ -160,5 +160,5 @@ def repeated_tokens(
 
 
 def within_context(vocab_size: int, n_ctx: int, batch: int, seed: int = 0) -> Int[Tensor, "batch pos"]:
-    """Repeated tokens that fit the context of a model."""
+    """Repeated tokens whose sequences fit a model's context."""
     return repeated_tokens(vocab_size, min(LENGTH, n_ctx // 2), batch, torch.Generator().manual_seed(seed))

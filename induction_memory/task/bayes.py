@@ -1,17 +1,17 @@
 """The Bayes-optimal predictor of the in-context bigram task (Section 3; model in `bigrams.py`).
 
-A reader who knows pi_u, pi_b, pi_q, pi_o and K, but not the triggers of the sequence, should predict after z_1..z_t,
-with i = z_t and P_t(i) the posterior probability that i is a trigger of this sequence,
+It knows pi_u, pi_b, pi_q, pi_o and K, but not the triggers of the sequence. After z_1..z_t, with i = z_t and P_t(i) the
+posterior probability that i is a trigger of this sequence, it predicts
 
     p(z_{t+1} = j | z_1..z_t) = P_t(i) p_o(j) + (1 - P_t(i)) pi_b(j | i),
 
-where p_o is pi_o( . | i) when i occurs for the first time, and the token that followed i before when it does not.
+where p_o is pi_o( . | i) at the first occurrence of i. Later, p_o is 1 at the token that followed i before.
 
 The evidence on a token i is the list of its successors s_1, s_2, ... up to z_t. Its likelihood is
 
     pi_o(s_1 | i) 1{s_1 = s_2 = ...} if i is a trigger,      prod_n pi_b(s_n | i) if it is not,
 
-and the prior over the sets of K triggers is that of draws from pi_q without replacement: `trigger_posterior.py` has the
+The prior over the sets of K triggers comes from draws from pi_q without replacement: `trigger_posterior.py` has the
 posterior. Fixed triggers are the case where only K tokens have positive pi_q.
 """
 
@@ -35,7 +35,7 @@ from induction_memory.task.trigger_posterior import member_probability, race
 @field_docs
 @dataclass(frozen=True)
 class Prediction:
-    """What the optimal reader believes at each position, in float64.
+    """The optimal prediction at each position, and the probability of a trigger, in float64.
 
     >>> import induction_memory as im
     >>> task = im.BigramTask(k=2, length=32)
@@ -62,13 +62,13 @@ class Score:
     """Share of positions whose most probable token is the target."""
     accuracy_error: float
     positions: int
-    """How many positions; without any the other numbers are nan."""
+    """How many positions; with none, the other numbers are nan."""
 
 
 @field_docs
 @dataclass(frozen=True)
 class OptimalScores:
-    """The best that can be expected on a batch, by kind of position.
+    """The best possible loss and accuracy on a batch, by kind of position.
 
     >>> import induction_memory as im
     >>> task = im.BigramTask(k=2, length=32)
@@ -160,7 +160,7 @@ def inclusion(task: BigramTask) -> Float[Tensor, " vocab"]:
 
 
 def in_weights(task: BigramTask) -> Float[Tensor, "vocab vocab"]:
-    """The next token given the current one alone: P(i is a trigger) pi_o( . | i) + P(i is not) pi_b( . | i)."""
+    """The next token from the current one alone: P(i is a trigger) pi_o( . | i) + P(i is not) pi_b( . | i)."""
     p = inclusion(task)[:, None]
     return p * _table(task.output_probabilities) + (1 - p) * _table(task.bigram)
 
@@ -168,7 +168,7 @@ def in_weights(task: BigramTask) -> Float[Tensor, "vocab vocab"]:
 def marginal(
     first: Float[Tensor, " vocab"], chain: Float[Tensor, "vocab vocab"], length: int
 ) -> Float[Tensor, " vocab"]:
-    """How often each token is a target of a chain: the mean over t = 1..T of first chain^t."""
+    """How often each token is a target: the mean over t = 1..T of `first` times the t-th power of `chain`."""
     total, now = torch.zeros_like(first), first
     for _ in range(length):
         now = now @ chain
@@ -177,10 +177,10 @@ def marginal(
 
 
 def predictors(task: BigramTask) -> dict[str, Predictor]:
-    """Candidate predictors, from the one that knows least to the Bayes-optimal one.
+    """Candidate predictors, from the simplest to the Bayes-optimal one.
 
-    `unigram` knows how often each token is a target, if outputs were drawn anew at each occurrence. `in-weights` knows
-    the current token alone, with the prior that it is a trigger. `bayes` reads the whole context.
+    `unigram` knows how often each token is a target (as if outputs were drawn anew at each occurrence). `in-weights`
+    knows the current token alone, with the prior that it is a trigger. `bayes` reads the whole context.
     """
     chain = cache(lambda: in_weights(task))
     unigram = cache(lambda: marginal(_table(task.unigram), chain(), task.length))
@@ -196,7 +196,7 @@ def _table(array: np.ndarray) -> Tensor:
 
 
 def optimal_scores(task: BigramTask, batch: BigramBatch) -> OptimalScores:
-    """Loss and accuracy of the optimal prediction on a batch: what a model can be measured against.
+    """Loss and accuracy of the optimal prediction on a batch: a reference for models.
 
     >>> import induction_memory as im
     >>> task = im.BigramTask(k=2, length=32)

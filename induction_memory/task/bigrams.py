@@ -33,7 +33,7 @@ TriggerDistribution = Literal["unigram", "uniform"]
 OutputDistribution = Literal["uniform", "bigram"]
 OutputPart = Literal["all", "train", "test"]
 MOST_LENGTH = 1_000_000
-SUM_TOLERANCE = 1e-6  # how far given probabilities may be from summing to one before they are scaled to it
+SUM_TOLERANCE = 1e-6  # how far a user's probabilities may be from summing to one; within it they are rescaled
 
 
 @register
@@ -51,13 +51,13 @@ class BigramTask:
     groups: ClassVar[tuple[str, ...]] = ("in_context", "global", "first_occurrence")
 
     corpus: str | Corpus = "tinyshakespeare"
-    """A shipped corpus, the path of a text file (read at once, and kept as its counts), or a Corpus."""
+    """A shipped corpus, the path of a text file (read now, stored as counts), or a Corpus."""
     length: int = 256
     """T, the number of input tokens; a sequence has T + 1."""
     k: int = 5
     """K, the number of triggers of a sequence."""
     triggers: TriggerChoice = "random"
-    """Drawn anew for each sequence from pi_q without replacement, or the same for all."""
+    """`random`: drawn anew for each sequence from pi_q without replacement. `fixed`: the same for all sequences."""
     trigger_distribution: TriggerDistribution | tuple[float, ...] = "unigram"
     """pi_q of random triggers: pi_u, uniform, or one probability per token."""
     trigger_offset: int = 0
@@ -65,7 +65,7 @@ class BigramTask:
     trigger_characters: tuple[str, ...] | None = None
     """Fixed triggers by name instead."""
     outputs: OutputDistribution | tuple[float, ...] | tuple[tuple[float, ...], ...] = "uniform"
-    """pi_o: uniform, pi_b( . | trigger), one probability per token, or such a row for each trigger token."""
+    """pi_o: uniform, pi_b( . | trigger), one probability per token, or one row of them per trigger token."""
     outputs_differ: bool = False
     """Never draw the trigger itself as its output."""
     output_part: OutputPart = "all"
@@ -145,7 +145,7 @@ class BigramTask:
 
     @property
     def vocab_size(self) -> int:
-        """N, the number of tokens, which are read and predicted alike."""
+        """N, the number of tokens; inputs and outputs have the same vocabulary."""
         return len(self.tables.vocabulary)
 
     n_inputs = n_outputs = vocab_size
@@ -189,7 +189,7 @@ class BigramTask:
     def output_probabilities(self) -> Float[np.ndarray, "vocab vocab"]:
         """pi_o, row = trigger, after `outputs_differ` and `output_part`, each row scaled to sum to one.
 
-        The row of a token that is never a trigger (pi_q = 0) is zero if those two settings exclude all its outputs.
+        If these two settings exclude all outputs of a token that is never a trigger (pi_q = 0), its row is zero.
         """
         n = self.vocab_size
         if self.outputs == "uniform":
@@ -253,7 +253,8 @@ class BigramTask:
         return attention | {"W_F": feed_forward(self.bigram, self.fixed_triggers)}
 
     def variants(self) -> dict[str, "BigramTask"]:
-        """Other outputs: uniform, from the global bigrams, or from one part of the vocabulary; where they exist."""
+        """Other outputs: uniform, from the global bigrams, or from one part of the vocabulary. Impossible ones are left
+        out."""
         changes: dict[str, dict[str, Any]] = {
             "uniform": {"outputs": "uniform"},
             "bigram": {"outputs": "bigram"},
@@ -264,7 +265,7 @@ class BigramTask:
         for name, change in changes.items():
             try:
                 made[name] = replace(self, **change)
-            except InputError:  # no output is left to some trigger: there is no such variant
+            except InputError:  # some trigger would have no output: no such variant
                 continue
         return made
 

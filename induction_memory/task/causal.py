@@ -6,17 +6,16 @@ transition matrix of its own, with rows pi( . | s) ~ Dirichlet(alpha, ..., alpha
 
     z_i ~ pi( . | z_{p(i)}),        uniform if i has no parent.
 
-A position t that is asked has the target y ~ pi( . | z_t). In the paper only the last position is asked, and it has no
-parent. When all are asked, each has its own target, which does not occur in the sequence. Roots are drawn uniformly. A
-root drawn from the stationary distribution would be evidence on pi, and counts + alpha would not be the exact
-posterior.
+A counted position t has the target y ~ pi( . | z_t). In the paper only the last position counts, and it has no parent.
+If all count, each has its own target, which does not occur in the sequence. Roots are drawn uniformly, so that counts +
+alpha is the exact posterior: a root drawn from the stationary distribution would be evidence on pi.
 
-A reader who takes q(i) for the parent of i counts what the children of the query's symbol were,
+A predictor that takes q(i) as the parent of i counts the children of the query's symbol,
 
     p(y = j | z_1..z_t) = (N_t(z_t, j) + alpha) / (N_t(z_t) + S alpha),
     N_t(s, j) = number of i <= t with z_{q(i)} = s and z_i = j.
 
-With q = p this is the exact posterior mean of pi(j | z_t); with q(i) = i - 1 it is the reader of a chain.
+With q = p this is the exact posterior mean of pi(j | z_t); with q(i) = i - 1 it assumes a chain.
 """
 
 from collections.abc import Callable
@@ -45,7 +44,7 @@ Asked = Literal["last", "all"]
 @field_docs
 @dataclass(frozen=True)
 class CausalGraph:
-    """Chains along a causal graph: each symbol depends on the one at its parent's position.
+    """Chains along a causal graph: each symbol depends on the symbol at its parent's position.
 
     >>> import induction_memory as im
     >>> task = im.task.CausalGraph(length=6, graph="chain")
@@ -65,12 +64,12 @@ class CausalGraph:
     alpha: float = 0.3
     """Concentration of the Dirichlet prior of each row of pi."""
     graph: Graph | tuple[int, ...] = "random"
-    """A parent drawn uniformly from the earlier positions, the position before (chain), (i - 1) // 2 (binary), or the
-    parents themselves, one per position, counted from 0 and -1 for none."""
+    """How parents are chosen: uniformly from the earlier positions (random), the position before (chain), (i - 1) // 2
+    (binary), or a list with one parent per position, counted from 0, -1 for none."""
     graph_seed: int = 0
     """Which random graph."""
     asked: Asked = "last"
-    """Ask at the last position only, as in the paper, or at all positions."""
+    """Count only the last position, as in the paper, or all positions."""
 
     def __post_init__(self) -> None:
         check_fields(self, "task", symbols=(2, None), length=(2, None, "positions"), graph_seed=(0, None))
@@ -107,7 +106,7 @@ class CausalGraph:
     n_outputs = n_inputs
 
     def sample(self, n: int, rng: np.random.Generator) -> Batch:
-        """Draw `n` sequences. The only group is `query`: the positions that are asked."""
+        """Draw `n` sequences. The only group is `query`: the counted positions."""
         require_draw(n, self.length, rng)
         S, T = self.symbols, self.length
         rows = rng.dirichlet(np.full(S, self.alpha), size=(n, S))
@@ -136,7 +135,7 @@ class CausalGraph:
         return both, both
 
     def predictors(self) -> dict[str, Predictor]:
-        """`uniform`, `chain` (takes each position for the child of the one before) and `bayes` (knows the graph)."""
+        """`uniform`, `chain` (assumes that each position's parent is the one before) and `bayes` (knows the graph)."""
         parents = torch.from_numpy(np.array(self.parents))
         chain = torch.arange(self.length) - 1
         S, alpha = self.symbols, self.alpha
@@ -175,7 +174,7 @@ class CausalGraph:
         """Another symbol at every position whose parent has the last position's symbol.
 
         The query is the last position. Its target is random, so no single symbol is right there: measure the change in
-        KL. A changed symbol may itself be a parent; the predictors read the corrupted sequence as it is.
+        KL. A changed symbol may itself be a parent. The predictors read the corrupted sequence.
         """
         n, T = batch.tokens.shape
         query = torch.full((n,), T - 1)
@@ -190,7 +189,7 @@ class CausalGraph:
 def along(
     tokens: Int[Tensor, "batch pos"], parents: Int[Tensor, " longest"], symbols: int, alpha: float
 ) -> Float[Tensor, "batch pos symbol"]:
-    """Probabilities of a child of the current position, for a reader who assumes these parents."""
+    """Probabilities of a child of the current position, for a predictor that assumes these parents."""
     require_tokens(tokens, symbols)
     require(tokens.shape[1] <= len(parents), "tokens", f"at most {len(parents)} positions", tokens.shape[1])
     symbol = torch.nn.functional.one_hot(tokens, symbols).to(torch.float64)

@@ -1,18 +1,17 @@
 """Copying at controlled distances (Kawata et al. 2025, "From shortcut to induction head", arXiv 2512.18634).
 
-A trigger q stands twice in each sequence. What followed it the first time, o, is asked for the second time:
+A trigger q occurs twice in each sequence. At the second q the target is o, the token that followed the first:
 
     z = ( l_1 tokens   q   o   l_2 tokens   q   ... ),        target at the second q: o.
 
 All other tokens, o included, are uniform over an alphabet without the trigger. Training sequences have l_1 = l_2 = l,
-with l drawn from the given spans. The output then stands at the middle of what has been read, so that a positional
-shortcut does as well as an induction head. With few spans the shortcut is easy to store; with many it is not. Twins
-with l_1 != l_2 and the second trigger where it stood before tell the two apart.
+with l drawn from the given spans. The output is then in the middle of the tokens read so far, so a positional shortcut
+does as well as an induction head. With few spans the shortcut is easy to store; with many it is not. Sequences with l_1
+!= l_2 and the second trigger at the same position tell the two apart.
 
-Counting positions from 0, the second trigger stands at P = l_1 + l_2 + 2 and the output at l_1 + 1. In training both
+Counting positions from 0, the second trigger is at P = l_1 + l_2 + 2 and the output at l_1 + 1. In training both
 spans are l, so that the output stands at P / 2: `shortcut` copies that token, wherever the first trigger is.
-`induction` copies what followed the first trigger. Where there is nothing to copy, both say that all outputs are
-equally likely.
+`induction` copies what followed the first trigger. Where there is nothing to copy, both predict a uniform distribution.
 """
 
 from collections.abc import Callable
@@ -40,7 +39,7 @@ Placement = Literal["middle", "elsewhere", "any"]
 @field_docs
 @dataclass(frozen=True)
 class Copying:
-    """Copying: what followed the trigger the first time is asked for the second time, at controlled distances.
+    """Copying: after the second trigger, predict what followed the first, at controlled distances.
 
     >>> import induction_memory as im
     >>> list(im.task.Copying(spans=(4, 6)).predictors())
@@ -54,11 +53,12 @@ class Copying:
     alphabet: int = 32
     """How many tokens there are besides the trigger."""
     spans: tuple[int, ...] = (4, 6, 8, 10, 12)
-    """The values of l, each as likely as the others."""
+    """The values of l, all equally likely."""
     placement: Placement = "middle"
-    """l_1 = l_2 = l; any l_1 != l_2 with l_1 + l_2 = 2 l (elsewhere); or both drawn from the spans (any)."""
+    """Where the output is: l_1 = l_2 = l (middle); any l_1 != l_2 with l_1 + l_2 = 2 l (elsewhere); l_1 and l_2 drawn
+    from the spans (any)."""
     longest: int | None = None
-    """The largest l that a sequence has room for; the largest of the spans when not given."""
+    """The largest l that a sequence has room for; by default the largest span."""
 
     def __post_init__(self) -> None:
         check_fields(self, "task", alphabet=(2, None, "tokens"), longest=(0, None))
@@ -117,7 +117,8 @@ class Copying:
         return (*outputs, "q"), outputs
 
     def predictors(self) -> dict[str, Predictor]:
-        """`uniform`, `shortcut` (copies the middle of what has been read) and `induction`, which is Bayes-optimal."""
+        """`uniform`, `shortcut` (copies the middle of the tokens read so far) and `induction`, which is
+        Bayes-optimal."""
         return {
             "uniform": lambda tokens: _copied(self, tokens, torch.full_like(tokens, -1)),
             "shortcut": lambda tokens: _copied(self, tokens, middle(self, tokens)),
@@ -125,7 +126,7 @@ class Copying:
         }
 
     def sources(self, batch: Batch) -> dict[str, Tensor]:
-        """`previous`; for the query `induction`, where the output stands, and `shortcut`, the middle."""
+        """`previous`; for the query also `induction`, the position of the output, and `shortcut`, the middle."""
         tokens, pos = batch.tokens, batch.tokens.shape[1]
         asked = batch.group("query")[:, :, None]
         return {
@@ -145,7 +146,7 @@ class Copying:
         return induction_head(T, self.n_inputs, self.n_outputs, matched=matched) | {"shortcut": shortcut}
 
     def variants(self) -> dict[str, "Copying"]:
-        """`elsewhere`: the output is not in the middle. `other spans`: values of l between the training spans."""
+        """`elsewhere`: the output is not in the middle. `other spans`: the values of l between the training spans."""
         largest = max(self.spans) if self.longest is None else self.longest
         found: dict[str, Copying] = {}
         if self.placement != "elsewhere" and any(self.spans):
@@ -162,7 +163,7 @@ class Copying:
         return {"output": partial(self.corrupted, "output"), "trigger": partial(self.corrupted, "trigger")}
 
     def corrupted(self, kind: Literal["output", "trigger"], batch: Batch, rng: np.random.Generator) -> Pairs:
-        """Another token of the alphabet in the place of the output, or of the first trigger."""
+        """Replace the output, or the first trigger, by another token of the alphabet."""
         n, query = len(batch), last_of(batch.group("query"))
         answer, first = at(batch.targets, query), batch.latents["first"]
         other = (answer + torch.from_numpy(rng.integers(1, self.alphabet, size=n))) % self.alphabet
@@ -173,14 +174,14 @@ class Copying:
 
 
 def middle(task: Any, tokens: Int[Tensor, "batch pos"]) -> Int[Tensor, "batch pos"]:
-    """P / 2 at a trigger that is not the first and at an even place; -1 elsewhere."""
+    """P / 2 where a trigger other than the first is at an even position P; -1 elsewhere."""
     here = torch.arange(tokens.shape[1], device=tokens.device)
     asked = (after_first(task, tokens) >= 0) & (here % 2 == 0)
     return torch.where(asked, here // 2, -1)
 
 
 def after_first(task: Any, tokens: Int[Tensor, "batch pos"]) -> Int[Tensor, "batch pos"]:
-    """At a trigger that is not the first, the place after the first; -1 elsewhere."""
+    """The position after the first trigger, for every later trigger; -1 elsewhere."""
     is_trigger = tokens == task.trigger
     again = is_trigger & (is_trigger.cumsum(1) >= 2)
     return torch.where(again, is_trigger.int().argmax(1, keepdim=True) + 1, -1)
@@ -189,7 +190,7 @@ def after_first(task: Any, tokens: Int[Tensor, "batch pos"]) -> Int[Tensor, "bat
 def _copied(
     task: Any, tokens: Int[Tensor, "batch pos"], place: Int[Tensor, "batch pos"]
 ) -> Float[Tensor, "batch pos output"]:
-    """Probability one for the token at that place; uniform where there is no place, or a trigger stands there."""
+    """Probability one for the token at `place`; uniform where `place` is -1 or holds a trigger."""
     require_tokens(tokens, task.n_inputs)
     found = tokens.gather(1, place.clamp(min=0))
     known = (place >= 0) & (found < task.n_outputs)

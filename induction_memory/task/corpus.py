@@ -4,12 +4,12 @@ With c(i) the number of times token i occurs and c(i, j) the number of times j f
 
     pi_u(i) = c(i) / sum_i' c(i'),        pi_b(j | i) = c(i, j) / sum_j' c(i, j').
 
-Raw counts, unsmoothed. A token without successors (it only ends the text) would leave pi_b( . | i) undefined:
-the text is then taken to start afresh, pi_b( . | i) = pi_u.
+Raw counts, unsmoothed. A token without successors (it occurs only at the end of the text) has pi_b( . | i) = pi_u, as
+if the text started again.
 
 The counts of tiny Shakespeare ship with the package; the text does not.
 
-A text becomes tokens of a vocabulary by one rule, for corpora, tasks and views:
+One rule splits a text into tokens of a vocabulary, for corpora, tasks and views:
 
 names of one character each      the text is read character by character
 names without white space        words, separated by white space
@@ -35,7 +35,7 @@ from induction_memory.task.protocol import read_only
 
 
 def split(text: str, names: Sequence[str]) -> list[str]:
-    """The tokens of a text, by the names of the vocabulary; a piece that fits no name is a token of its own.
+    """The tokens of a text, by the names of the vocabulary; a piece that fits no name is kept as one token.
 
     >>> split("abba", ["a", "b"]), split("the cat", ["cat", "the"]), split("the cat", ["cat", "the", " "])
     (['a', 'b', 'b', 'a'], ['the', 'cat'], ['the', ' ', 'cat'])
@@ -53,13 +53,13 @@ def split(text: str, names: Sequence[str]) -> list[str]:
 
 
 def separator(names: Sequence[str]) -> str:
-    """What stands between two tokens of a text: a space between words, nothing between others."""
+    """The separator between two tokens of a text: a space between words, otherwise nothing."""
     words = any(len(name) != 1 for name in names) and not any(map(str.isspace, "".join(names)))
     return " " if words else ""
 
 
 def encode(text: str | Sequence[str], names: Sequence[str], field: str = "text") -> Int[np.ndarray, " pos"]:
-    """The numbers of a text's tokens, or of tokens given one by one; `field` is named when one is unknown.
+    """The ids of a text's tokens, or of a list of tokens; an error about an unknown token names `field`.
 
     >>> encode("the cat", ["cat", "the"]).tolist(), encode(["cat"], ["cat", "the"]).tolist()
     ([1, 0], [0])
@@ -88,7 +88,7 @@ class Corpus:
     """
 
     name: str
-    """What to call it; a shipped name stands for the whole table in a saved config."""
+    """The name; a saved configuration holds the name alone if the corpus ships with the package."""
     vocabulary: tuple[str, ...]
     """The tokens, in the order of their ids."""
     unigram_counts: Shaped[np.ndarray, " vocab"]
@@ -156,11 +156,11 @@ class Corpus:
         return len(self.vocabulary)
 
     def encode(self, text: str | Iterable[str], field: str = "text") -> Int[np.ndarray, " pos"]:
-        """Token ids of a text , or of a sequence of tokens; `field` is named when a token is unknown."""
+        """Token ids of a text, or of a list of tokens; an error about an unknown token names `field`."""
         return encode(text if isinstance(text, str) else list(text), self.vocabulary, field)
 
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
-        """The text of a sequence of token ids, which `encode` reads again."""
+        """The text of a sequence of token ids, the inverse of `encode`."""
         numbers = [index(i) for i in ids]
         for i in numbers:
             require(0 <= i < self.size, "ids", f"0 to {self.size - 1} (the vocabulary)", i)

@@ -1,21 +1,21 @@
-"""Sequences with one thing changed, so that what a model does differently can be traced to it.
+"""Sequences with one thing changed: how does the model react to this change?
 
 At a query t, a trigger q seen before, the output o stands after each earlier occurrence s < t (z_s = q, z_{s+1} = o):
 
     output    z_{s+1} becomes another token: the right answer at the query changes with it
     trigger   z_s becomes another token: nothing before the query matches it any more
-    first     the first occurrence is removed, its trigger and its output both replaced; later ones stay
+    first     the trigger and the output of the first occurrence are both replaced; later occurrences stay
 
-In sequences without triggers (raw tokens), a query is any position whose token q and next token o occurred next to each
-other before. Only the earlier occurrences of q that o follows count.
+In sequences without triggers (raw tokens), a query is any position whose token q and next token o have occurred side by
+side before. Only the earlier occurrences of q followed by o count.
 
 Replacements are drawn from tokens that are neither triggers nor outputs of their sequence, and differ from the token
 that they replace. The query and everything after it stay as they were. A trigger that is its own output is not used as
 a query.
 
-`Pairs` hold the clean sequences beside the corrupted ones. Only the tokens change: targets, groups and latents of the
-corrupted batch are the clean ones. A predictor reads tokens, so it says what a perfect reader of the corrupted sequence
-would answer.
+`Pairs` hold the clean and the corrupted sequences. Only the tokens change: the corrupted batch has the targets, groups
+and latents of the clean one. A predictor reads only tokens, so it gives the right prediction for the corrupted
+sequence.
 """
 
 from collections.abc import Mapping
@@ -46,9 +46,9 @@ class Pairs:
     answer: Int[Tensor, " batch"] | None
     """The right output there; None where targets are soft, so that only the change in KL can be measured."""
     other: Int[Tensor, " batch"] | None
-    """What the corrupted sequence says instead, or an output to compare with; None where targets are soft."""
+    """The right output of the corrupted sequence, or another output to compare with; None where targets are soft."""
     roles: Mapping[str, Int[Tensor, " batch"]] = field(default_factory=dict)
-    """Named positions of each sequence besides the query, such as the place of the answer."""
+    """Named positions of each sequence besides the query, such as the position of the answer."""
 
     def to(self, device: torch.device | str) -> "Pairs":
         """The same pairs on a device."""
@@ -58,7 +58,7 @@ class Pairs:
 
     @property
     def right(self) -> Int[Tensor, " batch"]:
-        """The right output at the query; refused where there is no single one."""
+        """The right output at the query; refused if targets are soft."""
         if self.answer is None:
             raise InputError("pairs: expected sequences with one right output, got soft ones (measure a change of KL)")
         return self.answer
@@ -82,7 +82,7 @@ def random_of(mask: Bool[Tensor, "batch pos"], rng: np.random.Generator) -> Int[
 def with_queries(
     batch: Kind, possible: Bool[Tensor, "batch pos"], what: str, rng: np.random.Generator | None = None
 ) -> tuple[Kind, Int[Tensor, " chosen"]]:
-    """The sequences that have a possible query, and one query in each: random, or the last without `rng`."""
+    """The sequences with a possible query, and one query in each: a random one, or the last without `rng`."""
     has_one = possible.any(1)
     require(bool(has_one.any()), "batch", f"at least one sequence in which {what}", "none")
     possible = possible[has_one]
@@ -96,7 +96,7 @@ Query = Literal["second", "last"]
 def corrupt(batch: BigramBatch, corruption: Corruption, rng: np.random.Generator, *, query: Query = "second") -> Pairs:
     """The sequences that have a query, each with its corrupted twin.
 
-    The query is one occurrence in each sequence, chosen by `rng`: a trigger's second, or the last in-context position.
+    Each sequence has one query, chosen by `rng`: the second occurrence of a trigger, or the last in-context position.
 
     >>> import induction_memory as im
     >>> batch = im.BigramTask(k=2, length=32).sample(8, im.task.step_rng(0, 0))
@@ -136,10 +136,10 @@ def corrupt(batch: BigramBatch, corruption: Corruption, rng: np.random.Generator
 def pairs_of(
     task: Task | None, batch: Batch, corruption: str | None, rng: np.random.Generator, query: Query = "second"
 ) -> Pairs:
-    """Clean and corrupted sequences by a corruption of the task, its first when not named.
+    """Clean and corrupted sequences by a corruption of the task, by default its first.
 
-    Sequences of the bigram task carry their triggers, so they need no `task`; nor do raw tokens. Only these two kinds
-    use `query`. Tasks compute on the CPU; the pairs are then moved to the device of the batch.
+    Batches of the bigram task (they hold their triggers) and raw tokens need no `task`. Only these two kinds use
+    `query`. Tasks compute on the CPU; the pairs are then moved to the device of the batch.
     """
     device = batch.tokens.device
     if device.type != "cpu":

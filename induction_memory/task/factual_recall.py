@@ -1,16 +1,16 @@
 """Factual recall (Nichani, Lee & Bietti 2024, "Understanding factual recall in transformers via associative memories",
 arXiv 2412.06538).
 
-There are S subjects and R relations, and each pair has one answer a(s, r). Each relation has D answers of its own, and
+There are S subjects and R relations, and each pair has one answer a(s, r). Each relation has its own D answers, and
 a(s, r) is one of them, drawn once for all sequences. A sequence of T tokens holds one subject, one relation and noise
-tokens in random places, and ends with a token that asks:
+tokens at random positions, and ends with the token `ask`:
 
     z = ( noise  s  noise  noise  r  noise  ... ask ),        target at the last position: a(s, r).
 
-Answers are a vocabulary of their own. A model that knows the relation alone says one of its D answers: the paper's
+Answers have their own vocabulary. A model that knows only the relation predicts one of its D answers: the paper's
 "hallucination" phase.
 
-Each reader of a sequence says what it can after every prefix: `fact` is the mean of 1{j = a(s, r)} over the pairs (s,
+Predictors predict after every prefix: `fact` is the mean of 1{j = a(s, r)} over the pairs (s,
 r) that the prefix leaves possible, `relation` averages over all subjects, `marginal` over all pairs.
 """
 
@@ -39,7 +39,7 @@ Part = Literal["subject", "relation"]
 @field_docs
 @dataclass(frozen=True)
 class FactualRecall:
-    """Facts among noise: a subject and a relation stand in the sequence, and the last token asks for their answer.
+    """Facts among noise: a sequence holds a subject and a relation; the target at its last token is their answer.
 
     >>> import induction_memory as im
     >>> task = im.task.FactualRecall(subjects=4, relations=2, answers=3, length=8)
@@ -60,9 +60,9 @@ class FactualRecall:
     noise_tokens: int = 16
     """How many noise tokens there are."""
     length: int = 16
-    """T, the number of tokens of a sequence, the one that asks included."""
+    """T, the number of tokens of a sequence, with the token `ask`."""
     facts_seed: int = 0
-    """Which facts."""
+    """Seed of the facts."""
 
     def __post_init__(self) -> None:
         least = {"subjects": 1, "relations": 1, "answers": 1, "noise_tokens": 0, "facts_seed": 0}
@@ -79,17 +79,17 @@ class FactualRecall:
 
     @property
     def first_relation(self) -> int:
-        """Token of the first relation; the subjects come before."""
+        """Id of the first relation; the subjects come before."""
         return self.subjects
 
     @property
     def first_noise(self) -> int:
-        """Token of the first noise token; subjects and relations come before."""
+        """Id of the first noise token; subjects and relations come before."""
         return self.subjects + self.relations
 
     @property
     def asking(self) -> int:
-        """The token that asks, the last."""
+        """The id of the token `ask`, the last of the vocabulary."""
         return self.first_noise + self.noise_tokens
 
     @property
@@ -144,7 +144,7 @@ class FactualRecall:
         }
 
     def sources(self, batch: Batch) -> dict[str, Tensor]:
-        """`subject` and `relation`: where they stand, for the position that asks."""
+        """`subject` and `relation`: their positions, as keys of the last position."""
         found = {}
         for part in ("subject", "relation"):
             key = torch.full_like(batch.tokens, -1)
@@ -195,14 +195,14 @@ class FactualRecall:
 
 
 def is_part(task: Any, tokens: Int[Tensor, "batch pos"], part: Part) -> Bool[Tensor, "batch pos"]:
-    """Where a subject, or a relation, stands."""
+    """Which tokens are subjects, or relations."""
     if part == "subject":
         return tokens < task.first_relation
     return (tokens >= task.first_relation) & (tokens < task.first_noise)
 
 
 def _seen(task: Any, tokens: Int[Tensor, "batch pos"], part: Part) -> Int[Tensor, "batch pos"]:
-    """The number of the subject (or relation) at or before each position; S (or R) if there is none yet."""
+    """The subject (or relation) seen up to each position, as a number; S (or R) if there is none yet."""
     require_tokens(tokens, task.n_inputs)
     mask = is_part(task, tokens, part)
     require(bool((mask.sum(1) <= 1).all()), "tokens", f"at most one {part} per sequence", int(mask.sum(1).max()))

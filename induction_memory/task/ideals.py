@@ -1,4 +1,4 @@
-"""What tasks say of a perfect model: what its matrices would store, and which keys its heads would attend to.
+"""A task's perfect model: what its matrices store, and which keys its heads attend to.
 
     W_K1   each position t stores the one before it, t-1
     W_K2   each token, remapped by layer 1, stores itself
@@ -31,10 +31,10 @@ def induction_head(
     before: Float[np.ndarray, "pos pos"] | None = None,
     about: str = "each position stores the one before it",
 ) -> dict[str, Ideal]:
-    """The three attention memories. `matched` are the tokens that W_K2 stores, all when not given.
+    """The three attention memories. `matched` are the tokens that W_K2 stores, by default all.
 
-    Recall of W_K2 asks for these, or for every token with `ask_all`. `before` says which positions W_K1 stores, row =
-    query, if not the one before.
+    Recall of W_K2 counts these, or every token with `ask_all`. `before` says which positions W_K1 stores (row = query),
+    by default the one before.
 
     >>> sorted(induction_head(4, 3))
     ['W_K1', 'W_K2', 'W_O2']
@@ -53,7 +53,8 @@ def induction_head(
 def bigram_logits(
     table: Float[np.ndarray, "token next"], left_out: Int[np.ndarray, " k"] | None = None, smoothing: float = SMOOTHING
 ) -> Float[np.ndarray, "token next"]:
-    """Row i: log(table_i + smoothing), centred; zero for `left_out`, tokens whose successor depends on the context."""
+    """Row i: log(table_i + smoothing), centred; zero for the tokens in `left_out`, whose successor depends on the
+    context."""
     logits = np.log(table + smoothing)
     logits -= logits.mean(-1, keepdims=True)
     if left_out is not None:
@@ -84,7 +85,7 @@ def after_same_context(tokens: Int[Tensor, "batch pos"], n: int = 1) -> Bool[Ten
 
 
 def sources_of(task: Task, batch: Batch) -> dict[str, Bool[Tensor, "batch query key"]]:
-    """The sources that a task names, where the batch is; the task itself computes on the CPU."""
+    """The sources that a task names, on the batch's device; the task itself computes on the CPU."""
     device = batch.tokens.device
     offered = ask(task, "sources", batch if device.type == "cpu" else batch.to("cpu"))
     return {role: keys.to(device) for role, keys in offered.items()}
@@ -101,11 +102,11 @@ def induction_keys(batch: Batch, task: Task | None) -> Bool[Tensor, "batch query
 
 
 def one_key(key: Int[Tensor, "batch query"], pos: int) -> Bool[Tensor, "batch query key"]:
-    """One key per query; none where it is negative."""
+    """The mask of one key per query; none where the key is negative."""
     return key[:, :, None] == torch.arange(pos, device=key.device)
 
 
 def _back(tokens: Int[Tensor, "batch pos"]) -> Int[Tensor, "query key"]:
-    """How far the key lies before the query."""
+    """How many positions the key is before the query."""
     here = torch.arange(tokens.shape[1], device=tokens.device)
     return here[:, None] - here[None, :]

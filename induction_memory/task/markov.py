@@ -6,21 +6,21 @@ Each sequence has a chain of its own. Its first n symbols are uniform, and then
     p(z_{t+1} = j | z_1..z_t) = P(j | z_{t-n+1}..z_t),        each row P( . | context) ~ Dirichlet(alpha, ..., alpha).
 
 With a pool, M chains are drawn once, and each sequence takes one of them at random: a model can then memorise the pool
-or infer the chain from the context. First symbols drawn from the chain's stationary distribution would be evidence on
-the chain, and counts + alpha would not be the exact posterior. That is why they are uniform.
+or infer the chain from the context. The first symbols are uniform, so that counts + alpha is the exact posterior:
+symbols drawn from the stationary distribution would be evidence on the chain.
 
 A context z_{t-n+1}..z_t has the number sum_i z_{t-i} S^i: the current symbol is its lowest digit.
 
-The m-gram reader counts what followed earlier occurrences of the last m - 1 symbols, c = z_{t-m+2}..z_t:
+The m-gram predictor counts what followed earlier occurrences of the last m - 1 symbols, c = z_{t-m+2}..z_t:
 
     p(z_{t+1} = j | z_1..z_t) = (N_t(c, j) + alpha) / (N_t(c) + S alpha),
 
-and says 1/S for a context that has not occurred before. For m = n + 1 this is the exact posterior mean of P(j | c)
-under the Dirichlet prior. A reader who knows the pool of M chains weighs them by their likelihood,
+and predicts 1/S for a context that has not occurred before. For m = n + 1 this is the exact posterior mean of P(j | c)
+under the Dirichlet prior. A predictor that knows the pool of M chains weighs them by their likelihood,
 
     p(z_{t+1} = j | z_1..z_t) = sum_k w_k P_k(j | c),        w_k proportional to prod over i <= t of P_k(z_i | context),
 
-and the `memorised 1-gram` does the same with the stationary frequencies of each chain in place of P_k.
+and the `memorised 1-gram` uses the stationary frequencies of each chain in place of P_k.
 """
 
 from collections.abc import Callable
@@ -43,7 +43,7 @@ from induction_memory.task.protocol import Ideal, Predictor, read_only, register
 
 MOST_CONTEXTS = 4096
 PEAKED = 0.3
-"""The concentration of the variant `peaked`, as a share of the task's own."""
+"""The concentration of the variant `peaked`, as a share of the task's."""
 
 
 @register
@@ -71,9 +71,9 @@ class MarkovChains:
     alpha: float = 1.0
     """Concentration of the Dirichlet prior of each row."""
     pool: int | None = None
-    """M, the number of chains in the pool; without it each sequence draws a new chain."""
+    """M, the number of chains in the pool; None draws a new chain for each sequence."""
     pool_seed: int = 0
-    """Which pool."""
+    """Seed of the pool."""
     soft_targets: bool = False
     """Targets are the chain's own probabilities of the next symbol instead of a draw from them."""
 
@@ -194,7 +194,7 @@ class MarkovChains:
 
 
 def gram(tokens: Int[Tensor, "batch pos"], m: int, symbols: int, alpha: float) -> Float[Tensor, "batch pos symbol"]:
-    """The m-gram reader's probabilities of the next symbol."""
+    """The m-gram predictor's probabilities of the next symbol."""
     require_tokens(tokens, symbols)
     symbol = torch.nn.functional.one_hot(tokens, symbols).to(torch.float64)
     if m == 1:
@@ -207,9 +207,9 @@ def gram(tokens: Int[Tensor, "batch pos"], m: int, symbols: int, alpha: float) -
 def memorised(
     tokens: Int[Tensor, "batch pos"], chains: Float[Tensor, "chain context symbol"], order: int
 ) -> Float[Tensor, "batch pos symbol"]:
-    """The prediction of a reader who knows that the chain is one of these, each as likely as the others.
+    """The prediction from knowing that the chain is one of these, all equally likely.
 
-    A chain of order 0 is one row: every symbol is evidence, and the prediction is the same after every context.
+    A chain of order 0 has one row of probabilities, whatever the context.
     """
     S = chains.shape[-1]
     require_tokens(tokens, S)

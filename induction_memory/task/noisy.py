@@ -6,10 +6,10 @@ the output is replaced by a noise token tau with probability p:
 
     p(z_{t+1} = j | z_t = i) = (1 - p) 1{j = o_k} + p 1{j = tau} if i = q_k,    pi_u(j) if i = tau,    pi_b(j | i) else.
 
-The noise is a token of its own, the last of the vocabulary: nothing else leads to it, and after it the chain starts
-again from pi_u. That a trigger is followed by tau is an association of the training distribution, while the output can
-only be read from the context. The clean twin (p = 0) shows which of the two a part of a model serves. Choose p below
-0.5: at 0.5 noise and output are equally likely and accuracy means nothing.
+The noise token is the last of the vocabulary. It occurs only after triggers, and after it the chain starts again from
+pi_u. That tau follows a trigger is an association of the training distribution; the output can only be read from the
+context. The variant `clean` (p = 0) shows which of the two a part of a model serves. Choose p below 0.5: at 0.5 noise
+and output are equally likely and accuracy means nothing.
 
 `bayes` is the optimal predictor. With P_t(i) the posterior probability that i = z_t is a trigger of the sequence,
 
@@ -49,7 +49,7 @@ NOISE_LABEL = "τ"
 @field_docs
 @dataclass(frozen=True)
 class NoisyTriggers:
-    """In-context bigrams in which a noise token sometimes stands in the place of a trigger's output.
+    """In-context bigrams in which a noise token sometimes replaces a trigger's output.
 
     >>> import induction_memory as im
     >>> task = im.task.NoisyTriggers(noise=0.5, length=32)
@@ -68,13 +68,13 @@ class NoisyTriggers:
     k: int = 5
     """K, the number of triggers of a sequence."""
     triggers: TriggerChoice = "fixed"
-    """The K most frequent tokens, or drawn anew for each sequence."""
+    """`fixed`: the K most frequent tokens. `random`: drawn anew for each sequence."""
     trigger_distribution: TriggerDistribution = "unigram"
     """pi_q of random triggers."""
     outputs: OutputDistribution = "uniform"
     """pi_o: uniform over the corpus's tokens, or pi_b( . | trigger)."""
     noise: float = 0.3
-    """p, the probability that the noise token stands in the output's place."""
+    """p, the probability that the noise token replaces the output."""
 
     def __post_init__(self) -> None:
         check_fields(self, "task", length=(2, None, "tokens"), noise=(0, 1))
@@ -83,7 +83,7 @@ class NoisyTriggers:
 
     @cached_property
     def bigrams(self) -> BigramTask:
-        """The task without noise: tables of triggers, outputs and global bigrams."""
+        """The bigram task without noise, with its tables of triggers, outputs and global bigrams."""
         return BigramTask(
             corpus=self.corpus,
             length=self.length,
@@ -111,7 +111,7 @@ class NoisyTriggers:
 
     @cached_property
     def bigram(self) -> Float[np.ndarray, "token next"]:
-        """The next token given the current one alone: pi_b, and pi_u after the noise token.
+        """The next token from the current one alone: pi_b, and pi_u after the noise token.
 
         The row of a fixed trigger is the noise token with probability p and pi_o with probability 1 - p.
         """
@@ -232,13 +232,13 @@ def after_token(tokens: Int[Tensor, "batch pos"], tau: int) -> Bool[Tensor, "bat
 
 
 def output_place(tokens: Int[Tensor, "batch pos"], tau: int) -> Int[Tensor, "batch pos"]:
-    """The first key of `after_token`; -1 where there is none."""
+    """The first key of `after_token`; -1 if there is none."""
     places = after_token(tokens, tau)
     return torch.where(places.any(-1), places.int().argmax(-1), -1)
 
 
 def distribution_only(task: Any) -> Float[Tensor, "vocab vocab"]:
-    """The next token given the current one alone."""
+    """The next token from the current one alone."""
     trigger, other = conditionals(task)
     p = torch.zeros(task.n_inputs, 1, dtype=torch.float64)
     p[:-1, 0] = inclusion(task.bigrams)

@@ -4,8 +4,8 @@ Over some positions M of a batch, for a predictor p and a model q = softmax(logi
 
     KL(p) = 1/|M| sum over t in M, sum over outputs j, of p_t(j) log( p_t(j) / q_t(j) ).
 
-The predictor stands first, so that predictors which exclude outputs have a finite distance. The distance of a predictor
-that excludes nothing has no upper bound when the model is confident: cap the axis of a figure.
+The predictor comes first in the KL, so predictors that exclude outputs have a finite distance. If the model is
+confident, the distance of a predictor that excludes nothing has no upper bound: cap the axis of a figure.
 
 A model that mixes algorithms is described by weights w on the simplex that minimise
 
@@ -16,8 +16,8 @@ a convex problem, solved by expectation maximisation from equal weights.
 The phases of a training run are the stretches in which one predictor is the closest. The closest predictor flickers
 where two curves cross. A phase therefore ends only when another predictor has been clearly closer at several steps in a
 row: nearer than (1 - margin) times the distance of the phase's own predictor. The new phase begins at the first of
-these steps. Where too few steps are left for that, the new predictor must be at less than half the distance. If two
-predictors are equally close, the simpler one, which is listed first, counts.
+these steps. If too few steps are left for that, the new predictor must be at less than half the distance. Of two
+equally close predictors the simpler one, listed first, counts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ from induction_memory.errors import require
 from induction_memory.field_docs import field_docs
 from induction_memory.task.protocol import Predictor
 
-SMALLEST = 1e-12  # added to every predictor of a mixture, so that one which excludes an output has a finite divergence
+SMALLEST = 1e-12  # added to every predictor of a mixture, so that excluded outputs give a finite divergence
 
 
 def kl_to_predictor(
@@ -50,7 +50,7 @@ def kl_to_predictor(
 def predictions(
     predictors: Mapping[str, Predictor], tokens: Int[Tensor, "batch pos"], n_outputs: int
 ) -> dict[str, Float[Tensor, "batch pos output"]]:
-    """What each predictor says, checked: probabilities of the right shape."""
+    """Each predictor's probabilities, checked for shape and sum."""
     found = {}
     for name, predictor in predictors.items():
         p = predictor(tokens)
@@ -99,12 +99,12 @@ def mixture_weights(
 
 
 MARGIN = 0.1
-"""How much closer another predictor must be, as a share of the distance."""
+"""How much closer another predictor must be to start a phase, as a share of the distance."""
 PATIENCE = 2
-"""At how many steps in a row."""
+"""At how many steps in a row it must be closer."""
 
 AT_THE_END = 0.5
-"""The share of the distance that another predictor must be below if fewer steps than `PATIENCE` are left."""
+"""If fewer than `PATIENCE` steps are left, another predictor must be below this share of the distance."""
 
 
 @field_docs
@@ -126,7 +126,7 @@ def phases(
     margin: int | float = MARGIN,
     patience: int = PATIENCE,
 ) -> list[Phase]:
-    """The phases that the distances to the predictors (simplest first) show."""
+    """The phases of training, from the distances to the predictors (simplest first)."""
     require(len(distances) > 0, "distances", "at least one predictor", "none")
     require(len(steps) > 0, "steps", "at least one", "none")
     require(0 <= margin < 1, "margin", "0 or more, below 1", margin)

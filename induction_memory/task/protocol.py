@@ -1,8 +1,8 @@
-"""What a task must offer, and what it may.
+"""What a task must offer, and what it may offer.
 
-A task says how long its sequences are, how many tokens it reads and how many outputs it asks for, and draws batches.
-Any class with these members is a task; `register` gives it a name on the disk. It may offer more, and what it does
-not offer is left out with a one-line reason:
+A task has a sequence length, a number of input tokens and a number of outputs, and draws batches. Any class with these
+members is a task; `register` gives it a name on the disk. It may also offer these (measures that need a missing one are
+left out with a one-line reason):
 
     labels()          names of the input tokens and of the outputs
     predictors()      name -> function of the tokens that gives the probabilities of the outputs at each position;
@@ -16,12 +16,12 @@ not offer is left out with a one-line reason:
     fixed_triggers    the tokens that are triggers in every sequence, if there are any
     about()           a clause on its sequences, for headings
 
-A variant has two Bayes-optimal predictors: that of the task on which the model was trained and its own.
+A variant is compared with two Bayes-optimal predictors: its own, and the one of the task used in training.
 
-Tasks by name. On the disk a task is its name and its settings; no code is stored, and none is imported by name.
+On the disk a task is its name and its settings: no code is stored, and none is imported by name.
 
-The settings are what `to_dict()` returns, or the fields of a dataclass that has no such method. In a file they stand
-beside the key `name`. A file without that key holds the in-context bigram task, which is still written without it.
+The settings are what `to_dict()` returns, or else the fields of the dataclass. In a file they are beside the key
+`name`. The in-context bigram task is written without this key, so a file without it holds that task.
 """
 
 import json
@@ -89,18 +89,18 @@ class Ideal:
     """
 
     inputs: Literal["token", "position"]
-    """What the u_i stand for."""
+    """What the u_i embed: tokens or positions."""
     outputs: Literal["token", "position", "output"]
-    """What the v_j stand for."""
+    """What the v_j embed."""
     strength: Float[np.ndarray, "outputs inputs"]
     about: str
     """One line on what the pairs are."""
     asked: Bool[np.ndarray, "outputs inputs"] | None = None
-    """The pairs that recall asks for, if not those that are stored."""
+    """The pairs that recall counts, by default all that are stored."""
 
 
 class NotOfferedError(UnsupportedError):
-    """The task has no such capability; the message is the one-line reason.
+    """The task does not offer something; the message says why in one line.
 
     >>> import induction_memory as im
     >>> try:
@@ -124,13 +124,13 @@ CAPABILITIES = {
     "fixed_triggers": "no token is a trigger in every sequence",
     "about": "it is called by its name",
 }
-"""What a task may offer -> what follows if it does not."""
+"""What a task may offer -> the consequence if it does not."""
 
 
 def ask(task: Any, capability: str, *arguments: Any) -> Any:
-    """What the task offers under that name; a NotOfferedError with the reason if nothing.
+    """What the task offers under this name, or a NotOfferedError with the reason.
 
-    A task can state a reason of its own: its method raises NotOfferedError.
+    A task can state its own reason by raising NotOfferedError in the method.
 
     >>> import induction_memory as im
     >>> list(im.task.ask(im.task.MarkovChains(), "predictors"))
@@ -145,7 +145,7 @@ def ask(task: Any, capability: str, *arguments: Any) -> Any:
 
 
 def offered(task: Any, capability: str, *arguments: Any) -> Any | None:
-    """What the task offers under that name; None if nothing.
+    """What the task offers under this name, or None.
 
     >>> import induction_memory as im
     >>> im.task.protocol.offered(im.task.MarkovChains(), "bigram") is None
@@ -158,14 +158,14 @@ def offered(task: Any, capability: str, *arguments: Any) -> Any | None:
 
 
 def choose(task: Any, capability: str, name: str) -> Any:
-    """One entry of a capability that maps names to something, such as the variant of that name."""
+    """One named entry of a capability, such as a variant."""
     found = ask(task, capability)
     require(name in found, capability, f"one of {', '.join(found)} (of the task {task.name!r})", repr(name))
     return found[name]
 
 
 MOST_TOKENS = 2**28
-"""Drawn at once: 2 GiB of tokens."""
+"""Most tokens drawn at once: 2 GiB."""
 
 
 def require_draw(n: Any, length: int, rng: Any, field: str = "n") -> None:
@@ -177,7 +177,7 @@ def require_draw(n: Any, length: int, rng: Any, field: str = "n") -> None:
 
 
 def read_only(array: np.ndarray) -> np.ndarray:
-    """The array itself, closed to writing: a table of a frozen task."""
+    """Make an array read-only, because the task is frozen; returns the same array."""
     array.setflags(write=False)
     return array
 
@@ -237,12 +237,12 @@ def register(kind: Kind) -> Kind:
 
 
 def names() -> tuple[str, ...]:
-    """Every task that can be named: those that ship, then those registered since."""
+    """The names of all tasks: shipped ones first, then registered ones."""
     return tuple(dict.fromkeys((*SHIPPED, *_registered)))
 
 
 def task_type(name: str) -> type:
-    """The class of that name; only shipped and registered ones are found."""
+    """The class of a shipped or registered task by its name."""
     if name in _registered:
         return _registered[name]
     if name not in SHIPPED:

@@ -1,10 +1,10 @@
 """Sampling the in-context bigram task, all sequences of a batch at once (Section 3; model in `bigrams.py`).
 
 The triggers are drawn by exponential races: token i arrives at time E_i / pi_q(i) with E_i ~ Exp(1), and the first K
-to arrive are K successive draws from pi_q without replacement. The chain then takes T steps; each step is two look-ups
-in the alias tables for the whole batch, where a trigger of a sequence is sent to a row that holds its output alone.
+to arrive are K successive draws from pi_q without replacement. The chain then takes T steps. Each step is two look-ups
+in the alias tables for the whole batch. The look-up of a trigger goes to a row that holds only its output.
 
-All random numbers come from the generator that is given, in a fixed order: same generator state, same batch.
+All random numbers come from the `rng` argument in a fixed order: same generator state, same batch.
 
 Walker's alias tables make one draw from any of many distributions by two look-ups. A distribution p over N outcomes is
 cut into N columns of equal mass 1/N. Column c holds outcome c with probability accept[c] and another outcome, alias[c],
@@ -51,7 +51,7 @@ class AliasTable:
 
 
 def alias_table(probabilities: Float[np.ndarray, "rows outcome"]) -> AliasTable:
-    """Tables of the rows of `probabilities` (Vose's algorithm). A row of zeros may not be drawn from."""
+    """One table per row of `probabilities` (Vose's algorithm). Never draw from a row of zeros."""
     rows, size = probabilities.shape
     accept = np.ones((rows, size))
     alias = np.tile(np.arange(size), (rows, 1))
@@ -173,7 +173,7 @@ def make_batch(
     triggers: Int[Tensor | np.ndarray, "batch k"],
     outputs: Int[Tensor | np.ndarray, "batch k"],
 ) -> BigramBatch:
-    """A Batch of given sequences, of any length, with the given triggers and outputs.
+    """A batch of these sequences, of any length, with these triggers and outputs.
 
     The sequences need not obey their triggers: a corrupted sequence is a batch too.
 
@@ -216,7 +216,7 @@ def from_text(task: BigramTask, text: str) -> BigramBatch:
 def draw_triggers(
     probabilities: Float[np.ndarray, " vocab"], k: int, batch: int, rng: np.random.Generator
 ) -> Int[np.ndarray, "batch k"]:
-    """K distinct tokens per sequence in the order of successive draws without replacement."""
+    """K distinct tokens per sequence, drawn without replacement, in the order of the draws."""
     possible = np.flatnonzero(probabilities > 0)
     arrival = rng.standard_exponential((batch, possible.size)) / probabilities[possible]
     return possible[torch.from_numpy(arrival).topk(k, largest=False).indices.numpy()]
@@ -227,8 +227,8 @@ def occurrence_counts(
 ) -> Int[np.ndarray, "batch pos"]:
     """n at the n-th occurrence of a trigger in its sequence, 0 where `is_trigger` is false.
 
-    A stable sort of the triggers' places by token puts the occurrences of each trigger in each sequence next to each
-    other, in order.
+    A stable sort of the trigger positions by token puts the occurrences of each trigger in a sequence side by side, in
+    order.
     """
     places = np.flatnonzero(is_trigger)
     token = tokens.ravel()[places]
@@ -260,8 +260,8 @@ def _walk(
 ) -> tuple[Int[np.ndarray, "batch pos_plus_1"], Bool[np.ndarray, "batch pos"]]:
     """T steps of every chain: its T + 1 tokens, and which of the first T are triggers.
 
-    At this size the time of a step goes into calls and memory allocation. So the uniform numbers are drawn for a block
-    of steps at a time, into memory that is used again, and each step is eight calls on one row of them.
+    At this size a step's time is spent in function calls and memory allocation. So uniform numbers are drawn for a
+    block of steps at a time into reused memory, and each step makes eight calls on one row of them.
     """
     n, batch = chain.size, first.size
     slot = np.arange(batch) * n

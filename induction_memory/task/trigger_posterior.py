@@ -1,18 +1,18 @@
-"""Which tokens are triggers? Sets drawn without replacement, reweighed by evidence.
+"""The posterior of which tokens are triggers: sets drawn without replacement, reweighed by evidence.
 
 K successive draws from p without replacement are the first K arrivals of an exponential race in which token i arrives
-at a time of rate p_i. Given the time tau of the K-th arrival the tokens are independent again: each of them has arrived
-before (probability 1 - exp(-p_i tau)), has not yet (exp(-p_i tau)), or arrives just then (density p_i exp(-p_i tau),
-for exactly one of them). So, with a_i and b_i the likelihoods of the evidence on token i if it is a trigger and if not,
+at a time of rate p_i. At a fixed time tau of the K-th arrival the tokens are independent: a token has arrived before
+tau (probability 1 - exp(-p_i tau)), or has not yet (exp(-p_i tau)), and exactly one arrives at tau (density p_i
+exp(-p_i tau)). So, with a_i and b_i the likelihoods of the evidence on token i if it is a trigger and if not,
 
     P(S, evidence) = int d tau  sum_{j in S} a_j p_j e^{-p_j tau}
                                 prod_{i in S, i != j} a_i (1 - e^{-p_i tau})  prod_{i not in S} b_i e^{-p_i tau}.
 
-Summed over all sets S of size K this is, at each tau, a coefficient of a product over the tokens of
+Summed over all sets S of size K this is, at each tau, the coefficient of z^K eps in the product over the tokens of
 
     b_i e^{-p_i tau}  +  z a_i (1 - e^{-p_i tau} + eps p_i e^{-p_i tau}),
 
-the one of z^K eps: an elementary symmetric polynomial with one member marked. The product is built one token at a time,
+an elementary symmetric polynomial with one member marked. The product is built one token at a time,
 and all its terms are positive. The integral is a trapezoid sum after the substitution tau = exp(v - e^{-v}), which
 makes both ends vanish doubly exponentially. It converges so fast that a step of 0.25 in v is exact to rounding.
 """
@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-BLOCK = 8  # positions that share one product over the tokens that are current at none of them
+BLOCK = 8  # positions in a block: they share one product over the tokens that are current at none of them
 UNDERFLOW = 1e-200  # below this a sum may have lost terms that matter
 
 
@@ -78,9 +78,9 @@ def member_probability(
     current: Int[Tensor, "batch pos"],
     block: int = BLOCK,
 ) -> Float[Tensor, "batch pos"]:
-    """Posterior probability that token `current` is one of the K, at each position; nan where nothing is possible.
+    """Posterior probability that token `current` is one of the K, at each position; nan if no set is possible.
 
-    `log_member` and `log_other` are the logarithms of a and b given what was seen up to the position. From one position
+    `log_member` and `log_other` are the logarithms of a and b up to each position. From one position
     to the next they may change only for tokens that are current at one of the two.
     """
     parts = [
@@ -102,10 +102,10 @@ def _marginal(
     current: Int[Tensor, "batch pos"],
     block: int,
 ) -> tuple[Float[Tensor, "batch pos"], Float[Tensor, "batch pos"]]:
-    """Weight of the sets with the current token, and of all sets, on a common scale.
+    """Total weight of the sets with the current token, and of all sets, on a common scale.
 
-    Tokens that are not current within a block of positions keep their weights in it, so that their product is
-    made once for the block; the few others are multiplied in at each position.
+    Tokens that are not current anywhere in a block of positions keep their weights there, so their product is computed
+    once per block; the few others are multiplied in at each position.
     """
     batch, pos = current.shape
     at = torch.arange(math.ceil(pos / block) * block).clamp(max=pos - 1).reshape(-1, block)
@@ -147,7 +147,7 @@ def _factor(
     b: Float[Tensor, "*shape"],
     use: Bool[Tensor, "*shape"],
 ) -> tuple[Float[Tensor, "*shape node"], Float[Tensor, "*shape node"], Float[Tensor, "*shape node"]]:
-    """The factor of a token at every node, or one where it is not to be used."""
+    """The factor of a token at every node; 1 where it is not used."""
     a, b = (a * use).unsqueeze(-1), (b * use).unsqueeze(-1)
     absent = race.waiting.T[token] * b + (~use).unsqueeze(-1)
     return absent, race.arrived.T[token] * a, race.arriving.T[token] * a

@@ -1,14 +1,14 @@
-"""What is told of a run while it trains: on the screen, and to TensorBoard or Weights & Biases.
+"""Progress of a run during training: on the screen, and in TensorBoard or Weights & Biases.
 
-On the screen it is a live line in a terminal or a notebook, plain lines elsewhere, or nothing.
+The screen shows a live line in a terminal or a notebook, and plain lines elsewhere, unless switched off.
 
     step 300/1000 loss 1.234 acc 0.91 W_K1 0.98 W_K2 1.00 W_O2 1.00 2.9/s 4:02 left
 
-All values of a line are those of the step it names; acc is the accuracy on the task's main group. A line has at most
-79 columns. Everything goes to standard error: standard output is for results.
+All values of a line belong to the step that it names; acc is the accuracy on the task's main group. A line has at most
+79 columns. Everything goes to standard error, because standard output is for results.
 
-TensorBoard and Weights & Biases are optional packages, imported on request. At each step, the measured numbers are
-sent. A resumed run sends from the step at which it resumes, and TensorBoard drops later steps that were sent before.
+TensorBoard and Weights & Biases are optional packages, imported on request. They receive the measured numbers of each
+step. A resumed run sends from the step at which it resumes, and TensorBoard drops the old values of later steps.
 """
 
 import math
@@ -26,7 +26,7 @@ from induction_memory.training.loop import Metrics, Snapshot, recalls
 
 PLAIN_LINES = 20  # lines for a whole run if there is no terminal
 LIVE_SECONDS = 0.5  # time between two updates in a terminal or a notebook
-COLUMNS = 79  # a wrapped line of a terminal cannot be rewritten
+COLUMNS = 79  # a line that wraps in a terminal cannot be rewritten
 
 
 class Board:
@@ -39,17 +39,17 @@ class Board:
         self._shown = -LIVE_SECONDS
 
     def close(self) -> None:
-        """Leave the last line as it stands."""
+        """Leave the last line on the screen."""
         if self._line is not None and self._line.text and sys.stderr.isatty():
             print(file=sys.stderr)
 
     def note(self, text: str) -> None:
-        """Print a separate line before the first step is shown, where lines are shown."""
+        """Print a separate line before the first step, if lines are shown."""
         if self._progress is None:
             print(printable(text), file=sys.stderr)
 
     def update(self, snapshot: Snapshot) -> None:
-        """Show a step, or tell the function."""
+        """Show a step, or call the `progress` function."""
         if callable(self._progress):
             self._progress(snapshot.step, self._last)
         if self._progress is not None:
@@ -110,8 +110,8 @@ def require_tracker(kind: str | None) -> None:
 def tracker(
     kind: str | None, folder: Path, config: Mapping[str, Any], first_step: int
 ) -> Iterator[Callable[[int, Mapping[str, Any]], None]]:
-    """A function that sends the row of a step: to event files under the folder, to the project induction-memory of
-    Weights & Biases, or nowhere.
+    """A function that sends the row of a step to event files in the folder (TensorBoard), to the project
+    induction-memory (Weights & Biases), or nowhere.
     """
     if kind is None:
         yield lambda step, row: None
@@ -138,7 +138,7 @@ def tracker(
 
 @contextmanager
 def _login_errors(kind: type[Exception]) -> Iterator[None]:
-    """Report errors of Weights & Biases as a caller's mistake, in one line."""
+    """Report errors of Weights & Biases as an InputError in one line."""
     try:
         yield
     except kind as error:
@@ -147,5 +147,5 @@ def _login_errors(kind: type[Exception]) -> Iterator[None]:
 
 
 def numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a row, without its step and what was not measured."""
+    """The measured numbers of a row, without its step."""
     return {n: v for n, v in row.items() if n != "step" and isinstance(v, int | float) and not isinstance(v, bool)}

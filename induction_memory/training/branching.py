@@ -1,11 +1,11 @@
 """Branches: continue training from a stored step of a run, with the same batches but under other rules.
 
-A matrix of a branch can be replaced (grafted). The rules are written so:
+A matrix of a branch can be replaced (grafted) by one of these:
 
 "W_O2=RUN@STEP", "... from STEP"    a stored step of another run
-"W_O2=RUN"                          its last step; also a plain folder of state dicts of the same architecture
+"W_O2=RUN"                          its last step; or a plain folder of state dicts of the same architecture
 "W_O2=FILE.npy"                     a matrix in the paper's orientation, as `im.model.matrix` reads it
-"W_O2=constructed"                  the paper's memory (equation 7) for the embeddings that the run itself has
+"W_O2=constructed"                  the paper's memory (equation 7) for the run's embeddings
 {"W_O2": source}                    any of these, a tensor, a model (`im.construct(...)` too) or a trajectory
 """
 
@@ -39,9 +39,9 @@ CONSTRUCTED = "constructed"
 def given_grafts(
     run: Trajectory, at: int, grafts: Sequence[str] | Mapping[str, Any]
 ) -> tuple[list[str], dict[Graft, Tensor]]:
-    """The rules of a branch's grafts, and the parameters of those that are not in a stored run.
+    """The rules of a branch's grafts, and the parameters of the grafts that do not come from a stored run.
 
-    In the rule of such a matrix, its checksum takes the place of the run's name.
+    The rule of such a graft has the parameter's checksum instead of the run's name.
     """
     if not isinstance(grafts, Mapping):
         parts = [text.partition("=") for text in require_texts(grafts, "grafts", "a list of rules written as text")]
@@ -62,7 +62,7 @@ def given_grafts(
 
 
 def _parameter(run: Trajectory, at: int, name: str, source: Any) -> Tensor:
-    """The parameter `name` of the run's model, made from the given source."""
+    """The parameter `name` of the run's model, made from `source`."""
     known = run.model_config.parameters
     require(name in known, "grafts", f"names out of {', '.join(known)}", repr(name))
     if isinstance(source, str | Path) and str(source) == CONSTRUCTED:
@@ -129,13 +129,13 @@ def branch(
 ) -> Trajectory:
     """Continue training from a stored step of a run.
 
-    The rules are added to the run's own and hold from the branch's step on unless they say otherwise: `freeze=["W_K1"]`
-    freezes from `at`. `steps` is the number of the last step (the run's own when not given). `settings` change any
-    other field by its path. The optimiser continues from its stored state, or from zero if none was kept.
+    The rules are added to the run's rules and hold from the branch's step on unless they say otherwise:
+    `freeze=["W_K1"]` freezes from `at`. `steps` is the number of the last step, by default the run's. `settings` change
+    any other field by its path. The optimiser continues from its stored state, or from zero if none was kept.
 
     `grafts` are rules such as "W_O2=RUN@STEP" or "W_O2=constructed", or a mapping from names to replacements from `at`
-    on: a matrix in the paper's orientation, a model, or a trajectory; the module's docstring lists all. The momentum
-    of a grafted matrix begins at zero, and the matrix goes on training: freeze it to keep it as it is.
+    on: a matrix in the paper's orientation, a model, or a trajectory; the module's docstring lists all. The momentum of
+    a grafted matrix begins at zero, and the matrix goes on training unless it is frozen.
 
     `edit` changes associations of one memory before the first update: `{"memory": "W_K2", "erase": "e"}`, or "insert".
     The optimiser's state of the edited matrix begins at zero.
@@ -165,7 +165,7 @@ def _origin(
     edit: Mapping[str, str | Sequence[str]] | None,
     given: Mapping[Graft, Tensor],
 ) -> Origin:
-    """The weights and the optimiser's state with which a branch begins."""
+    """The initial weights and optimiser's state of a branch."""
     parameters = run.state(at)
     changed = {} if edit is None else edited(parameters, edit, config.task)
     optimizer = zero_state(config, parameters)
@@ -186,7 +186,7 @@ def _origin(
 
 
 def edited(parameters: Mapping[str, Tensor], edit: Mapping[str, str | Sequence[str]], task: Any) -> dict[str, Tensor]:
-    """The parameter that an edit changes: associations erased (score 0) or inserted (the ideal pairs' mean score)."""
+    """The edited parameter, with associations erased (score 0) or inserted (the ideal pairs' mean score)."""
     kinds = [name for name in edit if name != "memory"] if isinstance(edit, Mapping) else []
     right = len(kinds) == 1 and kinds[0] in ("erase", "insert") and isinstance(edit.get("memory"), str)
     require(right, "edit", 'such as {"memory": "W_K2", "erase": "e"} (erase or insert)', repr(edit))

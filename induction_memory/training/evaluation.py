@@ -1,25 +1,25 @@
-"""What one pass over a batch gives: the loss, its gradients, and how each position was predicted.
+"""One pass over a batch: the loss, its gradients, and the predictions at each position.
 
 The loss is the mean of -log softmax(logits)[target] over the trained positions: all that the task counts ("all"), its
 main group ("main", or "trigger-output", the paper's name), or another group. With soft targets it is the mean of
--sum_j y_j log softmax(logits)[j]. A batch without a trained position has no loss (nan) and zero gradients, so that it
-moves nothing.
+-sum_j y_j log softmax(logits)[j]. A batch without a trained position has loss nan and zero gradients, so it changes
+nothing.
 
-`plain_evaluate` is the definition: the HookedTransformer's own forward and autograd, slow but for any model. The batch
-goes through in pieces of `micro_batch` sequences, each with the loss
+`plain_evaluate` is the definition, by the HookedTransformer's forward and autograd: slow, but for any model. The batch
+is cut into pieces of `micro_batch` sequences, each with the loss
 
     sum over its trained positions of -log p(target) / number of trained positions in the whole batch
 
 so that the gradients of the pieces add up to the gradient of the mean. `forward.py` computes the same faster.
 
-Clamps are attention patterns imposed in place of the softmax, on every head of a layer:
+Clamps are attention patterns that replace the softmax in every head of a layer:
 
     previous token (first layer)   P[t, t-1] = 1, and P[1, 1] = 1
     induction (last layer)         P[t, s] = 1/n for the n positions s <= t whose previous token z_{s-1} is z_t;
                                    uniform over s <= t where there is none
 
-Position 1 has no previous token and never matches. The scores receive no gradient, and so the queries and keys of that
-layer receive none either.
+Position 1 has no previous token and never matches. The scores of that layer get no gradient, so its queries and keys
+get none either.
 """
 
 import math
@@ -41,7 +41,7 @@ from induction_memory.task.ideals import after_same_context
 
 @dataclass(frozen=True)
 class Clamps:
-    """Which layers have their attention pattern imposed."""
+    """Which layers have a clamped attention pattern."""
 
     previous_token: bool = False
     """Layer 1 attends to the previous position."""
@@ -49,7 +49,7 @@ class Clamps:
     """The last layer attends to what followed earlier occurrences of the current token."""
 
     def kind(self, layer: int, n_layers: int) -> str | None:
-        """What is imposed on a layer, counted from 0: "previous-token", "induction" or nothing."""
+        """The clamp of a layer, counted from 0: "previous-token", "induction" or None."""
         require(
             not (self.previous_token and self.induction and n_layers == 1),
             "clamps",
@@ -64,7 +64,7 @@ class Clamps:
 
 
 def clamped_pattern(kind: str, tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch query key"]:
-    """The imposed pattern of each sequence."""
+    """The clamped pattern of each sequence."""
     return previous_token_pattern(tokens) if kind == "previous-token" else induction_pattern(tokens)
 
 
@@ -78,7 +78,7 @@ def previous_token_pattern(tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "b
 
 
 def induction_pattern(tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch query key"]:
-    """All attention, evenly, on the positions after earlier occurrences of the token at the query."""
+    """All attention, in equal parts, on the positions after earlier occurrences of the query's token."""
     match = after_same_context(tokens)
     match |= causal(tokens.shape[1], tokens.device) & ~match.any(-1, keepdim=True)
     pattern = match.float()
@@ -98,16 +98,16 @@ class Evaluation:
     evaluated: Bool[Tensor, "batch pos"]
     """The positions at which `nll` and `correct` were computed."""
     gradients: dict[str, Tensor] = field(default_factory=dict)
-    """By parameter name, for exactly the parameters that have requires_grad; empty when not asked for."""
+    """By parameter name, for the parameters that have requires_grad; empty if gradients are not requested."""
 
 
 def trained_positions(batch: Batch, loss: Loss) -> Bool[Tensor, "batch pos"]:
-    """The positions whose predictions the loss averages."""
+    """The positions in the loss."""
     return batch.group(None if loss in ("main", "trigger-output") else loss)
 
 
 def safe_targets(batch: Batch) -> Tensor:
-    """The targets, with a valid output at positions that the task does not ask."""
+    """The targets, with a valid output at positions that are not counted."""
     return batch.targets if batch.soft else torch.where(batch.counted, batch.targets, 0)
 
 
@@ -191,7 +191,7 @@ def cross_entropy(logits: Float[Tensor, "batch pos output"], targets: Tensor) ->
 
 
 def _clamped(model: Any, clamps: Clamps | None, tokens: Tensor) -> Any:
-    """A context in which the model's attention patterns are replaced by the imposed ones."""
+    """A context in which the clamped patterns replace the model's attention patterns."""
     hooks = []
     for layer in range(len(model.blocks)):
         kind = clamps.kind(layer, len(model.blocks)) if clamps else None

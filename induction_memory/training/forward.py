@@ -1,8 +1,9 @@
-"""One pass over a batch, as training needs it: the loss, its gradients, and how each position was predicted.
+"""One pass over a batch for training: the loss, its gradients, and the predictions at each position.
 
-`evaluate` is the entry. Models that are as `model/building.py` made them take the fast path: hand-written forward and
-backward (`fast/network.py`) on the model's own parameters, in micro-batches that stay in cache, spread over threads.
-Any other model takes the reference path (`evaluation.py`), and a warning in the log says so once for each reason.
+`evaluate` is the entry. Models that are unchanged since `model/building.py` made them take the fast path: hand-written
+forward and backward (`fast/network.py`) on the model's own parameters, in micro-batches that stay in cache, spread over
+threads. Any other model takes the reference path (`evaluation.py`), and a warning in the log says so once for each
+reason.
 
 The same batch gives the same bits every time, for any number of threads (`fast/micro_batches.py`).
 """
@@ -51,8 +52,8 @@ def evaluate(
 ) -> Evaluation:
     """Loss, gradients and predictions of one batch.
 
-    Under "trigger-output" only the trained positions are evaluated, unless `full_metrics` asks for all of them; the
-    gradients come from the trained positions alone in either case.
+    Under "trigger-output" only the trained positions are evaluated, unless `full_metrics` is True. In both cases the
+    gradients come only from the trained positions.
     """
     reason = supported(model) or ("the targets are soft" if batch.soft else None)
     settings = gradients, clamps or Clamps(), micro_batch, full_metrics
@@ -66,7 +67,7 @@ def evaluate(
 
 
 def supported(model: nn.Module) -> str | None:
-    """Why the fast path does not take this model; None if it does."""
+    """Why the fast path does not support this model; None if it does."""
     reason = departure(model)
     if reason is not None:
         return reason

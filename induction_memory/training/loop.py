@@ -1,15 +1,15 @@
-"""Training as a generator of snapshots (Section 5): SGD on fresh batches, and nothing else in the loop.
+"""Training as a generator of snapshots (Section 5), on fresh batches.
 
 At step n, for n = 0 ... steps:
 
-    1. grafts declared for step n replace their matrices
+    1. grafts of step n replace their matrices
     2. batch n is drawn from the stream (data_seed, n), independently of earlier steps
     3. the metrics of step n are measured on it, with the weights before update n
-    4. the snapshot of step n is handed out: its weights are checkpoint n (step 0: the initialisation)
+    4. the snapshot of step n is yielded: its weights are checkpoint n (step 0: the initialisation)
     5. update n changes the parameters that are not frozen (there is no update after the last step)
 
-The weights of a step, the optimiser's state and the step's number are the whole state of a run: started from them, the
-loop continues with the same bits.
+The weights, the optimiser's state and the number of a step are the whole state of a run: from them, the loop continues
+with the same bits.
 
 The metrics are means of -log p(target), and of 1{the likeliest output is the target}, over each group of positions of
 the task. For in-context bigrams these are
@@ -18,8 +18,9 @@ the task. For in-context bigrams these are
     global             tokens that are not triggers
     first_occurrence   a trigger seen for the first time
 
-A group that was not evaluated at this step (see TrainConfig.full_metrics_every), or that has no position in the batch,
-is None; so is an accuracy where targets are soft. Norms are Frobenius norms; a frozen matrix has no gradient.
+The value is None for a group that was not evaluated at this step (see TrainConfig.full_metrics_every) or has no
+position in the batch, and for accuracies where targets are soft. Norms are Frobenius norms; a frozen matrix has no
+gradient.
 
 `recalls` has the three recalls of the paper, for the progress line and for adaptive checkpoints; `probes` measures them
 and their variants on whole trajectories.
@@ -56,7 +57,7 @@ class Metrics:
     """One line of metrics.jsonl."""
 
     step: int
-    """Number of updates done before."""
+    """Number of updates before this step."""
     loss: float
     """The loss that is minimised."""
     main: str
@@ -67,10 +68,10 @@ class Metrics:
     out_of_distribution_accuracy: float | None = None
     """Accuracy on the main group of the second task."""
     weight_norms: Mapping[str, float] = field(default_factory=dict)
-    """The paper's name of a matrix -> its norm; the two fields below go by the same names."""
+    """The paper's name of a matrix -> its norm; the next two fields have the same keys."""
     gradient_norms: Mapping[str, float | None] = field(default_factory=dict)
     recalls: Mapping[str, float] = field(default_factory=dict)
-    """Measured for adaptive checkpoints only; `probes` measures them, and more, on the trajectory."""
+    """Measured only for adaptive checkpoints; `probes` measures recalls on the trajectory."""
 
     def row(self) -> dict[str, Any]:
         """Column -> number, or None for what was not measured or is not finite."""
@@ -84,7 +85,8 @@ class Metrics:
 
 
 def watched_values(row: Mapping[str, Any], main: str) -> dict[str, float]:
-    """What adaptive checkpoints follow, out of a row: the accuracy of the main group and the recalls, if measured."""
+    """The values of a row that adaptive checkpoints follow: the accuracy of the main group and the recalls, if
+    measured."""
     measured = {name: value for name, value in row.items() if value is not None}
     return {n: value for n, value in measured.items() if n == f"accuracy_{main}" or n.startswith("recall_")}
 
@@ -99,7 +101,7 @@ def class_mean(
     members: Bool[Tensor, "batch pos"],
     evaluated: Bool[Tensor, "batch pos"],
 ) -> float | None:
-    """Mean over a class of positions; None when the class is empty or not all of it was evaluated."""
+    """Mean over a group of positions; None if it is empty or was not fully evaluated."""
     members = members.to(values.device)
     if not bool(members.any()) or bool((members & ~evaluated).any()):
         return None
@@ -108,10 +110,10 @@ def class_mean(
 
 @torch.no_grad()
 def recalls(model: nn.Module, task: Any) -> dict[str, float]:
-    """Recall of W_K1 and, in a model of two or more layers, of W_K2 and W_O2; nothing for a sequence of one token.
+    """Recall of W_K1 and, with two or more layers, of W_K2 and W_O2; empty for sequences of one token.
 
-    With several heads, or pairs of heads, the best value counts. A memory that the task does not name, or whose items
-    have several partners, is left out.
+    With several heads, or pairs of heads, the best value counts. A memory that the task does not name, or with several
+    targets per item, is left out.
     """
     if task.length < 2:
         return {}
@@ -126,14 +128,14 @@ def recalls(model: nn.Module, task: Any) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Start:
-    """Where a run begins or continues; the weights are those of the model that is passed in."""
+    """Where a run begins or continues. The model itself holds the weights."""
 
     step: int = 0
     """The next update."""
     first_step: int = 0
     """Where the run began: 0, or the step at which a branch left its parent."""
     optimizer: Mapping[str, Tensor] | None = None
-    """The optimiser's state before that update; None: all zero."""
+    """The optimiser's state before that update; None means all zero."""
     reference: Mapping[str, float] = field(default_factory=dict)
     """The watched values at the last checkpoint, for adaptive checkpoints."""
 
@@ -155,11 +157,11 @@ class Snapshot:
     metrics: Metrics
     """Measured on the fresh batch of this step."""
     checkpoint: bool
-    """Whether the configuration asks to keep this step."""
+    """Whether this step is kept as a checkpoint."""
     model: nn.Module
-    """The model itself, not a copy: asking for the next snapshot changes it."""
+    """The model itself, not a copy: the next snapshot changes it."""
     optimizer: Mapping[str, Tensor]
-    """The optimiser's state itself, which changes too."""
+    """The optimiser's state, also not a copy."""
 
     def parameters(self) -> dict[str, Tensor]:
         """A copy of every parameter, by its name in the model."""
@@ -176,7 +178,7 @@ def train(
 ) -> Iterator[Snapshot]:
     """Train `model` in place, from `start`; yields a snapshot for each step, the final one included.
 
-    `grafts` holds the matrix of each rule of `config.grafts`, in the model's own orientation.
+    `grafts` holds the matrix of each rule of `config.grafts`, in TransformerLens's orientation.
     """
     start, grafts = start or Start(), grafts or {}
     model_config: Any = getattr(model, "model_config", None)

@@ -1,4 +1,4 @@
-"""SGD with momentum and AdamW on named tensors, with a state that is plain tensors too.
+"""SGD with momentum and AdamW on named tensors; their state is named tensors too.
 
 With gradient g, weights w, step size eta, momentum m, weight decay l:
 
@@ -7,8 +7,8 @@ With gradient g, weights w, step size eta, momentum m, weight decay l:
             w <- w - eta (a / (1 - b1^n)) / (sqrt(v / (1 - b2^n)) + 1e-8)   at a parameter's n-th update
 
 exactly as torch.optim.SGD and torch.optim.AdamW do it, bit for bit. The state is named "momentum/PARAMETER", or
-"first/", "second/" and "count/". It starts at zero and has all its entries from the first step on, so that it can be
-stored as it is. A parameter that is left out of an update keeps its bits, and its state becomes zero again.
+"first/", "second/" and "count/". It starts at zero with all its entries, so it can be stored at any step. A parameter
+that is left out of an update keeps its bits, and its state becomes zero again.
 """
 
 import math
@@ -51,7 +51,7 @@ def update(
     gradients: Mapping[str, Tensor],
     state: dict[str, Tensor],
 ) -> None:
-    """The update of a step, in place, of the parameters in `weights`."""
+    """One update of the parameters in `weights`, in place."""
     schedule = config.schedule, config.warmup, config.final_fraction
     rate, decay = learning_rate(step, config.steps, config.learning_rate, *schedule), config.weight_decay
     for name, value in weights.items():

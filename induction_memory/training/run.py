@@ -1,12 +1,12 @@
 """Whole runs: train into a folder, resume after a kill, or continue to more steps.
 
-The folder is prepared and locked, and its files are always read back before training. So a new run, a resumed one and a
-branch take the same path, and a run depends only on the bits on the disk. What cannot be trained is refused before
-anything is written.
+The folder is prepared and locked, and its files are always read back before training. So new runs, resumed runs and
+branches take the same path, and a run depends only on the bits on the disk. A run that cannot be trained is refused
+before anything is written.
 
-Ctrl-C and SIGTERM end a run with one line and leave what is on the disk as it is: a run can be killed at any moment
-(`trajectory/writer.py`), and `--resume` continues it. SIGTERM is turned into an exception while a run trains in the
-main thread, unless the program has its own handler for it.
+Ctrl-C and SIGTERM end a run with one line. The files on the disk are valid at any moment (`trajectory/writer.py`), so
+`--resume` continues a run that was killed. SIGTERM becomes an exception while a run trains in the main thread, unless
+the program has its own handler for it.
 """
 
 import math
@@ -55,11 +55,11 @@ from induction_memory.trajectory.writer import (
 )
 
 GB = 1e9
-SEQUENCES = 256  # searched for a position that the loss averages over
+SEQUENCES = 256  # sequences searched for a trained position
 
 
 def check(config: RunConfig) -> None:
-    """Raise an InputError if this machine cannot train the run, or nothing in it would learn."""
+    """Raise an InputError if this machine cannot train the run, or nothing would learn."""
     task, train = config.task, config.train
     cpu = train.device == "cpu" or torch.cuda.is_available()
     require(cpu, "train.device", "cpu: no CUDA device is there", repr(train.device))
@@ -81,7 +81,7 @@ def check(config: RunConfig) -> None:
 
 
 def graft_matrices(config: RunConfig, given: Mapping[Graft, Tensor] | None = None) -> dict[Graft, Tensor]:
-    """The matrix of each graft, of the shape that it replaces: those given, and the others from their runs."""
+    """The matrix of each graft, with its shape checked: from `given`, or else from the graft's run."""
     matrices = dict(given or {})
     for rule in config.train.graft_rules:
         if rule in matrices:
@@ -104,7 +104,7 @@ def donor(where: str, model: AnyModel) -> Trajectory:
 
 
 def model_and_weights(model: Any) -> tuple[AnyModel, dict[str, Tensor] | None]:
-    """The configuration of the model to be trained and, if a model is given, the weights it begins with.
+    """The configuration of the model to train and, if `model` is a model, its weights.
 
     Parameters of a model with requires_grad False stay frozen.
     """
@@ -115,7 +115,7 @@ def model_and_weights(model: Any) -> tuple[AnyModel, dict[str, Tensor] | None]:
     config: Any = getattr(model, "model_config", None)
     if isinstance(config, ModelConfig):
         reason = departure(model)
-        require(reason is None, "model", "one as im.build made it", f"one where {reason}")
+        require(reason is None, "model", "an unchanged model from im.build", f"one where {reason}")
     else:
         config = Architecture.of(model)
     _require_kept(model, config)
@@ -125,7 +125,8 @@ def model_and_weights(model: Any) -> tuple[AnyModel, dict[str, Tensor] | None]:
 
 
 def _require_kept(model: nn.Module, config: AnyModel) -> None:
-    """Refuse what training would not keep: parameters that share their numbers, are missing, or have another type."""
+    """Refuse parameters that training would not keep: missing ones, ones that share memory, and ones of another
+    type."""
     named = dict(model.named_parameters(remove_duplicate=False))
     places: dict[int, list[str]] = {}
     for name, parameter in named.items():
@@ -176,10 +177,10 @@ def train(
 ) -> Trajectory:
     """Train a model on a task into the folder `out`; `settings` are the other fields of `TrainConfig`.
 
-    `model` is a `ModelConfig`, whose sizes follow the task where they are left at their defaults, any
-    HookedTransformerConfig, whose model TransformerLens initialises from `init_seed`, or a HookedTransformer: the run
-    begins with a copy of its weights. `frozen` names parameters, or modules, that never learn. `progress` is None for
-    lines, False for none, or a function of the step and the last step.
+    `model` is a `ModelConfig` (sizes left at their defaults follow the task), any HookedTransformerConfig
+    (TransformerLens initialises it from `init_seed`), or a HookedTransformer (the run begins with a copy of its
+    weights). `frozen` names parameters, or modules, that never learn. `progress` is None for lines, False for none, or
+    a function of the step and the last step.
 
     >>> import tempfile
     >>> import induction_memory as im
@@ -205,7 +206,7 @@ def start(
     log: str | None = None,
     command: str | None = None,
 ) -> Trajectory:
-    """Train a new run into the folder `out`, or with `resume` continue the run there, to more steps if asked.
+    """Train a new run into the folder `out`; with `resume`, continue the run there, also to more steps.
 
     `log` is "tensorboard", "wandb" or None; `command` is noted in the manifest.
 
@@ -220,7 +221,7 @@ def start(
 def resume(
     out: str | Path, *, settings: Sequence[str] = (), progress: Progress = None, log: str | None = None
 ) -> Trajectory:
-    """Continue the run or branch in the folder to its end; `settings` may ask for more `train.steps`.
+    """Continue the run or branch in the folder to its end; `settings` may set a larger `train.steps`.
 
     >>> import tempfile, induction_memory as im
     >>> task, model, out = im.BigramTask(length=8), im.ModelConfig(d_model=16), tempfile.mkdtemp()
@@ -245,9 +246,9 @@ def run_from(
     command: str | None,
     weights: Mapping[str, Tensor] | None = None,
 ) -> Trajectory:
-    """Train from an origin at `first_step` (None: that of the run in the folder) into a new folder, or resume there.
+    """Train from step `first_step` (None: the first step of the run in the folder) into a new folder, or resume there.
 
-    `weights` are the initial weights, if they were given: a run that began with others is refused.
+    `weights` are the user's initial weights, if any: a run that began with other weights is refused.
     """
     known = isinstance(resume, bool) or (isinstance(resume, str) and resume == "or start")
     require(known, "resume", "True, False or 'or start'", repr(resume))
@@ -262,7 +263,7 @@ def run_from(
         with library_threads(config.train.threads if manifest is None else manifest.threads):
             if manifest is None:
                 begin(out, config, prepared or origin(), command, torch.get_num_threads())
-            elif config.differences(RunConfig.from_dict(manifest.config)):  # more steps, nothing else
+            elif config.differences(RunConfig.from_dict(manifest.config)):  # only more steps
                 lengthen(out, manifest, config, command)
             _go_on(out, config, progress, log)
     return load(out)
@@ -311,7 +312,7 @@ def _go_on(out: Path, config: RunConfig, progress: Progress, log: str | None) ->
 
 
 def _new(config: RunConfig, weights: Mapping[str, Tensor] | None = None) -> Origin:
-    """A run from its initialisation, or from the weights given."""
+    """A run from its initialisation, or from the user's weights."""
     model = build(config.model, config.train.init_seed)
     if weights is not None:
         fill(model, weights)
@@ -325,7 +326,7 @@ def _new(config: RunConfig, weights: Mapping[str, Tensor] | None = None) -> Orig
 def _begun(
     out: Path, config: RunConfig, resume: Resume, first_step: int | None, begun_with: str | None
 ) -> Manifest | None:
-    """The run in the folder that is to be continued, or None if a new one can begin there; an InputError otherwise."""
+    """The run in the folder to continue, or None if a new run can begin there; an InputError otherwise."""
     try:
         begun, free = (out / MANIFEST).exists(), may_begin(out)
     except OSError as error:
@@ -347,7 +348,7 @@ def _begun(
 def _require_same(
     out: Path, manifest: Manifest, config: RunConfig, first_step: int | None, begun_with: str | None
 ) -> None:
-    """Refuse a configuration or a start that differs from the run in `out`, except for more steps at the end."""
+    """Refuse a configuration or a first step that differs from the run in `out`; more steps at the end are allowed."""
     begun = "a branch" if manifest.parent else "a run"
     if first_step not in (None, manifest.first_step) or (first_step == 0 and manifest.parent):
         asked = "a run from its beginning" if first_step == 0 else f"a branch from step {first_step}"
@@ -371,7 +372,8 @@ def _require_same(
 
 
 def require_begun(folder: Path, resume: bool | str, field: str = "out") -> None:
-    """Refuse a folder in which a run has begun, unless it is to be resumed, and one in which none has if it is."""
+    """Refuse a folder that holds a run, unless the run is to be resumed; with `resume`, refuse a folder without a
+    run."""
     begun = (folder / MANIFEST).exists()
     if begun and resume is False:
         expected = f"a new or an empty folder (or --resume to go on), got a run in {str(folder)!r}"

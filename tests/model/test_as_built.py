@@ -73,7 +73,7 @@ CHANGES = {
     "blocks.0.attn has another IGNORE": _mask,
     "blocks.0.hook_resid_post has hooks": _hook,
     "blocks.0.attn has another _attention_dir_override": _direction,
-    "blocks.0 has a configuration of its own": _own_settings,
+    "blocks.0 has a different configuration": _own_settings,
     "cfg.use_qk_norm is True, not False": lambda model: setattr(model.cfg, "use_qk_norm", True),
     "cfg.attn_scores_soft_cap is 2.0, not -1.0": lambda model: setattr(model.cfg, "attn_scores_soft_cap", 2.0),
 }
@@ -102,7 +102,7 @@ def test_a_hook_at_every_module_of_torch_counts():
     before, double = evaluate(model, batch, "all"), type(model.blocks[0].attn)
     hook = register_module_forward_hook(lambda module, _, out: 2 * out if type(module) is double else None)
     try:
-        assert supported(model) == "a hook stands at every module of torch"
+        assert supported(model) == "torch has a global hook on every module"
         assert evaluate(model, batch, "all").loss == plain_evaluate(model, batch, "all").loss != before.loss
     finally:
         hook.remove()

@@ -7,22 +7,22 @@ computed. With do the gradient of the loss with respect to o:
 
     dv = P^T do        dP = do v^T        dS[t, s] = P[t, s] (dP[t, s] - sum over s' of P[t, s'] dP[t, s'])
 
-Scores S come in bits (times log2 e), because 2^x costs half of e^x. They are products of queries and keys,
+Scores S are in bits (times log2 e), because 2^x costs half of e^x. They are products of queries and keys,
 
     S = q k^T        dq = dS k        dk = dS^T q
 
-or, in the first layer, they are looked up. Its input is x_t = w_E(z_t) + p_t, so a linear map of it has one row per
+or, in the first layer, look-ups. Its input is x_t = w_E(z_t) + p_t, so a linear map of it has one row per
 token and one per position (`Table`):
 
     x_t W = (W_E W)[z_t] + (W_pos W)[t]        dW = W_E^T (sum of dy by token) + W_pos^T (sum of dy by position)
 
-which costs a twelfth of dW = x^T dy, a sum over all places one by one. The scores are then (`ScoreTables`)
+which costs a twelfth of dW = x^T dy, a sum over all positions. The scores are then (`ScoreTables`)
 
     S[t, s] = x_t^T W x_s = R[t, z_s] + C[t, s]      R[t, :] = x_t W W_E^T,    C[t, :] = x_t W W_pos^T
 
-R has one column per token of the vocabulary and C one per position; both are maps of the embedded input. Looking up
-costs a third of multiplying. Backward, dR[t, n] sums dS[t, s] over the keys s that hold token n, and dC = dS; both go
-to the sums by token and by position, from which dW follows once per batch:
+R has one column per token of the vocabulary and C one per position; both are linear maps of the embedded input. Looking
+up costs a third of multiplying. In the backward pass, dR[t, n] sums dS[t, s] over the keys s that hold token n, and dC
+= dS. Both are summed by token and by position, and dW follows once per batch:
 
     dW = X^T (dR W_E + dC W_pos)      where X^T dR and X^T dC are the gradients of the maps W W_E^T and W W_pos^T
 """
@@ -37,7 +37,7 @@ from torch import Tensor
 
 from induction_memory.training.fast.micro_batches import Piece, QueryBlock, Sums
 
-BIT = math.log(2)  # the natural logarithm of one bit
+BIT = math.log(2)  # natural logarithm of 2
 LOG2_E = 1 / BIT
 
 
@@ -49,7 +49,7 @@ class Scores(Protocol):
         """Write a block's scores, in bits."""
 
     def receive(self, block: QueryBlock, dS: Float[Tensor, "batch query key"], piece: Piece) -> None:
-        """Take a block's gradients with respect to its scores, not in bits: d loss / d(S / log2 e)."""
+        """Receive a block's gradients with respect to the scores in nats: d loss / d(S / log2 e)."""
 
 
 def weigh(scores: Scores, piece: Piece, name: str) -> list[Tensor]:
@@ -66,7 +66,7 @@ def weigh(scores: Scores, piece: Piece, name: str) -> list[Tensor]:
 
 
 def impose(pattern: Float[Tensor, "batch query key"], piece: Piece) -> list[Tensor]:
-    """A given pattern in place of the softmax, block by block."""
+    """A clamped pattern instead of the softmax, block by block."""
     return [pattern[:, block.rows, : block.keys] for block in piece.blocks]
 
 
@@ -93,7 +93,7 @@ def backward(
     scores: Scores | None,
     add_dv: Float[Tensor, "batch key d_value"] | None,
 ) -> None:
-    """Hand dS to `scores` and add to `add_dv`, if they are given."""
+    """Pass dS to `scores` and add dv to `add_dv`, unless they are None."""
     for block, P in zip(piece.blocks, weights, strict=True):
         do_block, keys = do[:, block.rows], slice(0, block.keys)
         if add_dv is not None:
@@ -111,9 +111,9 @@ class ProductScores:
     q: Float[Tensor, "batch query d_head"]
     k: Float[Tensor, "batch key d_head"]
     dq: Float[Tensor, "batch query d_head"] | None = None
-    """Written by `receive`, when given."""
+    """dq, written by `receive`, if not None."""
     add_dk: Float[Tensor, "batch key d_head"] | None = None
-    """Added to by `receive`, when given."""
+    """`receive` adds dk to it, if not None."""
 
     def fill(self, block: QueryBlock, S: Float[Tensor, "batch query key"], piece: Piece) -> None:
         torch.bmm(self.q[:, block.rows], self.k[:, : block.keys].transpose(1, 2), out=S)
@@ -143,7 +143,7 @@ class Table:
         positions: Int[Tensor, "batch query"] | None,
         out: Float[Tensor, "batch query d_out"],
     ) -> None:
-        """out = by_token[tokens] + by_position[positions]; all positions in order when none are given."""
+        """out = by_token[tokens] + by_position[positions]; by default all positions in order."""
         rows = out.view(-1, out.shape[-1])
         torch.index_select(self.by_token, 0, tokens.reshape(-1), out=rows)
         if positions is None:
@@ -159,7 +159,7 @@ class Table:
         sums: Sums,
         name: str,
     ) -> None:
-        """Add the rows of a gradient to the sums of that name."""
+        """Add the rows of a gradient to the sums of this name."""
         total, rows = self.gradient(sums, name), dy.view(-1, dy.shape[-1])
         total.by_token.index_add_(0, tokens.reshape(-1), rows)
         if positions is None:
@@ -168,7 +168,7 @@ class Table:
             total.by_position.index_add_(0, positions.reshape(-1), rows)
 
     def gradient(self, sums: Sums, name: str) -> "Table":
-        """The sums of that name: the gradients of both tables."""
+        """The sums of this name: the gradients of both tables."""
         return Table(sums(f"{name}.token", *self.by_token.shape), sums(f"{name}.position", *self.by_position.shape))
 
 
@@ -178,7 +178,7 @@ class ScoreTables:
     def __init__(
         self, W: Float[Tensor, "d_model d_model"], embedded: Table, blocks: tuple[QueryBlock, ...], name: str
     ) -> None:
-        """`W` in bits; `name` is that of the sums."""
+        """`W` in bits; `name` is the name of the sums."""
         self.embedded, self.blocks, self.name = embedded, blocks, name
         by_query = embedded.times(W)
         self.R, self.C = by_query.times(embedded.by_token.T), by_query.times(embedded.by_position.T)
@@ -211,7 +211,7 @@ class ScoreTables:
         return sums(f"{name}.token", vocab, keys), sums(f"{name}.position", block.mask.shape[-2], keys)
 
     def gradient(self, sums: Sums) -> Float[Tensor, "d_model d_model"]:
-        """dW from the sums that `receive` has made."""
+        """dW from the sums of `receive`."""
         tokens, positions = self.embedded.by_token, self.embedded.by_position
         dR = self.R.gradient(sums, f"{self.name}.R")
         dC_token, dC_position = torch.zeros_like(self.C.by_token), torch.zeros_like(self.C.by_position)

@@ -6,13 +6,12 @@ as keys and as values:
 
     q = a (W_Q W_K^T),  k = v = a,  out = (P a) (W_V W_O)
 
-so that only queries are mapped, and the last layer may need only few of them. Backward, each map y = x W gives
+so only queries are mapped, and the last layer may need few of them. In the backward pass, each map y = x W gives
 dW = x^T dy and dx = dy W^T. The factors' gradients follow from those of the products once per batch: with
 G = d(W_Q W_K^T), dW_Q = G W_K and dW_K = G^T W_Q; with H = d(W_V W_O), dW_V = H W_O^T and dW_O = W_V^T H.
 
-In the first layer, whose input is tokens plus positions, maps are looked up in tables, and the product W_V W_O is
-applied before P, where it costs nothing. If no gradient of that input is needed, the scores are looked up as well
-(`attention.py`).
+In the first layer, whose input is tokens plus positions, maps are looked up in tables. There W_V W_O is applied before
+P, which costs nothing. If the gradient of that input is not needed, the scores are looked up as well (`attention.py`).
 """
 
 import math
@@ -38,7 +37,7 @@ from induction_memory.training.fast.micro_batches import Piece, QueryBlock, Sums
 
 
 class AttentionLayer:
-    """`maps` has "q" (in bits), "k", "v" and "o"; one that is missing is the identity. `learning` names those whose
+    """`maps` has "q" (in bits), "k", "v" and "o"; a missing one is the identity. `learning` names the maps whose
     gradient is needed.
     """
 
@@ -52,8 +51,8 @@ class AttentionLayer:
         inputs_wanted: bool,
         blocks: tuple[QueryBlock, ...] | None,
     ) -> None:
-        """`embedded` has the embeddings if they are the layer's input. `inputs_wanted` says that the input's gradient
-        is needed. `blocks` are those of all positions if every position is a query.
+        """`embedded` has the embeddings if they are the layer's input. `inputs_wanted`: the input's gradient is needed.
+        `blocks` are the query blocks if every position is a query.
         """
         self.prefix = f"blocks.{layer}.attn"
         self.weights = {name: parameters[f"{self.prefix}.{name}"] for name in ("W_Q", "W_K", "W_V", "W_O")}
@@ -90,11 +89,11 @@ class AttentionLayer:
         residual: Float[Tensor, "batch query d_model"],
         out: Float[Tensor, "batch query d_model"],
     ) -> Callable[[Tensor, Tensor | None, Tensor | None], None]:
-        """Write residual + attention to `out`; `pattern` takes the place of the softmax.
+        """Write residual + attention to `out`; `pattern` replaces the softmax.
 
-        The function returned, `back(dout, add_dx, add_dx_queries)`, sums the maps' gradients and adds those of the
-        inputs to `add_dx` (as keys and values) and `add_dx_queries`. These two, or the second, may be `dout` itself.
-        Maps that are looked up leave their inputs' gradients to the tables.
+        It returns `back(dout, add_dx, add_dx_queries)`, which sums the maps' gradients and adds the inputs' gradients
+        to `add_dx` (as keys and values) and `add_dx_queries`. The second, or both, may be `dout` itself. For looked-up
+        maps the tables hold the inputs' gradients.
         """
         tokens, buffers, queried = piece.tokens, piece.buffers, piece.choose(piece.tokens)
         q = None
@@ -181,7 +180,7 @@ class AttentionLayer:
         add_dx: Tensor | None,
         sums: Sums,
     ) -> None:
-        """From the gradient of q, k or v: sum the gradient of its map, and add that of its inputs."""
+        """From the gradient of q, k or v, add up the gradient of its map and the gradient of its inputs."""
         if dy is None or name not in self.maps:
             return
         W, key = self.maps[name], f"{self.prefix}.{name}"
@@ -226,7 +225,7 @@ class AttentionLayer:
         return {f"{self.prefix}.{name}": found[name] for name in self.trained}
 
     def embedding_gradients(self, sums: Sums) -> Table:
-        """The gradients of the embeddings that come through the tables."""
+        """The gradients of the embeddings through the tables."""
         assert self.embedded is not None
         token, position = torch.zeros_like(self.embedded.by_token), torch.zeros_like(self.embedded.by_position)
         for name, table in self.tables.items():

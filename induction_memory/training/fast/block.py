@@ -2,14 +2,14 @@
 
     m = x + attention(norm(x))        y = m + feed(norm(m))        (parallel: m + feed(norm(x)))
 
-Attention computes outputs only at the requested queries, and y has one row for each of them. The other parts act on
-each position by itself, on rows x [row, d_model]:
+Attention computes outputs only at the requested queries, and y has one row per query. The other parts act on each
+position alone, on rows x [row, d_model]:
 
 LayerNorm         y = (x - mean(x)) / sqrt(var(x) + eps) * gamma + beta
 linear            y = x W_F                    dx = dy W_F^T                  dW_F = x^T dy
 ReLU              y = relu(x W_in) W_out       dh = (dy W_out^T) 1{h > 0}     dW_out = h^T dy,  dW_in = x^T dh
 
-Each forward pass returns, beside its output, the function that takes the output's gradient back.
+Each forward pass returns its output and the function for the backward pass.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,7 +25,8 @@ from induction_memory.training.fast.micro_batches import Piece, QueryBlock
 
 EMBEDDINGS = frozenset({"embed.W_E", "pos_embed.W_pos"})
 Back = Callable[[Tensor], Tensor | None]
-"""From the gradient of an output to that of its input, if that is needed; adds those of the parameters to the sums."""
+"""The backward pass: from the output's gradient to the input's, if needed; adds the parameters' gradients to the
+sums."""
 
 
 class LayerNorm:
@@ -56,7 +57,7 @@ class LayerNorm:
 
 
 class FeedForward:
-    """x W_F, or relu(x W_in) W_out: without W_in, the hidden layer h is x itself. A norm may precede it."""
+    """x W_F, or relu(x W_in) W_out; without W_in, the hidden layer h is x. A norm may precede it."""
 
     def __init__(
         self, name: str, parameters: Mapping[str, Tensor], trained: frozenset[str], norm: LayerNorm | None
@@ -73,7 +74,7 @@ class FeedForward:
     def forward(
         self, x: Float[Tensor, "batch query d_model"], residual: Float[Tensor, "batch query d_model"], piece: Piece
     ) -> tuple[Float[Tensor, "batch query d_model"], Callable[[Tensor, bool], Tensor | None]]:
-        """residual + the feed-forward of x, and the way back, whose second argument says if dx is wanted."""
+        """residual + the feed-forward of x, and the backward pass, whose second argument says whether dx is needed."""
         buffers, sums, W_in = piece.buffers, piece.sums, self.W_in
         normed, norm_back = (x, None) if self.norm is None else self.norm.forward(x, piece)
         rows = h = normed.flatten(0, 1)
@@ -117,8 +118,8 @@ class Block:
         blocks: tuple[QueryBlock, ...] | None,
         input_wanted: bool,
     ) -> None:
-        """`embedded` has the embeddings; `blocks` are those of all positions if every position is a query.
-        `input_wanted` says that something below learns, so that the gradient of the block's input is needed.
+        """`embedded` has the embeddings; `blocks` are the query blocks if every position is a query. `input_wanted`:
+        the input's gradient is needed, because something below learns.
         """
         prefix, feeds = f"blocks.{layer}", config.has_feed_forward(layer + 1)
         self.middle_name = f"{layer}.middle"
@@ -147,7 +148,7 @@ class Block:
         piece: Piece,
         pattern: Float[Tensor, "batch query key"] | None,
     ) -> tuple[Float[Tensor, "batch query d_model"], Back]:
-        """The way back overwrites the gradient that it receives."""
+        """The backward pass overwrites the gradient that it receives."""
         a, norm_back = (x, None) if self.norm1 is None else self.norm1.forward(x, piece)
         x_queries = piece.choose(x)
         a_queries = x_queries if self.norm1 is None else piece.choose(a)

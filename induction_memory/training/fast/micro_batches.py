@@ -1,9 +1,8 @@
-"""A batch in pieces: micro-batches that stay in the CPU cache, with their queries, their memory and their threads.
+"""A batch in pieces (micro-batches) that stay in the CPU cache, with their queries, memory and threads.
 
 The queries are the positions at which the last layer must predict: under the trigger-output loss about a quarter of all
 positions. The sequences of a batch are sorted by their number of queries, so that sequences in the same micro-batch
-have nearly as many. Missing ones are filled in by repeating a sequence's last query, and the repetitions have weight
-zero in the loss.
+have nearly as many. Sequences with fewer repeat their last query, with weight zero in the loss.
 
 New memory costs page faults in every micro-batch, so buffers are named and kept. Gradients are summed per group of
 micro-batches. Each thread takes the next free group and works through it alone, with library calls that use one thread
@@ -28,14 +27,14 @@ GROUPS = 16
 
 
 class Workspace:
-    """Named float32 buffers on one device. A buffer's contents last until its name is asked for again."""
+    """Named float32 buffers on one device. A buffer's content is valid until its name is requested again."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._buffers: dict[str, Tensor] = {}
 
     def __call__(self, name: str, *shape: int) -> Tensor:
-        """A contiguous tensor of that shape, not initialised, in the memory kept under that name."""
+        """An uninitialised contiguous tensor of this shape, in the memory of this name."""
         size = math.prod(shape)
         buffer = self._buffers.get(name)
         if buffer is None or buffer.numel() < size:
@@ -51,7 +50,7 @@ class Sums:
         self.named: dict[str, Tensor] = {}
 
     def __call__(self, name: str, *shape: int) -> Tensor:
-        """The sum of that name; the caller adds to it in place."""
+        """The sum of this name; the caller adds to it in place."""
         if name not in self.named:
             self.named[name] = torch.zeros(shape, device=self.device)
         return self.named[name]
@@ -59,7 +58,7 @@ class Sums:
 
 @dataclass(frozen=True)
 class QueryBlock:
-    """Some of the queries. At least one of them sees each of the keys 0..keys-1; all of them see 0..shared-1."""
+    """A block of queries. Each of the keys 0..keys-1 is visible to at least one query; the keys 0..shared-1 to all."""
 
     number: int
     rows: slice
@@ -76,7 +75,7 @@ def causal_mask(pos: int, device: torch.device) -> Float[Tensor, "query key"]:
 
 
 def causal_blocks(mask: Float[Tensor, "query key"]) -> tuple[QueryBlock, ...]:
-    """Every position is a query."""
+    """The blocks if every position is a query."""
     pos, blocks = mask.shape[0], []
     for number, start in enumerate(range(0, pos, BLOCK)):
         rows = slice(start, min(start + BLOCK, pos))
@@ -86,7 +85,7 @@ def causal_blocks(mask: Float[Tensor, "query key"]) -> tuple[QueryBlock, ...]:
 
 @dataclass(frozen=True)
 class Piece:
-    """A micro-batch on its way through a layer: its tokens, the layer's queries, and the memory that the work uses."""
+    """A micro-batch in one layer: its tokens, the layer's queries, and the memory for the computation."""
 
     tokens: Int[Tensor, "batch pos"]
     blocks: tuple[QueryBlock, ...]
@@ -113,7 +112,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Which sequences are in a micro-batch and, if positions are chosen, which ones and which of these are real."""
+    """The sequences of a micro-batch and, if only some positions are queries, which ones, and which are padding."""
 
     sequences: Int[Tensor, " batch"]
     positions: Int[Tensor, "batch query"] | None = None
@@ -137,14 +136,14 @@ class MicroBatch:
         return replace(whole, blocks=tuple(blocks), positions=self.positions, rows=(self.positions + offset).view(-1))
 
     def places(self, pos: int) -> Int[Tensor, "batch query"]:
-        """Where the queries stand in a whole batch of sequences of that length, laid end to end."""
+        """The row numbers of the queries in a whole batch of sequences of this length, laid end to end."""
         if self.positions is None:
             return self.sequences[:, None] * pos + torch.arange(pos, device=self.sequences.device)
         return self.sequences[:, None] * pos + self.positions
 
 
 def micro_batches(chosen: Bool[Tensor, "batch pos"], size: int) -> list[MicroBatch]:
-    """The chosen positions of the sequences that have any, sequences with the fewest first."""
+    """The micro-batches of all sequences with chosen positions, sequences with the fewest first."""
     device = chosen.device
     if bool(chosen.all()):
         return list(map(MicroBatch, torch.arange(len(chosen), device=device).split(size)))
@@ -188,7 +187,7 @@ _idle: defaultdict[torch.device, deque[Workspace]] = defaultdict(deque)
 
 
 def run_groups(work: Work, pieces: Sequence[MicroBatch], device: torch.device, threads: int) -> Sums:
-    """Do the work of every piece, in groups over `threads` threads; returns the sums over all groups."""
+    """Process every piece, in groups over `threads` threads; returns the sums over all groups."""
     sums = [Sums(device) for _ in range(GROUPS)]
     waiting = reversed(range(GROUPS))  # the last groups have the most work
     errors: list[BaseException] = []

@@ -1,18 +1,17 @@
 """A whole pass of a micro-batch through the model, forward and backward, on the model's own parameters.
 
-Blocks below the last compute every position. The last block, with all that follows it (the tail), computes only the
-requested queries. Backward stops at the lowest block that it needs: below it nothing learns.
+Blocks below the last compute every position. The last block and everything after it (the tail) compute only the
+requested queries. The backward pass stops at the lowest block with something that learns.
 
-In general the tail (`BlockTail`) is the last block, the final norm and the unembedding, one after the other. Without
-norms, with one head as wide as the model and a feed-forward that is linear or missing, all of it is linear in the input
-x of the block at the query and in the attention's average (`LinearTail`):
+In general the tail (`BlockTail`) is the last block, the final norm and the unembedding in sequence. Without norms, with
+one head as wide as the model and a feed-forward that is linear or missing, the tail is linear in the block's input x at
+the query and in the attention average P x (`LinearTail`):
 
     logits = x M + (P x) W_V W_O M,      M = (1 + W_F) W_U       (parallel blocks: x M + (P x) W_V W_O W_U)
 
-so that W_F costs nothing, and the maps are as narrow as the vocabulary. One column can be saved: adding the same number
-to all logits changes nothing, so the logit of the last token is subtracted from the others, and N - 1 columns are
-enough. If every position is a query and the vocabulary is narrower than the model, values are mapped before P,
-otherwise after.
+so W_F costs nothing, and the maps are as narrow as the vocabulary. Adding the same number to all logits changes
+nothing, so the last token's logit is subtracted from the others, and N - 1 columns are enough. If every position is a
+query and the vocabulary is narrower than the model, values are mapped before P, otherwise after.
 
 The loss is nll = log(sum exp(logits)) - logits[target], with dlogits = w (softmax(logits) - 1{target}), where w is the
 weight of a row in the loss: one over the number of trained positions, or zero. As in attention, logits are computed in
@@ -41,7 +40,7 @@ from induction_memory.training.fast.micro_batches import (
 )
 
 Found = tuple[Tensor, Tensor, Tensor | None]
-"""-log p(target), correctness, and the gradient of the last block's input, if it is needed."""
+"""-log p(target), correctness, and, if needed, the gradient of the last block's input."""
 
 
 def cross_entropy(
@@ -51,7 +50,7 @@ def cross_entropy(
 ) -> tuple[Float[Tensor, " row"], Bool[Tensor, " row"]]:
     """-log p(target) and whether the target is the likeliest, from logits times log2 e.
 
-    The bits are overwritten; if weights are given, with the gradient of the weighted sum of nll.
+    It overwrites the bits, with weights by the gradient of the weighted sum of nll.
     """
     correct = bits.argmax(-1) == targets
     bits.sub_(bits.amax(-1, keepdim=True))
@@ -82,11 +81,11 @@ class Tail(Protocol):
         ...
 
     def gradients(self, sums: Sums) -> dict[str, Tensor]:
-        """Gradients of the trained parameters it holds."""
+        """Gradients of its trained parameters."""
         ...
 
     def unembedding_gradient(self, sums: Sums) -> Float[Tensor, "d_model vocab"]:
-        """dW_U, which a tied output gives to the token embeddings."""
+        """dW_U, which belongs to the token embeddings if the output is tied."""
         ...
 
 
@@ -231,18 +230,18 @@ class LinearTail:
         return fed + direct if self.W_F is None else fed + self.W_F.T @ fed + direct
 
     def _map_gradients(self, sums: Sums) -> tuple[Tensor, Tensor]:
-        """Gradients of (1 + W_F) W_U, and of W_U where it stands alone."""
+        """Gradients of (1 + W_F) W_U, and of W_U where it is used alone."""
         dM, attended = self._gradient("tail.M", sums), self.Phi.T @ self._gradient("tail.N", sums)
         return (dM, attended) if self.parallel else (dM + attended, torch.zeros_like(dM))
 
     def _gradient(self, name: str, sums: Sums) -> Float[Tensor, "d_model vocab"]:
-        """The gradient of a map, from that of its narrow form (`_narrow`)."""
+        """The gradient of a map, from the gradient of its narrow form (`_narrow`)."""
         narrow = sums(name, *self.M.shape) * LOG2_E
         return torch.cat([narrow, -narrow.sum(1, keepdim=True)], dim=1)
 
 
 def _narrow(M: Float[Tensor, "d_model vocab"]) -> Float[Tensor, "d_model less"]:
-    """All columns except the last, minus the last."""
+    """All columns except the last, each minus the last."""
     return M[:, :-1] - M[:, -1:]
 
 
@@ -310,7 +309,7 @@ class Network:
         return nll.view_as(targets), correct.view_as(targets)
 
     def _pattern(self, layer: int, piece: Piece) -> Float[Tensor, "batch query key"] | None:
-        """The pattern imposed on a layer, at its queries."""
+        """The clamped pattern of a layer, at its queries."""
         kind = self.imposed[layer]
         return None if kind is None else piece.choose(clamped_pattern(kind, piece.tokens))
 
