@@ -141,7 +141,7 @@ def test_a_part_keeps_its_pairs_and_does_not_compute_scores_again():
 
 def test_an_item_with_several_partners_has_no_recall():
     a = replace(matching(torch.eye(3), torch.eye(3), torch.eye(3)), ideal=torch.ones(3, 3))
-    with pytest.raises(InputError, match=r"needs one partner for each item of W, items \[0, 1"):
+    with pytest.raises(InputError, match=r"needs one target for each item of W, items \[0, 1"):
         recall(a)
 
 
