@@ -88,7 +88,7 @@ def each(cells: Iterator[tuple[dict[str, Any], Callable[[], pd.DataFrame]]]) -> 
             table = pd.DataFrame({"refused": ["yes"]})
         tables.append(table.assign(**labels))
     if not labels and all("refused" in table for table in tables):
-        raise im.InputError("refused in every cell")
+        raise im.errors.InputError("refused in every cell")
     return pd.concat(tables, ignore_index=True)
 
 
