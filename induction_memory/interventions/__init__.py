@@ -1,4 +1,5 @@
-"""Interventions: ablations, patching, circuits and memory surgery on any TransformerLens model, always undone."""
+"""Interventions: ablations, patching, circuits and memory surgery on any TransformerLens model, which is restored
+afterwards."""
 
 from typing import TYPE_CHECKING
 

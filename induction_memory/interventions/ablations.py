@@ -1,15 +1,15 @@
-"""Ablations: take a part of the model away, in several ways, and measure what is lost.
+"""Ablations: replace the activations of a component and measure the effect.
 
-A part is a head, a layer's heads, a feed-forward, an embedding, one of the paper's matrices, or one term of what an
-input reads (`pos->L2.k`: the positional part of the induction head's keys). The names are in `runner/components.py`,
-the scores in `scores.py`. The row of the component "none" is the intact model.
+A component is a head, a layer's heads, a feed-forward, an embedding, one of the paper's matrices, or one edge
+(`pos->L2.k`: the positional part of layer 2's keys). The names are in `runner/components.py`, the scores in
+`scores.py`. The row of the component "none" is the intact model.
 
-`kinds` has one line on each kind of ablation: what replaces an activation y of a site, [batch, pos, d]. Their
-differences are informative. A component that only adds a constant matters under `zero` but not under `mean`. One that
-depends on the position alone does not matter under `mean-position`. One that carries no output of a trigger does not
-matter under `resample-output`.
+`kinds` describes each kind of ablation: what replaces an activation y of a site, [batch, pos, d]. Comparing kinds is
+informative. A component that only adds a constant has an effect under `zero` but not under `mean`. One that depends
+only on the position has none under `mean-position`. One that does not carry the outputs of triggers has none under
+`resample-output`.
 
-A kind is a function of the intact run and a site, and `register` gives it a name:
+A kind is a function of the intact run and a site; `register` gives it a name:
 
     @im.interventions.register("median", about="median of y over positions, for each sequence")
     def median(run, site):
@@ -53,16 +53,16 @@ _KINDS: dict[str, "_Named"] = {}
 
 @dataclass(frozen=True)
 class _Named:
-    """A kind of ablation with its line of explanation."""
+    """A kind of ablation with its description."""
 
     function: Replacement
     about: str
 
 
 def register(name: str, *, about: str = "") -> Callable[[Replacement], Replacement]:
-    """Give a kind of ablation a name, and a line with its formula for `ablate --list`.
+    """Give a kind of ablation a name, and a description for `ablate --list`.
 
-    A kind that some runs do not allow raises an UnsupportedError there (`kind: expected ..., got ...`).
+    If a kind is impossible on some runs, let it raise an UnsupportedError there (`kind: expected ..., got ...`).
 
     >>> import induction_memory as im
     >>> @im.interventions.register("middle", about="the mean of what the first and the last position hold")
@@ -84,13 +84,13 @@ def register(name: str, *, about: str = "") -> Callable[[Replacement], Replaceme
 
 
 def own_kinds(kinds: Sequence[Kind]) -> list[Replacement]:
-    """The functions of the kinds that users have registered, among those that are asked for."""
+    """The functions of those requested kinds that users have registered."""
     named = [_KINDS[name].function for name in kinds if isinstance(name, str) and name in _KINDS]
     return [function for function in named if function.__module__ != __name__]
 
 
 def kinds() -> dict[str, str]:
-    """Every kind's name with one line on what stands in for the activation y.
+    """Every kind's name with a description of what replaces the activation y.
 
     >>> kinds()["mean"]
     'the mean of y over sequences and positions'
@@ -101,15 +101,15 @@ def kinds() -> dict[str, str]:
 @field_docs
 @dataclass(frozen=True, eq=False)
 class Ablated:
-    """What a kind of ablation can look at: the intact run, its sequences, and the component to be replaced."""
+    """The argument of a kind of ablation: the intact run, its sequences, and the component to be replaced."""
 
     recording: Recording
     batch: Batch
     component: str
-    """The name that was asked for. It can stand for several sites."""
+    """The requested name. It can mean several sites."""
     seed: int
     all: "Replacements" = field(repr=False)
-    """What the components of a run share."""
+    """Values that the components of a run share."""
 
     def at(self, site: str) -> Float[Tensor, "batch pos d"]:
         """The intact activation at a site (`L1H1`, `L2H1.k` ...)."""
@@ -119,7 +119,7 @@ class Ablated:
 @field_docs
 @dataclass(eq=False)
 class Replacements:
-    """Replacement values for the sites of one recorded run; what several of them need is computed once.
+    """Replacement values for the sites of one recorded run; shared values are computed once.
 
     >>> import induction_memory as im
     >>> run = im.load("induction-small")
@@ -132,19 +132,20 @@ class Replacements:
     recording: Recording
     batch: Batch
     initial: Mapping[str, Tensor] | nn.Module | None = None
-    """The weights before training, or the model that has them; None if they are not known."""
+    """The weights before training, or the model with these weights; None if not known."""
     seed: int = 0
     _before_training: dict[frozenset, Recording] = field(default_factory=dict, repr=False)
     _found: dict[tuple, tuple[Value, bool]] = field(default_factory=dict, repr=False)
 
     def value(self, site: str, kind: Kind) -> Value:
-        """What replaces the activation at a node; for an edge, ask for its source."""
+        """What replaces the activation at a node; for an edge, use its source."""
         return self._replacement(site, site, kind)[0]
 
     def patches(self, name: str, kind: Kind, *, effective: bool = False) -> list[Patch]:
-        """The patches that ablate everything a name stands for.
+        """The patches that ablate all sites of a name.
 
-        `effective` leaves out those that change nothing, such as `mean-position` of `pos`, equal in all sequences.
+        `effective` leaves out patches that change nothing, such as `mean-position` of `pos`, which is equal in all
+        sequences.
         """
         patches = []
         for site in self.recording.graph.resolve(name):
@@ -154,9 +155,9 @@ class Replacements:
         return patches
 
     def _replacement(self, component: str, site: str, kind: Kind) -> tuple[Value, bool]:
-        """What replaces the activation at a site, and whether it is that activation itself, up to rounding.
+        """What replaces the activation at a site, and whether it equals that activation up to rounding.
 
-        Kinds that depend on the site alone give all components the same tensor.
+        For kinds that depend only on the site, all components share the same tensor.
         """
         if isinstance(kind, str):
             require(kind in _KINDS, "kind", f"all or one of {', '.join(_KINDS)}", repr(kind))
@@ -183,9 +184,10 @@ class Replacements:
         return self.recording.runner.record(other.tokens)
 
     def before_training(self, component: str) -> Recording:
-        """The run in which only the weights behind a component are those from before training.
+        """The run with the weights behind a component set back to their values before training.
 
-        Components with the same weights share it. If none of these weights has changed, it is the intact run itself.
+        Components with the same weights share this run. If none of these weights has changed, it is the intact run
+        itself.
         """
         if self.initial is None:
             wanted = "a trajectory, or the model before training as `initial`"
@@ -206,7 +208,7 @@ class Replacements:
 
 
 def _is_own(value: Value, own: Float[Tensor, "batch pos d"]) -> bool:
-    """Whether a value is the activation itself, up to rounding."""
+    """Whether a value equals the activation up to rounding."""
     value = value.expand_as(own)
     for at in (slice(-1, None), slice(None)):  # the last position, where most differ, comes first
         if not (value[:, at] - own[:, at]).abs().max() <= 1e-6 * own[:, at].abs().max():
@@ -264,7 +266,7 @@ def initial(run: Ablated, site: str) -> Value:
 
 
 OF_SITE = (zero, mean, mean_by_position, resample, resample_output, noise)
-"""The kinds that depend on the site alone, not on the component that was named."""
+"""The kinds that depend only on the site, not on the component."""
 INTACT = "none"
 
 
@@ -284,14 +286,14 @@ def ablate(
 ) -> pd.DataFrame:
     """One row per component and kind of ablation (and step): in-context and global scores, KL, and standard errors.
 
-    `source` is a trajectory or a series, its folder or name, or a model (then give the batch). `heads` are "all" or
-    some, as "L2H1". `components` are names, or groups of them: heads, layers, feed_forward, embeddings,
-    matrices, parts, edges, paths, all. By default they are the first six groups, and at several steps the first five.
-    `kind` is a name (`kinds`), a function, several of these, or "all": by default "mean", as on the command
-    line. `step` is a stored step, several, or "all". Without a batch 64 sequences are drawn, or 16 for several steps
-    (`attrs["sequences"]`); without a task they are random tokens repeated once. `attrs["left_out"]`, and a line in the
-    log, say which kinds of "all" the sequences do not allow, and why. `via="hooks"` runs one hooked forward per row
-    that differs from the others. `progress` is that of `im.measure`.
+    `source` is a trajectory or a series, its folder or name, or a model (then pass `batch`). `heads` are "all" or some,
+    as "L2H1". `components` are names, or groups of them: heads, layers, feed_forward, embeddings, matrices, parts,
+    edges, paths, all. The default is the first six groups, and at several steps the first five. `kind` is a name
+    (`kinds`), a function, several of these, or "all": by default "mean", as on the command line. `step` is a stored
+    step, several, or "all". Without a batch 64 sequences are drawn, or 16 for several steps (`attrs["sequences"]`);
+    without a task they are random tokens repeated once. `attrs["left_out"]`, and a line in the log, say which kinds of
+    "all" the sequences do not allow, and why. `via="hooks"` runs one hooked forward per row with different patches.
+    `progress` is that of `im.measure`.
 
     >>> ablate("induction-small", heads="all")[["component", "kind", "in_context_accuracy"]].round(2)
       component  kind  in_context_accuracy
@@ -315,7 +317,7 @@ def ablate_selection(
     seed: int = 0,
     group: str | None = None,
 ) -> pd.DataFrame:
-    """The rows of `ablate`; with `group`, all scores are over the positions of that group, which takes less time."""
+    """The rows of `ablate`; with `group`, all scores are over the positions of that group, which is faster."""
     kinds = list(_KINDS) if kind == "all" else listed(kind, "kind")
     how = {"heads": heads, "components": components, "kinds": kinds, "seed": seed, "group": group}
     how["skip"] = kind == "all"

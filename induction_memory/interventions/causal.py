@@ -1,15 +1,16 @@
-"""Causal curves over training: when a part becomes necessary, when it only looks right, and by which paths it acts.
+"""Causal curves over training: when a component becomes necessary, when it looks right, and by which paths it acts.
 
-At every stored step and for every part,
+At every stored step and for every component,
 
-    necessity   accuracy on the task's main group (in context) of the intact model minus that without the part
-    recall      the part's recall probe (Section 5): does its matrix store the right pairs?
+    necessity   accuracy on the task's main group (in context) of the intact model minus that of the ablated model
+    recall      the component's recall probe (Section 5): does its matrix store the right pairs?
 
-A part can also be a path of a head: the direct one (`L1H1->direct`), or through the queries, keys or values of one
-later head (`L1H1->L2H1.k`). `path_effects` compares the paths of each head with its whole effect.
+A component can also be a path of a head: the direct one (`L1H1->direct`), or through the queries, keys or values of one
+later head (`L1H1->L2H1.k`). `path_effects` compares the paths of each head with its total effect.
 
-A part can look right long before anything depends on it (W_O2 is learned first and is of little use alone), and be
-necessary before it looks right. `delays` compares the two by the steps at which each curve changes level.
+A component can look right (have a high recall) long before anything depends on it: W_O2 is learned first and is of
+little use alone. It can also be necessary before it looks right. `delays` compares the steps at which the two curves
+change level.
 """
 
 from collections.abc import Sequence
@@ -44,9 +45,9 @@ def causal_curves(
     seed: int = 0,
     progress: Progress = None,
 ) -> pd.DataFrame:
-    """One row per step, part and kind: necessity, accuracy with and without it, and recall where it has a probe.
+    """One row per step, component and kind: necessity, accuracy with and without it, and recall if it has a probe.
 
-    With several heads, the recall is that of the best.
+    With several heads, the recall is that of the best head.
 
     >>> import induction_memory as im
     >>> batch = im.load("induction-small").task.sample(4, im.task.step_rng(0, 2))
@@ -83,7 +84,7 @@ def path_effects(table: pd.DataFrame) -> pd.DataFrame:
     """One row per step, kind, head and path, from a table of `causal_curves`: the effect, in accuracy.
 
     The path is "total", "direct", an input of a later head (`L2H1.k`), or "rest": the total minus the other paths. The
-    rest passes through earlier feed-forwards, or comes from interactions between the paths.
+    rest goes through earlier feed-forwards, or comes from interactions between the paths.
 
     >>> import induction_memory as im
     >>> batch = im.load("induction-small").task.sample(4, im.task.step_rng(0, 2))
@@ -108,11 +109,12 @@ def path_effects(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def delays(table: pd.DataFrame) -> pd.DataFrame:
-    """One row per part and kind: the step at which it looks right, that at which it is necessary, and the delay.
+    """One row per component and kind: the step at which it looks right, the step at which it is necessary, and the
+    delay.
 
-    Both are the steps at which the curve changes level. A part is necessary only if its necessity after the change is
-    larger than before, and more than twice the standard error of the accuracy without the part. Otherwise that step is
-    nan.
+    These are the steps at which the curves change level. A component is necessary only if its necessity after the
+    change is larger than before, and more than twice the standard error of the accuracy without it. Otherwise that step
+    is nan.
 
     >>> import induction_memory as im
     >>> batch = im.load("induction-small").task.sample(4, im.task.step_rng(0, 2))
@@ -135,6 +137,6 @@ def delays(table: pd.DataFrame) -> pd.DataFrame:
 def _necessary_from(
     steps: Int[np.ndarray, " step"], necessity: Float[np.ndarray, " step"], error: Float[np.ndarray, " step"]
 ) -> float:
-    """The step at which a necessity rises above twice its error; nan if it does not."""
+    """The step at which a necessity rises above twice its error; nan if it never does."""
     step, before, after = change_point(steps, necessity)
     return step if after > before and after > 2 * error[steps > step].mean() else np.nan

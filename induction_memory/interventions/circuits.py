@@ -1,17 +1,18 @@
-"""Circuits: the few edges that do the work, and how much of it they do.
+"""Circuits: the few edges that matter, and how much of the model's performance they explain.
 
-Taking an edge away (by one of the kinds of `im.ablate`) lowers M, the mean logit of the right output above the mean
-logit at the positions of the task's main group. Edges are ranked by that loss, exactly (one run per edge) or by its
-derivative (one backward pass for all, or integrated over several). The circuit of the n first edges E_n is scored by
+Ablating an edge (by one of the kinds of `im.ablate`) lowers M, the mean logit of the right output above the mean logit
+at the positions of the task's main group. Edges are ranked by that loss, exactly (one run per edge) or by its
+derivative (one backward pass for all, or integrated over several). The circuit of the first n edges E_n is scored by
 
     faithfulness(n)   (M(only E_n) - M(nothing)) / (M(everything) - M(nothing))    does the circuit suffice?
-    completeness(n)   (M(everything) - M(all but E_n)) / (M(everything) - M(nothing))    does all work depend on it?
+    completeness(n)   (M(everything) - M(all but E_n)) / (M(everything) - M(nothing))    does all performance depend on
+    it?
 
-where all edges that are not kept are taken away together. Random orders of the edges are the baseline.
+where all edges that are not kept are ablated together. Random orders of the edges are the baseline.
 
-The known circuit of an induction head with one head per layer (Figure 1, equation 7) has seven edges: positions match
-positions in layer 1, the token before is copied, the copy is the key that the same token matches in layer 2, and the
-token found there is copied to the output.
+The known circuit of an induction head with one head per layer (Figure 1, equation 7) has seven edges: in layer 1
+positions match positions and the previous token is copied; in layer 2 the query's token matches this copy in the keys,
+and the token found there is copied to the output.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -54,17 +55,17 @@ INDUCTION_HEAD = (
 @field_docs
 @dataclass(frozen=True, eq=False)
 class Discovery:
-    """The edges of one model by rank, the circuit they make, and the scores of circuits of each size."""
+    """The ranked edges of one model, its circuit, and the scores of circuits of each size."""
 
     edges: pd.DataFrame
-    """One row per edge: the share of M that is lost without it, by each ranking."""
+    """One row per edge: the share of M lost without it, by each ranking."""
     curve: pd.DataFrame
-    """One row per ranking and size n: faithfulness and completeness, with in-context accuracy (random: means)."""
+    """One row per ranking and size n: faithfulness, completeness and in-context accuracy (means for random orders)."""
     circuit: tuple[str, ...]
     """The edges that matter, strongest first."""
 
     def against(self, known: Iterable[str] = INDUCTION_HEAD) -> dict[str, float]:
-        """Precision and recall of the circuit against a known one."""
+        """Precision and recall of the circuit, compared with a known circuit."""
         found, wanted = set(self.circuit), set(known)
         shared = len(found & wanted)
         return {"precision": shared / max(len(found), 1), "recall": shared / len(wanted)}
@@ -72,7 +73,7 @@ class Discovery:
 
 @dataclass(frozen=True, eq=False)
 class _Bench:
-    """A recorded run, where its in-context positions are, and what replaces each writer's output."""
+    """A recorded run, its in-context positions, and what replaces each writer's output."""
 
     recording: Recording
     batch: Batch
@@ -99,7 +100,7 @@ class _Bench:
 
     @torch.no_grad()
     def measure(self, variants: Sequence[Sequence[Patch]], done: list[int] | None = None) -> np.ndarray:
-        """M and the accuracy of each variant, [2, variant]; with `done`, an interruption keeps those done so far."""
+        """M and the accuracy of each variant, [2, variant]; with `done`, an interruption keeps the completed ones."""
         measured = np.full((2, len(variants)), np.nan)
         with nullcontext() if done is None else keeping(done, "circuits"):
             for i, logits in enumerate(self.recording.run(variants, queries=self.queries)):
@@ -132,7 +133,7 @@ def discover(
     """Rank the edges of a model (or of one step of a trajectory), find its circuit, and score circuits of every size.
 
     The circuit has the edges whose effect, by the first ranking, is above `share` of the strongest one. `sizes` are the
-    circuit sizes to score, all when not given. An interruption keeps the circuits that were scored before it.
+    circuit sizes to score, by default all. An interruption keeps the circuits scored before it.
 
     >>> import induction_memory as im
     >>> batch = im.load("induction-small").task.sample(2, im.task.step_rng(0, 0))

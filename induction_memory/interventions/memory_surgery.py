@@ -1,30 +1,30 @@
-"""Memory surgery: change single associations of a trained matrix, and measure which predictions suffer.
+"""Memory surgery: change single associations of a trained matrix, and measure the effect on predictions.
 
     erase       the pair's score becomes 0, by the smallest change that does it (memory/edits.py)
     insert      the pair's score becomes `strength`, by default the mean score of the ideal pairs
     swap        two inputs exchange their outputs: a -> b and b -> a get the scores that a -> a and b -> b had
-    project     onto the span of the ideal memory's pairs ("ideal"), or without that part ("complement")
-    truncate    the largest singular values alone
+    project     keep the part in the span of the ideal memory's pairs ("ideal"), or the rest ("complement")
+    truncate    keep only the largest singular values
     transplant  the matrix of another step or run: a model, or (trajectory, step)
 
-What a memory associates stands in `model/associations.py`. Surgery edits the stored parameter, so "W_K2" is here the
-parameter W_K of layer 2, read with the queries W_Q w_E(k), and not the product of both. Pairs are written `a->b`, input
-then output, in tokens, or for W_K1 in positions counted from 1. One name alone stands for the pair that recall asks of
-it. The input of W_K1 and W_K2 is the key and the output the query, so that for W_K1 `a` is at most `b`: `5->6`, or `5`
-alone, is how position 6 finds position 5. With several heads each has its own matrix. W_K2's keys are what one layer-1
-head writes: `through`, by default the head that carries the previous token (`carrier`). The table names it.
+`model/associations.py` defines what each memory associates. Surgery edits the stored parameter, so "W_K2" is here the
+parameter W_K of layer 2, read with the queries W_Q w_E(k), not the product of both. Pairs are written `a->b`, input
+then output, in tokens, or for W_K1 in positions counted from 1. `a` alone means `a` and its target. The input of W_K1
+and W_K2 is the key and the output the query, so for W_K1 `a` is at most `b`: with `5->6`, or `5` alone, position 6
+attends to position 5. With several heads each has its own matrix. W_K2's keys are the output of one layer-1 head:
+`through`, by default the head that carries the previous token (`carrier`). The table names it.
 
-The positions that rely on the edited pairs are the target. The other positions of their kind (in-context, or global for
-W_F) are the bystanders. An edit without single pairs has only the group "all". `damage` is the lost accuracy,
-in-context or for W_F global. Afterwards the model has its own weights again, bit for bit.
+Scores are over three groups: "target" (positions that rely on the edited pairs), "bystanders" (other positions of their
+kind: in-context, or global for W_F) and "all". An edit of the whole matrix has only "all". `damage` is the lost
+accuracy. Afterwards the model has its old weights again, bit for bit.
 
     memory   a position relies on a pair if
-    W_K1     its trigger occurs for the second time, and the first output stands at the pair's query position
+    W_K1     its trigger occurs for the second time, and its first output is at the pair's query position
     W_K2     its token is the pair's query
     W_O2     its right output is the pair's input
     W_F      its token is the pair's input
 
-What an edit of a memory asks for, checked by names and sizes alone: no model is loaded, no tensor is made.
+Edits are checked first by names and sizes alone, without a model or tensors.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -57,14 +57,14 @@ from induction_memory.trajectory.trajectory import Trajectory
 
 EDITS = ("erase", "insert", "swap", "project", "truncate", "transplant")
 MOST_STRENGTH = 1e30
-"""The largest score that may be set: larger ones overflow in the model."""
+"""The largest score that can be set: larger ones overflow in the model."""
 MEMORY_LAYERS = 2
 """Layers of a model whose memories have the paper's names."""
 Head = int | str
 
 
 def one_edit(edit: Mapping[str, Any], strength: float | None = None) -> tuple[str, Any]:
-    """The name and the value of the one edit that is given; only an insertion has a strength.
+    """Name and value of the one edit that is not None; only an insertion has a strength.
 
     >>> one_edit({"erase": "e", "swap": None, "project": False})
     ('erase', 'e')
@@ -81,7 +81,7 @@ def one_edit(edit: Mapping[str, Any], strength: float | None = None) -> tuple[st
 def edited_heads(
     memory: str, n_layers: int, n_heads: int, *, head: Head | None = None, through: Head | None = None
 ) -> tuple[str | None, str | None]:
-    """The names of the head to edit and of the head that W_K2 reads through; None where none was given.
+    """The names of the head to edit and of the layer-1 head that writes W_K2's keys; None if not specified.
 
     >>> edited_heads("W_K2", 2, 4, head="L2H1", through=3)
     ('L2H1', 'L1H3')
@@ -101,7 +101,7 @@ def exchanged(text: str) -> tuple[str, str]:
 
 
 def _named(head: Head, layer: int, n_heads: int, field: str) -> str:
-    """The name of a head given by its name or its number in the layer, from 1."""
+    """The name of a head, from its name or its number in the layer, from 1."""
     names = head_names((layer,), n_heads)
     known = head in names or (isinstance(head, int) and 1 <= head <= n_heads)
     require(known, field, f"a head of layer {layer}: {', '.join(names)} or 1 to {n_heads}", repr(head))
@@ -130,11 +130,11 @@ def surgery(
     task: Task | None = None,
     progress: Progress = None,
 ) -> pd.DataFrame:
-    """One edit, before and after: rows for the target, the bystanders and all positions (and each step).
+    """The effect of one edit: rows for target, bystanders and all positions, at each step.
 
-    Give exactly one edit. `head` restricts it to one head; `through` is the layer-1 head that writes W_K2's keys. Both
-    are names (`L1H3`) or numbers in their layer, from 1. The columns head and through say which were taken, input and
-    output which pairs were edited. `damage` is a share of the group's positions: `before` minus the accuracy after it.
+    Pass exactly one edit. `head` restricts it to one head; `through` is the layer-1 head that writes W_K2's keys. Both
+    are names (`L1H3`) or numbers in their layer, from 1. The columns head and through name these heads, input and
+    output the edited pairs. `damage` is the group's accuracy before the edit minus that after it.
 
     >>> import induction_memory as im
     >>> batch = im.load("induction-small").task.sample(16, im.task.step_rng(0, 0))
@@ -170,7 +170,7 @@ def edited(
     through: Head | None = None,
     **edit: Any,
 ) -> Iterator[HookedTransformer]:
-    """`with edited(model, task, memory="W_K2", erase="a"):` the model under an edit, for any other analysis.
+    """`with edited(model, task, memory="W_K2", erase="a"):` the edited model, for any other analysis.
 
     >>> import induction_memory as im
     >>> run = im.load("induction-small")
@@ -195,7 +195,7 @@ def place(
     head: Head | None = None,
     through: Head | None = None,
 ) -> tuple[Association, dict[str, str]]:
-    """The stored memory of a model with two layers, and the heads that are edited: head ("all" or one) and through."""
+    """The stored memory of a model with two layers, and the heads of the edit: head ("all" or one) and through."""
     one, writer = edited_heads(memory, model.cfg.n_layers, model.cfg.n_heads, head=head, through=through)
     if memory == "W_K2" and writer is None:
         writer = carrier(model, task, head=one)
@@ -210,7 +210,7 @@ def place(
 def edited_memory(
     a: Association, *, strength: float | None = None, **edit: Any
 ) -> tuple[str, Association, Int[Tensor, "pair side"] | None]:
-    """The name of the one edit that is given, the edited memory, and the edited pairs (None: all of W)."""
+    """The name of the edit, the edited memory, and the edited pairs (None: all of W)."""
     name, value = one_edit(edit, strength)
     if name == "truncate":
         return f"truncate {value}", replace(a, W=edits.truncate(a.W, value)), None
@@ -240,7 +240,7 @@ def relying(a: Association, batch: Batch, pairs: Int[Tensor, "pair side"]) -> Bo
     if a.name == "W_F":
         return torch.isin(batch.tokens, inputs) & batch.group("global")
     known = "counts" in batch.latents
-    require(known, "memory", "W_K2 or W_O2, the pairs of W_K1 are known for in-context bigrams alone", a.name)
+    require(known, "memory", "W_K2 or W_O2; for W_K1 the pairs are known only for in-context bigrams", a.name)
     same = (batch.tokens[:, None, :] == batch.tokens[:, :, None]).tril(-1)
     first_output = same.int().argmax(-1) + 1
     return torch.isin(first_output, outputs + 1) & (batch.latents["counts"] == 2)  # output 0 is the second position

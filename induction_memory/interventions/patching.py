@@ -1,35 +1,35 @@
-"""Activation patching: replace one activation by that of another run, per component and per position.
+"""Activation patching: replace an activation by its value in another run, per component and position.
 
-The two runs differ in one thing (corruptions.py). If a patch accounts for the difference (effects.py), information
-about that thing passes through the patched place. Positions can be chosen by role, wherever they stand in the sequence:
+The two runs differ in one thing (`task/corruptions.py`). If a patch has a large effect (`scores.py`), the patched site
+carries that information. Positions are chosen by role, which each sequence has at its own place,
 
-    query        the position that is asked
+    query        the position of the prediction
     elsewhere    all positions without a role
     trigger      for in-context bigrams: the first occurrence of the query's trigger
     output       for in-context bigrams: the token after it
 
-or each by its number, counted from 1, or all together. `stream2` is the whole stream that layer 2 reads.
+or by number, counted from 1, or all together. `stream2` is the whole stream that layer 2 reads.
 
 Attribution patching: all edges at once by gradients, checked against the exact values.
 
-Let a_e in [0, 1] say how much of the other run edge e carries, and M(a) the mean logit of the answer (effects.py). The
-exact effect of an edge is (M(0) - M(1_e)) / (M_from - M_to). There are two approximations, with one backward pass per
-point:
+Let a_e in [0, 1] interpolate edge e between its run (0) and the other run (1), and let M(a) be the mean logit of the
+answer (`scores.py`). The exact effect of an edge is (M(0) - M(1_e)) / (M_from - M_to). There are two approximations,
+with one backward pass per point:
 
     gradient      -dM/da_e at a = 0, over (M_from - M_to): the activation's difference times the gradient
     integrated    the same derivative averaged over a = alpha 1 for alpha from 0 to 1 (midpoints)
 
-Integrated gradients are complete: they sum over all edges to the effect of patching everything, 1.
+Integrated gradients are complete: their sum over all edges is 1, the effect of patching everything.
 
-Where targets are soft, M is minus a KL from the run at a = 0 (effects.py). It is largest there, so its derivative at
-a = 0 is zero for every edge and says nothing: `gradient` is left out.
+For soft targets, M is minus a KL from the run at a = 0 (`scores.py`). There it is largest, so its derivative is zero
+for every edge: `gradient` is left out.
 
-Exact path patching: what passes from one component to one input of a later one, and nothing else.
+Path patching: the exact effect of one edge, from a component to one input of a later component.
 
-The edge `source->input` of the patched run carries what the source wrote in the other run. Every other edge carries the
-run's own activation, and all that depends on that input is recomputed. Edges in series on one path each carry its whole
-effect: under a corruption of the earlier trigger, the effect of `L1H1->L2H1.k` arrives by `embed->L1H1.v` and leaves by
-`L2H1->out`. To find out which path reaches a component, look at the edges into it.
+The patched edge `source->input` carries the source's activation of the other run. Every other edge is unpatched, and
+everything that depends on the input is recomputed. Edges in series on one path each have its whole effect: if the
+earlier trigger is corrupted, the effect of `L1H1->L2H1.k` arrives by `embed->L1H1.v` and leaves by `L2H1->out`. To find
+which path reaches a component, look at the edges into it.
 """
 
 from collections.abc import Sequence
@@ -64,9 +64,9 @@ from induction_memory.trajectory.search import Steps
 
 
 def patch_paths(contrast: Contrast, edges: Sequence[str] | None = None) -> pd.DataFrame:
-    """One row per edge: source, target, accuracy, logit, effect. All edges of the model when none are named.
+    """One row per edge: source, target, accuracy, logit, effect. By default all edges of the model.
 
-    A name may stand for several edges (`L1->L2.k`, `L1H1->L2H1`), which are then patched together.
+    A name can mean several edges (`L1->L2.k`, `L1H1->L2H1`), which are then patched together.
     """
     graph = contrast.start.graph
     names = graph.edges if edges is None else tuple(edges)
@@ -100,9 +100,9 @@ def patch(
 ) -> pd.DataFrame:
     """Activation patching (one row per component and position) or path patching (one row per edge), for each step.
 
-    `components` are names of sites, groups of them as in `ablate`, or for paths the edges; all when not given.
-    `corruption` is one that the task offers, its first when not given: `trigger` for in-context bigrams. Source, batch,
-    step, `via` and progress are those of `ablate`.
+    `components` are names of sites, groups of them as in `ablate`, or for paths the edges; by default all. `corruption`
+    is one of the task's, by default the first: `trigger` for in-context bigrams. `source`, `batch`, `step`, `via` and
+    `progress` are as in `ablate`.
 
     >>> import induction_memory as im
     >>> batch = im.load("induction-small").task.sample(4, im.task.step_rng(0, 0))
@@ -137,7 +137,7 @@ def patch(
 def patch_activations(
     runs: Contrast, components: str | Sequence[str] | None = None, positions: Positions = "roles"
 ) -> pd.DataFrame:
-    """One row per component and position: accuracy, logit and effect of its activation from the other run."""
+    """One row per component and position: accuracy, logit and effect of patching its activation."""
     graph = runs.start.graph
     if components is None:
         streams = [f"stream{layer}" for layer in range(1, graph.n_layers + 1)]
@@ -153,7 +153,7 @@ def patch_activations(
 
 
 def position_masks(pairs: Pairs, positions: Positions) -> dict[str | int, Bool[Tensor, "batch pos"] | None]:
-    """Name or number of a position -> where it is in each sequence; None means everywhere."""
+    """Role or number of a position -> its mask in each sequence; None means everywhere."""
     length = pairs.clean.tokens.shape[1]
     here = torch.arange(length, device=pairs.query.device)
     if positions == "all":
@@ -176,7 +176,7 @@ def position_masks(pairs: Pairs, positions: Positions) -> dict[str | int, Bool[T
 def attribute(contrast: Contrast, *, points: int = 16) -> pd.DataFrame:
     """One row per edge: the exact effect, by gradient, and by integrated gradients at `points` points.
 
-    For soft targets there is no column `gradient`: the derivative of a KL is zero at the run that it is measured from.
+    For soft targets there is no column `gradient`: there the derivative is zero.
 
     >>> import induction_memory as im
     >>> run = im.load("induction-small")
@@ -200,7 +200,7 @@ def attribute(contrast: Contrast, *, points: int = 16) -> pd.DataFrame:
 
 
 def agreement(table: pd.DataFrame) -> pd.DataFrame:
-    """Correlation of each approximation in the table with the exact effects: linear, and of the ranks.
+    """Correlation of each approximation in the table with the exact effects: Pearson's, and Spearman's of the ranks.
 
     >>> import pandas as pd
     >>> import induction_memory as im

@@ -1,17 +1,16 @@
-"""Scores of runs, and the effect of a patch; each with a standard error over sequences (`task/batch.ratio`).
+"""Scores of runs and effects of patches, each with a standard error over sequences (`task/batch.ratio`).
 
 Scores of a run: losses, accuracies and the distance to the intact run. They are means over the positions of each group
 of the task. For in-context bigrams the groups are in_context (a trigger seen before) and global (not a trigger). KL is
-KL(p_intact || p), with p the run's prediction, averaged over all positions that the task counts.
+KL(p_intact || p), with p the run's prediction, averaged over all counted positions.
 
-The effect of a patch is how much of a corruption it accounts for. At the query of each sequence, M is the logit of the
-right output above the mean of all logits. With M_from of the run that is patched, M_to of the run whose activations are
-patched in, and M of the patched run, each a mean over sequences,
+The effect of a patch is its share of the effect of a corruption. At the query of each sequence, M is the logit of the
+right output above the mean of all logits. With means over sequences M_from in the run before patching, M_to in the run
+whose activations are patched in, and M in the patched run,
 
     effect = (M_from - M) / (M_from - M_to):    0, the patch does nothing;  1, it does all that the corruption does.
 
-Where no single output is right, M = -KL(p_from || p) with p the prediction and p_from that of the run before patching,
-so that M_from = 0.
+For soft targets, M = -KL(p_from || p), with p the prediction and p_from the prediction before patching, so M_from = 0.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -45,7 +44,7 @@ class Scorer:
     """Logits."""
     batch: Batch
     where: Bool[Tensor, "batch pos"] | None = None
-    """The only positions to score; all when not given."""
+    """The positions to score; None for all."""
 
     def __call__(self, logits: Float[Tensor, "*variant batch pos vocab"]) -> dict[str, Float[Tensor, "*variant"]]:
         """Every score and its standard error (`kl`, `kl_se` ...), one value per variant.
@@ -84,9 +83,9 @@ class Scorer:
 
 
 def is_right(logits: Float[Tensor, "*lead vocab"], targets: Int[Tensor, "*lead"]) -> Float[Tensor, "*lead"]:
-    """1 where logits.argmax(-1) == targets, 0 elsewhere; nan where a logit is, which makes the argmax meaningless.
+    """1 where logits.argmax(-1) == targets, 0 elsewhere; nan where a logit is nan.
 
-    Several times faster than that: the argmax is taken only where maxima tie, or are nan.
+    Several times faster than this formula: the argmax is computed only where maxima tie or are nan.
     """
     best = logits.amax(-1, keepdim=True)
     if int(torch.count_nonzero(logits == best)) != best.numel():
@@ -100,7 +99,7 @@ Direction = Literal["corrupt", "restore"]
 
 @dataclass(frozen=True, eq=False)
 class Contrast:
-    """Two recorded runs of one model: the one to patch, and the one whose activations are put in."""
+    """Two recorded runs of one model: the run to patch, and the run whose activations are patched in."""
 
     start: Recording
     end: Recording
@@ -140,7 +139,7 @@ def measured(
     start: Float[Tensor, "batch m vocab"],
     answer: Int[Tensor, " batch"] | None,
 ) -> Float[Tensor, "*variant batch"]:
-    """M: the answer's logit above the mean, or minus the KL from the run `start` where there is no single answer."""
+    """M: the answer's logit above the mean, or for soft targets minus the KL from the run `start`."""
     if answer is not None:
         return answer_logit(logits, answer)
     log_p, log_q = start[..., 0, :].log_softmax(-1), logits[..., 0, :].log_softmax(-1)
@@ -184,7 +183,7 @@ def edge_slopes(
 ) -> Float[Tensor, " edge"]:
     """dM/da_e of every edge at a = alpha 1, by one backward pass.
 
-    a_e is how much edge e carries of its source's value instead of its own; `measure` is M of logits.
+    a_e interpolates edge e between its own value (0) and the patched one (1); `measure` maps logits to M.
     """
     edges = recording.graph.edges
     amounts = torch.full((len(edges),), alpha, device=recording.tokens.device, requires_grad=True)

@@ -1,4 +1,4 @@
-"""What a model does on a batch at one step: attention patterns, logits and other activations, each computed once."""
+"""A model on a batch at one step: attention patterns, logits and other activations, each computed once."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -23,18 +23,18 @@ REPEATED_SEED = 0
 @field_docs
 @dataclass(eq=False)
 class Activations:
-    """One model on one batch. It runs when the first probe asks for an activation."""
+    """One model on one batch. It runs when a probe first needs an activation."""
 
     at: At
     """The step, with its model, its weights and its sequences."""
     batch_facts: dict[str, Any] = field(default_factory=dict, repr=False)
-    """What depends on the batch alone, by name; shared by the steps of a run."""
+    """Values that depend only on the batch, by name; the steps of a run share them."""
     kept: dict[str, Any] = field(default_factory=dict, repr=False)
-    """What has been run or computed at this step, by name."""
+    """Values computed at this step, by name."""
 
     @property
     def model(self) -> nn.Module:
-        """The TransformerLens model, made at the first request."""
+        """The TransformerLens model, made on first use."""
         return self.at.model
 
     @property
@@ -44,7 +44,8 @@ class Activations:
 
     @cached_property
     def runner(self) -> Runner | None:
-        """Runs the model without TransformerLens; None for a model with norms, whose scales it does not record."""
+        """Runs the model without TransformerLens; None for a model with norms, because it does not record their
+        scales."""
         if self.at.loaded is not None or self.at.chosen.via == "hooks":
             return None
         config = getattr(self.at.chosen.source, "model_config", None)
@@ -99,7 +100,7 @@ class Activations:
         return self.once(f"attended {layer}", lambda: largest(self.pattern(layer)))
 
     def repeated_pattern(self, layer: int) -> Float[Tensor, "batch head query key"]:
-        """Attention on random sequences that are repeated once."""
+        """Attention on random tokens repeated once."""
         self._require_layer(layer)
         return self.once("repeated", self._repeated)[layer - 1]
 
@@ -111,14 +112,14 @@ class Activations:
         return self.runner.patterns(tokens)
 
     def mass(self, layer: int, name: str, sought: Bool[Tensor, "batch query key"]) -> Float[Tensor, "batch head query"]:
-        """The attention that each query of a layer gives to the sought keys, kept under a name."""
+        """The attention from each query of a layer to the sought keys, kept under a name."""
         pattern = self.pattern(layer)
         keys = self.of_batch(f"keys of {name}", lambda: sought.to(pattern.dtype))
         return self.once(f"mass {name} {layer}", lambda: torch.einsum("bhqk,bqk->bhq", pattern, keys))
 
     @cached_property
     def cache(self) -> dict[str, Tensor]:
-        """The activations of one forward pass: logits, patterns, and what attributions read."""
+        """The activations of one forward pass: logits, patterns, and the inputs of attributions."""
         if self.runner is not None:
             recording = self.runner.record(self.batch.tokens)
             patterns = {pattern_name(layer): recording.pattern(layer) for layer in range(1, self.n_layers + 1)}
@@ -131,13 +132,13 @@ class Activations:
         return run(self.model, self.batch.tokens, wanted)
 
     def once(self, name: str, compute: Callable[[], Any]) -> Any:
-        """The value of this step kept under this name, computed at the first request."""
+        """A value of this step, kept under this name, computed on first use."""
         if name not in self.kept:
             self.kept[name] = compute()
         return self.kept[name]
 
     def of_batch(self, name: str, compute: Callable[[], Any]) -> Any:
-        """The value that all steps share, kept under this name and computed at the first request."""
+        """A value that all steps share, kept under this name, computed on first use."""
         if name not in self.batch_facts:
             self.batch_facts[name] = compute()
         return self.batch_facts[name]
@@ -148,7 +149,7 @@ class Activations:
 
 
 def largest(x: Float[Tensor, "*lead n"]) -> Int[Tensor, "*lead"]:
-    """x.argmax(-1). On a CPU numpy finds it several times faster, for the precisions that it has."""
+    """x.argmax(-1). On a CPU numpy is several times faster, for the precisions that it supports."""
     known = x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
     return torch.from_numpy(x.detach().numpy().argmax(-1)) if known else x.argmax(-1)
 
@@ -159,7 +160,8 @@ def pattern_name(layer: int) -> str:
 
 
 def run(model: nn.Module, tokens: Int[Tensor, "batch pos"], wanted: list[str]) -> dict[str, Tensor]:
-    """The logits and the activations of these hooks, as far as the model has them and its forward reaches them."""
+    """The logits and the activations of these hooks, without hooks that the model lacks or its forward does not
+    reach."""
     any_model: Any = model
     tokens = tokens.to(next(model.parameters()).device)
     with torch.no_grad():
@@ -169,7 +171,7 @@ def run(model: nn.Module, tokens: Int[Tensor, "batch pos"], wanted: list[str]) -
 
 
 def mean_where(values: Tensor, queries: Bool[Tensor, "batch query"]) -> Float[Tensor, " head"]:
-    """Mean per head over the chosen queries; nan if there is none."""
+    """Mean per head over the chosen queries; nan if there are none."""
     return values.double().movedim(1, 0)[:, queries].mean(-1)
 
 
@@ -180,7 +182,7 @@ def standard_tokens(vocab_size: int, length: int) -> Int[Tensor, "batch twice_le
 
 
 def run_repeated(model: nn.Module, n_layers: int, length: int | None = None) -> list[Tensor]:
-    """All patterns on random sequences repeated once, each half `length` tokens (half the context if not given)."""
+    """All patterns on random tokens repeated once, `length` tokens per half (by default half the context)."""
     cfg: Any = model.cfg
     names = [pattern_name(layer) for layer in range(1, n_layers + 1)]
     cache = run(model, standard_tokens(cfg.d_vocab, length or cfg.n_ctx // 2), names)

@@ -1,18 +1,17 @@
-"""Arbitration: does a model follow its context or its global bigrams where the two may differ (Sections 3 and 4.2)?
+"""Arbitration: does a model follow its context or its global bigrams where they differ (Sections 3 and 4.2)?
 
 The paper says that the model uses the retrieved token when the global bigrams find it unlikely, and prefers the global
-bigrams when the retrieved token is among their top predictions. Three questions, each by the rank of a token in
+bigrams when the retrieved token is among their top predictions. Three questions, each split by the rank of a token in
 pi_b( . | z_t), where 0 is the likeliest:
 
     in-context accuracy    at second and later occurrences of a trigger: share of argmax q = o, by the rank of the
                            output o
-    copying                at tokens that are not triggers and that one token only has followed so far: share of
-                           argmax q = that token, by its rank. Nothing in the context tells them from triggers
-    copying, ambiguous     at tokens that different tokens have followed, which therefore are not triggers: share of
-                           argmax q = the token that followed the last occurrence, by its rank
+    copying                at tokens that are not triggers and have had only one successor so far: share of argmax q =
+    that successor, by its rank. The context cannot tell them from triggers copying, ambiguous     at tokens that have
+    had different successors, so they cannot be triggers: share of argmax q = the last successor, by its rank
 
-Both sources predict a retrieved token of rank 0, so rows of rank 0 do not tell them apart. `by_bigrams` is the share
-that the likeliest global bigram alone would get right.
+Both sources predict a retrieved token of rank 0, so rows of rank 0 do not tell them apart. `by_bigrams` is the share of
+hits of a model that always predicts the likeliest global bigram.
 
 Standard errors are over sequences (`task/batch.ratio`), since positions of one sequence are not independent.
 """
@@ -36,7 +35,7 @@ from induction_memory.trajectory.search import Steps
 
 QUESTIONS = ("in-context accuracy", "copying", "copying, ambiguous")
 RANKS = {"0": (0, 0), "1 to 2": (1, 2), "3 or more": (3, None), "0 to 2": (0, 2)}
-"""Ranges of ranks, the last rank included. The last range is the union of the first two: the top three."""
+"""Ranges of ranks, with the last rank included. The last range is the top three, the union of the first two."""
 SEQUENCES = 128
 COLUMNS = ["step", "question", "rank", "value", "error", "positions", "by_bigrams"]
 
@@ -50,10 +49,10 @@ def arbitration(
     sequences: int = SEQUENCES,
     progress: Progress = None,
 ) -> pd.DataFrame:
-    """How often a model follows its context at the last step, or at others, by the rank of the retrieved token in pi_b.
+    """How often a model follows its context, at the last step or at others, by the rank of the retrieved token in pi_b.
 
-    One row per step, question and range of ranks: value, its standard error, the number of positions, and the share
-    that the likeliest global bigram would get right. A range without positions has value nan.
+    One row per step, question and range of ranks: value, its standard error, the number of positions, and `by_bigrams`,
+    the value for the likeliest global bigram. A range without positions has value nan.
 
     >>> import induction_memory as im
     >>> found = im.probes.arbitration("induction-small", sequences=4)
@@ -82,7 +81,7 @@ def arbitration(
 
 
 def retrieved(batch: Batch, question: str) -> tuple[Int[Tensor, "batch pos"], Bool[Tensor, "batch pos"]]:
-    """The token that an induction head retrieves at each position, and the positions that the question is about."""
+    """The token that an induction head retrieves at each position, and the positions of the question."""
     if question == "in-context accuracy":
         require(not batch.soft, "batch", "hard targets", "soft ones")
         return batch.targets, batch.group("in_context")
@@ -102,13 +101,13 @@ def last_successor(tokens: Int[Tensor, "batch pos"]) -> Int[Tensor, "batch pos"]
 def rank(
     bigram: Float[Tensor, "vocab vocab"], given: Int[Tensor, "batch pos"], tokens: Int[Tensor, "batch pos"]
 ) -> Int[Tensor, "batch pos"]:
-    """How many tokens are likelier than `tokens` after the token `given`, by the global bigrams."""
+    """The rank of `tokens` after the token `given`: how many tokens are likelier by the global bigrams."""
     rows = bigram[given]
     return (rows > rows.gather(-1, tokens.unsqueeze(-1))).sum(-1)
 
 
 def share(hits: Bool[Tensor, "batch pos"], where: Bool[Tensor, "batch pos"]) -> tuple[float, float]:
-    """The share of hits among the positions, and its standard error over sequences; nan where there are none."""
+    """The share of hits among the positions, and its standard error over sequences; nan without positions."""
     mean, error = ratio((hits & where).sum(-1).double(), where.sum(-1).double())
     return mean.item(), error.item()
 

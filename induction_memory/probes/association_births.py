@@ -1,9 +1,9 @@
-"""The memory atlas: every association of a memory, how strongly it is stored and when it was born.
+"""The associations of a memory: how strongly each is stored, and its birth step.
 
-The score matrix of a memory holds all v_j^T W u_i (Appendix E, figure of the weights as memories). An association is
-born at the first step from which it stays recalled (`first_lasting`). The birth and the final strength (margin: score
-of the target minus the best rival's) are compared with the frequency of the token, or with the position, by Spearman's
-rank correlation. An association that was never born ranks last.
+The score matrix of a memory holds all v_j^T W u_i (Appendix E, figure of the weights as memories). The birth step is
+the first step from which an association stays recalled (`first_lasting`). Birth step and final margin (score of the
+target minus the best rival's) are correlated with the token's frequency, or with the position, by Spearman's rank
+correlation. An association that was never born ranks last.
 """
 
 from typing import Any
@@ -27,7 +27,7 @@ from induction_memory.trajectory.search import Steps
 def score_matrix(
     source: Any, memory: str, *, step: Steps = None, head: str | None = None, task: Task | None = None
 ) -> pd.DataFrame:
-    """All scores v_j^T W u_i of a memory at the last step, or at another: one row per input i, one column per output j.
+    """All scores v_j^T W u_i of a memory, by default at the last step: one row per input i, one column per output j.
 
     So `scores.loc[a, b]` is the score of the pair that surgery calls `a->b`. The inputs of W_K1 and W_K2 are the keys,
     the outputs the queries. Labels are tokens, or positions counted from 1. `head` is as in the tables: `L1H2`, or
@@ -49,7 +49,7 @@ def score_matrix(
 
 
 def recalled(source: Selection, memory: str) -> Bool[Tensor, "step head item"]:
-    """Which association is recalled at which step."""
+    """Whether each association is recalled at each step."""
     require(isinstance(memory, str), "memory", "the name of a memory", repr(memory))
     parts = []
     for at in source.in_turn(size=chunk_of(source)):
@@ -59,7 +59,7 @@ def recalled(source: Selection, memory: str) -> Bool[Tensor, "step head item"]:
 
 
 def births(source: Any, memory: str, *, step: Steps = "all", task: Task | None = None) -> pd.DataFrame:
-    """One row per association: its birth step, its strength at the last step, its token's frequency or its position.
+    """One row per association: its birth step, its final margin, its token's frequency or its position.
 
     Columns: memory, head, association (token or query position), birth (nan: not recalled at the end), margin, score,
     and `frequency` (pi_u of the token; nan without a task) or `position`.
@@ -115,13 +115,13 @@ def trends(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _single(stack: Stack, memory: str) -> Association:
-    """The memory of this name, without a reading such as `_margin`; each of its items has one partner."""
+    """The memory of this name, without a suffix such as `_margin`; each of its items has one target."""
     require(memory != "W_F", "memory", "W_K1, W_K2 or W_O2 with its variants", repr(memory))
     return stack.association(memory)
 
 
 def _labels(a: Association) -> tuple[list[Any], list[Any]]:
-    """The names of the given items and of the candidates: tokens, or positions counted from 1."""
+    """The names of the items and of the candidates: tokens, or positions counted from 1."""
     inputs = list(a.input_names) or list(range(a.inputs.shape[-2]))
     outputs = list(a.output_names) or list(range(a.outputs.shape[-2]))
     given, candidates = (outputs, inputs) if a.given == "output" else (inputs, outputs)

@@ -3,14 +3,13 @@
 With A[t, s] the attention of query t to key s <= t, and z the tokens:
 
     previous token   A[t, t-1], for t >= 1
-    induction        sum of A[t, s] over the s <= t with z_{s-1} = z_t: the tokens after earlier occurrences of z_t; a
-                     task that names other keys as its source `induction` is measured on those
+    induction        sum of A[t, s] over the s <= t with z_{s-1} = z_t: the tokens after earlier occurrences of z_t. If
+    a task names other keys as its source `induction`, they are used
 
 The mass is this sum; the argmax is whether the most attended key is one of these keys. A head that attends uniformly
-gets c_t = (number of these keys) / (t + 1) in both cases, so both are corrected for chance: (mean - mean c) /
-(1 - mean c), which is 0 for the uniform head and 1 for the perfect one. Induction is measured on the main group of the
-task (for in-context bigrams, triggers from their second occurrence on), on all tokens that occurred before, and on the
-group `global`.
+gets c_t = (number of these keys) / (t + 1) in both cases, so both are corrected for chance: (mean - mean c) / (1 - mean
+c) is 0 for a uniform head and 1 for a perfect head. Induction is measured on the main group of the task (for in-context
+bigrams, triggers from their second occurrence on), on all tokens that occurred before, and on the group `global`.
 
 The conditional probes are plain rates. The standard scores use random sequences repeated once, each half of length n:
 
@@ -58,7 +57,7 @@ _PER_LAYER = {
     "repeated_induction": "random sequences of n tokens repeated once: mean of A[t, t-n+1] over the second half",
 }
 _PAIR = "previous_where_attended"
-SEQUENCES_AT_ONCE = 8  # sequences whose logarithms are computed together, so that they stay in the CPU cache
+SEQUENCES_AT_ONCE = 8  # sequences whose logarithms are computed together, to stay in the CPU cache
 
 
 def previous_mass(pattern: Float[Tensor, "batch head query key"], back: int = 1) -> Float[Tensor, " head"]:
@@ -67,7 +66,7 @@ def previous_mass(pattern: Float[Tensor, "batch head query key"], back: int = 1)
 
 
 def repeated_induction(pattern: Float[Tensor, "batch head query key"]) -> Float[Tensor, " head"]:
-    """On sequences repeated once: mean attention from the second half to the token after the same one in the first."""
+    """Mean attention from each token of the second half to the token after its first occurrence, on repeated tokens."""
     n = pattern.shape[-1] // 2
     stripe = pattern.diagonal(1 - n, dim1=-2, dim2=-1)  # entry i is the query n - 1 + i
     return stripe[..., 1:].double().mean((0, 2))
@@ -118,13 +117,13 @@ def _hits(
 
 
 def entropy(pattern: Float[Tensor, "batch head query key"], *, share: bool = False) -> Float[Tensor, " head"]:
-    """Mean entropy of the attention of t >= 1, in nats or as a share of the largest possible, log(t + 1)."""
+    """Mean entropy of the attention of t >= 1, in nats or as a share of the largest possible entropy, log(t + 1)."""
     return _mean_entropy(entropies(pattern), share)
 
 
 def entropies(pattern: Float[Tensor, "batch head query key"]) -> Float[Tensor, "batch head query"]:
     """-sum_s A log A of each query, in nats."""
-    least = torch.finfo(pattern.dtype).tiny  # in place of zeros, whose logarithm is not finite
+    least = torch.finfo(pattern.dtype).tiny  # instead of zeros, whose logarithm is not finite
     parts = pattern.split(SEQUENCES_AT_ONCE)
     return torch.cat([some.clamp_min(least).log_().mul_(some).sum(-1).neg_() for some in parts])
 
@@ -155,7 +154,8 @@ def _sought(a: Activations) -> Bool[Tensor, "batch query key"]:
 
 
 def _queries(a: Activations, which: str = "triggers") -> Bool[Tensor, "batch query"]:
-    """Tokens that have occurred before: all of them ("repeated"), those of the main group, or the group `global`."""
+    """Positions of tokens that have occurred before: all ("repeated"), or those in the main group or the group
+    `global`."""
     repeated = a.of_batch("repeated", lambda: _sought(a).any(-1))
     if which == "repeated":
         return repeated
@@ -187,9 +187,9 @@ def _targets(a: Activations) -> Int[Tensor, "batch query"]:
 
 
 def _attended_token(a: Activations, layer: int) -> Int[Tensor, "batch head query"]:
-    """The token that each query attends to most, where outputs are tokens that the model reads."""
+    """The token that each query attends to most; refused if outputs are not input tokens."""
     if a.logits.shape[-1] > a.stack.vocab_size:
-        raise UnsupportedError("needs outputs that are tokens, the model has an output vocabulary of its own")
+        raise UnsupportedError("needs outputs that are tokens, the model has a separate output vocabulary")
     return _token_at(a, a.attended(layer))
 
 
@@ -273,9 +273,9 @@ PROBES = {f"{kind}{layer}": attention_probe(kind, layer) for kind in _PER_LAYER 
 def head_scores(
     source: Any, *, step: Steps = None, length: int | None = None, progress: Progress = None
 ) -> pd.DataFrame:
-    """The standard scores of every head at the last step, or at others: head (`L2H1`), previous_token, induction.
+    """The standard scores of every head, by default at the last step: head (`L2H1`), previous_token, induction.
 
-    `length` is that of the random sequence that is repeated; half the context if not given.
+    `length` is the number of random tokens that are repeated, by default half the context.
 
     >>> head_scores("induction-small", length=32)["previous_token"].round(2).tolist()
     [0.8, 0.07]

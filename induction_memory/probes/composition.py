@@ -3,8 +3,8 @@
 With Phi_1 the value-output matrix of a layer-1 head and W_K2, Phi_2 those of a layer-2 head (`memories`):
 
     K-composition  |W_K2 Phi_1|_F / (|W_K2| |Phi_1|)        its keys read what layer 1 wrote
-    Q-composition  |W_K2^T Phi_1|_F / (|W_K2| |Phi_1|)      its queries do
-    V-composition  |Phi_2 Phi_1|_F / (|Phi_2| |Phi_1|)      its values do
+    Q-composition  |W_K2^T Phi_1|_F / (|W_K2| |Phi_1|)      its queries read it
+    V-composition  |Phi_2 Phi_1|_F / (|Phi_2| |Phi_1|)      its values read it
 
 The baseline keeps the singular values of both matrices and rotates one against the other at random. For a Haar-random
 rotation R, the square of |A R B|_F / (|A| |B|) is sum_ij a_i R_ij^2 b_j, with a and b the squared singular values
@@ -28,7 +28,7 @@ from induction_memory.memory.edits import where_finite
 from induction_memory.probes.registry import Probe
 from induction_memory.source.sources import Stack
 
-ROTATIONS = 32  # random rotations behind a baseline
+ROTATIONS = 32  # random rotations for a baseline
 ROTATION_SEED = 0
 _LETTERS = {
     "K": "|W_K2 Phi_1| / (|W_K2| |Phi_1|)",
@@ -59,7 +59,7 @@ def squared_spectrum(A: Float[Tensor, "*lead m n"], d: int) -> Float[Tensor, "*l
 
 @lru_cache(maxsize=4)
 def squared_rotations(d: int) -> Float[Tensor, "rotation d d"]:
-    """Squared entries of Haar-random rotations, always the same ones."""
+    """Squared entries of Haar-random rotations, from a fixed seed."""
     generator = torch.Generator().manual_seed(ROTATION_SEED)
     gaussian = torch.randn(ROTATIONS, d, d, generator=generator, dtype=torch.float64)
     return torch.linalg.qr(gaussian).Q.square()
@@ -110,7 +110,7 @@ def copied(layer: int, stack: Stack) -> Float[Tensor, "step head"]:
     stack.require_layers(layer)
     w_U, Phi, w_E = stack.embedding("w_U"), stack.memory(f"Phi_{layer}"), stack.embedding("w_E")
     if w_U.shape[-2] != w_E.shape[-2]:
-        raise UnsupportedError("needs outputs that are tokens, the model has an output vocabulary of its own")
+        raise UnsupportedError("needs outputs that are tokens, the model has a separate output vocabulary")
     if stack.vocab_size <= stack.d_model:
         return copying(w_U @ Phi @ w_E.mT)
     return copying(Phi @ w_E.mT @ w_U)  # the same non-zero eigenvalues, from a smaller matrix

@@ -1,16 +1,16 @@
-"""Emergence: when each curve changes, in which order, and which leads.
+"""Emergence: when each probe changes over training, in which order, and by which lag.
 
-Change point of a curve y over steps t: fit a step function with two levels a, b and a split by least squares, each
-stored step weighted by the time it stands for. The change is where the curve, interpolated between the stored steps
-next to the split, crosses (a + b) / 2. Its confidence interval is the percentile interval of a bootstrap over
+Change point of a curve y over steps t: fit a step function with two levels a, b and a split by least squares; stored
+steps are weighted by the time that they represent. The change point is where the curve, interpolated between the stored
+steps next to the split, crosses (a + b) / 2. Its confidence interval is the percentile interval of a bootstrap over
 
     seeds          several runs, one curve each
-    associations   a recall of one run: its single associations, recalled or not, resampled
-    batches        any other probe of one run: independent evaluation batches, resampled
+    associations   for a recall of one run: its associations, recalled or not, are resampled
+    batches        for any other probe of one run: independent evaluation batches are resampled
 
-Order of births: in how many runs does the change of one probe come before that of the next? If births came in random
-order, the count would be binomial, with probability 1/2 for a pair and 1/k! for the order of all k. The p-values are
-those of exact one-sided tests (a sign test per pair). A tie counts as out of order.
+Order of births: in how many runs does the change of one probe come before that of the next? In random order, the count
+is binomial, with probability 1/2 for a pair and 1/k! for the order of all k. The p-values come from exact one-sided
+tests (a sign test per pair). A tie counts as out of order.
 
 Lead and lag: falling curves are flipped, both curves are interpolated on an even grid, and their smoothed increments
 are correlated at every shift. The lag is the shift with the largest correlation, positive if the second curve follows
@@ -38,7 +38,7 @@ from induction_memory.trajectory.search import Steps
 
 EXPECTED_ORDER = ("W_O2", "W_K2", "W_K1")  # top-down, Section 5
 GRID = 400  # points of the even grid on which lags are measured
-SMOOTHING = 80  # grid points in the window that smooths the increments: a recall moves in jumps of one association
+SMOOTHING = 80  # grid points in the window that smooths increments, because a recall jumps by single associations
 
 
 def change_point(steps: Int[np.ndarray, " step"], curve: Float[np.ndarray, " step"]) -> tuple[float, float, float]:
@@ -84,10 +84,10 @@ def change_points(
     seed: int = 0,
     progress: Progress = None,
 ) -> pd.DataFrame:
-    """When each probe of a run, or of several runs together, changes: one row per probe and head.
+    """The change point of each probe, in one run or in several runs together: one row per probe and head.
 
     Columns: probe, head, change, low, high (the confidence interval), before, after (levels), replicates, over. Several
-    runs must have their steps in common. Runs that differ in more than their seeds are kept apart, and a first column
+    runs must have the same steps. Runs that differ in more than their seeds are kept apart, and a first column
     `configuration` says what differs.
 
     >>> change_points("induction-small", ["W_O2"])[["probe", "change", "low", "high"]].round(0)
@@ -116,7 +116,7 @@ def change_points(
 def _replicates(
     runs: list[Any], name: str, step: Steps, batches: int
 ) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]], str]:
-    """head -> (steps, curves [replicate, step]) of a probe, and what the replicates are."""
+    """head -> (steps, curves [replicate, step]) of a probe, and the kind of replicates."""
     if len(runs) > 1:
         return _stack([table(run, [name], step=step) for run in runs], name), "seeds"
     spec = Spec.parse(name)
@@ -152,11 +152,11 @@ def birth_order(
     resamples: int = 500,
     progress: Progress = None,
 ) -> pd.DataFrame:
-    """Tests whether births come in the expected order, over runs that differ in their seed.
+    """Test whether births come in the expected order, over runs that differ in their seed.
 
     One row per neighbouring pair and one for the whole order: order, runs, in_order, p_value, median_lead (steps
-    between the births), and resampled: the share of resamplings of the associations, within the runs, in which the
-    order holds. For runs with one head per layer. Runs that differ in more than their seeds are kept apart, and a first
+    between the births), and resampled: the share of resamplings of the associations, within runs, in which the order
+    holds. For runs with one head per layer. Runs that differ in more than their seeds are kept apart, and a first
     column `configuration` says what differs.
 
     >>> import induction_memory as im
@@ -213,7 +213,8 @@ def _birth_order(
 def lag(
     steps: Int[np.ndarray, " step"], first: Float[np.ndarray, " step"], second: Float[np.ndarray, " step"]
 ) -> tuple[float, float]:
-    """By how many steps the second curve follows the first, and the correlation of their increments at that shift."""
+    """The number of steps by which the second curve follows the first, and the correlation of their increments at this
+    lag."""
     grid = np.linspace(steps[0], steps[-1], GRID)
     rises = []
     for curve in (first, second):
@@ -235,9 +236,9 @@ def lead_lag(
     step: Steps = "all",
     progress: Progress = None,
 ) -> pd.DataFrame:
-    """Neighbouring pairs of probes of a run: first, second, lag, correlation, and the distance of their change points.
+    """One row per pair of neighbouring probes of a run: first, second, lag, correlation, distance of change points.
 
-    Positive numbers: the second follows. For probes with one value per step.
+    A positive lag: the second follows the first. For probes with one value per step.
 
     >>> import induction_memory as im
     >>> im.probes.lead_lag("induction-small", ["W_O2", "W_K2"]).round(2)

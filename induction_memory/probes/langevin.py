@@ -1,20 +1,20 @@
 """The local learning coefficient of a model, or of some of its weights, by stochastic gradient Langevin dynamics.
 
-With w* the weights as they are, L the mean loss and n_beta the inverse temperature, weights w near w* are drawn by
+With w* the stored weights, L the mean loss and n_beta the inverse temperature, weights w near w* are drawn by
 
     w <- w - step_size / 2 * (n_beta * grad L_m(w) + localisation * (w - w*)) + N(0, step_size)
 
 and the coefficient is  lambda = n_beta * mean over the draws of (L_m(w) - L_m(w*)).  L_m is the loss on a minibatch m.
-The same minibatch is used for w and w*, because otherwise the noise between minibatches would hide a small coefficient.
+Both use the same minibatch, because otherwise the noise between minibatches would hide a small coefficient.
 Only the weights of one part move (the "refined" coefficient), so that matrices and heads can be compared.
 
-The value depends on the settings, above all on n_beta: compare values of one setting only, and look at `calibrate`
+The value depends on the settings, above all on n_beta: compare only values of the same setting, and run `calibrate`
 first. On a quadratic loss with curvatures h the coefficient is 1/2 sum n_beta h / (n_beta h + localisation).
 
-The loss is the one a run was trained with, or for other models the mean of -log p(next token) over a group of positions
-(in_context: pairs of tokens seen before in their sequence; global: the others; all). A part is "all" (everything that
-was trained, or that the forward reads), a matrix of a layer (`W_K1`, all its heads), a head (`L2H1`: its slices of
-everything that was trained), a matrix of one head (`W_K2 of L2H1`), or a feed-forward (`W_F`; `FF1` of other models).
+The loss is the training loss of a run, or for other models the mean of -log p(next token) over a group of positions
+(in_context: pairs of tokens seen before in their sequence; global: the others; all). A part is "all" (all trained
+parameters, or all that the forward reads), a matrix of a layer (`W_K1`, all its heads), a head (`L2H1`: its slices of
+all trained parameters), a matrix of one head (`W_K2 of L2H1`), or a feed-forward (`W_F`; `FF1` of other models).
 """
 
 import math
@@ -42,17 +42,17 @@ from induction_memory.training.forward import evaluate
 from induction_memory.trajectory.search import Steps
 
 Gradients = Callable[[int], tuple[float, Mapping[str, Tensor]]]
-"""Number of a minibatch -> its loss and gradients at the present value of the weights."""
+"""Number of a minibatch -> its loss and gradients at the current weights."""
 
-FAR = 10.0  # a chain whose squared distance is this many times the usual one has diverged
-PLATEAU = 0.1  # the largest relative difference between two step sizes on a plateau
+FAR = 10.0  # a chain whose squared distance is this many times the expected one has diverged
+PLATEAU = 0.1  # largest relative difference between step sizes on a plateau
 EVALUATION_STREAM = 1  # the probes' evaluation batch is number 0 of the same seed
 
 
 @field_docs
 @dataclass(frozen=True)
 class Langevin:
-    """How the weights are drawn. One setting serves a whole trajectory.
+    """Settings of the sampling. Use one setting for a whole trajectory.
 
     >>> Langevin(n_beta=30).draws
     200
@@ -65,7 +65,7 @@ class Langevin:
     localisation: float | int = 100.0
     """Strength of the pull back to w*."""
     burn_in: int = 100
-    """Updates before the first draw that counts."""
+    """Updates before the first draw."""
     draws: int = 200
     """Draws per chain, one after each update."""
     chains: int = 4
@@ -73,7 +73,7 @@ class Langevin:
     batch_size: int = 32
     """Sequences per minibatch."""
     minibatches: int = 32
-    """Different minibatches."""
+    """Number of different minibatches."""
     seed: int = 0
     """Seed of the noise and of the order of minibatches."""
 
@@ -93,9 +93,9 @@ def chain(
     seed: int,
     masks: Mapping[str, Tensor] | None = None,
 ) -> Float[Tensor, " draw"]:
-    """n_beta * (L_m(w) - L_m(w*)) of every draw of one chain. The weights are moved in place and put back at the end.
+    """n_beta * (L_m(w) - L_m(w*)) of every draw of one chain. The weights move in place and are restored at the end.
 
-    `masks` says which entries of a weight move; a weight without a mask moves as a whole.
+    `masks` has the entries of each weight that move; a weight without a mask moves as a whole.
     """
     centre = {name: weight.detach().clone() for name, weight in weights.items()}
     generator = torch.Generator().manual_seed(seed)
@@ -171,11 +171,11 @@ def learning_coefficient(
     sampling: Langevin | None = None,
     progress: Progress = None,
 ) -> pd.DataFrame:
-    """One row per part at the last step, or at others: coefficient, standard error over chains, loss, settings.
+    """One row per part, by default at the last step: coefficient, standard error over chains, loss, settings.
 
-    `loss` is the one the run was trained with, or a group of positions (`global`, `in_context`, `all`). The minibatches
-    are drawn from the task; without a task they are taken from `batch`, or from random tokens repeated once. The
-    default sampling takes about a minute per step and part.
+    `loss` is by default the training loss, or a group of positions (`global`, `in_context`, `all`). The minibatches are
+    drawn from the task; without a task they are taken from `batch`, or from random tokens repeated once. The default
+    sampling takes about a minute per step and part.
 
     >>> quick = Langevin(burn_in=2, draws=4, chains=2, batch_size=2, minibatches=2)
     >>> learning_coefficient("induction-small", ["W_K2", "W_O2"], sampling=quick)[["step", "part"]]
@@ -190,7 +190,7 @@ def learning_coefficient(
     objective = loss or (config.train.loss if config is not None else "all")
     batches = minibatches(chosen, how)
     if not hasattr(chosen.source, "config") or config is None:
-        batches[0].group(objective)  # an unknown group is refused before anything is measured
+        batches[0].group(objective)  # refuse an unknown group before measuring
 
     def measure(at: At) -> dict[str, pd.DataFrame]:
         return {"table": pd.DataFrame([_row(at, part, batches, objective, how) for part in parts])}
@@ -223,10 +223,10 @@ def calibrate(
     sampling: Langevin | None = None,
     progress: Progress = None,
 ) -> pd.DataFrame:
-    """The coefficient over n_beta and step size, to look for a plateau before a setting is chosen.
+    """The coefficient over n_beta and step size, to find a plateau before choosing a setting.
 
-    `plateau` is True where the value is within PLATEAU of that at the next smaller step size, with the same n_beta. A
-    setting whose chains diverge has the value nan and says so in `note`.
+    `plateau` is True if the value is within PLATEAU of the value at the next smaller step size with the same n_beta. If
+    chains diverge, the value is nan and `note` says so.
 
     >>> quick = Langevin(burn_in=2, draws=4, chains=2, batch_size=2, minibatches=2)
     >>> calibrate("induction-small", "W_O2", n_betas=[100], step_sizes=[1e-4, 1e-3], sampling=quick).columns.tolist()
@@ -246,7 +246,7 @@ def calibrate(
 
 
 def minibatches(chosen: Selection, how: Langevin) -> list[Batch]:
-    """The fixed minibatches: drawn from the task with its evaluation seed, or parts of the sequences."""
+    """The fixed minibatches: drawn from the task with the evaluation seed, or parts of the sequences."""
     if chosen.given is None and chosen.task is not None:
         rng = step_rng(chosen.eval_seed, EVALUATION_STREAM)
         return [chosen.task.sample(how.batch_size, rng) for _ in range(how.minibatches)]
@@ -261,12 +261,12 @@ def minibatches(chosen: Selection, how: Langevin) -> list[Batch]:
 
 
 def weights_of_part(model: Any, part: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The parameters that a part's name means, and masks where only one head of them moves."""
+    """The parameters of a part, and masks if only one of their heads moves."""
     return _of_paper(model, part) if hasattr(model, "model_config") else _of_layers(model, part)
 
 
 def _of_paper(model: nn.Module, part: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The trained parameters by the paper's names of matrices, for a model that this package built."""
+    """The trained parameters of a part by the paper's names of matrices, for a model that this package built."""
     matrix, _, head = part.rpartition(" of ") if " of " in part else (part, "", "")
     if part[:1] == "L" and "H" in part and not head:
         matrix, head = "all", part
@@ -318,7 +318,7 @@ _PART = re.compile(r"^(?:W_([QKVO])(\d+)(?: of L(\d+)H(\d+))?|L(\d+)H(\d+)|FF(\d
 
 
 def _of_layers(model: Any, part: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The parameters by layer, head and letter, for any TransformerLens model."""
+    """The parameters of a part by layer, head and letter, for any TransformerLens model."""
     found = _PART.match(part)
     require(found is not None, "part", "all, W_K2, L2H1, W_K2 of L2H1 or FF1", repr(part))
     assert found is not None
@@ -346,9 +346,9 @@ def _of_layers(model: Any, part: str) -> tuple[dict[str, Tensor], dict[str, Tens
 
 
 def _head_mask(weight: Tensor, inner: nn.Module | None, letter: str, head: int, d_head: int) -> Tensor:
-    """A mask of ones at the entries of one head. In a HookedTransformer, which has no inner module, it is an index.
+    """A mask with ones at the entries of one head, or the head's index in a HookedTransformer (it has no inner module).
 
-    In a bridge they are rows of a Linear's weight for Q, K, V and columns for O; a Conv1D is transposed.
+    In a bridge these entries are rows of a Linear's weight for Q, K, V and columns for O; a Conv1D is transposed.
     """
     mask = torch.zeros_like(weight)
     if inner is None:
@@ -361,7 +361,7 @@ def _head_mask(weight: Tensor, inner: nn.Module | None, letter: str, head: int, 
 
 
 def _used(model: Any) -> dict[str, Tensor]:
-    """Every parameter that the forward reads: a bridge keeps joint matrices beside the parts that it computes with."""
+    """Every parameter that the forward reads. A bridge also holds joint matrices, which it does not read."""
     tokens = torch.zeros(1, 2, dtype=torch.long)
     named = {name: p.requires_grad_() for name, p in model.named_parameters()}
     with torch.enable_grad():

@@ -1,35 +1,35 @@
 """Memory recall probes (Section 5), for all steps and heads at once.
 
-What each memory associates and the variants of its name stand in `model/associations.py`, and the readings of its
-scores in `memory/recall.py`. A probe's name is a memory's followed by a reading:
+`model/associations.py` defines the memories and the variants of their names, `memory/recall.py` the measures of their
+scores. A probe's name is a memory's name with a suffix for the measure:
 
     nothing    recall: share of items whose target scores above every rival
     _margin    mean of target minus best rival      _rank   mean place of the target
     _sir       signal to interference               _soft   mean softmax probability of the target, scores not scaled
 
 The feed-forward is measured by the divergence of its prediction from pi_b(j | k), without fixed triggers
-(`memory/recall.py`). The prediction is the softmax over j of w_U(j)^T W_F w_E(k), or that of a ReLU MLP. LayerNorms
-are applied in full there, because a divergence depends on the scale.
+(`memory/recall.py`). The prediction is the softmax over j of w_U(j)^T W_F w_E(k), or of the output of a ReLU MLP. Here
+LayerNorms are applied in full, because a divergence depends on the scale.
 
-With several heads, W_K1 and W_O2 have one value per head, W_K2 and W_O2_spurious one per pair `L1H3>L2H1`: layer-1 head
-3 whose output layer-2 head 1 reads.
+With several heads, W_K1 and W_O2 have one value per head, W_K2 and W_O2_spurious one per pair of heads, such as
+`L1H3>L2H1`: layer-2 head 1 reads the output of layer-1 head 3.
 
-Recall between any two sets of embeddings, in any TransformerLens model: the score of output j for input i is
-v_j^T W u_i. Matrices and embeddings go by the names of `model.memories`, `^T` for a transpose, or are given as tensors.
-Biases are not part of a memory and are left out. The paper's memories are
+`between`: recall between any two sets of embeddings, in any TransformerLens model. The score of output j for input i is
+v_j^T W u_i. Matrices and embeddings are tensors or names of `model.memories`, with `^T` for a transpose. Biases are not
+part of a memory and are left out. The paper's memories are
 
     recall(model, "W_O2", inputs="W_V2 w_E", outputs="w_U")
     recall(model, "W_K2^T", inputs="w_E", outputs="Phi_1 w_E")          a query chooses a key
 
-Recall between chosen token embeddings through each head's two circuits, in any TransformerLens model or series. With
-w_E(i) and w_U(i) the input and output embeddings of the chosen tokens, and W_K<l>, Phi_<l> the memories of a head:
+`between_tokens`: recall between chosen tokens through each head's two circuits, in any TransformerLens model or series.
+With w_E(i) and w_U(i) the input and output embeddings of the chosen tokens, and W_K<l>, Phi_<l> the memories of a head:
 
     QK   w_E(j)^T W_K<l>^T w_E(i)     the key token j that the query token i prefers
     OV   w_U(j)^T Phi_<l> w_E(i)      the output token j that attending to token i favours
 
-A circuit recalls token i if its target has the highest score among the chosen tokens. The target is token i itself
-unless another is given: QK then finds equal tokens, OV copies. Rotary positions are left out, so QK is the score at
-distance 0. Norms are folded as in `model/memories.py`.
+A circuit recalls token i if its target has the highest score among the chosen tokens. By default the target is token i
+itself: QK then finds equal tokens, OV copies. Rotary positions are left out, so QK is the score at distance 0. Norms
+are folded as in `model/memories.py`.
 """
 
 from collections.abc import Callable, Iterable
@@ -53,7 +53,7 @@ from induction_memory.source.measuring import over_steps
 from induction_memory.source.sources import At, Selection, Stack
 from induction_memory.task.protocol import offered
 
-SMOOTHING = 0.01  # share of the uniform distribution in pi_b, where it must not be zero
+SMOOTHING = 0.01  # share of the uniform distribution mixed into pi_b where it must not be zero
 
 Reading = Callable[[Association], Float[Tensor, "*lead"]]
 READINGS: dict[str, tuple[Reading, str]] = {
@@ -81,7 +81,7 @@ RECALLED = {
     "W_K1_reversed": "p_t^T W_K1 p_s -> t = s+1, queries compete, as the paper prints it",
     "W_K2_reversed": "w_E(k)^T W_K2 Phi_1 w_E(k') -> k = k', queries compete, as printed",
 }
-"""Only the recall of these is listed; their other readings exist too."""
+"""Only the recall of these is listed; their other measures exist too."""
 PAPER = ("W_K1", "W_K1_first64", "W_K1_causal", "W_K2", "W_K2_triggers", "W_O2", "W_F_kl")
 KL: dict[str, tuple[Kind, str]] = {
     "W_F_kl": ("to model", "mean_k KL(pi_b(.|k) || softmax(W_U W_F w_E(k))), as the authors measured it"),
@@ -97,7 +97,7 @@ KL: dict[str, tuple[Kind, str]] = {
 
 
 def recall_probe(memory: str, suffix: str = "", meaning: str = "") -> Probe:
-    """The probe that takes one reading of a memory's scores."""
+    """The probe for one measure of a memory's scores."""
     reading, what = READINGS[suffix]
     spec = Spec.parse(memory)
     assert spec is not None
@@ -108,7 +108,7 @@ def recall_probe(memory: str, suffix: str = "", meaning: str = "") -> Probe:
 
 
 def named(name: str) -> Probe | None:
-    """A recall probe that is not listed, for another window of positions or another combination of suffixes."""
+    """A recall probe that is not listed: another window of positions, or another combination of suffixes."""
     for suffix in sorted(READINGS, key=len, reverse=True):
         memory = name.removesuffix(suffix)
         spec = Spec.parse(memory) if name.endswith(suffix) else None
@@ -118,7 +118,7 @@ def named(name: str) -> Probe | None:
 
 
 def feed_forward_logits(m: Memories) -> Float[Tensor, "step i j"]:
-    """Row k: W_U F(w_E(k)), the prediction of the last feed-forward alone, through the model's own LayerNorms."""
+    """Row k: W_U F(w_E(k)), the logits of the last feed-forward alone, through the model's LayerNorms."""
     mlp, norm = f"blocks.{m.n_layers - 1}.mlp", f"blocks.{m.n_layers - 1}.ln2"
     rows = m.normed(norm, m.embedding("w_E")[:, 0])
     if f"{mlp}.W_F" in m.weights:
@@ -192,7 +192,7 @@ def between(
     return over_steps(chosen, measure, size=CHUNK)["table"]
 
 
-CHUNK = 32  # steps that are read at once
+CHUNK = 32  # steps read at once
 
 
 def _readings(a: Association, n_steps: int, n_heads: int) -> dict[str, np.ndarray]:
@@ -219,7 +219,7 @@ def _rows(stack: Stack, rows: str | Tensor, layers: tuple[int, ...]) -> Float[Te
 
 
 MOST = 512
-"""Tokens that are compared for `tokens="all"`: the first of the vocabulary."""
+"""The largest number of tokens for `tokens="all"`: the first of the vocabulary."""
 
 
 def between_tokens(
@@ -258,7 +258,7 @@ def _circuits(at: At, tokens: Int[Tensor, " i"] | None, targets: Int[Tensor, " i
 
 
 def _numbers(source: Any, tokens: Iterable[Any], field: str) -> Int[Tensor, " i"]:
-    """Tokens by number; a text must be one token of the source's tokenizer."""
+    """The ids of tokens; a text must be one token of the source's tokenizer."""
     numbers = []
     for token in tokens:
         if isinstance(token, str):
@@ -274,7 +274,7 @@ def _numbers(source: Any, tokens: Iterable[Any], field: str) -> Int[Tensor, " i"
 
 
 def _places(tokens: Int[Tensor, " i"] | None, targets: Int[Tensor, " i"]) -> Int[Tensor, " i"]:
-    """The place of each target among the tokens."""
+    """The index of each target among the tokens."""
     require(tokens is not None, "targets", "none for all tokens", targets.tolist())
     assert tokens is not None
     places = {token: place for place, token in enumerate(tokens.tolist())}

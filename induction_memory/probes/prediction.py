@@ -7,18 +7,18 @@ With q the model's prediction after z_1..z_t and y = z_{t+1}:
                       Bayes-optimal prediction, the last of the task's predictors
     excess            mean of log p_bayes(y) - log q(y): the loss above the Bayes-optimal one
 
-Positions are those that the task counts. Some kinds of position depend on the hidden triggers. They are the groups of
-the task's batches (`loss_<group>`): for in-context bigrams `global` (not a trigger), `first_occurrence`, `in_context`
-(a trigger from its second occurrence on), and `occurrence<n>` (a trigger's n-th). Other kinds depend on what the tokens
-so far show of z_t:
+All probes use counted positions. Kinds that depend on the hidden triggers are the groups of the task's batches
+(`loss_<group>`): for in-context bigrams `global` (not a trigger), `first_occurrence`, `in_context` (a trigger from its
+second occurrence on), and `occurrence<n>` (the n-th of a trigger). Visible kinds depend on the earlier occurrences of
+z_t:
 
-    new               it has not occurred before: only global statistics help
+    new               z_t has not occurred before: only global statistics help
     one_successor     the same token followed each occurrence: perhaps a trigger
     many_successors   different tokens have followed: certainly not a trigger
 
-A loss or accuracy is a mean over its kind. Excess and KL to the Bayes-optimal prediction split by visible kind into
-contributions, sums over the kind divided by the number of all positions, so that the three add up to the whole. The KL
-is the expectation of the excess over the next token, so the two agree up to sampling noise.
+A loss or accuracy is a mean over its kind. Excess and KL to the Bayes-optimal prediction split into contributions of
+the visible kinds, which add up to the whole: the sum over the kind divided by the number of all positions. The KL is
+the expectation of the excess over the next token, so the two agree up to sampling noise.
 """
 
 import re
@@ -44,15 +44,15 @@ _KINDS = {
     "_in_context": "second and later occurrences of triggers",
     **{f"_occurrence{n}": f"occurrence {n} of triggers" for n in range(1, 6)},
     "_new": "tokens that have not occurred before",
-    "_one_successor": "tokens that one token only has followed so far",
-    "_many_successors": "tokens that different tokens have followed",
+    "_one_successor": "tokens that have had only one successor so far",
+    "_many_successors": "tokens that have had different successors",
 }
 _OCCURRENCE = re.compile(r"occurrence[1-9]\d*")
 _REFERENCES = {"uniform": "KL(uniform || q)", "unigram": "KL(pi_u || q)", "bigram": "KL(pi_b(.|z_t) || q)"}
 
 
 def visible_kind(tokens: Int[Tensor, "batch pos"]) -> Int[Tensor, "batch pos"]:
-    """Index into VISIBLE of what a reader sees of each token: new, one successor, or many."""
+    """The visible kind of each position, as an index into VISIBLE: new, one successor, or many."""
     n = tokens.shape[1]
     if n == 1:
         return torch.zeros_like(tokens)
@@ -117,7 +117,7 @@ def kl_from(reference: str, a: Activations) -> Float[Tensor, ""]:
 
 
 def kl_from_bayes(kind: str, a: Activations) -> Float[Tensor, ""]:
-    """KL(p_bayes || q), or what the positions of a visible kind contribute to it."""
+    """KL(p_bayes || q), or the contribution of a visible kind."""
     name, p = list(predicted(a).items())[-1]
     return contribution(a, divergence(a, name, p), kind)
 
@@ -127,7 +127,7 @@ def bayes_loss(a: Activations) -> Float[Tensor, ""]:
 
 
 def excess(kind: str, a: Activations) -> Float[Tensor, ""]:
-    """Loss above the Bayes-optimal one, or what the positions of a visible kind contribute to it."""
+    """Loss above the Bayes-optimal one, or the contribution of a visible kind."""
     return contribution(a, _bayes_log_probability(a) - _log_probability(a), kind)
 
 
@@ -162,7 +162,7 @@ def _described(kind: str) -> str:
 
 
 def of_groups(source: Selection) -> list[Probe]:
-    """Loss and accuracy over each group of the source's batch that is not listed."""
+    """Loss and accuracy over the groups of the source's batch that are not listed."""
     groups = list(source.batch.groups)
     return [mean_probe(what, f"_{group}") for group in groups for what in _MEANS if f"_{group}" not in _KINDS]
 
@@ -171,7 +171,7 @@ _OTHERS = (
     {f"kl_{r}": (f"mean over positions of {formula}", partial(kl_from, r)) for r, formula in _REFERENCES.items()}
     | {
         "kl_bayes": ("mean over positions of KL(p_bayes || q)", partial(kl_from_bayes, "")),
-        "bayes_loss": ("mean of -log p_bayes(y): the best that can be expected", bayes_loss),
+        "bayes_loss": ("mean of -log p_bayes(y): the best possible loss", bayes_loss),
         "excess": ("loss - bayes_loss: mean of log p_bayes(y) - log q(y)", partial(excess, "")),
     }
     | {

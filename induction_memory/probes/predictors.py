@@ -1,19 +1,18 @@
-"""How far a model is from each predictor of its task, over training, and the phases that this shows.
+"""The distance of a model to each predictor of its task over training, and the phases of training.
 
     KL(p) = mean over positions t of sum_j p_t(j) log( p_t(j) / q_t(j) ),        q_t the model's prediction
 
-This works for any task that offers predictors and any model that runs. On a variant of the task, the predictors are
-those of the task that the model was trained on, and in addition the variant's own Bayes-optimal one.
+This works for any task with predictors. On a variant of the task, the predictors are those of the training task, and
+the variant's Bayes-optimal one.
 
-Probes that follow from what a task offers: distance to each of its predictors, attention to each of its sources.
+Probes that depend on the task: distance to each of its predictors, attention to each of its sources.
 
     kl_to_<predictor>        mean over the counted positions of KL(predictor || model): `kl_to_bayes`, `kl_to_2-gram`
     mass_on_<role><layer>    mean over the main group's queries of the attention to the keys of that role, in a layer
-                             counted from 1: `mass_on_parent1`. More is not always better: it can fall while the loss
-                             improves
+                             counted from 1: `mass_on_parent1`. It can fall while the loss improves
 
-A name is written with `_` for each space. `table(run, "predictors")` and `table(run, "sources")` measure all that the
-task of the run offers; a task that offers none is left out with the reason.
+Spaces in names become `_`. `table(run, "predictors")` and `table(run, "sources")` measure all that the run's task
+offers; if it offers none, the table says why.
 """
 
 from collections.abc import Callable, Mapping
@@ -41,7 +40,7 @@ from induction_memory.trajectory.search import Steps
 
 SEQUENCES = 128
 OWN = "own "
-"""Prefix of the name of a variant's own predictor."""
+"""Prefix of the name of a variant's predictor."""
 
 
 def predictor_distances(
@@ -56,7 +55,7 @@ def predictor_distances(
 ) -> pd.DataFrame:
     """One row per step, one column per predictor, simplest first: KL(predictor || model) in nats.
 
-    `group` names the positions (all that the task counts when not given), `variant` another distribution of the task.
+    `group` names the positions (by default all counted ones), `variant` another distribution of the task.
 
     >>> import induction_memory as im
     >>> im.probes.predictor_distances("markov-1", sequences=8).loc[1500].round(3).to_dict()
@@ -66,7 +65,7 @@ def predictor_distances(
 
 
 def predictor_phases(source: Any, **how: Any) -> list[Phase]:
-    """The stretches of training in which one predictor is the closest; arguments as for `predictor_distances`.
+    """The phases of training, in each of which one predictor is the closest; arguments as in `predictor_distances`.
 
     >>> import induction_memory as im
     >>> im.probes.predictor_phases("markov-1", sequences=8)
@@ -76,7 +75,7 @@ def predictor_phases(source: Any, **how: Any) -> list[Phase]:
 
 
 def phases_of(table: pd.DataFrame) -> list[Phase]:
-    """The phases of a table of distances, without the variant's own predictor."""
+    """The phases of a table of distances, without the variant's predictor."""
     belief = [name for name in table if not str(name).startswith(OWN)]
     return phases(table.index.to_numpy(), {str(name): table[name].to_numpy() for name in belief})
 
@@ -90,7 +89,7 @@ def predictor_mixture(
     sequences: int = SEQUENCES,
     progress: Progress = None,
 ) -> pd.DataFrame:
-    """One row per step, one column per predictor: the weights of the mixture that is nearest to the model.
+    """One row per step, one column per predictor: the weights of the mixture nearest to the model.
 
     >>> import induction_memory as im
     >>> im.probes.predictor_mixture("markov-1", step=1500, sequences=8).loc[1500].round(1).to_dict()
@@ -109,7 +108,7 @@ def _by_step(
     progress: Progress,
     compare: Callable[..., Mapping[str, Any]],
 ) -> pd.DataFrame:
-    """What `compare` says of the model's logits and of each predictor's, at each step."""
+    """`compare`(the model's logits, each predictor's probabilities) at each step."""
     chosen = select(source, step=step, task=task, sequences=sequences, progress=progress)
     task = chosen.require_task()
     drawn_from = task if variant is None else choose(task, "variants", variant)
@@ -140,12 +139,12 @@ DISTANCE, MASS = "kl_to_", "mass_on_"
 
 
 def written(name: str) -> str:
-    """A predictor's or role's name within that of a probe."""
+    """A predictor's or role's name in the form used in names of probes."""
     return name.replace(" ", "_")
 
 
 def predicted(a: Activations) -> dict[str, Float[Tensor, "batch pos output"]]:
-    """What each predictor of the task says on the batch, by its name in probes; simplest first, Bayes-optimal last."""
+    """Each predictor's prediction on the batch, by its name in probes; simplest first, Bayes-optimal last."""
 
     def compute() -> dict[str, Tensor]:
         task = a.stack.require_task()
@@ -156,7 +155,7 @@ def predicted(a: Activations) -> dict[str, Float[Tensor, "batch pos output"]]:
 
 
 def sought(a: Activations) -> dict[str, Bool[Tensor, "batch query key"]]:
-    """The keys of each role that the task names, by its name in probes."""
+    """The keys of each of the task's roles, by the role's name in probes."""
 
     def compute() -> dict[str, Tensor]:
         found = sources_of(a.stack.require_task(), a.batch)
@@ -174,7 +173,7 @@ def divergence(a: Activations, name: str, p: Float[Tensor, "#batch #pos output"]
 
     def compute() -> Tensor:
         crossed = torch.linalg.vecdot(p, a.log_q)
-        if crossed.isnan().any():  # perhaps from 0 * -inf
+        if crossed.isnan().any():  # from 0 * -inf
             crossed = torch.where(p == 0, 0.0, p * a.log_q).sum(-1)
         return own - crossed
 

@@ -1,4 +1,4 @@
-"""What a probe is, and how it gets a name. The package's own probes and a user's are made in the same way.
+"""What a probe is, and how it gets a name: the same for the package's probes and a user's.
 
     @im.probes.register("norm_of_W_O", about="Frobenius norm of layer 2's output matrix", layers=(2,))
     def norm(subject):
@@ -37,13 +37,13 @@ class Probe:
     of: Kind = "weights"
     """What it reads."""
     layers: tuple[int, ...] = ()
-    """The layers whose heads the axes of a value stand for: none, one, or two for pairs of heads."""
+    """The layers of the head axes of a value: none, one, or two for pairs of heads."""
     family: str = OWN
     """The group of probes it belongs to."""
 
 
 registered: dict[str, Probe] = {}
-"""The probes that users have named."""
+"""The probes that users have registered."""
 
 
 def register(

@@ -2,7 +2,7 @@
 
     table(run)                       the paper's recall probes at every step
     table(run, ["W_O2", "attention"], step=[0, 300])      probes, or whole families, at some steps
-    table(run, ["W_O2", my_probe])   a function of one's own beside them (registry.py)
+    table(run, ["W_O2", my_probe])   with your own function (registry.py)
     table(run, "all")                everything
     table(series, ["entropy1"])      one checkpoint of a series after another; the standard head scores by default
 
@@ -10,8 +10,8 @@ A table has the columns step, probe, head and value, and one row per observation
 `L1H3>L2H1` for a pair, "" for a probe that has no heads. A probe that the model does not support is left out, and
 `table.attrs["skipped"]` says why: name -> reason.
 
-Probes of weights measure many steps in one batched pass. Probes of activations share one forward per step, and their
-values are kept on the disk, unless a user's function is among them.
+Probes of weights measure many steps in one batched pass. Probes of activations share one forward per step. Their values
+are kept on the disk, unless a user's function is among the probes.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -57,7 +57,7 @@ FAMILIES: dict[str, ModuleType] = {
 """Each has `PROBES`, its listed probes by name."""
 LISTED: dict[str, Probe] = {name: probe for family in FAMILIES.values() for name, probe in family.PROBES.items()}
 NUMBERED = composition.NUMBERED | attention.NUMBERED | prediction.NUMBERED | attribution.NUMBERED
-"""Stem of a name -> the probe for a number behind it, listed or not: a layer or an occurrence."""
+"""Stem of a name -> the probe for the number after it (a layer or an occurrence), listed or not."""
 OF_TASK: dict[str, Callable[[Selection], list[Probe]]] = {
     "predictors": predictors.of_predictors,
     "sources": predictors.of_sources,
@@ -72,12 +72,12 @@ PATTERNS = {
 
 Names = str | Callable[[Any], Any] | Iterable[str | Callable[[Any], Any]] | None
 CHUNK, CHUNK_BYTES = 32, 8 << 20
-"""Most steps whose score tables are held at once, and most bytes of one of these tables."""
+"""The largest number of steps whose score tables are in memory together, and the largest size of such a table."""
 Tables = dict[str, pd.DataFrame]
 
 
 def names() -> dict[str, str]:
-    """Every probe's name with one line on what it measures.
+    """Every probe's name with its description.
 
     >>> import induction_memory as im
     >>> im.probes.names()["W_O2"]
@@ -107,8 +107,8 @@ def find(name: str) -> Probe:
 def resolve(wanted: Names, source: Selection) -> list[Probe]:
     """The wanted probes in order, with families replaced by their members, each probe once.
 
-    None means the paper's recalls; for a task without such memories the distances to the task's predictors, and for a
-    task without predictors loss and accuracy.
+    None means the paper's recalls; for a task without such memories, the distances to its predictors; for a task
+    without predictors, loss and accuracy.
     """
     if wanted is None:
         return _by_default(source)
@@ -132,7 +132,7 @@ def _by_default(source: Selection) -> list[Probe]:
 
 
 def has_memories(source: Selection) -> bool:
-    """Whether the task, if it is known, says what the matrices of an induction head would store."""
+    """Whether the task names the memories of an induction head; True if the task is not known."""
     if source.task is None:
         return True
     stored = offered(source.task, "associations") or {}
@@ -140,7 +140,7 @@ def has_memories(source: Selection) -> bool:
 
 
 def _meant(item: object, source: Selection) -> list[Probe]:
-    """The probes that a name, a family or a function stands for."""
+    """The probes of a name, a family or a function."""
     if isinstance(item, str):
         if item == "all":
             every = [probe for family in FAMILIES for probe in _meant(family, source)]
@@ -178,10 +178,10 @@ def table(
 ) -> pd.DataFrame:
     """Probes of any source at all steps or some: step, probe, head, value.
 
-    `names` are probes, families or functions. None means the paper's recall probes, or what the task allows without
-    them (distances to its predictors, else loss and accuracy), "all" every probe. Activation probes run on `batch`, or
-    on 64 sequences from the task with the run's evaluation seed, or without a task on random tokens repeated once. An
-    interruption keeps the steps that are done.
+    `names` are probes, families or functions. None means the paper's recall probes (for tasks without such memories,
+    the distances to the predictors, else loss and accuracy); "all" means every probe. Activation probes run on `batch`,
+    by default on 64 sequences from the task with the run's evaluation seed, or without a task on random tokens repeated
+    once. An interruption keeps the completed steps.
 
     >>> table("induction-small", ["W_O2", "norm_W_O2"], step=[0, 600]).round(2)
        step      probe  head  value
@@ -213,7 +213,7 @@ def table(
 
 
 def _joined(parts: Sequence[Tables]) -> pd.DataFrame:
-    """One table of values, without the probes that some step does not support, which `attrs` names."""
+    """One table of values. `attrs` names the probes left out because some step does not support them."""
     filled = [part["table"] for part in parts if len(part["table"])] or [parts[0]["table"]]
     tidy, reasons = pd.concat(filled, ignore_index=True), pd.concat([part["skipped"] for part in parts])
     skipped = dict(zip(reasons["probe"], reasons["reason"], strict=True))
@@ -225,7 +225,7 @@ def _joined(parts: Sequence[Tables]) -> pd.DataFrame:
 def wide(tidy: pd.DataFrame) -> pd.DataFrame:
     """One row per step, one column per probe.
 
-    With several heads one column each, `W_K1[L1H2]`, and their spread: `W_K1_min`, `W_K1_mean`, `W_K1_max`.
+    With several heads, one column per head, `W_K1[L1H2]`, and `W_K1_min`, `W_K1_mean`, `W_K1_max`.
 
     >>> wide(table("induction-small", ["W_O2", "norm_W_O2"])).loc[600].round(2).to_dict()
     {'W_O2': 1.0, 'norm_W_O2': 25.36}
@@ -255,7 +255,7 @@ def recall(
     task: Task | None = None,
     progress: Progress = None,
 ) -> pd.DataFrame:
-    """Recall of memories at all steps or some: by name, of any matrix, or between tokens.
+    """Recall of memories, by default at all steps: by name, of any matrix, or between tokens.
 
     By name: one row per step and one column per recall probe (`wide`); the paper's probes by default.
 
@@ -283,7 +283,7 @@ def recall(
     chosen = select(source, step=step, task=task, progress=progress)
     if tokens is not None:
         alone = names is None and inputs is None and outputs is None
-        require(alone, "tokens", "neither names nor inputs nor outputs beside them", "both")
+        require(alone, "tokens", "neither names nor inputs nor outputs with tokens", "both")
         return memory_recall.between_tokens(chosen, tokens, targets)
     if inputs is not None or outputs is not None:
         if not isinstance(names, str | Tensor) or inputs is None or outputs is None:
@@ -292,7 +292,7 @@ def recall(
             raise InputError(f"targets: expected a tensor of numbers of outputs, got {targets!r}")
         return memory_recall.between(chosen, names, inputs, outputs, targets)
     if isinstance(names, Tensor) or targets is not None:
-        raise InputError("inputs: expected inputs and outputs beside a matrix or targets, got none")
+        raise InputError("inputs: expected inputs and outputs with a matrix or targets, got none")
     if names is None and not has_memories(chosen):
         instead = "im.probes.table measures its distances to the task's predictors"
         raise InputError(f"task: expected one that says what matrices store, got {chosen.task.name!r} ({instead})")
@@ -300,7 +300,7 @@ def recall(
 
 
 def value(probe: Probe, subject: Any) -> Tensor:
-    """What a probe returns, as a tensor in double precision."""
+    """The result of a probe, as a tensor in double precision."""
     result = probe.measure(subject)
     try:
         return torch.as_tensor(result).double()
@@ -319,7 +319,7 @@ def chunk_of(chosen: Selection) -> int:
 
 
 def _measured(probes: Sequence[Probe], facts: dict[str, Any], at: At) -> Tables:
-    """The values of probes of one kind: of the weights of some steps, or of the activations of one forward."""
+    """The values of probes of one kind: of weights at some steps, or of activations in one forward."""
     of_weights = probes[0].of == "weights"
     subject = at.stack if of_weights else Activations(at, facts)
     n, parts, reasons = len(at.steps), list[pd.DataFrame](), dict[str, str]()
@@ -343,6 +343,6 @@ def _measured(probes: Sequence[Probe], facts: dict[str, Any], at: At) -> Tables:
 
 
 def _standard_scores(at: At) -> Tables:
-    """The head scores on repeated random tokens, of every layer."""
+    """The head scores of every layer on random tokens repeated once."""
     kinds, layers = ("repeated_previous", "repeated_induction"), range(1, at.model.cfg.n_layers + 1)
     return _measured([find(f"{kind}{layer}") for kind in kinds for layer in layers], {}, at)

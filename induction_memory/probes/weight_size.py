@@ -1,4 +1,4 @@
-"""Weight probes: how large each memory is, how far it has moved, and how much of it is the memory we look for.
+"""Weight probes: how large each memory is, how far it has moved, and how much of it is the ideal memory.
 
 For W one of W_K1, W_K2, W_O2, W_F, with singular values s_1 >= s_2 >= ... and W_0 its value at initialisation:
 
@@ -7,8 +7,8 @@ For W one of W_K1, W_K2, W_O2, W_F, with singular values s_1 >= s_2 >= ... and W
     explained     |P W|^2 / |W|^2, P the projection on the span of the single v_j u_i^T of the ideal pairs
     soft_rank     exp(-sum q log q), q_i = s_i / sum s  stable_rank  |W|_F^2 / s_1^2
 
-W_K1 and W_K2 are the products W_Q W_K^T here. Overlap of W_F and W_O2, which compete late in training (Section 5): the
-cosine of W_F and Phi_2 = W_O2 W_V2 as matrices, and of their tables of logits w_U(j)^T W w_E(i), centred over j.
+W_K1 and W_K2 are the products W_Q W_K^T here. W_F and W_O2 compete late in training (Section 5). Their overlap is the
+cosine of W_F and Phi_2 = W_O2 W_V2, as matrices and as tables of logits w_U(j)^T W w_E(i), centred over j.
 """
 
 from collections.abc import Callable
@@ -33,7 +33,7 @@ from induction_memory.trajectory.search import Steps
 
 
 def matrix(m: Memories, name: str) -> Float[Tensor, "step *head d_out d_in"]:
-    """The matrix itself; an error with the reason if the model has none."""
+    """The matrix; an error with the reason if the model does not have it."""
     if name == "W_F":
         m.require_weights(f"blocks.{m.n_layers - 1}.mlp.W_F", "a linear feed-forward in the last layer")
     else:
@@ -92,7 +92,7 @@ KINDS: dict[str, tuple[Callable[[str, Stack], Tensor], str]] = {
     ),
     "stable_rank": (stable_rank, "|W|_F^2 / s_1^2"),
 }
-PAIRED = ("cosine", "explained")  # they compare W_K2 with the embeddings that each layer-1 head writes
+PAIRED = ("cosine", "explained")  # they compare W_K2 with the embeddings written by each layer-1 head
 OVERLAPS = {
     "overlap_W_F_W_O2": (overlap, "<W_F, Phi_2> / (|W_F| |Phi_2|), Phi_2 = W_O2 W_V2"),
     "overlap_logits_W_F_W_O2": (

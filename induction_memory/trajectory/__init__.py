@@ -1,1 +1,1 @@
-"""Trajectories on the disk: training writes them once, and every analysis reads them."""
+"""Trajectories on the disk: training writes them, and analyses read them."""

@@ -1,9 +1,9 @@
-"""The files of one checkpoint that others trained: finding them, noticing changes, and reading them ahead.
+"""The files of one checkpoint of a series: finding them, noticing changes, and reading them ahead.
 
 A Hub cache names each blob by a hash of its content: SHA-256 for large files, git's own hash for others. Such a file is
 compared with its name before it is read. Files of other folders have no checksums and cannot be checked.
 
-What the name of a checkpoint says: its training step and, in some names, the tokens seen by then.
+The name of a checkpoint gives its training step and, in some names, the tokens seen by then.
 
     step1000                        step 1,000
     checkpoint-1000                 step 1,000
@@ -12,7 +12,7 @@ What the name of a checkpoint says: its training step and, in some names, the to
     model_1000.pth                  step 1,000
 
 The step is the number after a word such as `step` or `checkpoint`. Without such a word, it is the only number besides
-the tokens and the stage. A name with two candidates gives no step.
+the tokens and the stage. A name with two such numbers gives no step.
 """
 
 import hashlib
@@ -37,14 +37,14 @@ _ENDINGS = (".safetensors", ".pth", ".pt", ".bin")
 
 @dataclass(frozen=True)
 class Label:
-    """Step of a checkpoint, and tokens seen by then (None if the name does not say)."""
+    """Step of a checkpoint, and tokens seen by then (None if not in the name)."""
 
     step: int
     tokens: int | None = None
 
 
 def label(name: str) -> Label | None:
-    """What a file's, folder's or revision's name says; None if it names no step, or more than one.
+    """Step and tokens from the name of a file, folder or revision; None if it names no step, or more than one.
 
     >>> label("stage1-step120000-tokens252B")
     Label(step=120000, tokens=252000000000)
@@ -76,7 +76,7 @@ _BLOB = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One checkpoint of a series: what its name says, and where its files are."""
+    """One checkpoint of a series: step and tokens from its name, and its files."""
 
     name: str
     label: Label
@@ -110,14 +110,14 @@ class Checkpoint:
 
 
 def _state(path: Path) -> tuple[int, ...]:
-    """What changes when a file is written again or replaced."""
+    """The file's size, times and inode, which change if it is rewritten or replaced."""
     stat = path.stat()
     return stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino
 
 
 @lru_cache(maxsize=4096)
 def _content(path: Path, *state: int) -> str:
-    """SHA-256 of a file, computed again when its state changes. Files of a Hub cache are named by a hash."""
+    """SHA-256 of a file, recomputed when its state changes; for a file of a Hub cache, the hash in its name."""
     blob = path.resolve()
     if blob.parent.name == "blobs" and _BLOB.fullmatch(blob.name):
         return blob.name
@@ -127,7 +127,7 @@ def _content(path: Path, *state: int) -> str:
 
 @lru_cache(maxsize=4096)
 def _hash(blob: Path, *state: int) -> str:
-    """The hash of a blob, of the same kind as its name. It is computed again if the file was written again."""
+    """The hash of a blob, of the kind that its name has; recomputed when the file's state changes."""
     with blob.open("rb") as file:
         if len(blob.name) == 64:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -135,7 +135,7 @@ def _hash(blob: Path, *state: int) -> str:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files of a checkpoint that hold weights; only safetensors if there are other kinds too."""
+    """The weight files of a checkpoint; if there are several kinds, only safetensors."""
     for patterns in (WEIGHTS[:1], WEIGHTS[1:]):
         files = sorted(path for pattern in patterns for path in folder.glob(pattern) if path.is_file())
         files = [path for path in files if path.name not in _NO_WEIGHTS]
@@ -155,7 +155,7 @@ def read_ahead(files: Sequence[Path]) -> threading.Thread:
                     while file.readinto(buffer):
                         pass
             except OSError:
-                return  # the load itself reports what cannot be read
+                return  # loading reports unreadable files
 
     thread = threading.Thread(target=read, daemon=True)
     thread.start()

@@ -1,13 +1,13 @@
-"""One step as a folder like those of Hugging Face, and what others saved: a folder of plain state dicts.
+"""One step exported as a Hugging Face folder, and folders of plain state dicts that another program saved.
 
-An exported step is config.json and model.safetensors. The latter has every parameter by its name in the
-HookedTransformer. The former has the configuration of model, task and training, the step, the SHA-256 of the weights
-and of those before training (null if unknown), whether the step was kept rounded (tensors.py), and a seal.
+An exported step is config.json and model.safetensors. The second has every parameter by its name in the
+HookedTransformer. The first has the configuration of model, task and training, the step, the SHA-256 of the weights and
+of the weights before training (null if unknown), whether the step was kept rounded (tensors.py), and a seal.
 
-State dicts of a HookedTransformer stand in one file per step, which ends in .safetensors, .pt or .pth. The last number
-in a file's name is its step (`model-300.pt`). Pickled files are read with `weights_only`, so nothing in them is
-executed. Parameters go by HookedTransformer's names. Buffers such as masks are left out. Nothing says what was frozen,
-so every parameter counts as changing. Only shapes can be checked.
+A folder of state dicts has one file per step, which ends in .safetensors, .pt or .pth. The last number in a file's name
+is its step (`model-300.pt`). Pickled files are read with `weights_only`, so nothing in them is executed. Parameters
+have HookedTransformer's names. Buffers such as masks are ignored. The files do not say which parameters were frozen, so
+all count as trained. Only shapes can be checked.
 """
 
 import re
@@ -39,7 +39,7 @@ WEIGHTS, MODEL_TYPE, FORMAT = "model.safetensors", "induction_memory", "inductio
 
 
 class PlainFolder(Trajectory):
-    """A folder of state dicts. A request for one parameter reads the whole file; the last one read is kept."""
+    """A folder of state dicts. To get one parameter, the whole file is read; the last file is kept in memory."""
 
     def __init__(self, path: Path, model: AnyModel, task: Task | None = None) -> None:
         files = _numbered(path)
@@ -82,7 +82,7 @@ class PlainFolder(Trajectory):
 
 
 def read_state(path: Path, config: AnyModel) -> dict[str, Tensor]:
-    """The parameters in a file of any of the three kinds, in float32, checked against the model's shapes."""
+    """The parameters in a .safetensors, .pt or .pth file, in float32, checked against the model's shapes."""
     try:
         if path.suffix == ".safetensors":
             values: Any = load_file(path)
@@ -153,7 +153,7 @@ def write_export(run: Trajectory, step: int, out: str | Path) -> Path:
 
 
 def is_export(folder: Path) -> bool:
-    """Whether a folder looks like what `write_export` writes."""
+    """Whether a folder looks like an export of `write_export`."""
     return (folder / CONFIG).is_file() and (folder / WEIGHTS).is_file()
 
 

@@ -1,11 +1,11 @@
-"""One writer per folder, and which files of a folder are a trajectory's.
+"""One writer per folder, and which files of a folder belong to a trajectory.
 
 The lock is the kernel's (flock on the file `.lock`) and lasts as long as the process. A killed process may leave the
-file, but no lock. The text in the file only names the holder.
+file, but not the lock. The text in the file only names the holder.
 
-What a folder with a manifest has under the names of `manifest.py` is the run's. In a folder without one, such files are
-what a killed process left of a run that never began, and only if its `.lock` is still there. A folder with anything
-else in it is refused, so no other file is ever overwritten or removed.
+In a folder with a manifest, files with the names in `manifest.py` belong to the run. In a folder without a manifest,
+such files beside a `.lock` are leftovers of a run that was killed before it began. A folder with any other file is
+refused, so no other file is ever overwritten or removed.
 """
 
 import fcntl
@@ -51,16 +51,16 @@ def locked(folder: Path) -> Iterator[None]:
     try:
         since = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
         holder = f"process {os.getpid()} on {socket.gethostname()} since {since}"
-        with suppress(OSError):  # a full disk: the lock holds without the name
+        with suppress(OSError):  # full disk: the lock works without the text
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, holder.encode(), 0)
         yield
     finally:
-        with suppress(OSError):  # the folder may be gone, or read-only by now
+        with suppress(OSError):  # the folder may be gone or read-only
             names = os.listdir(folder)
             began = MANIFEST in names
             if began or not any(name in (STEPS, LATEST, *PIECES) or PART.fullmatch(name) for name in names):
-                path.unlink(missing_ok=True)  # else it marks what is left of a run that never began
+                path.unlink(missing_ok=True)  # otherwise it marks leftovers of a run that never began
         os.close(descriptor)
 
 
@@ -79,11 +79,11 @@ def _acquire(path: Path) -> int:
         with suppress(FileNotFoundError):
             if path.stat().st_ino == os.fstat(descriptor).st_ino:
                 return descriptor
-        os.close(descriptor)  # its holder has just removed the file, so this lock is no longer the folder's
+        os.close(descriptor)  # its holder has just removed the file, so this lock is void
 
 
 def may_begin(folder: Path) -> bool:
-    """Whether a run may begin here: no folder, an empty one, or one with what is left of a run that never began."""
+    """Whether a run may begin here: no folder, an empty one, or one with leftovers of a run that never began."""
     if not folder.exists():
         return True
     if not folder.is_dir() or (folder / MANIFEST).exists():
@@ -92,7 +92,7 @@ def may_begin(folder: Path) -> bool:
 
 
 def strangers(folder: Path) -> list[Path]:
-    """What is in the folder under names that a trajectory does not have."""
+    """The files in the folder that do not belong to a trajectory."""
     found = []
     for path in [*folder.iterdir(), *(folder / STEPS).glob("*")]:
         named = path.name in OWN if path.parent == folder else STEP_FILE.fullmatch(path.name)
@@ -109,11 +109,11 @@ def remove_parts(folder: Path) -> None:
 
 
 def tidy(folder: Path) -> None:
-    """Remove what a finished run no longer needs: the files of single steps and leftovers of interrupted writes."""
+    """Remove what a finished run does not need: the files of single steps and leftovers of interrupted writes."""
     remove_parts(folder)
     for path in (folder / LATEST, *step_files(folder).values()):
         path.unlink(missing_ok=True)
-    with suppress(OSError):  # it holds files of something else, or is gone
+    with suppress(OSError):  # it holds other files, or is gone
         (folder / STEPS).rmdir()
 
 

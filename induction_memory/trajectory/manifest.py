@@ -1,6 +1,6 @@
-"""The files of a trajectory, and manifest.json: what it is, where it comes from, and what each file must be.
+"""The files of a trajectory, and manifest.json: its kind, its origin, and the checksum of each file.
 
-manifest.json           what it is
+manifest.json           described below
 metrics.jsonl           one line per step (rows.py)
 frozen.safetensors      parameters that never change
 grafts.safetensors      matrices to graft, in the order of train.grafts
@@ -8,29 +8,29 @@ trained.safetensors     once finished: every other parameter, [step, ...]
 rounded.safetensors     in a thinned run: the steps that were kept rounded (tensors.py)
 optimizer.safetensors   once finished: the optimiser's state, [step, ...]
 steps/00000300.safetensors   while training: weights/NAME and the optimiser's optimizer/NAME of one step
-latest.safetensors           while training: the same for the latest state, to resume from
+latest.safetensors           while training: the latest state, to resume from
 .PROCESS-NUMBER.part    a file that is being written
 .lock                   held by the process that trains
-.cache/                 what analyses have kept; it may be deleted at any time
+.cache/                 kept results of analyses; it may be deleted at any time
 
 The manifest has
 
-    format, version   what this is, and the version of the layout; another version is refused
+    format, version   the kind of file and the version of the layout; another version is refused
     state             "training" or "finished"
     config            task, model and training; the task may be null in an imported one
     first_step        step of the first checkpoint: 0, or where a branch left its parent
-    parent            for a branch: name, fingerprint and step of the run it left; else null
+    parent            for a branch: name, fingerprint and step of the parent run; else null
     threads           threads of the numerical library: the bits of a run depend on them; null if unknown
     versions          of Python and of the packages that computed it
     command, created  how and when it was started
     seconds           time spent on training, without the time between a kill and a resumption; null if unknown
     pieces            file -> SHA-256, size and, for a file of tensors, the seal of its header
-    identity          a hash of what determines the bits of the run, which its step files and metrics carry too
+    identity          a hash of what determines the bits of the run; its step files and metrics carry it too
     initial           SHA-256 of the weights before any training, null if they are not known
     seal              SHA-256 of all of the above, as JSON with sorted keys and no spaces
 
 No random state is kept: each step's batch has its own stream, from the seed and the step's number. Only regular files
-are read, never a device or a pipe, which may never end.
+are read, because a device or a pipe may never end.
 """
 
 import errno
@@ -59,7 +59,7 @@ from induction_memory.task.corpus import SHIPPED
 
 MANIFEST = "manifest.json"
 CONFIG = "config.json"
-"""Of an exported step, and of others' checkpoints."""
+"""The configuration of an exported step, or of a checkpoint in a series."""
 METRICS = "metrics.jsonl"
 FROZEN = "frozen.safetensors"
 GRAFTS = "grafts.safetensors"
@@ -70,7 +70,7 @@ LATEST = "latest.safetensors"
 LOCK = ".lock"
 STEPS = "steps"
 STATE_WEIGHTS, STATE_OPTIMIZER = "weights/", "optimizer/"
-"""What the names in the file of a single step begin with."""
+"""Prefixes of the names in the file of a single step."""
 
 PIECES = (FROZEN, GRAFTS, TRAINED, ROUNDED, OPTIMIZER, METRICS)
 """The files that a manifest may list."""
@@ -89,14 +89,14 @@ def step_path(folder: Path, step: int) -> Path:
 
 
 def step_files(folder: Path) -> dict[int, Path]:
-    """The steps that have a file of their own, in order, and the file of each."""
+    """The steps stored in single files, in order, and the file of each."""
     found = {int(path.stem): path for path in (folder / STEPS).glob("*.safetensors") if STEP_FILE.fullmatch(path.name)}
     return dict(sorted(found.items()))
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Checksum and size that a file must have."""
+    """The checksum and size that a file must have."""
 
     sha256: str
     """SHA-256 of its content."""
@@ -107,7 +107,7 @@ class Piece:
 
 
 def write_piece(path: Path, chunks: Iterable[Bytes], seal: str | None = None) -> Piece:
-    """Make `path` hold the chunks, all of them or none, and return the piece that was written."""
+    """Write the chunks to `path`, all of them or none; returns checksum and size."""
     digest, size = hashlib.sha256(), 0
 
     def counted() -> Iterator[Bytes]:
@@ -141,13 +141,13 @@ def open_regular(path: Path) -> BufferedReader:
 
 
 def piece_of(path: Path) -> Piece:
-    """Checksum and size of a file as it is now."""
+    """The present checksum and size of a file."""
     with open_regular(path) as file:
         return Piece(hashlib.file_digest(file, "sha256").hexdigest(), os.fstat(file.fileno()).st_size)
 
 
 def check_piece(path: Path, piece: Piece) -> None:
-    """Raise a DamagedError unless the whole content of a file is that of the piece."""
+    """Raise a DamagedError unless the whole content of a file matches the piece."""
     found = piece_of(path)
     if found.size != piece.size:
         raise DamagedError(path, f"{found.size} bytes instead of {piece.size}")
@@ -182,7 +182,7 @@ class Manifest:
         return zlib.crc32(self.identity.encode())
 
     def write(self, folder: Path) -> None:
-        """Write the manifest into the folder, durably. From then on it describes the folder."""
+        """Write the manifest into the folder, flushed to the disk."""
         write_sealed(folder / MANIFEST, FORMAT, asdict(self))
 
     @classmethod
@@ -221,7 +221,7 @@ class Manifest:
             if values is None:
                 return None
             corpus = values.get("corpus", {})
-            if not isinstance(corpus, dict) and corpus not in SHIPPED:  # no file but the manifest is read
+            if not isinstance(corpus, dict) and corpus not in SHIPPED:  # no other file is read
                 raise ValueError("task.corpus: expected its counts, got the name of a file")
             return protocol.from_dict(values)
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
@@ -246,7 +246,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
 
 
 def provenance(command: str | None, threads: int | None) -> dict[str, Any]:
-    """The fields that say how, when and with what a trajectory is made."""
+    """The fields on how, when and with which packages a trajectory is made."""
     versions = {"python": platform.python_version(), "induction-memory": induction_memory.__version__}
     for name in _PACKAGES:
         versions[name] = metadata.version(name)

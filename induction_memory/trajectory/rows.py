@@ -1,11 +1,10 @@
-"""metrics.jsonl: one JSON object per step, each line with the CRC-32 of what stands before it.
+"""metrics.jsonl: one JSON object per step; each line ends with the CRC-32 of the text before it.
 
     {"step": 3, "loss": 1.25, ..., "crc32": 1234567890}
 
-The checksum is that of the line's bytes before `, "crc32"`. It starts from the run's key in the manifest instead of 0
-(`zlib.crc32(text, key)`), so that a line of another run is noticed. Steps follow one another without a gap. What was
-not measured is null. An incomplete line, left by a kill or a power cut, is noticed, and everything from it on counts as
-not written.
+The checksum covers the line's bytes before `, "crc32"`. It starts from the run's key in the manifest instead of 0
+(`zlib.crc32(text, key)`), so that lines of other runs are noticed. Steps have no gaps. Values that were not measured
+are null. A kill or a power cut can leave an incomplete line; it and all lines after it count as not written.
 """
 
 import hashlib
@@ -56,7 +55,7 @@ def of(folder: Path, manifest: Manifest) -> list[dict[str, Any]]:
 
 
 def read(folder: Path) -> bytes:
-    """The content of the file; nothing if there is none."""
+    """The content of the file; empty if there is no file."""
     path = folder / METRICS
     if not path.exists() and not path.is_symlink():
         return b""
@@ -65,7 +64,7 @@ def read(folder: Path) -> bytes:
 
 
 def intact(content: bytes, manifest: Manifest) -> tuple[list[dict[str, Any]], list[int]]:
-    """The rows up to the first line that is incomplete, damaged or out of order; where each begins, and that line."""
+    """The rows before the first line that is incomplete, damaged or out of order; where each row begins; that line."""
     rows: list[dict[str, Any]] = []
     begins, key = [0], manifest.key
     for line in content.splitlines(keepends=True):
@@ -87,7 +86,7 @@ def append(path: Path, line: bytes) -> None:
 
 
 def flush(path: Path, keep: int | None = None) -> None:
-    """Put the file on the disk; it is made if it is missing, and cut to its first `keep` bytes if these are given."""
+    """Flush the file to the disk. A missing file is made; with `keep`, it is cut to its first `keep` bytes."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, files.READABLE)
         try:

@@ -1,8 +1,8 @@
-"""What a caller means by a run and by a step.
+"""Find a run by its name or folder, and steps by `step`.
 
-A name is looked for in these folders, in this order:
+A name is searched in these folders, in this order:
 
-    1. those in the environment variable INDUCTION_MEMORY_PATH, separated by ":" as in PATH
+    1. the folders in the environment variable INDUCTION_MEMORY_PATH, separated by ":" as in PATH
     2. ./checkpoints
     3. checkpoints/ of the source tree, if the package is used from one
     4. the package itself, which contains one small trajectory: induction-small
@@ -32,13 +32,13 @@ Steps = int | np.integer | Literal["all", "last"] | Sequence[int] | Sequence[np.
 
 
 def search_path() -> list[Path]:
-    """The folders in which names are looked for."""
+    """The folders in which names are searched."""
     own = filter(None, os.environ.get(VARIABLE, "").split(os.pathsep))
     return [*map(Path, own), Path("checkpoints"), SHIPPED, PACKAGED]
 
 
 def find(path: str | Path) -> Path:
-    """The folder that a path or a name stands for."""
+    """The folder of a path or a name."""
     require(isinstance(path, str | PathLike), "run", "the folder or the name of a trajectory", repr(path))
     require(str(path) != "", "run", "the folder or the name of a trajectory", "nothing")
     for place in (Path(), *search_path()):
@@ -51,19 +51,19 @@ def find(path: str | Path) -> Path:
         raise InputError(told, entry="unknown-run")
     raise InputError(
         f"run: expected the folder of a trajectory or one of {', '.join(names)}, got {got} (the shipped "
-        f"ones lie in checkpoints/ of the source; {VARIABLE} names folders that hold others)",
+        f"ones are in checkpoints/ of the source; {VARIABLE} names folders with others)",
         entry="unknown-run",
     )
 
 
 def require_run(folder: Path) -> None:
-    """Refuse a folder in which there is no run, no exported step and no series of checkpoints."""
+    """Refuse a folder without a run, an exported step or a series of checkpoints."""
     if not ((folder / MANIFEST).exists() or (folder / CONFIG).is_file() or is_series(folder)):
         raise InputError(f"{folder}: expected a trajectory (a folder with {MANIFEST}), got none there")
 
 
 def is_series(path: Path) -> bool:
-    """Whether a folder holds folders of checkpoints that others trained, or is a local Hub cache."""
+    """Whether a folder is a series: it holds folders of checkpoints, or is a local Hub cache."""
     return not (path / MANIFEST).exists() and ((path / "snapshots").is_dir() or len(checkpoint_folders(path)) > 0)
 
 
@@ -73,7 +73,7 @@ def checkpoint_folders(path: Path) -> dict[str, Path]:
 
 
 def chosen_steps(stored: Int[np.ndarray, " step"], step: Steps, resolve: Callable[[int], int]) -> list[int]:
-    """The steps that `step` means, in the order of training; the last one when not given. -1 is the last one too."""
+    """The steps that `step` means, in the order of training. None and -1 mean the last."""
     if isinstance(step, str) or step is None:
         require(step in (None, "last", "all"), "step", "a stored step, a list of them, 'last' or 'all'", repr(step))
         return (stored if step == "all" else stored[-1:]).tolist()
@@ -116,7 +116,7 @@ class ByStep(Generic[Model]):
         return self.model(self.resolve(step))
 
     def items(self) -> Iterator[tuple[int, Model]]:
-        """Step and model, each a new model. Drop it before asking for the next, so that only one is in memory."""
+        """Step and model, each a new model. Release it before the next one, so that only one is in memory."""
         for step in self:
             yield step, self.model(step)
 
@@ -126,7 +126,8 @@ class ByStep(Generic[Model]):
         return chosen_steps(self.steps, step, self.resolve)
 
     def resolve(self, step: Any, nearest: bool = False) -> int:
-        """`step` if it is stored, the last if -1, or with `nearest` the closest; otherwise an error names the next."""
+        """`step` if it is stored, the last if -1, or with `nearest` the closest; otherwise an error names its
+        neighbours."""
         self.require_steps()
         whole = isinstance(step, Integral) or (isinstance(step, float | np.floating) and float(step).is_integer())
         require(whole and not isinstance(step, bool), "step", "a whole number", repr(step))

@@ -1,19 +1,19 @@
-"""Files of tensors that notice their own damage, and steps that are kept rounded.
+"""Tensor files with checksums, and steps that are kept rounded.
 
 A file is ordinary safetensors: 8 bytes with the header's length, a JSON header, the tensors' bytes. Its metadata hold
 
-    steps       the steps it stands for, as a JSON list; a stacked file's tensors have them as their first axis
+    steps       the steps in the file, as a JSON list; the first axis of the tensors in a stacked file
     stacked     "true" or "false"
     checksums   JSON: tensor name -> CRC-32 of each of its blocks, eight hexadecimal digits per block; a block is one
                 step of a stacked tensor, or a whole tensor
-    run         the identity of the run whose step this is; only in the files of single steps
+    run         the identity of the run; only in the files of single steps
     seal        SHA-256 of the header without this entry, written as JSON with sorted keys and no spaces
 
-A stored step has every parameter of the HookedTransformer by its own name. A tied W_U = W_E^T is not stored.
+A stored step has every parameter by its name in the HookedTransformer. A tied W_U = W_E^T is not stored.
 
-Opening checks the seal, and that the file is the expected one: the piece in the manifest, or a step of the run. Reading
-checks each block that is read, so that one matrix over all steps, or one step, is verified without touching the rest. A
-CRC-32 catches every single flipped bit, and bursts of up to 32.
+Opening a file checks its seal, and that it is the file in the manifest, or a step of the run. Reading checks each block
+that is read, so one matrix over all steps, or one step, is verified without reading the rest. A CRC-32 catches every
+single flipped bit, and bursts of up to 32.
 
 rounded.safetensors keeps steps in about a quarter of the space. Each parameter W has a unit, a power of two between
 2^-11 and 2^-10 of its root mean square over the rounded steps:
@@ -21,10 +21,10 @@ rounded.safetensors keeps steps in about a quarter of the space. Each parameter 
     q_s = round(W_s / unit)              each weight is off by at most unit / 2, 0.05 % of the root mean square
     d_s = q_s - q_(s-1), q_(-1) = 0      small numbers, because a parameter moves little from one kept step to the next
 
-The differences are written as 2d for d >= 0 and -2d - 1 for d < 0, four bytes each. Each step has first the lowest
-bytes of all entries, then the next ones, and all steps are deflated together. The file holds `differences/NAME` (the
-deflated bytes) and `unit/NAME` for each parameter. The weights that are read back are float32 and exactly unit q_s, so
-rounding them again with the same unit changes nothing.
+The differences are written as 2d for d >= 0 and -2d - 1 for d < 0, four bytes each. Each step holds the lowest bytes of
+all entries, then the second bytes, and so on. All steps are deflated together. The file holds `differences/NAME` (the
+deflated bytes) and `unit/NAME` for each parameter. The weights read back are float32 and exactly unit q_s, so rounding
+them again with the same unit changes nothing.
 """
 
 import hashlib
@@ -61,12 +61,11 @@ def write_tensors(
     run: str | None = None,
     read: Callable[[str, int], Tensor] | None = None,
 ) -> Piece:
-    """Write whole tensors, one block each, or with `read` tensors with a leading step axis, one block in memory at a
-    time.
+    """Write whole tensors, one block each; or, with `read`, tensors with a leading step axis, with one block in memory
+    at a time.
 
-    `read` gives the block of a name and a step, and `like` the name, type and shape of each block. It is called twice
-    for each, because the checksums stand in the header, before the data. `run` is the identity of the run whose step
-    this is.
+    `read` returns the block of a name and a step; `like` has the name, type and shape of each block. Every block is
+    read twice, because the checksums are in the header, before the data. `run` is the identity of the run.
     """
 
     def blocks(name: str) -> Iterator[memoryview]:
@@ -106,7 +105,7 @@ def as_bytes(tensor: Shaped[Tensor, "..."]) -> memoryview:
 
 @dataclass(frozen=True)
 class Stored:
-    """Where a tensor stands in a file, and the CRC of each of its blocks."""
+    """The place of a tensor in a file, and the CRC of each of its blocks."""
 
     dtype: Any
     shape: tuple[int, ...]
@@ -116,7 +115,7 @@ class Stored:
 
 
 class SealedFile:
-    """A file of tensors with a checked header; tensors are read, and checked, when asked for."""
+    """A file of tensors with a checked header; tensors are read and checked on request."""
 
     def __init__(self, path: Path) -> None:
         """Read and check the header."""
@@ -152,7 +151,7 @@ class SealedFile:
             raise DamagedError(path, f"{size} bytes instead of {8 + length + offset}")
 
     def read(self, name: str, step: int | None = None) -> Tensor:
-        """A tensor, or one step of a stacked one; every block that is read is checked."""
+        """A tensor, or one step of a stacked tensor; every block is checked."""
         if name not in self.tensors:
             raise DamagedError(self.path, f"a file without {name}")
         found = self.tensors[name]
@@ -188,12 +187,12 @@ W_E, W_U = "embed.W_E", "unembed.W_U"
 
 
 def stored_names(config: AnyModel, names: Iterable[str]) -> tuple[str, ...]:
-    """The parameters that are written to the disk."""
+    """The names of the parameters that are stored."""
     return tuple(name for name in names if name != W_U) if config.tied_output else tuple(names)
 
 
 def with_tied(config: AnyModel, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The state with W_U, if it is tied."""
+    """The state with a tied W_U added."""
     return dict(state) | ({W_U: state[W_E].mT} if config.tied_output else {})
 
 
@@ -207,7 +206,7 @@ def checksum(config: AnyModel, state: Mapping[str, Tensor]) -> str:
 
 
 def open_listed(folder: Path, manifest: Manifest, name: str) -> SealedFile:
-    """Open a file that the manifest lists: it must be that very file."""
+    """Open a file that the manifest lists; its header must match the manifest."""
     path = folder / name
     if name not in manifest.pieces:
         raise DamagedError(path, "a manifest that does not list it")
@@ -218,7 +217,7 @@ def open_listed(folder: Path, manifest: Manifest, name: str) -> SealedFile:
 
 
 def open_state(path: Path, manifest: Manifest, step: int | None = None) -> SealedFile:
-    """Open the state of one step; it must be of the manifest's run, and of that step."""
+    """Open the state of one step; it must belong to the manifest's run and to this step."""
     found = SealedFile(path)
     if len(found.steps) != 1 or step not in (None, found.steps[0]):
         raise DamagedError(path, f"the state of {' and '.join(map(str, found.steps)) or 'no'} step")
@@ -241,7 +240,7 @@ def write_rounded(
     read: Callable[[str, int], Tensor],
     units: Mapping[str, float],
 ) -> Piece:
-    """Write the steps of these parameters; a unit that `units` does not give follows from the weights."""
+    """Write these steps of these parameters; a unit missing in `units` is computed from the weights."""
     found: dict[str, Tensor] = {}
     for name in names:
         values = np.stack([read(name, step).numpy() for step in steps])
@@ -261,7 +260,7 @@ def unit_of(values: Float[np.ndarray, "step ..."]) -> float:
 
 
 class RoundedFile:
-    """The rounded steps of a run. A parameter is inflated when it is first asked for, and kept."""
+    """The rounded steps of a run. A parameter is inflated on first use, and kept."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.file = open_listed(folder, manifest, ROUNDED)

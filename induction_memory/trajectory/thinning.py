@@ -1,6 +1,6 @@
-"""A smaller trajectory out of a larger one: chosen steps and the whole metrics, with the optimiser's state on request.
+"""A smaller trajectory from a larger one: chosen steps and all metrics, with the optimiser's state on request.
 
-On request all chosen steps except the last are rounded (`tensors.py`), which takes about a quarter of the space.
+On request all chosen steps except the last are rounded (`tensors.py`), so they take about a quarter of the space.
 
 Thinning to all steps also converts a folder of plain state dicts to this package's format.
 """
@@ -40,17 +40,17 @@ def thin(
     rounded: bool = False,
     command: str | None = None,
 ) -> Trajectory:
-    """Write the chosen steps of a run (all of them when not given) as a finished trajectory to the folder `out`.
+    """Write the chosen steps of a run (by default all) as a finished trajectory to the folder `out`.
 
-    `keep_optimizer="last"` keeps the optimiser's state of the last chosen step, True that of every chosen step that has
-    one. A copy that has this state for the run's last step can be given more steps. Without `keep_norms` the metrics
-    lack the norms of weights and gradients, which take most of the space in a small model.
+    `keep_optimizer="last"` keeps the optimiser's state of the last chosen step; True keeps it for every chosen step
+    that has one. A copy with this state at the run's last step can be trained further. `keep_norms=False` drops the
+    norms of weights and gradients, which take most of the metrics' space.
 
     With `rounded` the chosen steps before the last are rounded, each weight to within 0.05 % of its parameter's root
-    mean square; `im.load(out).rounded` lists them. The last step and the optimiser's state stay exact. A step that the
-    run itself holds rounded stays so.
+    mean square; `im.load(out).rounded` lists them. The last step and the optimiser's state stay exact. A step that is
+    already rounded in the run stays rounded.
 
-    After a kill it can be called again: `out` counts as empty until it is complete.
+    After a kill, call it again: `out` counts as empty until it is complete.
 
     >>> import tempfile
     >>> import induction_memory as im
@@ -87,7 +87,7 @@ def thin(
 
 
 def _write_weights(run: Trajectory, folder: Path, steps: Sequence[int], rounded: bool) -> dict[str, Piece]:
-    """Write the files of the frozen and of the changing parameters."""
+    """Write the files of the frozen and of the trained parameters."""
     frozen, moving = (stored_names(run.model_config, names) for names in (run.frozen, run.moving))
     coarse = [step for step in steps if step in run.rounded or (rounded and step != steps[-1])]
     exact = [step for step in steps if step not in coarse]

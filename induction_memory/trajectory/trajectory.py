@@ -1,4 +1,4 @@
-"""A training run on the disk, read on request and checked while it is read.
+"""A training run on the disk, read on request and checked while reading.
 
 run = load("checkpoints/induction-alone")
 run.steps, run.config, run.metrics     numpy steps, frozen configuration, DataFrame
@@ -8,11 +8,11 @@ run[300], run[-1], len(run)            the same as a mapping from steps to model
 for step in run: run.state(step)       one step in memory at a time
 
 A folder of this package's format may be finished or still growing. Every file is checked against the manifest, and
-every step file against its step and its run. `export.py` reads exported steps and what others saved.
+every step file against its step and its run. `export.py` reads exported steps and folders of state dicts.
 
-The weights before training are step 0 of the run, if it is stored and not rounded. Otherwise they are computed again
-from the configuration and the seed, which gives the same bits, and compared with the checksum in the manifest. Unknown
-weights are None, never a guess.
+The weights before training are step 0 of the run, if it is stored and not rounded. Otherwise they are recomputed from
+the configuration and the seed, which gives the same bits, and compared with the checksum in the manifest. If they
+cannot be known, they are None.
 """
 
 import logging
@@ -70,10 +70,10 @@ else:
 
 
 def load(path: str | Path, *, model: AnyModel | None = None, task: Task | None = None) -> "Trajectory":
-    """The trajectory in a folder, or the shipped one of that name; its numbers stay on the disk until asked for.
+    """The trajectory in a folder, or the shipped one of this name; weights are read on first use.
 
-    A folder of plain state dicts (safetensors, or .pt read with `weights_only`) needs the configuration of their model,
-    and may be given their task.
+    For a folder of plain state dicts (safetensors, or .pt read with `weights_only`), pass `model`, its configuration,
+    and optionally `task`.
 
     >>> load("induction-small")
     Trajectory('induction-small': 5 steps from 0 to 600)
@@ -99,7 +99,7 @@ Read = TypeVar("Read", bound=Callable[..., Any])
 
 
 def _of_the_run_as_it_is(read: Read) -> Read:
-    """Read once more if a file was missing or had changed because the run has finished in the meantime."""
+    """Read again if a file was missing or had changed because the run finished in the meantime."""
 
     @wraps(read)
     def careful(self: "Trajectory", *arguments: Any, **named: Any) -> Any:
@@ -138,13 +138,13 @@ class Trajectory(ByStep[HookedTransformer]):
         """The folder in which results are kept."""
         self.model_config: AnyModel = manifest.part(path, "model")
         self.task: Any = manifest.part(path, "task")
-        """The task; None for a run that was imported without."""
+        """The task; None for a run that was imported without a task."""
         self.finished = manifest.finished
         self.parent: dict[str, Any] | None = manifest.parent
-        """For a branch: the name, fingerprint and step of the run it left."""
+        """For a branch: the name, fingerprint and step of its parent run."""
         self.initial_checksum: str | None = manifest.initial
         self.rounding = RoundedFile(path, manifest) if ROUNDED in manifest.pieces else None
-        """The file of the steps that are kept rounded."""
+        """The file of the rounded steps."""
         self.rounded: Int[np.ndarray, " step"] = np.array(self.rounding.steps if self.rounding else (), dtype=np.int64)
         """The steps whose weights are rounded, each to within 0.05 % of its parameter's root mean square."""
         self._opened: dict[str, SealedFile] = {}
@@ -157,7 +157,7 @@ class Trajectory(ByStep[HookedTransformer]):
 
     @cached_property
     def train(self) -> TrainConfig:
-        """The training; of an imported run, only the number of steps is known."""
+        """The training configuration; of an imported run, only the number of steps is known."""
         return self.manifest.part(self.path, "train")
 
     @cached_property
@@ -168,13 +168,13 @@ class Trajectory(ByStep[HookedTransformer]):
 
     @property
     def eval_seed(self) -> int:
-        """The seed of the sequences on which it is evaluated; of an imported run, the default one."""
+        """The seed of the evaluation sequences; for an imported run, the default."""
         return self.manifest.config["train"].get("eval_seed", TrainConfig.eval_seed)
 
     @cached_property
     @_of_the_run_as_it_is
     def steps(self) -> Int[np.ndarray, " step"]:
-        """The stored steps: as they were when they were first asked for, until the run is seen to have finished."""
+        """The stored steps. While the run grows, they stay as first read, until it is found to have finished."""
         exact = self._file(TRAINED).steps if self.finished else step_files(self.path)
         steps = np.array(sorted({*exact, *self.rounded.tolist()}), dtype=np.int64)
         steps.setflags(write=False)
@@ -188,7 +188,7 @@ class Trajectory(ByStep[HookedTransformer]):
 
     @cached_property
     def moving(self) -> tuple[str, ...]:
-        """The other parameters."""
+        """The parameters that change."""
         if self.finished:
             names = tuple(self._file(TRAINED).tensors)
         else:
@@ -197,7 +197,7 @@ class Trajectory(ByStep[HookedTransformer]):
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of the content; of the steps and lines that were there, while the run grows."""
+        """A hash of the content; while the run grows, of the steps and lines present at first use."""
         pieces = {name: piece.sha256 for name, piece in self.manifest.pieces.items()}
         lines = self.path / METRICS
         growing = [] if self.finished else [self.steps.tolist(), lines.stat().st_size if lines.exists() else 0]
@@ -216,7 +216,7 @@ class Trajectory(ByStep[HookedTransformer]):
         return table.astype(dict.fromkeys(numbers, "float64"))
 
     def _file(self, name: str) -> SealedFile:
-        """A file of tensors, opened at the first request."""
+        """A file of tensors, opened on first use."""
         if name not in self._opened:
             self._opened[name] = open_listed(self.path, self.manifest, name)
         return self._opened[name]
@@ -258,7 +258,7 @@ class Trajectory(ByStep[HookedTransformer]):
         return file.read_all(step=step) if step in file.steps else None
 
     def _has_moved_on(self) -> bool:
-        """Whether the run has changed its state since it was opened; a finished one that changed is refused."""
+        """Whether the run has finished since it was opened; a finished run with more steps is refused."""
         now = Manifest.read(self.path)
         if now == self.manifest:
             return False
@@ -275,11 +275,11 @@ class Trajectory(ByStep[HookedTransformer]):
         return {name: self.read_step(name, step) for name in (*self.frozen, *self.moving)}
 
     def initial(self) -> dict[str, Tensor] | None:
-        """Every parameter before any training, or None if that is not known.
+        """Every parameter before any training, or None if not known.
 
-        It is the stored step 0, or is computed again from the configuration and the seed and compared with the checksum
-        in the manifest. A branch has its parent's. It is not known for an imported run, nor for a run that began with a
-        graft and does not store step 0.
+        This is the stored step 0, or it is recomputed from the configuration and the seed and compared with the
+        checksum in the manifest. A branch has its parent's. It is not known for an imported run, nor for a run that
+        began with a graft and does not store step 0.
         """
         return self._initial
 
@@ -306,7 +306,7 @@ class Trajectory(ByStep[HookedTransformer]):
         return None
 
     def model(self, step: int | Literal["last"] = "last", nearest: bool = False) -> HookedTransformer:
-        """The model at one step, the last one by default; `nearest` takes the stored step that is closest."""
+        """The model at one step, by default the last; `nearest` takes the closest stored step."""
         from induction_memory.model.building import build, fill
 
         step = self.choose("last")[0] if isinstance(step, str) and step == "last" else step
@@ -316,7 +316,7 @@ class Trajectory(ByStep[HookedTransformer]):
         return model
 
     def in_turn(self, steps: Sequence[int], size: int) -> Iterator[tuple[list[int], None]]:
-        """The steps in groups of `size`; their weights are read when they are used."""
+        """The steps in groups of `size`; their weights are read on use."""
         for start in range(0, len(steps), size):
             yield list(steps[start : start + size]), None
 
@@ -338,16 +338,16 @@ class Trajectory(ByStep[HookedTransformer]):
 
     @property
     def refusal(self) -> str | None:
-        """Why memories cannot be read from the weights; None where they can."""
+        """Why memories cannot be read from the weights; None if they can."""
         from induction_memory.runner.support import of_settings
 
         config = self.model_config
         return of_settings(dict(config.settings)) if isinstance(config, Architecture) else None
 
     def stack(self, parameter: str, steps: Sequence[int] | None = None) -> Shaped[Tensor, "step ..."]:
-        """One parameter over all steps (or those given), in the model's own orientation.
+        """One parameter over all steps, or some, in TransformerLens's orientation.
 
-        The name is that in the HookedTransformer or in the paper. A frozen parameter is repeated without a copy.
+        The name is the HookedTransformer's or the paper's. A frozen parameter is repeated without a copy.
         """
         require(isinstance(parameter, str), "parameter", "the name of a parameter", repr(parameter))
         name = self.model_config.parameters.get(parameter, parameter)
@@ -359,12 +359,12 @@ class Trajectory(ByStep[HookedTransformer]):
         return expand(value, len(chosen)) if name in self.frozen else value
 
     def stacked(self, steps: Sequence[int] | None = None) -> LazyWeights:
-        """Every parameter by name, read when it is used; those that change have a leading axis of stored steps."""
+        """Every parameter by name, read on use; parameters that change have a leading step axis."""
         chosen = tuple(self.steps.tolist() if steps is None else steps)
         return LazyWeights((*self.frozen, *self.moving), partial(self.read_stack, steps=chosen))
 
     def memory(self, name: str, steps: Sequence[int] | None = None) -> Float[Tensor, "step *head d_out d_in"]:
-        """A matrix over all steps (or those given) in the paper's orientation; names as in `model.memories`."""
+        """A matrix over all steps, or some, in the paper's orientation; names as in `model.memories`."""
         from induction_memory.model import memories
 
         chosen = self.resolve_all(steps)
@@ -392,7 +392,7 @@ class Trajectory(ByStep[HookedTransformer]):
         return write_export(self, self.resolve(step, nearest), out)
 
     def resolve_all(self, steps: Sequence[int] | None) -> tuple[int, ...]:
-        """The stored steps that are asked for; None for all of them."""
+        """The stored steps that `steps` means; None means all."""
         if steps is None:
             return tuple(self.steps.tolist())
         several = isinstance(steps, Sequence | np.ndarray) and not isinstance(steps, str) and len(steps) > 0

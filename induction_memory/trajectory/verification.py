@@ -1,22 +1,22 @@
-"""Damage in a trajectory, and what is odd about a series of checkpoints that somebody else trained.
+"""Find damage in a trajectory, and duplicates, gaps and damage in a series.
 
-`verify` goes through every checksum of a trajectory without stopping at the first that fails. `check` finds duplicates,
-gaps and damage in a series by reading its files; no model is made:
+`verify` checks every checksum of a trajectory and does not stop at the first failure. `check` finds these in a series
+by reading its files; no model is made:
 
-identical checkpoint   all weights that train equal those of another step
-identical shard        one file of several equals that of another step: half of a revision was uploaded
-identical tensor       a single tensor that trains equals that of another step
+identical checkpoint   all trained weights equal those of another step
+identical shard        one of several files equals that of another step: a revision was uploaded in part
+identical tensor       one trained tensor equals that of another step
 unreadable             a file that is truncated, or no weights at all
 damaged                a file of a Hub cache that differs from the hash that names it
 missing tensor         a tensor that other steps have
-configuration, tokenizer   a change of config.json or of the tokenizer's files against the step before
+configuration, tokenizer   config.json or the tokenizer's files differ from the step before
 gap                    steps missing from an otherwise regular schedule (equal distances, or equal ratios)
 jump                   weights that move JUMP times further in one interval than in the intervals beside it
-off the path           weights that go away and come back: |i-1, i| + |i, i+1| above OFF_PATH times |i-1, i+1|
+off the path           weights that move away and back: |i-1, i| + |i, i+1| above OFF_PATH times |i-1, i+1|
 
-Tensors that are the same at every step (masks, rotary tables, frozen weights) are not reported. Distances are relative,
-|W' - W| / |W| over all floating-point tensors that train. Files of a Hub cache are links to blobs that are named by
-their hash, and a blob that several revisions share is read once.
+Tensors that are equal at every step (masks, rotary tables, frozen weights) are not reported. Distances are relative,
+|W' - W| / |W| over all trained floating-point tensors. Files of a Hub cache are links to blobs named by their hash. A
+blob that several revisions share is read once.
 """
 
 import hashlib
@@ -46,7 +46,7 @@ from induction_memory.trajectory.writer import kept_alone
 
 
 def verify(path: str | Path) -> list[str]:
-    """One line for each damaged file, which names it; empty if all checksums are right.
+    """One line per damaged file; empty if all checksums are right.
 
     >>> import induction_memory as im
     >>> im.verify("induction-small")
@@ -100,7 +100,7 @@ COLUMNS = ["finding", "step", "other_step", "where", "detail"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is odd about a series."""
+    """One problem of a series."""
 
     finding: str
     step: int
@@ -122,7 +122,7 @@ class Contents:
 
 
 def check(series: Revisions) -> pd.DataFrame:
-    """All findings of a series, one row each; an empty table if nothing is odd."""
+    """All problems of a series, one row each; empty if there are none."""
     known: dict[Path, dict[str, str]] = {}
     contents = [_contents(one, known) for one in series.checkpoints]
     trained = _trained(contents)
@@ -146,7 +146,7 @@ def lines(series: Revisions) -> list[str]:
 
 
 def gaps(steps: list[int]) -> list[Finding]:
-    """Steps that are missing from a schedule of equal distances or of equal ratios.
+    """Steps that are missing from a schedule of equal distances or equal ratios.
 
     For a gap before the last checkpoint, the three distances before it must be equal.
 
@@ -207,7 +207,7 @@ def _hashes(path: Path, suffix: str) -> dict[str, str]:
 
 
 def _tensors(path: Path, suffix: str) -> Iterable[tuple[str, Tensor]]:
-    """The tensors of a file one by one; its kind goes by `suffix`, since a blob of a Hub cache has none."""
+    """The tensors of a file one by one. `suffix` gives its kind, because a blob of a Hub cache has no ending."""
     if suffix == ".safetensors":
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118
@@ -227,7 +227,7 @@ def _hash(tensor: Tensor) -> str:
 
 
 def _trained(contents: list[Contents]) -> set[str]:
-    """Names of the tensors that are not the same at every step that has them."""
+    """Names of the tensors that are not equal at all steps."""
     values: dict[str, set[str]] = defaultdict(set)
     for one in contents:
         for name, value in one.tensors.items():
@@ -247,7 +247,7 @@ def _missing(contents: list[Contents]) -> list[Finding]:
 
 
 def _identical(contents: list[Contents], trained: set[str]) -> list[Finding]:
-    """Pairs of steps that share weights, reported for the largest unit that is equal: checkpoint, shard or tensor."""
+    """Pairs of steps that share weights, reported once for the largest equal unit: checkpoint, shard or tensor."""
     found = []
     for i, one in enumerate(contents):
         for other in contents[i + 1 :]:
@@ -295,7 +295,7 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 def _moves(checkpoints: tuple[Checkpoint, ...], contents: list[Contents], trained: set[str]) -> list[Finding]:
-    """Jumps, and checkpoints off the path; only among checkpoints whose files could all be read."""
+    """Jumps, and checkpoints off the path, among the checkpoints that can be read completely."""
     whole = [(c, k) for c, k in zip(checkpoints, contents, strict=True) if not k.problems and k.tensors]
     if len(whole) < 4:
         return []

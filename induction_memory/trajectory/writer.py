@@ -1,23 +1,23 @@
-"""The trajectory of a run while it grows: what is written, in which order, and how it is taken up again.
+"""Writing a trajectory during training: what is written, in which order, and how a run resumes.
 
     begin     frozen.safetensors, grafts.safetensors, latest.safetensors (the start), then manifest.json:
               without a manifest there is no run
     step n    if a state is kept, the metrics before step n are flushed first, then steps/<n>.safetensors or
-              latest.safetensors (weights and optimiser before update n) is put in place; then line n is appended
+              latest.safetensors (weights and optimiser before update n) is renamed into place; then line n is appended
     finish    the last metrics are flushed, trained.safetensors and optimizer.safetensors written from the steps, then
               the manifest says "finished", and only then steps/ and latest.safetensors are removed
-    resume    the latest intact state is taken, the metrics are cut before line n, and training goes on: whenever a file
-              with the state of step n exists, the metrics of all steps before n are on the disk
-    lengthen  the files in steps/ of a finished run are written again, then the manifest says "training" with the new
+    resume    the latest intact state is read, the metrics are cut before line n, and training continues: whenever a
+    file with the state of step n exists, the metrics of all steps before n are on the disk lengthen  the files in
+    steps/ of a finished run are written again, then the manifest says "training" with the new
               number of steps, and only then the stacked files are removed
 
-Later steps of a killed run are computed again, with the same bits. So is a step whose file is damaged, or belongs to
-another run, from the state before it. A run that is given more steps ends with the same bits as one that had them from
+Later steps of a killed run are recomputed, with the same bits. A step whose file is damaged, or belongs to another run,
+is recomputed from the state before it. A run that is extended ends with the same bits as a run that had all steps from
 the start.
 
-A stacked file has each parameter as [step, ...], one step of it a contiguous block: one matrix over all steps, or at
-one step, is a single read. It is written with one block in memory at a time. Each block is checked when it is read, so
-that damage is found here and not copied.
+A stacked file has each parameter as [step, ...]; each step is a contiguous block, so one matrix over all steps, or at
+one step, is a single read. The file is written with one block in memory at a time. Blocks are checked when read, so
+damage is found here and not copied.
 """
 
 import time
@@ -58,7 +58,7 @@ from induction_memory.trajectory.tensors import checksum, open_listed, open_stat
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """The latest intact state of an unfinished run, and what is known up to it."""
+    """The latest intact state of an unfinished run, and the metrics before it."""
 
     step: int
     parameters: dict[str, Tensor]
@@ -68,9 +68,9 @@ class ResumePoint:
     rows: list[dict[str, Any]]
     """The metrics of all steps before `step`."""
     size: int
-    """Bytes of metrics.jsonl that these take."""
+    """The number of bytes of these metrics in metrics.jsonl."""
     notes: tuple[str, ...]
-    """Damage that was found; the damaged steps are computed again."""
+    """Damage that was found; the damaged steps are recomputed."""
 
 
 def resume_point(folder: Path, manifest: Manifest, config: RunConfig) -> ResumePoint:
@@ -85,7 +85,7 @@ def resume_point(folder: Path, manifest: Manifest, config: RunConfig) -> ResumeP
     for step in kept_alone(folder, manifest, rows):
         try:
             open_state(step_path(folder, step), manifest, step).check()
-        except DamagedError as damage:  # this step and those after it are computed again
+        except DamagedError as damage:  # this step and later ones are recomputed
             notes.append(str(damage))
             del rows[step - manifest.first_step :]
             break
@@ -96,7 +96,7 @@ def resume_point(folder: Path, manifest: Manifest, config: RunConfig) -> ResumeP
 
 
 def kept_alone(folder: Path, manifest: Manifest, rows: Sequence[Mapping[str, Any]]) -> list[int]:
-    """The kept steps that have a file of their own while the run trains."""
+    """The kept steps that have single files while the run trains."""
     rounded = open_listed(folder, manifest, ROUNDED).steps if ROUNDED in manifest.pieces else ()
     return [row["step"] for row in rows if row["checkpoint"] and row["step"] not in rounded]
 
@@ -104,7 +104,7 @@ def kept_alone(folder: Path, manifest: Manifest, rows: Sequence[Mapping[str, Any
 def _latest_state(
     folder: Path, manifest: Manifest, done: int, notes: list[str]
 ) -> tuple[int, dict[str, Tensor], dict[str, Tensor]]:
-    """Step, weights and optimiser's state of the latest intact state that has all metrics before it.
+    """Step, weights and optimiser's state of the latest intact state with complete metrics before it.
 
     Adds damage to `notes`.
     """
@@ -130,14 +130,14 @@ def _latest_state(
 
 @dataclass(frozen=True)
 class Origin:
-    """What a run begins with."""
+    """The start of a run or branch: weights, optimiser's state, grafts."""
 
     parameters: Mapping[str, Tensor]
     """Every parameter at the first step."""
     optimizer: Mapping[str, Tensor]
     """The optimiser's state at the first step."""
     grafts: Mapping[Graft, Tensor]
-    """The matrix of each graft, kept with the run so that it does not depend on other runs."""
+    """The matrix of each graft, kept with the run so that the run does not depend on others."""
     initial: Mapping[str, Tensor] | None
     """Every parameter before any training; None if it is not known."""
     first_step: int = 0
@@ -147,7 +147,7 @@ class Origin:
 
 
 def begin(folder: Path, config: RunConfig, origin: Origin, command: str | None, threads: int | None) -> None:
-    """Make the folder a run that stands at its first step."""
+    """Make the folder a run at its first step."""
     moving = set(config.moving_parameters)
     frozen = {}
     for name in stored_names(config.model, origin.parameters):
@@ -200,7 +200,7 @@ class Writer:
         parameters: Mapping[str, Tensor],
         optimizer: Mapping[str, Tensor],
     ) -> None:
-        """Keep the metrics of a step and, if they are due, its weights and the state to resume from."""
+        """Keep the metrics of a step and, if due, its weights and the state to resume from."""
         train = self.config.train
         with_optimizer = train.keep_optimizer or step == train.steps
         due = (step - self.manifest.first_step) % train.resume_every == 0
@@ -218,7 +218,7 @@ class Writer:
         """Compact the steps into stacked files and mark the run as finished."""
         row_files.flush(self._metrics)
         opened = {step: open_state(step_path(self.folder, step), self.manifest, step) for step in self._kept}
-        last = opened[self._kept[-1]]  # it has the optimiser's state in any case
+        last = opened[self._kept[-1]]  # it always has the optimiser's state
         resumable = [step for step in self._kept if opened[step].tensors.keys() == last.tensors.keys()]
         stacks = {
             TRAINED: write_tensors(
@@ -257,7 +257,7 @@ def write_state(
     parameters: Mapping[str, Tensor],
     optimizer: Mapping[str, Tensor],
 ) -> None:
-    """Write the state of one step: the parameters that may change during the run, and the optimiser's state."""
+    """Write the state of one step: the parameters that may change, and the optimiser's state."""
     moving = stored_names(config.model, config.moving_parameters)
     state = {STATE_WEIGHTS + name: parameters[name] for name in moving}
     state |= {STATE_OPTIMIZER + name: value for name, value in optimizer.items()}
@@ -265,7 +265,7 @@ def write_state(
 
 
 def why_not_longer(folder: Path, manifest: Manifest, longer: RunConfig) -> Iterator[str]:
-    """Reasons why the run in `folder` is not the beginning of the longer run."""
+    """Reasons why the run in `folder` cannot be extended to the longer run."""
     train = manifest.part(folder, "train")
     before, after = ({s for s in t.checkpoint_rule.fixed if s < train.steps} for t in (train, longer.train))
     if train.schedule != "constant":
@@ -298,12 +298,12 @@ def lengthen(folder: Path, manifest: Manifest, config: RunConfig, command: str |
 
 
 def _unpack(folder: Path, manifest: Manifest, config: RunConfig) -> None:
-    """The files of single steps, from the stacked ones."""
+    """Write the files of single steps again, from the stacked files."""
     weights, optimizer = (open_listed(folder, manifest, name) for name in (TRAINED, OPTIMIZER))
     make_folder(folder / STEPS)
     for step in weights.steps:
         moving = weights.read_all(step=step)
         state = optimizer.read_all(step=step) if step in optimizer.steps else {}
         write_state(step_path(folder, step), manifest, config, step, moving, state)
-        if step == weights.steps[-1]:  # training on writes its file again, perhaps without the optimiser's state
+        if step == weights.steps[-1]:  # further training rewrites its file, perhaps without the optimiser's state
             write_state(folder / LATEST, manifest, config, step, moving, state)

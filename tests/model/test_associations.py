@@ -122,7 +122,7 @@ def test_the_ideal_feed_forward_is_the_same_in_probes_construction_and_surgery(m
     expected = logits - logits.mean(1, keepdims=True)
     expected[FIXED.fixed_triggers] = 0
     np.testing.assert_allclose(a.ideal.T, expected, rtol=1e-5, atol=1e-6)
-    with pytest.raises(InputError, match="one partner"):
+    with pytest.raises(InputError, match="one target"):
         recall(a)
 
 

@@ -113,7 +113,10 @@ def test_the_shipped_sweep_of_figure_8_holds_all_its_presets():
         ('preset = "demo"\n[grid]\ntask.k = [1979-05-27]', "task.k: expected text, a number"),
         ('preset = "demo"\n[grid]\ntask.k.x = [1]', "grid.task.k: expected a list of values, got {'x'"),
         ('preset = "demo"\n[grid]\ntask.k = [1]\n"task.k" = [2]', "grid.task.k: expected a setting once"),
-        ('preset = "demo"\n[set]\ntask.k = 1\n[grid]\ntask.k = [2]', "grid.task.k: expected a setting that is set only once"),
+        (
+            'preset = "demo"\n[set]\ntask.k = 1\n[grid]\ntask.k = [2]',
+            "grid.task.k: expected a setting that is set only",
+        ),
         ('preset = "demo"\nruns = []', r"runs: expected a list of tables"),
         ('preset = "demo"\n[[runs]]\nname = "../up"', "runs.name: expected up to 60 letters"),
         ('preset = "demo"\n[[runs]]\nname = 3', "runs.name: expected up to 60 letters"),
