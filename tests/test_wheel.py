@@ -21,7 +21,7 @@ def test_names_are_looked_for_in_the_variable_the_working_folder_the_source_and_
     monkeypatch.setattr(search, "SHIPPED", tmp_path / "nowhere")
     assert im.load("induction-small").steps.tolist() == [0, 100, 200, 300, 600]
     assert verify("induction-small") == []
-    with pytest.raises(InputError, match=r"one of induction-small, got 'frozen-keys' \(the shipped ones lie in"):
+    with pytest.raises(InputError, match=r"one of induction-small, got 'frozen-keys' \(the shipped ones are in"):
         im.load("frozen-keys")
     shutil.copytree(search.PACKAGED / "induction-small", tmp_path / "checkpoints" / "here")
     assert im.load("here").path == Path("checkpoints/here")

@@ -391,7 +391,7 @@ anything: Any = im  # as a user has it who reads no annotations
         (lambda run: run.export(4, 7), r"^out: expected a folder, got 7$"),
         (
             lambda run: anything.probes.recall("run"),
-            r"^run: expected the folder of a trajectory or one of .*, got 'run' \(the shipped ones lie in ",
+            r"^run: expected the folder of a trajectory or one of .*, got 'run' \(the shipped ones are in ",
         ),
         (lambda run: anything.probes.table(run, 5), r"^probes: expected names of probes or of families.*, got 5$"),
         (lambda run: anything.probes.table(run, "loss", batch="x"), r"^batch: expected a Batch, .*, got a str$"),
