@@ -1,4 +1,4 @@
-"""One forward of a model and its patched variants: by hooks, the definition, or by the shortcut."""
+"""One forward of a model and its patched variants: by hooks (the definition), or by the fast path."""
 
 from typing import TYPE_CHECKING
 

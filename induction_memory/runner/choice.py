@@ -1,4 +1,4 @@
-"""Which runner a model gets: the shortcut where it is known to be exact, the hooks otherwise."""
+"""The runner of a model: the fast path if it is known to be exact, otherwise hooks."""
 
 import logging
 from collections.abc import Mapping
@@ -25,8 +25,8 @@ def runner(
 ) -> Runner:
     """A runner of a TransformerLens model, or of weights by HookedTransformer's names with their configuration.
 
-    `via` is "hooks" for the definition, one forward per variant, "fast" for the shortcut. When not given, it is the
-    shortcut for models that it computes exactly. For all others it is the hooks, and a logged line says why, once.
+    `via` is "hooks" for the definition (one forward per variant) or "fast" for the fast path. The default is the fast
+    path for models that it supports, and otherwise hooks, with one logged line that says why.
 
     >>> import induction_memory as im
     >>> run = im.load("induction-small")
@@ -51,7 +51,7 @@ def runner(
     if reason is None:
         cfg: Any = model.cfg
         return FastRunner(Graph.of(model), cfg.n_ctx, parameters(model), partial(maps_of_model, model))
-    require(via is None, "via", "hooks, as the shortcut does not compute this model", f"fast for one with {reason}")
+    require(via is None, "via", "hooks (the fast path does not support this model)", f"fast for one with {reason}")
     if reason not in _said:
         _said.add(reason)
         logger.warning("this model runs with TransformerLens's hooks, one forward per variant: it has %s", reason)
@@ -59,7 +59,7 @@ def runner(
 
 
 def record(model: "nn.Module | Runner", tokens: Int[Tensor, "batch pos"], via: Via | None = None) -> Recording:
-    """One intact run of a model, or of what a runner runs.
+    """One intact run of a model or a runner.
 
     >>> import induction_memory as im
     >>> run = im.load("induction-small")

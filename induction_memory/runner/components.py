@@ -1,22 +1,22 @@
 """The vocabulary of interventions: a transformer as a graph of components that add to one stream.
 
-Everything a component reads is the sum of what earlier ones wrote (Section 4.1, "Handling superposition"):
+The input of a component is the sum of the outputs of earlier ones (Section 4.1, "Handling superposition"):
 
     x_input = sum over the writers before it,    writers: embed, pos, L1H1 ... (heads), FF1 ... (feed-forwards)
 
-so an edge writer -> input is one term of one sum. The inputs are the queries, keys and values of each head (`L2H1.q`,
+so an edge writer -> input is one term of a sum. The inputs are the queries, keys and values of each head (`L2H1.q`,
 `L2H1.k`, `L2H1.v`), each feed-forward (`FF2`) and the unembedding (`out`). Layers and heads count from 1, as in the
-paper. What can be patched is a *site*, written as a string:
+paper. A *site* is what can be patched, written as a string:
 
-    L1H1               what a head, a feed-forward, `embed` or `pos` writes, for all its readers
+    L1H1               the output of a head, a feed-forward, `embed` or `pos`, for all its readers
     L2H1.k             the keys (queries, values) of a head, after its matrix
     L1H1->L2H1.k       one edge
 
-Names that stand for several sites: a layer's heads (`L2`, `L2.k`, `L1->L2.k`), all three inputs of a head
-(`L1H1->L2H1`), the direct path of a head, which no later head reads (`L1H1->direct`: the output and the last layer's
-feed-forward), the whole stream that a layer and all after it read (`stream2`), and the paper's matrices (`W_K2` stands
-for what it computes, the keys of layer 2, and `W_O2` for the heads' output). A caller's list of names may also contain
-groups (`heads`, `edges` ...). All names are checked against a graph, without a model.
+Some names mean several sites: a layer's heads (`L2`, `L2.k`, `L1->L2.k`), all three inputs of a head (`L1H1->L2H1`),
+the direct path of a head (`L1H1->direct`: to the output and the last layer's feed-forward, not through later heads),
+the whole stream that a layer and all later ones read (`stream2`), and the paper's matrices (`W_K2` is what it computes,
+the keys of layer 2, and `W_O2` the output of the heads). Lists of names can also contain groups (`heads`, `edges` ...).
+All names are checked against a graph, without a model.
 """
 
 import re
@@ -40,7 +40,7 @@ _MATRIX_SITE = {"Q": ".q", "K": ".k", "V": ".v", "O": ""}
 @field_docs
 @dataclass(frozen=True)
 class Graph:
-    """What a model is made of: its writers, its inputs, and the edges between them.
+    """The structure of a model: its writers, its inputs, and the edges between them.
 
     >>> import induction_memory as im
     >>> graph = im.runner.Graph.of_config(im.ModelConfig())
@@ -55,11 +55,11 @@ class Graph:
     positions: bool = True
     """Whether positional embeddings are added to the stream."""
     parallel: bool = False
-    """Whether a feed-forward reads the same stream as its layer's heads, without what they wrote."""
+    """Whether a feed-forward reads the same stream as its layer's heads, without their output."""
     linear: bool = False
     """Whether the feed-forwards are linear: W_F instead of W_in and W_out."""
     normed: frozenset[str] = frozenset()
-    """Writers whose output passes a norm before it is added to the stream. No single edge leaves them."""
+    """Writers whose output passes a norm before it is added to the stream. They have no single edges."""
 
     @classmethod
     def of(cls, model: Any) -> "Graph":
@@ -151,7 +151,7 @@ class Graph:
 
     @cached_property
     def paths(self) -> tuple[str, ...]:
-        """How the effect of each head can travel: the direct path, and the queries, keys and values of later heads."""
+        """The paths of each head: the direct path, and the queries, keys and values of later heads."""
         names = []
         for head in (head for head in self.heads if head not in self.normed):
             readers = [name for name in self.inputs if "." in name and head in self.writers_before(name)]
@@ -170,7 +170,7 @@ class Graph:
         return self.writers[: self.writers.index(first)]
 
     def resolve(self, name: str, field: str = "component") -> tuple[str, ...]:
-        """The sites that a name stands for."""
+        """The sites of a name."""
         require(isinstance(name, str), field, "the name of a component", repr(name))
         name = _component(name)
         stream = _STREAM.match(name)
@@ -185,7 +185,7 @@ class Graph:
             if source in self.normed:
                 wanted = "an edge from a writer whose output reaches the stream without a norm"
             elif known:
-                wanted = "a writer before what it reaches"
+                wanted = "a writer that comes before the input"
             else:
                 wanted = f"one of {', '.join(self.writers)} {ARROW} one of {', '.join(self.inputs)}"
         else:
@@ -194,14 +194,14 @@ class Graph:
         raise InputError(f"{field}: expected {wanted}, got {name!r}")
 
     def head(self, head: Any, field: str = "heads") -> str:
-        """The head itself, if the model has one of this name."""
+        """The head's name, if the model has this head."""
         if not isinstance(head, str) or head not in self.heads:
             counted = "" if isinstance(head, str) and "0" not in head else f" ({COUNTED})"
             raise InputError(f"{field}: expected heads out of {', '.join(self.heads)}{counted}, got {head!r}")
         return head
 
     def parameters(self, name: str) -> dict[str, int | None]:
-        """The parameters behind a name -> the head whose slice it is (None: the whole parameter).
+        """The parameters behind a name -> the head of their slice, counted from 0 (None: the whole parameter).
 
         For an edge these are the parameters of its source. A feed-forward's are a prefix, `blocks.1.mlp.`.
         """
@@ -256,7 +256,7 @@ class Graph:
         return tuple(f"{head}.{one}" for head in self._heads(base) for one in (letter or "qkv") if one in "qkv")
 
     def _stream(self, layer: int) -> tuple[str, ...]:
-        """The edges from everything before a layer to everything from it on."""
+        """The edges from everything before a layer to this layer and everything after it."""
         wanted = "a model without norms after its components"
         require(not self.normed, "component", wanted, f"stream{layer} of one with")
         inputs = self.inputs[self.inputs.index(f"L{layer}H1.q") :]
@@ -273,7 +273,7 @@ class Graph:
 
 
 def _component(name: str) -> str:
-    """The component of a hook of TransformerLens, `blocks.1.attn.hook_z`; any other name as it is."""
+    """The component of a TransformerLens hook name such as `blocks.1.attn.hook_z`; other names are unchanged."""
     if name in ("hook_embed", "hook_pos_embed"):
         return "embed" if name == "hook_embed" else "pos"
     hook = re.fullmatch(r"blocks\.(\d+)\.(?:attn\.)?hook_(\w+)", name)
@@ -297,14 +297,14 @@ def layer_of(writer: str) -> int:
 
 
 def _is_post_norm(cfg: Any) -> bool:
-    """Whether TransformerLens normalises what the layers of this architecture write (OLMo 2 and 3)."""
+    """Whether this architecture normalises the outputs of its layers in TransformerLens (OLMo 2 and 3)."""
     from transformer_lens.utilities.architectures import POST_NORM_ARCHITECTURES
 
     return getattr(cfg, "original_architecture", None) in POST_NORM_ARCHITECTURES
 
 
 def _with_feed_forward(model: Any) -> tuple[int, ...]:
-    """Layers that have a feed-forward: a block without one may have a module that adds zeros in its place."""
+    """Layers with a feed-forward; a block without one may have a module that adds zeros."""
     from induction_memory.model.building import NoFeedForward
 
     layers = () if getattr(model.cfg, "attn_only", False) else range(1, model.cfg.n_layers + 1)
@@ -318,7 +318,7 @@ GROUPS = ("heads", "layers", "feed_forward", "embeddings", "matrices", "parts", 
 def component_names(
     graph: Graph, heads: Literal["all"] | Sequence[Any] | None, components: str | Sequence[str] | None
 ) -> list[str]:
-    """The wanted names in the order given, each once, with groups replaced by their members and every name checked."""
+    """The requested names in order, each once and checked, with groups replaced by their members."""
     if heads is None and components is None:
         components = "all"
     names: list[str] = []

@@ -1,13 +1,12 @@
-"""The shortcut: what a patch cannot change is read from the recording of the intact run.
+"""The fast path: activations that a patch cannot change are read from the recording of the intact run.
 
-It returns the same as `hooked`, up to float32 rounding, for every model that `objection` (support.py) has nothing
-against. Everything before the first layer that a variant patches is as recorded. In that layer only the patched heads
-are computed again,
+It returns the same as `hooked`, up to float32 rounding, for every model that support.py accepts. Everything before the
+first patched layer of a variant is as recorded. In that layer only the patched heads are recomputed,
 
     out' = out + sum over those heads of (z' - z) W_O[head],
 
-and everything after it from the new stream. Where the logits are wanted at some queries only, the last layer computes
-those rows only. It differentiates in the `amount` of a patch.
+and everything after it is computed from the new stream. If logits are needed only at some queries, the last layer
+computes only those rows. The result is differentiable in the `amount` of a patch.
 """
 
 import math
@@ -28,7 +27,7 @@ class FastRunner:
 
     via: Via = "fast"
     refusal = None
-    """Memories can be read from every model that the shortcut computes."""
+    """Memories can be read from every model that the fast path supports."""
 
     def __init__(
         self, graph: Graph, n_ctx: int, weights: Mapping[str, Tensor], maps: Callable[[Mapping[str, Tensor]], Maps]
@@ -75,7 +74,7 @@ class FastRunner:
     def run(
         self, recording: Recording, variants: Sequence[Variant], queries: Int[Tensor, "batch m"] | None
     ) -> Iterator[Float[Tensor, "batch m vocab"]]:
-        """A variant goes on from the last layer up to which the one before it has the same patches."""
+        """A variant continues from the last layer up to which it has the same patches as the previous variant."""
         reached: list[_PatchedRun] = []
         for variant in variants:
             for layer in range(1, self.graph.n_layers + 1):
@@ -89,13 +88,13 @@ class FastRunner:
 
 
 def _upstream(variant: Variant, layer: int) -> tuple[bool, list[tuple], set[str]]:
-    """What a variant needs up to the attention of a layer: whether it has changed the stream there, its patches before
-    the heads write, and the sources of its edges.
+    """A variant up to the attention of a layer: whether the stream has changed there, its patches before the heads'
+    output, and the sources of its edges.
     """
     changed, early, sources = False, list[tuple](), set[str]()
     for patch in variant:
         source, _, name = patch.site.rpartition(ARROW)
-        first = math.inf if name == "out" else layer_of(name)  # that it changes or follows; 0 for embeddings
+        first = math.inf if name == "out" else layer_of(name)  # of the site or of the edge's source; 0 for embeddings
         changed |= first < layer
         if first < layer + ("." in name):
             early.append((patch.site, *patch.replacement))
@@ -105,7 +104,8 @@ def _upstream(variant: Variant, layer: int) -> tuple[bool, list[tuple], set[str]
 
 
 class _PatchedRun:
-    """A run with the patches of a variant, up to the attention of a layer, from that up to the layer before it."""
+    """A run with the patches of a variant up to the attention of a layer, continued from the run up to the previous
+    layer."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class _PatchedRun:
         assert recording.maps is not None
         self.upstream = upstream
         self.changed = upstream[0]
-        """Whether the stream is another than the recorded one."""
+        """Whether the stream differs from the recorded one."""
         self.recording, self.maps, self.graph, self.queries = recording, recording.maps, recording.graph, queries
         self.patches = Patches(variant, recording.at) if before is None else before.patches.followed_by(variant)
         self.x = recording.layer(layer, "hook_resid_pre")
@@ -132,12 +132,12 @@ class _PatchedRun:
         self._attend(layer)
 
     def logits(self, variant: Variant) -> Float[Tensor, "batch m vocab"]:
-        """The logits of a variant that agrees with this run's up to the attention of the last layer."""
+        """The logits of a variant that agrees with this run up to the attention of the last layer."""
         patches = self.patches.followed_by(variant)
         return self.maps.unembed(patches.read("out", self._after_layer(self.graph.n_layers, patches)))
 
     def _attend(self, layer: int) -> None:
-        """Compute z of the heads that a patch changes. From the last layer's queries on, other rows are left out."""
+        """Compute z of the heads that a patch changes; in the last layer, only at the queries."""
         weights, patches, heads = self.maps[layer], self.patches, self.graph.heads_of(layer)
         patched, self.computed = patches.nodes.keys() | patches.edges.keys(), list[int]()
         for h, head in enumerate(heads):
@@ -162,7 +162,8 @@ class _PatchedRun:
     ) -> Float[Tensor, "batch m head d_head"] | Float[Tensor, "batch m d_model"]:
         """Queries, keys or values of the heads to compute, with their patches.
 
-        With `stream`, the normed stream instead if all these heads read the same and none is recorded or patched after.
+        With `stream`, return the normed stream instead, if all these heads read the same one and no later patch or
+        recording needs the heads' own values.
         """
         weights, patches = self.maps[layer], self.patches
         sites = [f"L{layer}H{h + 1}.{letter}" for h in self.computed]
@@ -235,7 +236,7 @@ def attend(
     scale: float,
     queries: Int[Tensor, "batch m"] | None = None,
 ) -> Float[Tensor, "batch m head d_value"]:
-    """Causal attention, softmax(q k^T / scale) v, where the q are those of all positions or of `queries`."""
+    """Causal attention, softmax(q k^T / scale) v, with q at all positions or at `queries`."""
     if queries is not None:
         return torch.einsum("bhqk,bkhd->bqhd", _attention(q, k, scale, queries), v)
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
@@ -250,9 +251,9 @@ def attend_from(
     v: Float[Tensor, "batch pos head d_head"] | Float[Tensor, "batch pos d_model"],
     queries: Int[Tensor, "batch m"],
 ) -> Float[Tensor, "batch m head d_head"]:
-    """`attend` for few queries of some heads, where k and v may also be the normed streams that they are read from.
+    """`attend` for few queries of some heads; k and v may be the normed streams instead.
 
-    Then q . k_s = (W_K q) . x_s + constant, and sum of A v is W_V^T (sum of A x) + b_V: no key or value is computed.
+    In that case q . k_s = (W_K q) . x_s + constant, and sum of A v = W_V^T (sum of A x) + b_V, without keys or values.
     """
     q = q.transpose(1, 2)
     if k.dim() == 3:
@@ -282,6 +283,6 @@ def _attention(
 def _softmax(
     scores: Float[Tensor, "batch head m pos"], queries: Int[Tensor, "*batch m"]
 ) -> Float[Tensor, "batch head m pos"]:
-    """softmax over the keys that are not later than the queries."""
+    """softmax over the keys up to each query."""
     later = torch.arange(scores.shape[-1], device=scores.device) > queries[..., None]
     return scores.masked_fill_(later.unsqueeze(-3), -torch.inf).softmax(-1)

@@ -1,20 +1,20 @@
 """The definition: patches as TransformerLens hooks, one forward per variant.
 
 It runs any HookedTransformer, and a TransformerBridge by the names that both share. The user's hooks run first, and
-patches act on what they return. With `amount` a, and y what the model with the user's hooks computes at a site,
+patches act on their results. With `amount` a, and y the activation of the model with the user's hooks at a site,
 
     writer or q, k, v of a head     y  <-  y + a (value - y)
     edge writer -> input            x_input  <-  x_input + a (value - y_writer)
 
 TransformerLens computes the output and the inputs of a single head only if flags are set. They are set for the run and
-then put back. A user's hook at a point that only these flags activate does not run.
+then restored. A user's hook at a point that only these flags activate does not run.
 
-Some bridges do not offer the heads' own inputs. Where queries, keys and values are linear in the normalised stream,
-y = norm(x) W + b, an edge that changes the stream of one input from x to x' changes y by
+Some bridges do not offer hooks on the inputs of single heads. If queries, keys and values are linear in the normalised
+stream, y = norm(x) W + b, an edge that changes the stream of one input from x to x' changes y by
 
     (norm(x') - norm(x)) W
 
-which is added at `hook_q`, `hook_k` or `hook_v`. A short sequence is run first to check that the model is linear there.
+which is added at `hook_q`, `hook_k` or `hook_v`. A short run checks this linearity first.
 """
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
@@ -73,7 +73,7 @@ def _of_block(block: Any, name: str, kept: Mapping[str, Tensor]) -> Projection:
         own = kept[f"{name}.attn.hook_{letter}"]
         fits = own.dim() == 4 and own.shape[2] == W.shape[0]
         without_bias = torch.einsum("bpd,hde->bphe", plain(stream), W) if fits else own
-        bias = own - without_bias  # the same at every position, if the map is linear
+        bias = own - without_bias  # equal at every position if the map is linear
         if not fits or not torch.allclose(bias, bias[:, :1].expand_as(bias), atol=1e-4):
             raise InputError(
                 "model: expected one that offers use_split_qkv_input for patches of these sites, "
@@ -85,7 +85,7 @@ def _of_block(block: Any, name: str, kept: Mapping[str, Tensor]) -> Projection:
 Hook = tuple[str, Callable[..., Tensor | None]]
 
 _changed: MutableMapping[Tensor, dict[str, Tensor]] = WeakTensorKeyDictionary()
-"""z of a layer in a forward pass -> head -> how far earlier lists of hooks have changed this head's output."""
+"""z of a layer in a forward pass -> head -> the change of this head's output by earlier lists of hooks."""
 
 
 def patch_hooks(
@@ -93,9 +93,9 @@ def patch_hooks(
 ) -> list[Hook]:
     """The patches of a variant as hooks for `run_with_hooks`, in the order of the computation.
 
-    A head's output is patched at `hook_result`. With the layers' W_O given, it is computed from `hook_z` instead, and
-    the change is added at `hook_attn_out`. With the layers' projections given, edges into heads change their queries,
-    keys and values (`Projection`).
+    A head's output is patched at `hook_result`; with `outputs`, the layers' W_O, it is computed from `hook_z` and the
+    change is added at `hook_attn_out`. With the layers' `projections`, edges into heads change their queries, keys and
+    values (`Projection`).
     """
     patches = Patches(variant)
     nodes, edges, sources, write, read = patches.nodes, patches.edges, patches.sources, patches.write, patches.read
@@ -186,7 +186,7 @@ POINTS = {
 
 
 class HookedRunner:
-    """Runs a TransformerLens model with the hooks that it has."""
+    """Runs a TransformerLens model with the user's hooks on it."""
 
     via: Via = "hooks"
 
@@ -219,7 +219,7 @@ class HookedRunner:
         return unreadable(self.model)
 
     def record(self, tokens: Int[Tensor, "batch pos"], weights: Mapping[str, Tensor] | None = None) -> Recording:
-        """One forward with hooks. The first request for attention runs another one."""
+        """One forward with hooks; attention is recorded by another forward on first use."""
         runner = HookedRunner(self.model, {**self._swapped, **weights}) if weights else self
         require_length(tokens, self.n_ctx)
         tokens = tokens.to(next(self.model.parameters()).device)
@@ -269,12 +269,12 @@ class HookedRunner:
             return self.model.run_with_hooks(tokens, fwd_hooks=list(hooks))
 
     def _flags(self, sites: Sequence[str] | None = None) -> list[str]:
-        """The flags that patches at these sites need; without sites, those that a recording needs."""
+        """The flags for patches at these sites; without sites, the flags for a recording."""
         return [flag for flag in _flags(self.model, sites) if not (self._W_O and flag == "use_attn_result")]
 
 
 def head_projections(model: nn.Module) -> tuple[Projection, ...]:
-    """A replacement for the heads' own inputs, for models without them; empty for models that have them."""
+    """The projections for a model without hooks on the inputs of single heads; otherwise empty."""
     return () if _offers(model, SPLIT) else projections(model)
 
 
@@ -294,7 +294,7 @@ def separated(model: Any, flags: Sequence[str]) -> Iterator[None]:
 
 
 def _flags(model: Any, sites: Sequence[str] | None = None) -> list[str]:
-    """The flags that patches at these sites need, or a recording."""
+    """The flags for patches at these sites, or for a recording."""
     targets = [site.split(ARROW)[1] for site in sites or () if ARROW in site]
     heads = sites is None or any(_is_head(site.split(ARROW)[0]) for site in sites)
     reads = sites is None or any("." in site for site in sites)
@@ -314,7 +314,7 @@ def _flags(model: Any, sites: Sequence[str] | None = None) -> list[str]:
 
 
 def _ungrouped(model: Any) -> list[str]:
-    """Give every head keys and values of its own, where several share them."""
+    """Give every head its own keys and values, if heads share them."""
     points = [f"blocks.{layer}.attn.hook_{letter}" for layer in range(model.cfg.n_layers) for letter in "kv"]
     points += [f"blocks.{layer}.hook_{letter}_input" for layer in range(model.cfg.n_layers) for letter in "kv"]
     hooked = [name for name in points if name in model.hook_dict and model.hook_dict[name].fwd_hooks]
@@ -332,7 +332,7 @@ def _set(model: Any, flag: str, value: bool) -> None:
 
 
 def _offers(model: Any, flag: str) -> bool:
-    """Whether a model knows a flag: some bridges do not."""
+    """Whether a model has a flag: some bridges do not."""
     before = bool(getattr(model.cfg, flag, False))
     try:
         _set(model, flag, True)

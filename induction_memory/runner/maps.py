@@ -1,4 +1,4 @@
-"""The maps that the shortcut computes with, from weights and a ModelConfig or from a HookedTransformer.
+"""The maps of the fast path, from weights and a ModelConfig or from a HookedTransformer.
 
     x_1     = W_E[token] + W_pos[position]
     q, k, v = N_1(x) W[head] + b[head]                            N_1, N_2, N: the norms, or nothing
@@ -6,8 +6,8 @@
     x_{l+1} = x' + FF(N_2(x')), or x' + FF(N_2(x)) in parallel blocks
     logits  = N(x) W_U + b_U
 
-Weights and a ModelConfig need no TransformerLens. A HookedTransformer's own modules compute its norms, its
-feed-forwards and its rotary positions, with the weights that are passed for them.
+Weights and a ModelConfig need no TransformerLens. For a HookedTransformer, its modules compute norms, feed-forwards and
+rotary positions, with the weights passed in.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +30,7 @@ Map = Callable[[Tensor], Tensor]
 
 
 def same(x: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
-    """The map of a norm, or of rotary positions, that a model does not have."""
+    """The identity, for a missing norm or missing rotary positions."""
     return x
 
 
@@ -44,15 +44,15 @@ class Layer:
     """One layer, in TransformerLens's orientation (rows)."""
 
     attention: Mapping[str, Tensor]
-    """W_Q, W_K, W_V [head, d_model, d_head], W_O [head, d_head, d_model], and the biases b_Q ... b_O that there are."""
+    """W_Q, W_K, W_V [head, d_model, d_head], W_O [head, d_head, d_model], and the biases b_Q ... b_O if present."""
     scale: float
-    """What attention scores are divided by."""
+    """The divisor of attention scores."""
     norm: Map
     """The norm in front of the attention."""
     feed_forward: Map | None
     """The feed-forward with its norm; None if the layer has none."""
     rotate: Map = same
-    """Turns queries or keys [batch, pos, head, d_head] of all positions by their position, if these are rotary."""
+    """The rotation of queries or keys [batch, pos, head, d_head] of all positions, if positions are rotary."""
 
     def project(
         self, x: Float[Tensor, "batch m d_model"], letter: str, heads: Sequence[int]
@@ -99,7 +99,7 @@ class Maps:
 
 
 def maps_of_config(config: ModelConfig, weights: Mapping[str, Tensor]) -> Maps:
-    """The model that a configuration describes; biases that are not given are zero."""
+    """The maps of a configuration's model; missing biases are zero."""
     known = set(config.parameters.values())
     for name in weights:
         matrix = name.replace(".b_", ".W_")
@@ -131,7 +131,7 @@ def maps_of_config(config: ModelConfig, weights: Mapping[str, Tensor]) -> Maps:
 
 
 def maps_of_model(model: Any, weights: Mapping[str, Tensor]) -> Maps:
-    """A HookedTransformer that `objection` (support.py) has nothing against, with these weights for its own."""
+    """The maps of a HookedTransformer that support.py accepts, with these weights instead of its own."""
     cfg, weights, with_ff = model.cfg, ungrouped(weights), Graph.of(model).feed_forwards
 
     def module(name: str) -> Map:

@@ -1,9 +1,9 @@
-"""One intact run of a model, kept whole: what every component read and wrote.
+"""A recording: every input and output of the components in one intact run of a model.
 
     x_1 = w_E(z_t) + p_t,    x'_l = x_l + sum over heads of z W_O + b_O,    x_{l+1} = x'_l + FF_l(x'_l or x_l)
 
-Activations go by the names of TransformerLens's hooks. A patch puts a value at a site of a run (components.py names the
-sites): with `amount` a and the run's own activation y,
+Activations have the names of TransformerLens's hooks. A patch puts a value at a site of a run (components.py names the
+sites): with `amount` a and the unpatched activation y,
 
     y  <-  y + a (value - y)    at the positions `where`
 
@@ -42,19 +42,19 @@ class Patch:
     site: str
     """`L1H1`, `L2H1.k`, `L1H1->L2H1.k` ..."""
     value: Float[Tensor, "#batch #pos d"]
-    """What to put there; for an edge, the replacement for its source's output."""
+    """The new activation; for an edge, of its source."""
     where: Bool[Tensor, "batch pos"] | None = None
-    """The positions to replace; all when not given."""
+    """The positions to replace; None for all."""
     amount: float | Float[Tensor, ""] = 1.0
-    """How far to go from the run's own activation (0) to the value (1)."""
+    """Interpolates from the unpatched activation (0) to the value (1)."""
 
     @property
     def replacement(self) -> tuple[int, int, int]:
-        """Equal for patches that replace the same activation alike."""
+        """A key that is equal for patches with the same replacement at the same site."""
         return id(self.value), id(self.where), id(self.amount)
 
     def applied(self, own: Tensor, rows: Int[Tensor, "batch m"] | None = None) -> Tensor:
-        """An activation [batch, pos, d] with the patch; if it has the positions `rows` only, those of the patch too."""
+        """An activation [batch, pos, d] with the patch; `rows` are its positions if it does not have all."""
         value, where = self.value, None if self.where is None else self.where.unsqueeze(-1)
         if rows is not None:
             value = value if value.shape[1] == 1 else take(value.expand(len(rows), -1, -1), rows)
@@ -69,7 +69,7 @@ Variant = Sequence[Patch]
 
 
 class Patches:
-    """The patches of a variant by site, applied while a run passes these sites in the order of the computation."""
+    """The patches of a variant by site, applied during a run in the order of the computation."""
 
     def __init__(self, variant: Variant, recorded: Callable[[str], Tensor] | None = None) -> None:
         self.nodes: dict[str, list[Patch]] = {}
@@ -83,13 +83,14 @@ class Patches:
             else:
                 self.nodes.setdefault(source, []).append(patch)
         self.rows: Tensor | None = None
-        """The only positions of each sequence that the run still computes; None for all."""
+        """The positions of each sequence that the run still computes; None for all."""
         self._recorded, self._written = recorded, dict[str, Tensor]()
         self._changes: dict[str, dict[tuple, Tensor]] = {}
-        """Source -> for each way its edges are patched, the change of every stream that reads it through one."""
+        """Source -> for each different patch of its edges, the change of every stream that reads it through such an
+        edge."""
 
     def write(self, name: str, own: Tensor) -> Tensor:
-        """What a writer writes, or a head's queries, keys or values, with the patches there."""
+        """A writer's output, or a head's queries, keys or values, with the patches there."""
         for patch in self.nodes.get(name, ()):
             own = patch.applied(own, self.rows)
         if name in self.sources:
@@ -107,7 +108,7 @@ class Patches:
         return stream
 
     def recorded(self, name: str) -> Tensor:
-        """What a writer wrote in the recorded run, at the positions that this run still computes."""
+        """A writer's output in the recorded run, at the positions that this run still computes."""
         assert self._recorded is not None
         value = self._recorded(name)
         return value if self.rows is None else take(value, self.rows)
@@ -134,13 +135,13 @@ Via = Literal["hooks", "fast"]
 
 @runtime_checkable
 class Runner(Protocol):
-    """Runs one model, intact or patched. There are two, `hooked` and `fast`; a test holds them equal."""
+    """Runs one model, intact or patched. The two runners, `hooked` and `fast`, are held equal by tests."""
 
     via: Via
 
     @property
     def graph(self) -> Graph:
-        """What the model is made of."""
+        """The structure of the model."""
         ...
 
     @property
@@ -155,11 +156,11 @@ class Runner(Protocol):
 
     @property
     def refusal(self) -> str | None:
-        """Why memories cannot be read from the weights; None where they can."""
+        """Why memories cannot be read from the weights; None if they can."""
         ...
 
     def record(self, tokens: Int[Tensor, "batch pos"], weights: Mapping[str, Tensor] | None = None) -> "Recording":
-        """One intact run without gradients. In this run only, `weights` replace the parameters of the same names."""
+        """One intact run without gradients. `weights` replace the parameters of the same names during this run."""
         ...
 
     def run(
@@ -197,7 +198,7 @@ class Recording:
     W_O: Sequence[Float[Tensor, "head d_head d_model"]] = ()
     """Output matrices of each layer, if the heads' outputs are computed only on request."""
     maps: Maps | None = field(default=None, repr=False)
-    """What the shortcut computed it with."""
+    """The maps of the fast path that computed it."""
     _kept: dict[str, Tensor] = field(default_factory=dict, repr=False)
 
     @property
@@ -209,7 +210,7 @@ class Recording:
         return self.activations[f"blocks.{layer - 1}.{hook}"]
 
     def at(self, site: str) -> Float[Tensor, "batch pos d"]:
-        """What a writer wrote (`L1H1`, `FF2`, `embed`, `pos`), or a head's queries, keys or values (`L2H1.k`)."""
+        """A writer's output (`L1H1`, `FF2`, `embed`, `pos`), or a head's queries, keys or values (`L2H1.k`)."""
         if site in ("embed", "pos"):
             return self.activations["hook_embed" if site == "embed" else "hook_pos_embed"]
         if site.startswith("FF"):

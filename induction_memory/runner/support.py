@@ -1,22 +1,22 @@
-"""Which HookedTransformers the shortcut computes exactly: a complete list. All others take the hooks.
+"""A complete list of the HookedTransformers that the fast path computes exactly. All others use hooks.
 
-Every field of TransformerLens's configuration stands in one of four lists: the shortcut reads it (or calls the module
-that does), it does not affect what a forward computes, it must have one of some values, or it must have its default. A
-field that is in none of them, because a later version of TransformerLens added it, must have its default too. Every
-module must be of a type that is known at its place, without hooks and with no method replaced.
+Every field of TransformerLens's configuration is in one of four lists: the fast path reads it (or calls the module that
+does), it does not affect a forward, it must have one of some values, or it must have its default. A field in none of
+them, because a later version of TransformerLens added it, must have its default too. Every module must be of a known
+type for its place, without hooks or replaced methods.
 
-Whether memories can be read from the weights of a model: it must compute the following with them.
+Memories can be read from the weights of a model (`unreadable`) if it computes these lines:
 
-    x_1 = w_E(z) + p                                          embeddings as they are stored
+    x_1 = w_E(z) + p                                          embeddings as stored
     scores(t, t) ~ (N_1(x) W_Q + b_Q) (N_1(x) W_K + b_K)^T    one norm in front; rotary positions cancel at distance 0
-    x + z W_O + b_O                                           what heads write enters the stream as it is
+    x + z W_O + b_O                                           the output of heads enters the stream unchanged
     logits = N(x) W_U + b_U
 
 A HookedTransformer is judged by its configuration. A TransformerBridge wraps many architectures. Some of them normalise
-queries and keys, some normalise what the heads write, and some scale the embeddings. So a bridge is run on a few
-tokens, without the user's hooks, and each line is compared.
+queries and keys, some normalise the output of heads, and some scale the embeddings. So a bridge is run on a few tokens,
+without the user's hooks, and each line is compared.
 
-Two things done at TransformerLens's hook points: keep a value, and switch off the user's hooks.
+`keep` and `asleep` act on TransformerLens's hook points: keep a value, and switch off the user's hooks.
 """
 
 import re
@@ -47,7 +47,7 @@ def keep(kept: dict[str, Tensor], name: str) -> Callable[..., None]:
 
 @contextmanager
 def asleep(point: Any) -> Iterator[None]:
-    """Inside the block, the hook point runs none of its hooks."""
+    """Inside the block, the hook point does not run its hooks."""
     if point is None:
         yield
         return
@@ -60,15 +60,15 @@ def asleep(point: Any) -> Iterator[None]:
 
 
 BENT = ("use_qk_norm", "clip_qkv", "use_normalization_before_and_after", "post_embedding_ln")
-"""Fields of TransformerLens's configuration that put something between the stream and the matrices."""
+"""Fields of TransformerLens's configuration that add an operation between the stream and the matrices."""
 NORM_WHAT_THEY_WRITE = ("OlmoeForCausalLM", "Olmo2ForCausalLM", "Olmo3ForCausalLM", "GptOssForCausalLM")
-"""Values of `original_architecture` for which HookedTransformer computes another block."""
+"""Values of `original_architecture` for which HookedTransformer computes a different block."""
 TOLERANCE = 1e-3
 _judged: "WeakKeyDictionary[nn.Module, str | None]" = WeakKeyDictionary()
 
 
 def unreadable(model: nn.Module) -> str | None:
-    """Why no memories can be read from the weights of a model; None where they can."""
+    """Why memories cannot be read from the weights of a model; None if they can."""
     if any(name == "embed.W_E" for name, _ in model.named_parameters()):
         cfg: Any = model.cfg
         return of_settings({name: getattr(cfg, name, None) for name in (*BENT, "original_architecture")})
@@ -78,7 +78,7 @@ def unreadable(model: nn.Module) -> str | None:
 
 
 def of_settings(settings: Mapping[str, Any]) -> str | None:
-    """Why no memories can be read from a model with these fields of TransformerLens's configuration, or None."""
+    """Why memories cannot be read from a model with these fields of TransformerLens's configuration, or None."""
     bent = next((name for name in BENT if settings.get(name)), None)
     if settings.get("original_architecture") in NORM_WHAT_THEY_WRITE:
         bent = settings["original_architecture"]
@@ -115,7 +115,7 @@ def _of_bridge(bridge: Any) -> str | None:
 
 @torch.no_grad()
 def _activations(bridge: Any) -> tuple[dict[str, Tensor], Float[Tensor, "pos vocab"]]:
-    """The activations that are compared, and the logits, on the first tokens of the vocabulary."""
+    """The activations for the comparison, and the logits, on the first tokens of the vocabulary."""
     names = ["hook_resid_pre", "attn.hook_attn_scores", "attn.hook_z", "hook_mlp_out", "hook_resid_post"]
     names = [f"blocks.{layer}.{name}" for layer in range(bridge.cfg.n_layers) for name in names]
     kept: dict[str, Tensor] = {}
@@ -146,7 +146,7 @@ def _normed(weights: Mapping[str, Tensor], name: str, x: Float[Tensor, "pos d"])
 def _attends(
     given: Float[Tensor, "head query key"], q: Float[Tensor, "pos head d_head"], k: Float[Tensor, "pos head d_head"]
 ) -> bool:
-    """Whether the scores q k^T are those at `hook_attn_scores`, where some bridges have the attention itself."""
+    """Whether the scores q k^T match `hook_attn_scores`, where some bridges have the attention pattern instead."""
     if bool((given[:, 0, -1] < -1e3).all()):
         return _proportional(given.diagonal(dim1=-2, dim2=-1).T, (q * k).sum(-1))
     scores = torch.einsum("qhe,khe->hqk", q, k) / q.shape[-1] ** 0.5
@@ -181,7 +181,7 @@ READ = _names(
     "yarn_factor yarn_attention_factor yarn_beta_fast yarn_beta_slow yarn_original_max_position_embeddings",
     "yarn_truncate yarn_global_attn_only",
 )
-"""Read by the shortcut, or by what it calls."""
+"""Read by the fast path, or by the modules that it calls."""
 WITHOUT_SAY = _names(
     # names, initialisation, text, where the model comes from
     "model_name tokenizer_name tokenizer_prepends_bos default_prepend_bos from_checkpoint checkpoint_index",
@@ -192,13 +192,13 @@ WITHOUT_SAY = _names(
     # more hook points for the same numbers
     "use_attn_result use_split_qkv_input use_attn_in use_hook_mlp_in use_hook_tokens ungroup_grouped_query_attention",
 )
-"""Do not affect what a forward of tokens computes."""
+"""Do not affect a forward of tokens."""
 DEFAULT = _names(
     "use_qk_norm clip_qkv use_logn_attn use_dynamic_ntk_rope use_local_attn n_devices attention_dir post_embedding_ln",
     "load_in_4bit quantization_method use_normalization_before_and_after attn_scores_soft_cap output_logits_soft_cap",
     "use_attention_sinks",
 )
-"""Must have their default, like every field that is not named here."""
+"""Must have their default, like every field that is not listed."""
 VALUES: dict[str, Callable[[Any, Any], bool]] = {
     "positional_embedding_type": lambda value, _: value in ("standard", "rotary"),
     "normalization_type": lambda value, _: value in (None, "LN", "LNPre", "RMS", "RMSPre"),
@@ -209,11 +209,11 @@ VALUES: dict[str, Callable[[Any, Any], bool]] = {
 """Fields that may have some values besides the default: (value, configuration) -> whether this value is allowed."""
 
 _ATTENDS = {"_attention_dir_override": None, "attn_type": "global", "IGNORE": -torch.inf}
-"""Attributes of attention modules that the shortcut does not read, with the values that it computes."""
+"""Attributes of attention modules that the fast path does not read, with the values that it assumes."""
 
 
 def objection(model: nn.Module) -> str | None:
-    """Why the shortcut does not compute this model; None if it does."""
+    """Why the fast path does not support this model; None if it does."""
     from induction_memory.model.building import HookedTransformer, hooks_everywhere
 
     if type(model) is not HookedTransformer:

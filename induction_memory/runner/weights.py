@@ -1,11 +1,11 @@
 """The weights of any TransformerLens model by HookedTransformer's names, and the same model with other weights.
 
-A TransformerBridge is read through its accessors. Its gains are listed as they multiply the stream: some architectures
+A TransformerBridge is read through its accessors. Gains are converted to the factors of the stream: some architectures
 store gain - 1, and some have norms without weights. Keys and values that several heads share are listed as `_W_K` and
 `_W_V`, as in HookedTransformer. The epsilon of a norm is listed as `<norm>.eps` if it is not 1e-5.
 
-Other weights take the place of the model's own for a while: a parameter's data is exchanged and exchanged back, also
-after an exception. The numbers of the model are never written to.
+`replaced` exchanges the data of parameters inside a block and restores them afterwards, also after an exception. The
+model's numbers are never overwritten.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from induction_memory.errors import require
 
 EPS = 1e-5
-"""The epsilon of a norm where none is listed."""
+"""The epsilon of a norm if none is listed."""
 
 
 def parameters(model: nn.Module) -> dict[str, Tensor]:
-    """Name -> tensor, detached; for a TransformerBridge, what its accessors share with HookedTransformer."""
+    """Name -> tensor, detached; for a TransformerBridge, the names that its accessors share with HookedTransformer."""
     named = {name: parameter.detach() for name, parameter in model.named_parameters()}
     if "embed.W_E" in named:
         eps = float(getattr(model.cfg, "eps", EPS))
@@ -43,7 +43,7 @@ def parameters(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _norm(bridge: Any, name: str) -> dict[str, Tensor]:
-    """Gain, epsilon and (for a LayerNorm) bias of a norm; nothing if the block has no norm of this name."""
+    """Gain, epsilon and (for a LayerNorm) bias of a norm; empty if the block has no norm of this name."""
     try:
         module = bridge.get_submodule(name)
     except AttributeError:
@@ -86,9 +86,9 @@ def replaced(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[nn.Mod
 def mixed(
     own: Mapping[str, Tensor], other: Mapping[str, Tensor], parameters: Mapping[str, int | None]
 ) -> dict[str, Tensor]:
-    """The named parameters from `other`. If a head is given for a parameter, only that head's slice is taken.
+    """The named parameters from `other`; for a parameter with a head, only that head's slice.
 
-    A name that ends in a dot stands for all that begin with it.
+    A name that ends in a dot means all parameters that begin with it.
     """
     weights: dict[str, Tensor] = {}
     for wanted, head in parameters.items():

@@ -1,4 +1,4 @@
-"""Weights at steps: runs, series, models; the one loop over them, and the one store of results."""
+"""Sources (runs, series, models): the one loop over their steps, and the one store of results."""
 
 from typing import TYPE_CHECKING
 

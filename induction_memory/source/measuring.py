@@ -1,9 +1,9 @@
-"""The one loop: every analysis goes through the steps of a source here.
+"""The one loop of every analysis over the steps of a source.
 
 A measure is a function of an `At` (a step with its model, runner, weights, sequences and task; several steps at once
-for measures of stacked weights). It returns a table, several by name, or numbers by name for a table of one row. The
-loop joins the tables, puts the step in front where the source has steps, keeps each step's result as soon as it is
-there, shows progress, and returns what is complete after an interruption.
+for measures of stacked weights). It returns a table, a mapping from names to tables, or a mapping from names to numbers
+(one row). The loop joins the tables, adds a column `step` if the source has steps, keeps each step's result at once,
+shows progress, and after an interruption returns the completed steps.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,12 +30,13 @@ def measure(
     sequences: int | None = None,
     progress: Progress = None,
 ) -> pd.DataFrame:
-    """A table of what a function says of each step of a source: a table, or numbers by name for one row.
+    """The table of a function's results at each step of a source: a table per step, or a mapping of numbers for one
+    row.
 
     The function receives the step as an `At`: `at.step`, `at.model` (a TransformerLens model), `at.runner`, `at.stack`
     (the weights as memories), `at.batch` and `at.task`. A model of a series must not be used after it has returned.
     Without `batch`, `sequences` are drawn from the task; without a task they are random tokens repeated once.
-    `progress` is None for a line after two seconds, False for none, or a function of the numbers of done and all steps.
+    `progress` is None for a line after two seconds, False for none, or a function of (done, total).
 
     >>> measure("induction-small", lambda at: {"norm": at.model.W_O[1].norm().item()}, step=[0, 600]).round(2)
        step   norm
@@ -53,11 +54,11 @@ def over_steps(
     settings: Mapping[str, Any] | None = None,
     size: int = 1,
 ) -> dict[str, pd.DataFrame]:
-    """The tables that `what` makes of each step, joined by name.
+    """The tables that `what` returns at each step, joined by name.
 
-    With `settings`, all that the result depends on beside the step and the task, the tables of each step are kept on
-    the disk. With a `size` above 1, a source that stacks weights hands over several steps at once; then the measure
-    itself says the steps in its tables.
+    `settings` are everything that the result depends on besides the step and the task; with them, the tables of each
+    step are kept on the disk. With a `size` above 1, a source that stacks weights passes several steps at once, and the
+    measure adds the column `step` itself.
     """
     steps, keep = chosen.steps.tolist(), chosen.source.keep
     key = None if settings is None or keep is None else key_of({**settings, "task": chosen.task, "via": chosen.via})
@@ -89,7 +90,7 @@ def over_steps(
 def _joined(
     chosen: Selection, parts: Sequence[tuple[Sequence[int], Mapping[str, pd.DataFrame]]], name: str
 ) -> pd.DataFrame:
-    """The tables of one name of all steps as one; empty ones are left out, since their columns have no types."""
+    """The tables of all steps under each name, joined; empty ones are left out, since their columns have no types."""
     filled, table = list[pd.DataFrame](), pd.DataFrame()
     for steps, tables in parts:
         table = tables[name]
@@ -105,7 +106,7 @@ def _joined(
 
 
 def _as_table(found: Any) -> pd.DataFrame:
-    """What a measure returned, as a table."""
+    """The result of a measure as a table."""
     if isinstance(found, Mapping):
         return pd.DataFrame([dict(found)])
     require(isinstance(found, pd.DataFrame), "what", "a table, or numbers by name, from it", type(found).__name__)

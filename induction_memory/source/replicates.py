@@ -1,4 +1,4 @@
-"""Runs grouped by configuration, without the seeds: replicates of one experiment share a group."""
+"""Runs grouped by configuration without seeds: replicates of one experiment are in one group."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,11 +7,11 @@ from induction_memory.experiment.run_config import RunConfig
 from induction_memory.source.sources import open_source
 
 REPLICATES = {"train.init_seed", "train.data_seed", "train.eval_seed", "train.threads", "train.device"}
-"""Fields in which replicates of one experiment may differ: the seeds, and where it was trained."""
+"""Fields in which replicates of one experiment may differ: the seeds, and the device."""
 
 
 def by_configuration(runs: Sequence[Any]) -> list[tuple[str, list[Any]]]:
-    """(settings that distinguish the group, its runs), in the order given. Sources without settings are one group.
+    """(settings that distinguish the group, its runs) for each group, in order. Sources without settings are one group.
 
     >>> import induction_memory as im
     >>> [label for label, _ in by_configuration(["fixed-triggers", "fixed-triggers"])]

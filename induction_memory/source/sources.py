@@ -1,12 +1,12 @@
-"""What every analysis reads: weights at steps, and the sequences to run them on.
+"""Sources: weights at steps, and the sequences to run them on.
 
     a run             a trajectory, its folder or its name: weights and configuration, run without TransformerLens
     a series          checkpoints that somebody else trained (`im.revisions`), one model in memory at a time
     a model           any TransformerLens model with its hooks: one step, numbered 0
     stacked weights   HookedTransformer's parameter name -> tensor, with a leading step axis if the parameter changes
 
-Each is a `Source`. `select` chooses steps and sequences of one; `measuring.py` goes through the steps, and hands each
-of them to a measure as an `At`. No analysis asks which form its source has.
+Each is a `Source`. `select` chooses steps and sequences; `measuring.py` loops over the steps and passes each to a
+measure as an `At`. No analysis depends on the form of its source.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,7 +40,7 @@ from induction_memory.trajectory.search import Steps, chosen_steps, find, is_ser
 from induction_memory.trajectory.series import revisions
 from induction_memory.trajectory.trajectory import load
 
-SEQUENCES, SEQUENCES_PER_STEP = 64, 16  # drawn when no batch is given: for one step, and for each of several steps
+SEQUENCES, SEQUENCES_PER_STEP = 64, 16  # sequences drawn without a batch: for one step, and for each of several steps
 Sequences = Batch | Int[Tensor, "batch pos"] | None
 Weights = Mapping[str, Tensor]
 
@@ -62,17 +62,17 @@ class Source(Protocol):
 
     @property
     def has_steps(self) -> bool:
-        """Whether tables say the step."""
+        """Whether tables have a column `step`."""
         ...
 
     @property
     def task(self) -> Any:
-        """The task; None if it is not known."""
+        """The task; None if not known."""
         ...
 
     @property
     def keep(self) -> Path | None:
-        """The folder in which results are kept, if there is one."""
+        """The folder in which results are kept, if any."""
         ...
 
     def choose(self, step: Steps) -> list[int]:
@@ -80,11 +80,11 @@ class Source(Protocol):
         ...
 
     def in_turn(self, steps: Sequence[int], size: int) -> Iterator[tuple[list[int], nn.Module | None]]:
-        """The steps in groups of at most `size`; each with its model, if the source has one in memory at a time."""
+        """The steps in groups of at most `size`; each with its model, if the source holds one model at a time."""
         ...
 
     def identity(self, step: int) -> str | None:
-        """What the results of a step are kept under; None if nothing is kept."""
+        """The key for the kept results of a step; None if nothing is kept."""
         ...
 
     def model(self, step: int) -> nn.Module:
@@ -101,7 +101,7 @@ class Source(Protocol):
 
 
 class _InMemory:
-    """What a model and stacked weights have in common: no training steps, no task, and nothing kept on the disk."""
+    """The common part of models and stacked weights: no training steps, no task, and nothing kept on the disk."""
 
     has_steps = False
     task = None
@@ -165,7 +165,7 @@ class OneModel(_InMemory):
 
 @dataclass(frozen=True, eq=False)
 class StackedWeights(_InMemory):
-    """Weights by name as a source; its steps are positions along the leading axis. They can be read but not run."""
+    """Weights by name as a source; steps are indices along the leading axis. It has memories but no model to run."""
 
     own: Weights
     name: str = "weights"
@@ -209,7 +209,7 @@ class StackedWeights(_InMemory):
 
 
 def open_source(source: Any) -> Source:
-    """The source that a run, a series, the folder or name of either, a model, or weights by name are.
+    """The source for a run, a series, the folder or name of either, a model, or weights by name.
 
     >>> open_source("induction-small")
     Trajectory('induction-small': 5 steps from 0 to 600)
@@ -232,31 +232,31 @@ def open_source(source: Any) -> Source:
 @field_docs
 @dataclass(frozen=True)
 class Stack(Memories):
-    """The weights of some steps, with the task if it is known. Axes are those of `Memories`: step, then heads."""
+    """The weights of some steps, with the task if known. Axes are as in `Memories`: step, then heads."""
 
     n_steps: int = 1
-    """How many steps."""
+    """The number of steps."""
     task: Task | None = None
-    """The task, for probes that need its tables."""
+    """The task, if known."""
     before: Callable[[], Weights | nn.Module | None] = lambda: None
-    """Reads the weights before training, without a step axis; None if they are not known."""
+    """Reads the weights before training, without a step axis; None if not known."""
 
     @property
     def length(self) -> int:
-        """T: the number of positions that the task uses, or that the model has."""
+        """T: the number of positions of the task, or else of the model."""
         self.require_weights("pos_embed.W_pos", "learned positions")
         n_ctx = self.weights["pos_embed.W_pos"].shape[-2]
         return n_ctx if self.task is None else min(n_ctx, self.task.length)
 
     def association(self, what: str) -> Association:
-        """What a matrix associates, by the names of `model/associations.py`: `W_K2`, `W_K1[0:64]_causal` ..."""
+        """A memory by its name in `model/associations.py`: `W_K2`, `W_K1[0:64]_causal` ..."""
         return associate(self, what, task=self.task)
 
     def require_task(self) -> Task:
         return required(self.task)
 
     def ask(self, capability: str) -> Any:
-        """What the task offers, such as `bigram`; an error if the task is not known or offers none."""
+        """A capability of the task, such as `bigram`; an error if the task is not known or does not offer it."""
         return ask(required(self.task), capability)
 
     def require_initial(self) -> Weights:
@@ -277,12 +277,12 @@ class Selection:
 
     source: Source
     steps: Int[np.ndarray, " step"]
-    """The chosen steps; none if the source does not know them before it is read."""
+    """The chosen steps; empty if the source does not know its steps before reading."""
     task: Any
     """The task, or None."""
     given: Sequences
     drawn: int
-    """How many sequences are drawn when none are given."""
+    """The number of sequences drawn without a batch."""
     given_initial: Weights | nn.Module | None = None
     via: Via | None = None
     progress: Progress = None
@@ -299,12 +299,12 @@ class Selection:
 
     @property
     def eval_seed(self) -> int:
-        """Seed of the evaluation batch: the run's, or the default one."""
+        """Seed of the evaluation batch: the run's, or the default."""
         return getattr(self.source, "eval_seed", TrainConfig.eval_seed)
 
     @cached_property
     def batch(self) -> Any:
-        """The sequences: those given, or drawn from the task, or without a task random tokens repeated once."""
+        """The user's sequences, or else sequences from the task, or without a task random tokens repeated once."""
         if self.given is not None:
             found = self.given if isinstance(self.given, Batch) else batch_of_tokens(self.given)
             if found.tokens.numel() and len(self.steps) and not isinstance(self.source, StackedWeights):
@@ -322,17 +322,17 @@ class Selection:
         return self.source.initial() if self.given_initial is None else self.given_initial
 
     def in_turn(self, steps: Sequence[int] | None = None, size: int = 1) -> "Iterator[At]":
-        """The chosen steps (or those given) in groups of at most `size`."""
+        """The chosen steps, or `steps`, in groups of at most `size`."""
         for group, model in self.source.in_turn(self.steps.tolist() if steps is None else steps, size):
             yield At(self, group, model)
 
     def at(self, step: int | None = None) -> "At":
-        """One step; the last chosen one when not given."""
+        """One step, by default the last chosen one."""
         return next(self.in_turn([int(self.steps[-1]) if step is None else step]))
 
     @property
     def only(self) -> "At":
-        """The one step that was chosen."""
+        """The only chosen step."""
         require(len(self.steps) == 1, "step", "one step", len(self.steps))
         return self.at()
 
@@ -348,7 +348,7 @@ class Selection:
 @field_docs
 @dataclass(eq=False)
 class At:
-    """Some steps of a source, one unless a measure reads several at once: what a measure looks at.
+    """The argument of a measure: one step of a source, or several for measures of stacked weights.
 
     >>> at = select("induction-small", step=600, sequences=2).at()
     >>> at.step, at.batch.tokens.shape, at.stack.memory("W_O2").shape
@@ -359,7 +359,7 @@ class At:
     steps: list[int]
     """The training steps."""
     loaded: nn.Module | None = field(default=None, repr=False)
-    """The model, if the source has one in memory at a time."""
+    """The model, if the source holds one model at a time."""
 
     @property
     def step(self) -> int:
@@ -374,7 +374,7 @@ class At:
 
     @cached_property
     def runner(self) -> Runner:
-        """Runs the model, intact or patched; that of a trajectory without TransformerLens."""
+        """Runs the model, intact or patched; for a trajectory, without TransformerLens."""
         source: Any = self.chosen.source
         return (
             source.runner(self.step, self.chosen.via)
@@ -384,7 +384,7 @@ class At:
 
     @cached_property
     def stack(self) -> Stack:
-        """The weights, each read when it is used."""
+        """The weights, each read on use."""
         known = {"n_steps": len(self.steps), "task": self.chosen.task, "before": self.chosen.initial}
         if self.loaded is not None:
             return Stack(model_weights(self.loaded), **known, refusal=unreadable(self.loaded))
@@ -419,10 +419,10 @@ def select(
 ) -> Selection:
     """Choose steps and sequences of a source.
 
-    `step` is a stored step, several, "all", or the last when not given. `batch` are the sequences, also as a tensor of
-    tokens. Without them `sequences` are drawn from the run's task, or from `task`: 64, or 16 for several steps; without
-    a task they are random tokens repeated once. `initial` are the weights before training, which a model does not keep.
-    `via` is "hooks" or "fast". `progress` of the steps is None for a line, False, or a function of (done, total).
+    `step` is a stored step, several, or "all"; by default the last. `batch` are the sequences, also as a tensor of
+    tokens. By default `sequences` are drawn from `task` or the run's task (64, or 16 for several steps); without a task
+    they are random tokens repeated once. `initial` are the weights before training, if the source is a model. `via` is
+    "hooks" or "fast". `progress` is None for a line, False, or a function of (done, total).
 
     >>> select("induction-small", step="all").steps
     array([  0, 100, 200, 300, 600])
@@ -441,7 +441,7 @@ def select(
 
 
 def model_weights(model: nn.Module) -> dict[str, Tensor]:
-    """The weights of a model from which memories are read, by HookedTransformer's names.
+    """The weights of a model that memories are read from, by HookedTransformer's names.
 
     Only linear and ReLU feed-forwards are included.
     """
@@ -459,7 +459,7 @@ def is_plain_relu(act_fn: str | None, gated: bool) -> bool:
 
 
 def batch_of_tokens(tokens: Int[Tensor, "batch pos"]) -> Any:
-    """Any sequences as a batch. A position is in context if its token and the next one occurred as a pair before.
+    """Any sequences as a batch. A position is in context if the pair of its token and the next one occurred before.
 
     >>> import torch
     >>> batch_of_tokens(torch.tensor([[1, 2, 3, 1, 2, 4]])).groups["in_context"]

@@ -1,11 +1,11 @@
-"""Results kept on the disk as soon as they are computed: the one place of the package that does so.
+"""The one place of the package that keeps results on the disk.
 
 A file holds the SHA-256 of its key and content, a line end, a line of JSON with the size of each table, and the tables
-as Parquet. A damaged or misnamed file counts as missing. In a read-only folder or on a full disk nothing is kept, and
-results are computed again.
+as Parquet. A damaged or misnamed file counts as missing. In a read-only folder or on a full disk, results are
+recomputed.
 
-The key of a result is everything it depends on: the identity of the source at a step, the name and settings of the
-measure, the sequences, the task, and the code of the package. Nothing is kept that depends on a user's own code.
+The key of a result has everything that it depends on: the identity of the source at a step, the name and settings of
+the measure, the sequences, the task, and the package's code. Results that depend on a user's own code are not kept.
 """
 
 import contextlib
@@ -80,7 +80,7 @@ def code() -> str:
 
 
 def key_of(settings: Any) -> str | None:
-    """A text that tells settings apart, tensors by their content; None if they depend on a user's own code.
+    """A text that identifies settings, with tensors by their content; None if they depend on a user's own code.
 
     >>> key_of({"kind": "mean", "heads": ["L1H1"]}) == key_of({"heads": ["L1H1"], "kind": "mean"})
     True

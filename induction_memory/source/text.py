@@ -1,7 +1,7 @@
-"""Texts and tokens of a source: how every analysis reads `text=`.
+"""Tokens of texts: how every analysis reads `text=`.
 
 a series, or a model with a tokenizer    by that tokenizer, without special tokens
-a run, or a task that was given          by the names of the task's tokens (task/corpus.py)
+a run, or a task                         by the names of the task's tokens (task/corpus.py)
 """
 
 from collections.abc import Sequence

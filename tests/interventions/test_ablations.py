@@ -221,7 +221,7 @@ def test_the_standard_error_is_that_of_a_ratio_over_sequences():
     [
         ({"heads": ["L3H1"]}, "heads: expected heads out of L1H1, L1H2, L2H1, L2H2, got 'L3H1'"),
         ({"heads": ["L1H3"]}, "heads: expected heads out of L1H1, L1H2, L2H1, L2H2, got 'L1H3'"),
-        ({"components": ["L2H1->L1H1.k"]}, "component: expected a writer before what it reaches"),
+        ({"components": ["L2H1->L1H1.k"]}, "component: expected a writer that comes before the input"),
         ({"components": []}, "components: expected a name, or a list of one or more"),
         ({"kind": "sideways"}, "kind: expected all or one of zero, mean"),
         ({"kind": "initial"}, "kind: expected a trajectory, or the model before training"),

@@ -247,7 +247,7 @@ def test_in_parallel_blocks_a_feed_forward_does_not_read_its_own_heads():
         ("L3H1", "embed, pos, L1H1, L2H1, FF2"),
         ("L1H2", "embed, pos, L1H1, L2H1, FF2"),
         ("W_K3", "W_K2"),
-        ("L2H1->L1H1.k", "a writer before what it reaches"),
+        ("L2H1->L1H1.k", "a writer that comes before the input"),
         ("L1H1->L2H1.w", "L2H1.q, L2H1.k, L2H1.v, FF2, out"),
         ("", "embed, pos"),
     ],

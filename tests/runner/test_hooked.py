@@ -1,4 +1,4 @@
-"""The definition: what each patch does, against hooks written by hand, on models that the shortcut does not know."""
+"""The definition: what each patch does, against hooks written by hand, on models that the fast path does not know."""
 
 import logging
 
@@ -68,7 +68,7 @@ def test_a_model_that_the_shortcut_does_not_know_takes_the_hooks_and_is_exact(na
         torch.testing.assert_close(whole, other.logits, atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(same, clean.logits, atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(by_embedding, other.logits, atol=1e-4, rtol=1e-4)
-    with pytest.raises(InputError, match="the shortcut does not compute this model"):
+    with pytest.raises(InputError, match="the fast path does not support this model"):
         runner(model, via="fast")
 
 
