@@ -26,5 +26,6 @@ if TYPE_CHECKING:
     from induction_memory.probes.tables import table as table
     from induction_memory.probes.tables import wide as wide
     from induction_memory.probes.weight_size import spectrum as spectrum
+    from induction_memory.probes.why import reasons as reasons
 
 _WHERE, __getattr__, __dir__ = lazily(__name__, __file__)

@@ -39,3 +39,11 @@ def words_of(chosen: Selection, tokens: Int[Tensor, " pos"], task: Task | None) 
         return source.words(tokens) if hasattr(source, "words") else [str(token) for token in tokens.tolist()]
     names = token_names(task)[0]
     return [names[token] for token in tokens.tolist()]
+
+
+def words_of_outputs(chosen: Selection) -> list[str]:
+    """The outputs as text; their numbers if they have no names."""
+    if chosen.task is not None:
+        return list(token_names(chosen.task)[1])
+    cfg: Any = chosen.at(int(chosen.steps[0])).model.cfg
+    return words_of(chosen, torch.arange(cfg.d_vocab_out if cfg.d_vocab_out > 0 else cfg.d_vocab), None)

@@ -1,0 +1,621 @@
+"""Why a model predicts what it predicts: logits and attention scores as exact sums over embeddings.
+
+Every residual stream is a sum of what its writers added, and what a head added is a sum again, over what it read:
+
+    x_t  =  w_E(z_t) + p_t + sum over heads of sum_s A[t, s] Phi x_s + sum over feed-forwards of W_F x_t + biases
+
+so f^T x_t is, for any vector f, a sum over paths from an embedding to the place where f reads. Each path ends with
+
+    weight * f'^T e,    weight = product of the attentions on the way,    f' = ... Phi^T W_F^T f,    e = w_E(z_s) or p_s
+
+and `expand` goes backwards from f. Two choices of f give the two questions:
+
+    logit       f = w_U(y)                           y's logit at t; w_U(y) - w_U(y') for the difference to another
+    score       f = W_K q_i / sqrt(d_head)           q_i a part of the query, read at a key: the score sums over i
+
+A term that an ideal memory stores is its signal, every other term is interference: in W_K2 the pair w_E(k), Phi_1
+w_E(k), in W_K1 the pair p_t, p_{t-1}, in W_O2 the value w_E(k) and its output w_U(k), in W_F the bigrams.
+
+Exact for one input, with three things held as they were: attention, the scale of each LayerNorm, and the mask of each
+ReLU. What is computed otherwise (a GELU) stays one part. Paths go through at most two heads in small models and one in
+others; what earlier heads wrote is one part then. The remainder, model minus sum, must be rounding, and is checked.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from induction_memory.errors import UnsupportedError
+from induction_memory.field_docs import field_docs
+from induction_memory.probes.activations import Activations
+from induction_memory.runner.components import Graph, head_of, layer_of
+from induction_memory.source.measuring import over_steps
+from induction_memory.source.sources import At, Sequences, select
+from induction_memory.source.text import words_of_outputs
+from induction_memory.task.protocol import Ideal, Task, offered
+from induction_memory.terminal import Progress
+from induction_memory.trajectory.search import Steps
+
+SMALL = 16
+"""Models with at most so many heads are split along paths through two heads, others through one."""
+FEW = 0.1
+"""Heads whose effect is below this share of the largest one are not followed."""
+ROUNDING = 1e-3
+"""The largest remainder, as a share of the sum of the terms' sizes, that can be rounding."""
+WHOLE = "a model whose weights say all that it computes"
+
+
+@field_docs
+@dataclass(frozen=True, eq=False)
+class Leaf:
+    """The end of a path: one part of the stream, read at each position."""
+
+    path: tuple[str, ...]
+    """The components passed, from the reader backwards: `L2H1`, `L1H1`."""
+    part: str
+    """`embed`, `pos`, `bias`, or a component that is not split."""
+    weight: Float[Tensor, "n #pos"]
+    """The attention on the way, over the scales of the LayerNorms."""
+    value: Float[Tensor, "n #pos"]
+    """Weight times what f reads in the part."""
+
+
+class Streams:
+    """One sequence of a batch: everything that adds to its streams, and what that adds up to."""
+
+    def __init__(self, activations: Activations, row: int = 0, *, deep: bool = True) -> None:
+        self.a, self.row = activations, row
+        self.model: Any = activations.model if activations.runner is None else None
+        self.graph = Graph.of(self.model) if activations.runner is None else activations.runner.graph
+        self.deep = deep and len(self.graph.heads) <= SMALL
+        """Whether paths go through two heads, and through feed-forwards before the last of them."""
+        self._kept: dict[Any, Any] = {}
+
+    def weight(self, name: str) -> Tensor:
+        """A parameter of the model by TransformerLens's name."""
+        return self.a.once(name, lambda: self.a.stack.parameter(name)[0])
+
+    def bias(self, name: str) -> Tensor | None:
+        """A bias, if the model has it. A bridge lists none among its weights, but has them as attributes."""
+        if name in self.a.stack.weights:
+            return self.weight(name)
+        place, _, kind = name.rpartition(".")
+        found = None if self.model is None else getattr(self.model.get_submodule(place), kind, None)
+        if isinstance(found, Tensor) and kind in ("b_K", "b_V"):
+            found = found.repeat_interleave(self.graph.n_heads // len(found), 0)
+        return found.detach() if isinstance(found, Tensor) else None
+
+    def cached(self, hook: str) -> Tensor:
+        found = self.a.cache[hook]
+        return found[self.row if len(found) > 1 else 0]
+
+    def pattern(self, head: str) -> Float[Tensor, "query key"]:
+        layer, number = head_of(head)
+        return self.a.pattern(layer)[self.row, number - 1]
+
+    def part(self, writer: str) -> Float[Tensor, "pos d"]:
+        """What a writer adds to the stream at each position."""
+        if writer in ("embed", "pos"):
+            return self.cached("hook_embed" if writer == "embed" else "hook_pos_embed")
+        if writer.startswith("FF"):
+            return self.cached(f"blocks.{int(writer[2:]) - 1}.hook_mlp_out")
+        if writer not in self._kept:
+            block, number = f"blocks.{layer_of(writer) - 1}.attn", head_of(writer)[1] - 1
+            self._kept[writer] = self.cached(f"{block}.hook_z")[:, number] @ self.weight(f"{block}.W_O")[number]
+        return self._kept[writer]
+
+    def output_bias(self, reader: str) -> Tensor | None:
+        """The sum of the b_O of the layers before a reader."""
+        layers = {layer_of(w) for w in self.graph.writers_before(reader) if w[0] == "L"}
+        found = [b for layer in sorted(layers) if (b := self.bias(f"blocks.{layer - 1}.attn.b_O")) is not None]
+        return sum(found[1:], found[0]) if found else None
+
+    def stream(self, reader: str) -> Float[Tensor, "pos d"]:
+        """What a reader reads, before its norm: all parts added up."""
+        if reader not in self._kept:
+            bias = self.output_bias(reader)
+            parts = [self.part(writer) for writer in self.graph.writers_before(reader)]
+            self._kept[reader] = sum(parts[1:], parts[0]) + (0 if bias is None else bias)
+        return self._kept[reader]
+
+    def linear(self, norm: str, x: Tensor, *, functional: bool = False) -> Tensor:
+        """Centring and gain of a norm, on vectors; on functionals the same two the other way round."""
+        if f"{norm}.hook_scale" not in self.a.cache:
+            return x
+        gain = self.weight(f"{norm}.w") if f"{norm}.w" in self.a.stack.weights else 1.0
+        x = x * gain if functional else x
+        x = x - x.mean(-1, keepdim=True) if self.model.cfg.normalization_type.startswith("LN") else x
+        return x if functional else x * gain
+
+    def scale(self, norm: str) -> Float[Tensor, "pos one"]:
+        hook = f"{norm}.hook_scale"
+        return (
+            self.cached(hook).flatten(1)[:, :1] if hook in self.a.cache else torch.ones_like(self.part("embed")[:, :1])
+        )
+
+    def shift(self, norm: str) -> Tensor | float:
+        """The bias of a norm."""
+        return self.weight(f"{norm}.b") if f"{norm}.b" in self.a.stack.weights else 0.0
+
+    def split(self, writer: str) -> bool:
+        """Whether a feed-forward is a memory, linear or ReLU; any other stays one part."""
+        block = f"blocks.{int(writer[2:]) - 1}.mlp"
+        return f"{block}.W_F" in self.a.stack.weights or f"{block}.W_in" in self.a.stack.weights
+
+    def mask(self, writer: str) -> Float[Tensor, "pos d_mlp"]:
+        """Which hidden units of a ReLU feed-forward are on."""
+        if ("mask", writer) not in self._kept:
+            block = f"blocks.{int(writer[2:]) - 1}"
+            norm, b_in = f"{block}.ln2", self.bias(f"{block}.mlp.b_in")
+            x = self.linear(norm, self.stream(writer)) / self.scale(norm) + self.shift(norm)
+            hidden = x @ self.weight(f"{block}.mlp.W_in") + (0 if b_in is None else b_in)
+            self._kept["mask", writer] = (hidden > 0).to(x)
+        return self._kept["mask", writer]
+
+    def expand(
+        self,
+        reader: str,
+        f: Float[Tensor, "n #pos d"],
+        weight: Float[Tensor, "n #pos"],
+        at: Int[Tensor, " n"] | None = None,
+        *,
+        depth: int | None = None,
+        path: tuple[str, ...] = (),
+    ) -> Iterator[Leaf]:
+        """The leaves of sum_s weight_s f_s^T x_s, with x what `reader` reads behind its norm; x at `at` alone if given.
+
+        The norm's own factors are already in f and weight (`behind`).
+        """
+        depth = (2 if self.deep else 1) if depth is None else depth
+        for writer in self.graph.writers_before(reader):
+            if writer.startswith("FF") and self.split(writer) and (self.deep or at is not None):
+                yield from self._through_feed_forward(writer, f, weight, at, depth, path)
+            elif writer[0] == "L" and depth:
+                yield from self._through_head(writer, f, weight, at, depth, path)
+            else:
+                yield Leaf(path, writer, weight, weight * _dot(f, self.part(writer), at))
+        bias = self.output_bias(reader)
+        if bias is not None:
+            yield Leaf(path, "bias", weight, weight * (f @ bias))
+
+    def behind(
+        self, norm: str, f: Tensor, weight: Tensor, at: Int[Tensor, " n"] | None
+    ) -> tuple[Tensor, Float[Tensor, "n #pos"], Float[Tensor, "n #pos"]]:
+        """f^T N(x) as f'^T x: f', its weight, and what the norm's bias adds."""
+        constant = weight * (f * self.shift(norm)).sum(-1)
+        scale = self.scale(norm)[:, 0]
+        return self.linear(norm, f, functional=True), weight / (scale if at is None else scale[at][:, None]), constant
+
+    def _through_head(
+        self, head: str, f: Tensor, weight: Tensor, at: Tensor | None, depth: int, path: tuple[str, ...]
+    ) -> Iterator[Leaf]:
+        layer, number = head_of(head)
+        block, A, path = f"blocks.{layer - 1}", self.pattern(head), (*path, head)
+        read = f @ self.weight(f"{block}.attn.W_O")[number - 1].T
+        b_V = self.bias(f"{block}.attn.b_V")
+        constant = torch.zeros_like(weight) if b_V is None else weight * (read @ b_V[number - 1])
+        f = read @ self.weight(f"{block}.attn.W_V")[number - 1].T
+        if at is not None:
+            weight = weight * A[at]
+        elif f.shape[1] == 1:
+            weight = weight @ A
+        else:  # f depends on the position that reads: attention mixes them
+            f = torch.einsum("ns,nsd,sr->nrd", weight, f, A)
+            weight = torch.ones_like(f[..., 0])
+        f, weight, shifted = self.behind(f"{block}.ln1", f, weight, None)
+        yield Leaf(path, "bias", weight, (constant.sum(-1) + shifted.sum(-1))[:, None])
+        yield from self.expand(f"{head}.v", f, weight, depth=depth - 1, path=path)
+
+    def _through_feed_forward(
+        self, writer: str, f: Tensor, weight: Tensor, at: Tensor | None, depth: int, path: tuple[str, ...]
+    ) -> Iterator[Leaf]:
+        block, path = f"blocks.{int(writer[2:]) - 1}", (*path, writer)
+        constant: Tensor | float = 0.0
+        if f"{block}.mlp.W_F" in self.a.stack.weights:
+            f = f @ self.weight(f"{block}.mlp.W_F").T
+        else:
+            mask = self.mask(writer)
+            hidden = f @ self.weight(f"{block}.mlp.W_out").T * (mask if at is None else mask[at][:, None])
+            for name, read in (("b_out", f), ("b_in", hidden)):
+                b = self.bias(f"{block}.mlp.{name}")
+                constant = constant if b is None else constant + weight * (read @ b)
+            f = hidden @ self.weight(f"{block}.mlp.W_in").T
+        f, weight, shifted = self.behind(f"{block}.ln2", f, weight, at)
+        yield Leaf(path, "bias", weight, constant + shifted)
+        yield from self.expand(writer, f, weight, at, depth=depth, path=path)
+
+    def logits(
+        self, positions: Int[Tensor, " n"], targets: Int[Tensor, " n"], against: Int[Tensor, " n"] | None = None
+    ) -> Iterator[Leaf]:
+        """The leaves of the targets' logits at some positions, or of their differences to others'."""
+        w_U = self.weight("unembed.W_U").T
+        b_U, f = self.bias("unembed.b_U"), w_U[targets]
+        constant = torch.zeros(len(f), 1).to(f) if b_U is None else b_U[targets][:, None]
+        if against is not None:
+            f = f - w_U[against]
+            constant = constant if b_U is None else constant - b_U[against][:, None]
+        f, weight, shifted = self.behind("ln_final", f[:, None], torch.ones_like(constant), positions)
+        yield Leaf((), "bias", weight, constant + shifted)
+        yield from self.expand("out", f, weight, positions)
+
+    def scores(
+        self, head: str, queries: Int[Tensor, " n"], keys: Int[Tensor, " n"], only: Sequence[str] | None = None
+    ) -> Iterator[tuple[str, Leaf]]:
+        """For each part of the query, the leaves of its scores with the keys; `only` some parts."""
+        layer, number = head_of(head)
+        block, turns = f"blocks.{layer - 1}", self.turns(layer)
+        norm, W_Q, W_K = f"{block}.ln1", self.weight(f"{block}.attn.W_Q")[number - 1], self.weight(f"{block}.attn.W_K")
+        b_Q, b_K = self.bias(f"{block}.attn.b_Q"), self.bias(f"{block}.attn.b_K")
+        parts = {w: self.part(w)[queries] for w in self.graph.writers_before(f"{head}.q") if only is None or w in only}
+        bias, scale = self.output_bias(f"{head}.q"), self.scale(norm)[queries]
+        read = {writer: self.linear(norm, x) / scale @ W_Q for writer, x in parts.items()}
+        if only is None:
+            constant = torch.zeros_like(self.part("embed")[queries]) if bias is None else bias.expand(len(queries), -1)
+            constant = (self.linear(norm, constant) / scale + self.shift(norm)) @ W_Q
+            read["bias"] = constant if b_Q is None else constant + b_Q[number - 1]
+        for writer, q in read.items():
+            if turns is not None:  # R_s^T R_t q, what a query at t asks of a key at s before it is turned
+                q = torch.einsum("nd,nde,nfe->nf", q, turns[queries], turns[keys])
+            q = q / self.attention_scale(layer)
+            f, weight, shifted = self.behind(norm, (q @ W_K[number - 1].T)[:, None], torch.ones_like(q[:, :1]), keys)
+            shifted = shifted if b_K is None else shifted + q @ b_K[number - 1][:, None]
+            yield writer, Leaf((), "bias", weight, shifted)
+            for leaf in self.expand(f"{head}.k", f, weight, keys, depth=1 if len(self.graph.heads) <= SMALL else 0):
+                yield writer, leaf
+
+    def attention_scale(self, layer: int) -> float:
+        """What scores are divided by."""
+        if self.model is None:
+            source: Any = self.a.at.chosen.source
+            return source.model_config.head_dimension**0.5 if source.model_config.scale_scores else 1.0
+        cfg = self.model.cfg
+        own = getattr(self.model.get_submodule(f"blocks.{layer - 1}.attn"), "attn_scale", None)
+        return float((cfg.attn_scale if cfg.attn_scale > 0 else cfg.d_head**0.5) if own is None else own)
+
+    def turns(self, layer: int) -> Float[Tensor, "pos d_head d_head"] | None:
+        """What rotary positions do to queries and keys (rows) at each position; None without them."""
+        kind = "standard" if self.model is None else self.model.cfg.positional_embedding_type
+        if kind == "standard":
+            return None
+        blocks: Any = self.a.model.get_submodule("blocks")
+        attn = blocks[layer - 1].attn
+        if kind != "rotary" or not hasattr(attn, "apply_rotary"):
+            raise UnsupportedError(f"needs learned or rotary positions to take scores apart, the model has {kind}")
+        if ("turns", layer) not in self._kept:
+            width = self.weight(f"blocks.{layer - 1}.attn.W_Q").shape[-1]
+            eye = torch.eye(width).to(self.part("embed"))[:, None, None]
+            turned = attn.apply_rotary(eye.expand(-1, len(self.tokens), 1, -1))
+            self._kept["turns", layer] = turned[:, :, 0].movedim(0, 1)  # row i at t is the turned e_i
+        return self._kept["turns", layer]
+
+    def all_scores(self, head: str, queries: Int[Tensor, " n"]) -> Float[Tensor, "n pos"]:
+        """The scores of some queries with every key, -inf with later ones: those whose softmax is the attention."""
+        layer, number = head_of(head)
+        block, turns, sides = f"blocks.{layer - 1}", self.turns(layer), list[Tensor]()
+        norm = f"{block}.ln1"
+        read = self.linear(norm, self.stream(f"{head}.q")) / self.scale(norm) + self.shift(norm)
+        for letter in "QK":
+            b = self.bias(f"{block}.attn.b_{letter}")
+            one = read @ self.weight(f"{block}.attn.W_{letter}")[number - 1] + (0 if b is None else b[number - 1])
+            sides.append(one if turns is None else torch.einsum("pd,pde->pe", one, turns))
+        found = sides[0][queries] @ sides[1].T / self.attention_scale(layer)
+        later = torch.arange(len(self.tokens), device=queries.device) > queries[:, None]
+        found = found.masked_fill(later, -torch.inf)
+        missing = float((found.softmax(-1) - self.pattern(head)[queries]).abs().max())
+        if missing > ROUNDING:
+            raise UnsupportedError(f"needs {WHOLE}: the attention of {head} differs by {missing:.3g}")
+        return found
+
+    @property
+    def tokens(self) -> Int[Tensor, " pos"]:
+        return self.a.batch.tokens[self.row]
+
+    def memory(self, component: str) -> str:
+        """The matrix with which a component writes; the component itself if no task names its memories."""
+        if self.a.stack.task is None:
+            return component
+        if component[0] == "L":
+            return f"W_O{layer_of(component)}"
+        linear = f"blocks.{layer_of(component) - 1}.mlp.W_F" in self.a.stack.weights
+        return ("W_F" if layer_of(component) == self.graph.n_layers else f"W_F{component[2:]}") if linear else component
+
+    def ideal(self, name: str) -> Ideal | None:
+        """What the task's ideal memory of this name stores, if there is one."""
+        task = self.a.stack.task
+        return self.a.once("ideal", lambda: {} if task is None else offered(task, "associations") or {}).get(name)
+
+    def output_signal(self, targets: Sequence[int], leaf: Leaf, at: Sequence[int]) -> Bool[np.ndarray, " m"]:
+        """At which of the positions a leaf of these outputs' logits is an ideal pair's, also if W_F passes it on."""
+        *later, own = leaf.path or ("",)
+        stored = self.ideal(self.memory(own)) if own and leaf.part == "embed" else None
+        passed = own[:1] == "L" and all(one[0] == "F" for one in later)
+        if stored is None or stored.inputs != "token" or not (passed or not later):
+            return np.zeros(len(at), dtype=bool)
+        return (stored.strength[np.ix_(targets, self.tokens[list(at)].tolist())] != 0).any(0)
+
+    def score_signal(
+        self, head: str, query_part: str, query: int, leaf: Leaf, at: Sequence[int]
+    ) -> Bool[np.ndarray, " m"]:
+        """At which of the positions a leaf of a query's scores is an ideal pair's."""
+        stored, parts = self.ideal(f"W_K{layer_of(head)}"), (query_part, leaf.part)
+        sides = ("", "") if stored is None else (stored.inputs, stored.outputs)
+        if stored is not None and sides == ("position", "position") and parts == ("pos", "pos") and not leaf.path:
+            return stored.strength[query, list(at)] != 0
+        carried = parts == ("embed", "embed") and len(leaf.path) == 1 and leaf.path[0][0] == "L"
+        if stored is not None and sides == ("token", "token") and carried:
+            return stored.strength[int(self.tokens[query]), self.tokens[list(at)].tolist()] != 0
+        return np.zeros(len(at), dtype=bool)
+
+
+def _dot(f: Float[Tensor, "n #pos d"], part: Float[Tensor, "pos d"], at: Int[Tensor, " n"] | None) -> Tensor:
+    """f^T e for each position, or at the one position of each f."""
+    if at is not None:
+        return torch.linalg.vecdot(f, part[at][:, None])
+    return f[:, 0] @ part.T if f.shape[1] == 1 else torch.einsum("nsd,sd->ns", f, part)
+
+
+COLUMNS = ["of", "query", "key", "path", "part", "position", "input", "query_part", "output", "memory", "role", "value"]
+"""Columns of the terms: position 0 stands for a bias, or for the terms of a path that are too small to be listed."""
+
+
+@field_docs
+@dataclass(frozen=True, eq=False)
+class Attended:
+    """What one head attends to, and why there rather than elsewhere. Positions count from 1."""
+
+    head: str
+    query: int
+    key: int
+    """The key with the most attention."""
+    weight: float
+    """Its attention, with that of the other keys of the same token."""
+    rival: int
+    """The key with the most attention among those of other tokens; 0 if there is none."""
+    odds: float
+    """log A[query, key] - log A[query, rival]: the difference of the scores, or the score alone without a rival."""
+    signal: float
+    """The part of it that ideal pairs contribute; everything else is interference."""
+    effect: float
+    """What the head adds to the logit on all its paths; nan for a head whose output the head before it finds."""
+
+
+@field_docs
+@dataclass(frozen=True, eq=False)
+class Reason:
+    """One prediction of one model, taken apart. Positions count from 1."""
+
+    step: int
+    tokens: tuple[str, ...]
+    position: int
+    predicted: str
+    target: str
+    """The output whose logit is explained: the predicted one unless another was chosen."""
+    against: str
+    """The output whose logit is subtracted; empty for none."""
+    probability: float
+    """What the model gives the target."""
+    logit: float
+    """The target's logit, less that of `against`."""
+    remainder: float
+    """Logit minus the sum of its terms."""
+    held: tuple[str, ...]
+    """What was held as it was in this forward."""
+    terms: pd.DataFrame
+    """Rows of "logit" add up to the logit, those of a head to the log-odds of its attention."""
+    heads: tuple[Attended, ...]
+    """The heads with the largest effects, each followed by the head that wrote what it finds at its key."""
+
+
+class _Terms:
+    """The rows of a table of terms, and their sums."""
+
+    def __init__(self, streams: Streams, words: Sequence[str], least: float) -> None:
+        self.streams, self.words, self.least = streams, words, least
+        self.rows: list[tuple] = []
+
+    def add(
+        self, of: str, query: int, at: int, leaf: Leaf, output: str, signal: Any, *, sign: int = 1, query_part: str = ""
+    ) -> float:
+        """Add a leaf, which reads at one position or at all of them; what its ideal pairs contribute."""
+        values = sign * leaf.value[0].double().cpu().numpy()
+        at_all = len(values) > 1
+        places = list(range(len(values))) if at_all else [at]
+        roles: np.ndarray = signal(leaf, places)
+        end, by = ("out", leaf.path[0] if leaf.path else "direct") if of == "logit" else (f"{of}.k", of)
+        memory = f"W_K{layer_of(of)}" if of != "logit" and self.streams.a.stack.task is not None else by
+        memory = self.streams.memory(by) if of == "logit" and leaf.path else memory
+        path, key = ">".join((*reversed(leaf.path), end)), 0 if of == "logit" else at + 1
+        small = np.abs(values) < self.least if leaf.part != "bias" else np.ones(len(values), dtype=bool)
+        for i in np.flatnonzero(~small):
+            s = places[i]
+            name = {"embed": self.words[s], "pos": f"p({s + 1})"}.get(leaf.part, leaf.part)
+            role = "signal" if roles[i] else "interference"
+            row = of, query + 1, key, path, leaf.part, s + 1, name, query_part, output, memory, role, values[i]
+            self.rows.append(row)
+        for role, chosen in (("signal", roles), ("interference", ~roles)):
+            if (rest := values[small & chosen]).any():
+                name = leaf.part if leaf.part == "bias" else "smaller"
+                row = of, query + 1, key, path, leaf.part, 0, name, query_part, output, memory, role, rest.sum()
+                self.rows.append(row)
+        return float(values[roles].sum())
+
+    def close(self, of: str, query: int, own: float) -> float:
+        """What the sum of the terms misses to the model's own number; an error if it is no rounding."""
+        values = [row[-1] for row in self.rows if row[0] == of and row[1] == query + 1]
+        missing = own - sum(values)
+        if abs(missing) > ROUNDING * max(1.0, sum(map(abs, values))):
+            raise UnsupportedError(f"needs {WHOLE}: of {of}, a sum over them misses {missing:.3g}")
+        return missing
+
+
+def explain(
+    activations: Activations,
+    words: tuple[Sequence[str], Sequence[str]],
+    *,
+    row: int = 0,
+    position: int,
+    target: int | None = None,
+    against: int | None = None,
+    least: float = 0.01,
+    most_heads: int = 3,
+) -> Reason:
+    """Take the prediction at a position (from 1) of a sequence apart.
+
+    `words` are the names of the sequence's tokens and of the outputs. Terms below `least` are added up per path.
+    """
+    streams, t, a = Streams(activations, row), position - 1, activations
+    logits = a.logits[row, t]
+    best = int(logits.argmax())
+    y = best if target is None else target
+    targets = [y] if against is None else [y, against]
+    named = [words[1][j] for j in (best, *targets)]
+    table, effects = _Terms(streams, words[0], least), dict[str, float]()
+    at, *j = (torch.tensor([i], device=logits.device) for i in (t, *targets))
+    for leaf in streams.logits(at, *j):
+        table.add("logit", t, t, leaf, " over ".join(named[1:]), partial(streams.output_signal, targets))
+        for head in [component for component in leaf.path if component[0] == "L"][:1]:
+            effects[head] = effects.get(head, 0.0) + float(leaf.value.sum())
+    logit = float(logits[y] - (0 if against is None else logits[against]))
+    remainder = table.close("logit", t, logit)
+    attended = list[Attended]()
+    chosen = sorted(effects, key=lambda head: -abs(effects[head]))[:most_heads]
+    for head in [head for head in chosen if abs(effects[head]) >= FEW * abs(effects[chosen[0]])]:
+        attended += _followed(table, head, t, effects[head])
+    feed = [w for w in streams.graph.writers if w.startswith("FF")]
+    masked = [w for w in feed if streams.split(w) and f"blocks.{int(w[2:]) - 1}.mlp.W_in" in a.stack.weights]
+    held = ["attention"] + ["LayerNorm scales"] * any(name.endswith("hook_scale") for name in a.cache)
+    held += ["ReLU masks"] * bool(masked) + [f"{w} (one part)" for w in feed if not streams.split(w)]
+    terms, p = pd.DataFrame(table.rows, columns=COLUMNS), float(logits.double().softmax(-1)[y])
+    against_name = "" if against is None else named[2]
+    return Reason(
+        a.at.step, tuple(words[0]), position, named[0], named[1], against_name, p, logit, remainder, tuple(held), terms,
+        tuple(attended),
+    )  # fmt: skip
+
+
+def _followed(table: _Terms, head: str, t: int, effect: float) -> Iterator[Attended]:
+    """A head at a query, then the head that wrote most of what it finds at its key, and so on."""
+    streams, done = table.streams, {(row[0], row[1]) for row in table.rows}
+    if (head, t + 1) in done:
+        return
+    tokens, query = streams.tokens[: t + 1], torch.tensor([t], device=streams.tokens.device)
+    scores, A = streams.all_scores(head, query)[0, : t + 1], streams.pattern(head)[t, : t + 1]
+    key = int(scores.argmax())
+    others = scores.masked_fill(tokens == tokens[key], -torch.inf)
+    rival = None if others.isinf().all() else int(others.argmax())
+    signal, wrote = 0.0, dict[str, float]()
+    for s, sign in ((key, 1), (rival, -1)):
+        if s is None:
+            continue
+        for part, leaf in streams.scores(head, query, torch.full_like(query, s)):
+            output = {"embed": table.words[t], "pos": f"p({t + 1})"}.get(part, part)
+            ideal = partial(streams.score_signal, head, part, t)
+            signal += table.add(head, t, s, leaf, output, ideal, sign=sign, query_part=part)
+            for writer in leaf.path[:1]:
+                wrote[writer] = wrote.get(writer, 0.0) + sign * float(leaf.value.sum())
+    odds = float(scores[key] - (0 if rival is None else scores[rival]))
+    table.close(head, t, odds)
+    weight = float(A[tokens == tokens[key]].sum())
+    yield Attended(head, t + 1, key + 1, weight, 0 if rival is None else rival + 1, odds, signal, effect)
+    earlier = [writer for writer in wrote if writer[0] == "L"]
+    if earlier:
+        yield from _followed(table, max(earlier, key=lambda writer: wrote[writer]), key, float("nan"))
+
+
+def reasons(
+    source: Any,
+    batch: Sequences = None,
+    *,
+    step: Steps = None,
+    task: Task | None = None,
+    sequences: int | None = None,
+    progress: Progress = None,
+) -> pd.DataFrame:
+    """One row per position of the task's main group: the predicted output's logit by memory, and what its head attends.
+
+    `logit` is the sum of the columns of the memories and `direct`; `written` is what the tokens at the head's key
+    add of it, on all paths. `odds`, `signal` and `interference` are as in `explain`, for the head of the last layer
+    with the largest effect.
+
+    >>> import induction_memory as im
+    >>> table = im.probes.reasons("induction-small", step=600, sequences=2)
+    >>> table[["predicted", "head", "attention", "odds", "signal"]].head(2).round(1)
+      predicted  head  attention  odds  signal
+    0         r  L2H1        1.0   9.0    11.1
+    1         c  L2H1        1.0   7.7     8.6
+    """
+    chosen = select(source, step=step, batch=batch, task=task, sequences=sequences, progress=progress)
+    return over_steps(chosen, lambda at: {"table": _of_positions(at)})["table"]
+
+
+@torch.no_grad()
+def _of_positions(at: At) -> pd.DataFrame:
+    a, names, columns = Activations(at), words_of_outputs(at.chosen), dict[str, list]()
+    for row, inside in enumerate(at.batch.group().to(a.logits.device)):
+        positions = inside.nonzero().flatten()
+        found = _of_sequence(Streams(a, row, deep=False), positions, names) if len(positions) else {}
+        for name, values in found.items():
+            columns.setdefault(name, []).extend(values)
+    if not columns:
+        raise UnsupportedError(f"needs positions of the group {at.batch.main}, the batch has none")
+    return pd.DataFrame(columns).astype({"key": int, "rival": int})
+
+
+def _of_sequence(streams: Streams, positions: Int[Tensor, " n"], names: Sequence[str]) -> dict[str, list]:
+    tokens, logits = streams.tokens, streams.a.logits[streams.row, positions]
+    y, rows = logits.argmax(-1), torch.arange(len(positions), device=positions.device)
+    last = streams.graph.heads_of(streams.graph.n_layers)
+    sums, effect = dict[str, Tensor](), {head: torch.zeros_like(logits[:, 0]) for head in last}
+    read = {head: torch.zeros(len(positions), len(tokens)).to(logits) for head in last}
+    for leaf in streams.logits(positions, y):
+        memory = streams.memory(leaf.path[0]) if leaf.path else "direct"
+        value = leaf.value.sum(-1)
+        sums[memory] = sums.get(memory, 0.0) + value
+        through = next((one for one in leaf.path if one[0] == "L"), "")
+        if through in effect:
+            effect[through] = effect[through] + value
+            if leaf.part == "embed" and leaf.path[-1] == through:
+                read[through] = read[through] + leaf.value
+    logit = logits[rows, y]
+    every = torch.stack(list(sums.values()))
+    missing = float((logit - every.sum(0)).abs().max())
+    if missing > ROUNDING * max(1.0, float(every.abs().sum(0).max())):
+        raise UnsupportedError(f"needs {WHOLE}: of the logits, a sum over them misses {missing:.3g}")
+    best = torch.stack([effect[head].abs() for head in last]).argmax(0)
+    columns = {name: torch.zeros_like(logit) for name in ("key", "attention", "rival", "odds", "signal", "written")}
+    for number, head in enumerate(last):
+        mine = best == number
+        A, scores = streams.pattern(head)[positions], streams.all_scores(head, positions)
+        key = scores.argmax(-1)
+        same = tokens[None] == tokens[key][:, None]
+        most, rival = scores.masked_fill(same, -torch.inf).max(-1)
+        alone = most.isinf()
+        against = _signal(streams, head, positions, rival)
+        found = {"key": key + 1, "attention": (A * same).sum(-1), "written": (read[head] * same).sum(-1)}
+        found |= {"rival": (rival + 1) * ~alone, "odds": scores[rows, key] - most.masked_fill(alone, 0)}
+        found["signal"] = _signal(streams, head, positions, key) - against.masked_fill(alone, 0)
+        columns = {name: torch.where(mine, found[name].to(logit), own) for name, own in columns.items()}
+    table: dict[str, list] = {"sequence": [streams.row] * len(y), "position": (positions + 1).tolist()}
+    table |= {"predicted": [names[j] for j in y.tolist()], "logit": logit.tolist()}
+    table |= {memory: value.tolist() for memory, value in sorted(sums.items())}
+    return table | {"head": [last[i] for i in best.tolist()]} | {name: own.tolist() for name, own in columns.items()}
+
+
+def _signal(streams: Streams, head: str, queries: Tensor, keys: Tensor) -> Float[Tensor, " n"]:
+    """What the ideal pairs of tokens add to scores."""
+    found = torch.zeros(len(queries)).to(streams.part("embed"))
+    stored = streams.ideal(f"W_K{layer_of(head)}")
+    if stored is not None and stored.inputs == "token":
+        tokens = streams.tokens
+        pairs = torch.from_numpy(stored.strength != 0).to(tokens.device)[tokens[queries]][:, tokens]
+        for _, leaf in streams.scores(head, queries, keys, ["embed"]):
+            if leaf.part == "embed" and len(leaf.path) == 1 and leaf.path[0][0] == "L":
+                found = found + (leaf.value * pairs).sum(-1)
+    return found
