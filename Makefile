@@ -2,23 +2,19 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_CONSTRAINT = $(CURDIR)/$(VENV)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE    # tests start many processes, each of which would compile the package again
 
-TL4_VENV := .venv-tl4
-TL4_BIN := $(TL4_VENV)/bin
-TL4_CONSTRAINT := $(TL4_VENV)/constraints.txt
 TL4_TESTS := tests/model tests/runner tests/probes tests/interventions tests/trajectory tests/training tests/heads \
-	tests/views/test_attention.py tests/cli tests/test_subject.py tests/test_notebooks.py
+	tests/views/test_attention.py tests/cli tests/source tests/test_notebooks.py
 
 CORE := $(VENV)/.core
-TL4 := $(TL4_VENV)/.dev
 DEV := $(VENV)/.dev
 NOTEBOOK := $(VENV)/.notebook
 DOCS := $(VENV)/.docs
 
-.PHONY: demo notebook pages test test-quick test-hard test-tl4 coverage lint bench docs release clean
+.PHONY: demo notebook pages test test-quick test-hard test-tl4 test-oldest test-newest coverage lint bench docs release clean
 
 demo: $(CORE)
 	$(BIN)/induction-memory demo
@@ -42,8 +38,12 @@ test-hard: $(DEV)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal -m hard
 
 # The core of the suite beside TransformerLens 4, in an environment of its own.
-test-tl4: $(TL4)
-	OMP_NUM_THREADS=1 $(TL4_BIN)/python -m pytest -q -n 2 --dist worksteal $(TL4_TESTS)
+test-tl4: .venv-tl4/.dev
+	OMP_NUM_THREADS=1 .venv-tl4/bin/python -m pytest -q -n 2 --dist worksteal $(TL4_TESTS)
+
+# With the oldest versions that pyproject.toml allows, and with the newest that pip finds; each in its own environment.
+test-oldest test-newest: test-%: .venv-%/.dev
+	OMP_NUM_THREADS=1 .venv-$*/bin/python -m pytest -q -n 2 --dist worksteal
 
 coverage: $(DEV)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal --cov=induction_memory --cov-report=term-missing:skip-covered
@@ -68,9 +68,13 @@ release: $(DEV)
 	$(BIN)/python -m build --no-isolation
 	$(BIN)/python -m tests.release dist
 
-$(CORE): pyproject.toml constraints.txt
+# A torch that is in the environment already, such as a build for the CPU, stays if pyproject.toml allows it.
+$(VENV)/constraints.txt: pyproject.toml constraints.txt tests/pins.py
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q torch    # first and pinned: a later resolver would take a build with CUDA
+	$(BIN)/python tests/pins.py tested > $@
+
+$(CORE): $(VENV)/constraints.txt
+	$(BIN)/pip install -q torch    # first, for the build at hand
 	$(BIN)/pip install -q -e .
 	touch $@
 
@@ -86,13 +90,14 @@ $(NOTEBOOK): $(CORE)
 	$(BIN)/pip install -q -e '.[notebook]'
 	touch $@
 
-# The same versions, with TransformerLens 4 instead of 3.9.
-$(TL4): pyproject.toml constraints.txt
-	test -x $(TL4_BIN)/python || $(PYTHON) -m venv $(TL4_VENV)
-	sed 's/^transformer-lens==.*/transformer-lens==4.3.0/' constraints.txt > $(TL4_CONSTRAINT)
-	PIP_CONSTRAINT=$(CURDIR)/$(TL4_CONSTRAINT) $(TL4_BIN)/pip install -q torch
-	PIP_CONSTRAINT=$(CURDIR)/$(TL4_CONSTRAINT) $(TL4_BIN)/pip install -q -e '.[dev]'
+# .venv-tl4, .venv-oldest, .venv-newest: tests/pins.py says with which versions.
+.venv-%/.dev: PIP_CONSTRAINT = $(CURDIR)/$(@D)/constraints.txt
+.venv-%/.dev: pyproject.toml constraints.txt tests/pins.py
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python tests/pins.py $* > $(@D)/constraints.txt
+	$(@D)/bin/pip install -q torch
+	$(@D)/bin/pip install -q -e '.[dev]'
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(TL4_VENV) build dist docs/_build docs/reference/api .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) .venv-tl4 .venv-oldest .venv-newest build dist docs/_build docs/reference/api .pytest_cache .ruff_cache .hypothesis *.egg-info

@@ -41,7 +41,19 @@ LONG = re.compile(r"#.*\b(minutes?|hours?|needs)\b")
 INLINE = re.compile(r"([^\s(|]+?)<!--=\s*(.+?)\s*-->")
 PICTURE = re.compile(r"!\[[^\]]*\]\(([^)\s]+\.png)\)")
 NUMBER = re.compile(r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:e[-+]?\d+)?")
-COMMANDS = ("induction-memory", "make", "pip", "python", "git", "cd", "pre-commit", ".venv/bin/induction-memory")
+COMMANDS = (
+    "induction-memory",
+    "make",
+    "pip",
+    "python",
+    "git",
+    "cd",
+    "export",
+    "python3",
+    ".venv/bin/pip",
+    "pre-commit",
+    ".venv/bin/induction-memory",
+)
 ROUNDING = 1e-12
 """Numbers below it are errors of rounding, which differ from one processor to another."""
 GENERATED = ("docs/reproduction.md", "docs/theory.md", "docs/heads.md")

@@ -29,6 +29,8 @@ READABLE = 0o644
 PART = re.compile(r"\.\d+-\d+\.part")
 """The temporary name of a file that is being written: process and number."""
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+WRITING = os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+"""How a file of ours is opened, in the flags that this system has."""
 _numbers = itertools.count()
 Bytes = bytes | memoryview
 
@@ -37,9 +39,9 @@ def replace_file(path: Path, chunks: Iterable[Bytes]) -> None:
     """Make `path` hold the chunks, all of them or none. An OSError leaves the old content and no temporary file."""
     part = path.with_name(f".{os.getpid()}-{next(_numbers)}.part")
     try:
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, READABLE)
+        descriptor = os.open(part, os.O_WRONLY | os.O_TRUNC | WRITING, READABLE)
         try:
-            os.fchmod(descriptor, READABLE)
+            make_readable(descriptor)
             for chunk in chunks:
                 write(descriptor, chunk)
             os.fsync(descriptor)
@@ -60,8 +62,16 @@ def write(descriptor: int, data: Bytes) -> None:
         view = view[os.write(descriptor, view) :]
 
 
+def make_readable(descriptor: int) -> None:
+    """Give a file the mode of every file, where files have modes."""
+    if hasattr(os, "fchmod"):
+        os.fchmod(descriptor, READABLE)
+
+
 def sync_folder(path: Path) -> None:
-    """Flush a folder's names to the disk."""
+    """Flush a folder's names to the disk; Windows opens no folder and needs none of it."""
+    if os.name == "nt":
+        return
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -16,7 +16,7 @@ def lazily(package: str, file: str) -> tuple[dict[str, str], Callable[[str], Any
     checker and for the interpreter. Each is imported on first use.
     """
     listed = r"^    (?:from ([\w.]+) )?import ([\w.]+) as (\w+)$"
-    found = re.findall(listed, Path(file).read_text(), flags=re.MULTILINE)
+    found = re.findall(listed, Path(file).read_text(encoding="utf-8"), flags=re.MULTILINE)
     where = {name: f"{module}:{name}" if module else whole for module, whole, name in found}
 
     def find(name: str) -> Any:

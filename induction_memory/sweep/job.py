@@ -28,7 +28,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from induction_memory.errors import Error, InputError
+from induction_memory.errors import Error, InputError, require
 
 State = Literal["done", "mistake", "failed", "busy", "died", "stopped"]
 
@@ -168,6 +168,7 @@ class Pool:
     """Up to `workers` processes at a time; a killed one is replaced if there are more jobs."""
 
     def __init__(self, workers: int) -> None:
+        require(os.name == "posix", "--workers", "Linux, macOS or WSL, whose processes inherit sockets", os.name)
         self._waiting: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._ended: queue.SimpleQueue[tuple[str, Outcome]] = queue.SimpleQueue()
         self._running: dict[threading.Thread, str] = {}

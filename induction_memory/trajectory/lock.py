@@ -8,17 +8,17 @@ such files beside a `.lock` are leftovers of a run that was killed before it beg
 refused, so no other file is ever overwritten or removed.
 """
 
-import fcntl
 import os
 import shutil
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
+from importlib.util import find_spec
 from pathlib import Path
 
-from induction_memory.errors import InputError
-from induction_memory.files import PART, READABLE, make_folder, not_written
+from induction_memory.errors import InputError, UnsupportedError
+from induction_memory.files import PART, READABLE, WRITING, make_folder, not_written
 from induction_memory.trajectory.manifest import (
     FILES,
     LATEST,
@@ -45,6 +45,10 @@ class BusyError(InputError):
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold the lock of the folder, which is created if missing; a BusyError names the process that holds it already."""
+    if find_spec("fcntl") is None:
+        raise UnsupportedError(
+            f"{folder}: expected a system with file locks (Linux, macOS or WSL) to write runs, got none"
+        )
     make_folder(folder)
     path = folder / LOCK
     descriptor = _acquire(path)
@@ -65,9 +69,11 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def _acquire(path: Path) -> int:
+    import fcntl
+
     while True:
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, READABLE)
+            descriptor = os.open(path, os.O_RDWR | WRITING, READABLE)
         except OSError as error:
             raise not_written(path, error) from error
         try:

@@ -81,6 +81,7 @@ FORMAT = "induction_memory trajectory"
 VERSION = 4
 _PACKAGES = ("torch", "numpy", "transformer-lens", "safetensors")
 _LARGEST = 100_000_000
+_READING = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
 
 
 def step_path(folder: Path, step: int) -> Path:
@@ -127,7 +128,7 @@ def write_piece(path: Path, chunks: Iterable[Bytes], seal: str | None = None) ->
 def open_regular(path: Path) -> BufferedReader:
     """Open a regular file for reading; a DamagedError if there is none."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = os.open(path, _READING)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise DamagedError(path, "no such file") from error
     except OSError as error:

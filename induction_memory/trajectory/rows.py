@@ -88,9 +88,9 @@ def append(path: Path, line: bytes) -> None:
 def flush(path: Path, keep: int | None = None) -> None:
     """Flush the file to the disk. A missing file is made; with `keep`, it is cut to its first `keep` bytes."""
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, files.READABLE)
+        descriptor = os.open(path, os.O_WRONLY | files.WRITING, files.READABLE)
         try:
-            os.fchmod(descriptor, files.READABLE)
+            files.make_readable(descriptor)
             if keep is not None:
                 os.ftruncate(descriptor, keep)
             os.fsync(descriptor)

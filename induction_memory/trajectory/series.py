@@ -235,7 +235,9 @@ def revisions(source: Source, *, keep: str | Path | Literal[False] | None = None
 def _hub_cache(path: Path) -> dict[str, Path]:
     """Revision name -> folder: refs/NAME holds the commit, snapshots/COMMIT the files."""
     refs = path / "refs"
-    named = {str(p.relative_to(refs)): p.read_text().strip() for p in sorted(refs.rglob("*")) if p.is_file()}
+    named = {
+        str(p.relative_to(refs)): p.read_text(encoding="utf-8").strip() for p in sorted(refs.rglob("*")) if p.is_file()
+    }
     found = {name: path / "snapshots" / commit for name, commit in named.items() if label(name) is not None}
     for name, folder in found.items():
         require(folder.is_dir(), str(path), f"the snapshot of revision {name}", "none")

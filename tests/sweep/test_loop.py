@@ -159,17 +159,19 @@ def test_a_signal_that_comes_inside_of_a_destructor_is_not_lost(tmp_path, monkey
     assert (on.looks, on.closed) == (1, True)
 
 
-def test_the_live_table_counts_and_tells_the_time_left(tmp_path):
+def test_the_live_table_counts_and_tells_the_time_left(tmp_path, monkeypatch):
     jobs = {name: job(name, tmp_path) for name in ("a", "b", "c", "d")}
     console = Console(force_terminal=True, width=80, record=True, highlight=False, file=io.StringIO())
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "metrics.jsonl").write_text("{}\n")
     assert share_done(jobs["b"]) == 0.5
+    clock_shows = iter([1000.0])
+    monkeypatch.setattr("induction_memory.sweep.board.time.monotonic", lambda: next(clock_shows, 1100.0))
     with Board(jobs, console=console) as board:
         board.note("a line that stays")
         board.show(["a"], ["d"], lambda: {"a", "b"})
     shown = console.export_text()
-    assert "1 of 4 runs done, 1 running, 1 failed; 0:00 left" in shown
+    assert "1 of 4 runs done, 1 running, 1 failed; 1:15 left" in shown  # 2 runs' worth in 100 s, 1.5 to go
     assert re.search(r"b +step 0 of 1", shown)
     assert "a line that stays" in shown
     assert clock(3700.0) == "1:01:40"

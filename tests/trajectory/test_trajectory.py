@@ -2,6 +2,7 @@
 
 import json
 import stat
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -145,7 +146,7 @@ def test_files_are_plain_safetensors_that_a_group_can_read(run):
     assert {stat.S_IMODE(path.stat().st_mode) for path in run.path.iterdir()} == {0o644}
     manifest = json.loads((run.path / "manifest.json").read_text())
     assert manifest["command"] == "train tiny"
-    assert manifest["versions"]["torch"] == torch.__version__
+    assert manifest["versions"]["torch"] == version("torch")  # a build's own suffix may be missing in it
     assert set(manifest["pieces"]) == names - {"manifest.json"}
     assert all(json.loads(line)["crc32"] for line in (run.path / "metrics.jsonl").read_text().splitlines())
     assert verify(run.path) == []
