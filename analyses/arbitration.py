@@ -35,7 +35,7 @@ def arbitration_figure(tables: Mapping[str, pd.DataFrame]) -> Figure:
     for axes, (title, table) in zip(panels, tables.items(), strict=True):
         for (question, ranks), (label, colour, style) in LINES.items():
             own = table.loc[(table["question"] == question) & (table["rank"] == ranks)]
-            step, value, error = (own[name].to_numpy(dtype=float) for name in ("step", "value", "error"))
+            step, value, error = (own[name].to_numpy(dtype=float) for name in ("step", "value", "value_se"))
             axes.plot(step, value, color=colour, ls=style, lw=1.4, label=label)
             axes.fill_between(step, value - 1.96 * error, value + 1.96 * error, color=colour, alpha=0.15, lw=0)
         axes.set(title=title, xlabel="step", ylim=SHARE)

@@ -12,13 +12,16 @@ explanation has an `entry`: the command line ends the line with the entry's addr
 
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
 from pathlib import Path
 
 __all__ = ["DamagedError", "DivergedError", "Error", "InputError", "StorageError"]
 
 LONGEST = 1000
 """The largest number of characters in a message; the middle of a longer one is left out."""
+LONGEST_WORD = 80
+"""The largest number of characters that are compared with known words."""
 
 
 def __dir__() -> list[str]:
@@ -134,6 +137,24 @@ def require(condition: bool, field: str, expected: str, got: object) -> None:
     """Raise an InputError with the field, the expected and the actual value, unless `condition` holds."""
     if not condition:
         raise InputError(f"{field}: expected {expected}, got {got}")
+
+
+def require_known(name: object, known: Iterable[str], field: str, expected: str = "") -> None:
+    """Raise an InputError that lists the known words, and names the nearest one, unless `name` is one of them."""
+    words = list(known)
+    if not isinstance(name, str) or name not in words:
+        listed = expected or f"one of {', '.join(words)}"
+        raise InputError(f"{field}: expected {listed}, got {name!r}{nearest(name, words)}")
+
+
+def nearest(name: object, known: Iterable[str]) -> str:
+    """The known word that is nearest in spelling, as the end of a message; empty if none is near.
+
+    >>> nearest("means", ["zero", "mean"])
+    '; did you mean mean?'
+    """
+    near = get_close_matches(str(name)[:LONGEST_WORD], list(known), n=1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def printable(text: str) -> str:

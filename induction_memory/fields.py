@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 import numpy as np
 
-from induction_memory.errors import InputError, require
+from induction_memory.errors import InputError, nearest, require, require_known
 
 Config = TypeVar("Config")
 
@@ -34,7 +34,8 @@ def check_fields(config: Any, part: str, **bounds: tuple[Any, ...]) -> None:
             typed, good = value, False
         if not good:
             allowed = expected(field.type, *limits)
-            raise InputError(f"{part}.{field.name}: expected {allowed}, got {repr(value)[:80]}")
+            near = nearest(value, words_of(field.type)) if isinstance(value, str) else ""
+            raise InputError(f"{part}.{field.name}: expected {allowed}, got {repr(value)[:80]}{near}")
         object.__setattr__(config, field.name, typed)
 
 
@@ -91,6 +92,12 @@ def expected(kind: Any, least: Any = None, most: Any = None, what: str = "") -> 
     return f"{', '.join(first)} or {last}" if first else last
 
 
+def words_of(kind: Any) -> tuple[str, ...]:
+    """The words that the annotated type lists, at any depth."""
+    inner = get_args(kind)
+    return inner if get_origin(kind) is Literal else tuple(word for one in inner for word in words_of(one))
+
+
 def within(least: Any, most: Any, what: str = "", *, whole: bool = True) -> str:
     """A range of numbers in words; no upper bound if `most` is None."""
     if whole:
@@ -116,7 +123,7 @@ def parsed(text: str, kind: Any, field: str) -> Any:
             return as_kind(value, kind)
         except TypeError:
             continue
-    raise InputError(f"{field}: expected {expected(kind)}, got {text[:80]!r}")
+    raise InputError(f"{field}: expected {expected(kind)}, got {text[:80]!r}{nearest(text, words_of(kind))}")
 
 
 def _constant(text: str) -> Any:
@@ -142,7 +149,7 @@ def from_plain(kind: type[Config], values: Mapping[str, Any], part: str) -> Conf
     known = [field.name for field in fields(kind)]  # pyright: ignore[reportArgumentType]
     settings = {}
     for key, value in values.items():
-        require(key in known, f"{part}.{key}", f"one of {', '.join(known)}", repr(value)[:80])
+        require_known(key, known, f"{part}.{key}")
         settings[key] = _retyped(value, list, tuple)
     return kind(**settings)
 

@@ -283,7 +283,7 @@ def track(
     total: int | None = None,
     size: Callable[[Item], int] = lambda item: 1,
     *,
-    progress: Progress = None,
+    progress: "Progress" = None,
     before: int = 0,
 ) -> Generator[Item, None, None]:
     """The items one by one, with a line that says what is being done, how much is done, and the time left.
@@ -343,7 +343,7 @@ class _Work:
     total: int
     cell: int | None
     began: float
-    progress: Progress = None
+    progress: "Progress" = None
     done: int = 0
     seconds: float = 0.0
     """Seconds from the start to the last completed item."""

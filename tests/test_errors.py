@@ -9,6 +9,7 @@ import pytest
 
 import induction_memory as im
 from induction_memory.errors import DamagedError, DivergedError, InputError
+from induction_memory.experiment import RunConfig
 
 ROOT = Path(__file__).parents[1]
 ENTRY = re.compile(r'\bentry(?:: str \| None)? ?= ?"([\w-]+)"')
@@ -39,3 +40,21 @@ def test_entries_survive_the_way_back_from_a_worker():
         again = pickle.loads(pickle.dumps(error))
         assert (str(again), again.entry) == (str(error), error.entry)
         assert again.__notes__ == error.__notes__
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda: im.ablate("induction-small", kind="means"), "got 'means'; did you mean mean?"),
+        (lambda: im.ablate("induction-small", components=["head"]), "got 'head'; did you mean heads?"),
+        (lambda: im.probes.table("induction-small", "recal"), "got 'recal'; did you mean recall?"),
+        (lambda: im.memory_map("induction-small", "W_O3"), "got 'W_O3'; did you mean W_O2?"),
+        (lambda: im.load("induction-smal"), "got 'induction-smal'; did you mean induction-small?"),
+        (lambda: im.experiment.preset("figure3"), "got 'figure3'; did you mean figure-3?"),
+        (lambda: RunConfig().with_settings(["model.feed_forward=rel"]), "got 'rel'; did you mean relu?"),
+    ],
+)
+def test_a_word_that_is_nearly_known_brings_the_word_that_was_meant(call, told):
+    with pytest.raises(InputError) as caught:
+        call()
+    assert str(caught.value).endswith(told)

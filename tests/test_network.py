@@ -30,7 +30,7 @@ for line in sys.argv[1:]:
 """
 COMMANDS = [
     "presets",
-    "probe run --steps 0,12",
+    "probe run --step 0,12",
     "ablate run",
     "patch run",
     "circuit run",

@@ -168,7 +168,7 @@ def _intervals(axes: Axes, table: pd.DataFrame, measures: Sequence[str]) -> None
 
 
 def _points(axes: Axes, x: np.ndarray, rows: pd.DataFrame, colour: str, label: str) -> None:
-    value, low, high = (rows[name].to_numpy(dtype=float) for name in ("score", "low", "high"))
+    value, low, high = (rows[name].to_numpy(dtype=float) for name in ("score", "score_low", "score_high"))
     below, above = (np.clip(np.nan_to_num(gap), 0, None) for gap in (value - low, high - value))
     axes.errorbar(x, value, yerr=np.array([below, above]), fmt="o", ms=4, lw=1.2, capsize=2, color=colour, label=label)
 

@@ -22,7 +22,7 @@ MOSTLY_ONE, DISTRIBUTED = 1.5, 2.0
 
 def verdict(role: str, effective: Mapping[str, Any]) -> str:
     """Whether the effective number of heads agrees with the paper: its whole interval, only its mean, or neither."""
-    mean, low, high = effective["value"], effective["low"], effective["high"]
+    mean, low, high = effective["value"], effective["value_low"], effective["value_high"]
     if np.isnan(mean):
         return "unknown: no effect"
     if role == "previous-token":
@@ -44,7 +44,11 @@ def which_head(row: Mapping[str, Any]) -> str:
 
 def control(row: Mapping[str, Any]) -> str:
     """Whether runs that share only their data agree no better than by chance."""
-    inside = "contains 0, as it should" if row["low"] <= 0 <= row["high"] else "does not contain 0, which is chance"
+    inside = (
+        "contains 0, as it should"
+        if row["value_low"] <= 0 <= row["value_high"]
+        else "does not contain 0, which is chance"
+    )
     return f"Control for {row['role']}: the interval of runs with the same data {inside} ({interval(row)})."
 
 
@@ -104,7 +108,7 @@ def best_predictor(table: pd.DataFrame) -> str:
 
 def interval(row: Mapping[str, Any]) -> str:
     """A value with its interval."""
-    return f"{row['value']:.2f} ({row['low']:.2f} to {row['high']:.2f})"
+    return f"{row['value']:.2f} ({row['value_low']:.2f} to {row['value_high']:.2f})"
 
 
 def between_roles(changes: pd.DataFrame) -> int:

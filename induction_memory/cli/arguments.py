@@ -89,21 +89,14 @@ def run_at(text: str, option: str) -> tuple[str, int]:
         raise InputError(f"{option}: expected RUN@STEP, got {text!r}") from None
 
 
-def steps_of(text: str, option: str = "--steps") -> Literal["all"] | list[int]:
-    """`all`, or whole numbers between commas."""
-    if text == "all":
-        return "all"
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise InputError(f"{option}: expected all, or whole numbers between commas, got {text!r}") from None
-
-
 def step_of(text: str) -> Any:
     """A step as the library takes it: last, all, one or several."""
     if text in ("last", "all"):
         return text
-    steps = steps_of(text, "--step")
+    try:
+        steps = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise InputError(f"--step: expected last, all, or whole numbers between commas, got {text!r}") from None
     return steps[0] if len(steps) == 1 else steps
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import tyro
 
-from induction_memory.cli.arguments import Names, Text, listed, load_any, optional, sequences_of, steps_of
+from induction_memory.cli.arguments import Names, Text, listed, load_any, optional, sequences_of, step_of
 from induction_memory.cli.output import TERMINAL, TableOutput
 from induction_memory.errors import InputError, require
 
@@ -16,7 +16,7 @@ def probe(
     run: Annotated[str | None, tyro.conf.Positional, optional("RUN")] = None,
     /,
     probes: Names = (),
-    steps: str = "all",
+    step: str = "all",
     list: bool = False,
     text: Text = None,
     tokens: Names = (),
@@ -28,13 +28,13 @@ def probe(
         run: trajectory's folder or the name of a shipped one, or a folder of checkpoints that others trained.
         probes: names of the probes or of families; by default the memory recalls, or for a task without such memories
             the distances to its predictors, or else loss and accuracy.
-        steps: all, or a list such as 0,100,300.
+        step: all, last, or a list such as 0,100,300.
         list: explain each probe in one line.
         text: for a series of checkpoints, text to run on, or @FILE with it; random tokens repeated once by default.
         tokens: instead of probes, recall between these tokens through each head's QK and OV: numbers, or for a series
             texts of one token each.
     """
-    chosen_steps, names = steps_of(steps), listed(probes, "--probes")
+    chosen_step, names = step_of(step), listed(probes, "--probes")
     from induction_memory import probes as library
 
     if list:
@@ -50,10 +50,10 @@ def probe(
     opened = load_any(run)
     if tokens:
         chosen = tuple(int(one) if one.isdecimal() else one for one in tokens)
-        output.write(library.recall(opened, tokens=chosen, step=chosen_steps))
+        output.write(library.recall(opened, tokens=chosen, step=chosen_step))
         return
     batch = sequences_of(opened, text, TEXT_SEQUENCES)
-    table = library.table(opened, names or None, step=chosen_steps, batch=batch)
+    table = library.table(opened, names or None, step=chosen_step, batch=batch)
     skipped = table.attrs.get("skipped", {})
     if table.empty and skipped:
         name, reason = next(iter(skipped.items()))

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import tyro
 
-from induction_memory.cli.arguments import load_any, steps_of
+from induction_memory.cli.arguments import load_any, step_of
 from induction_memory.errors import InputError, printable, require
 from induction_memory.files import require_file
 
@@ -16,7 +16,7 @@ def report(
     ],
     /,
     out: Path,
-    steps: str = "all",
+    step: str = "all",
     sequences: int = 3,
     length: int = 64,
     budget: float = 8.0,
@@ -30,7 +30,7 @@ def report(
         runs: folders of trajectories or of checkpoints that others trained, or names of shipped runs; several are shown
             side by side. A sweep's folder is shown as one table of its runs, with small curves.
         out: file to write, .html.
-        steps: the stored steps to show: all (of a series at most 48), or a list such as 0,100,300.
+        step: stored steps to show: all (of a series at most 48), last, or a list such as 0,100,300.
         sequences: how many sequences the reader can choose from.
         length: tokens of each.
         budget: largest size of the file in megabytes; a longer run is thinned, and the page says so.
@@ -38,13 +38,13 @@ def report(
     """
     if not runs:
         raise InputError("RUN: expected at least one trajectory's folder or name, got none")
-    chosen = steps_of(steps)
+    chosen = step_of(step)
     require(0.5 <= budget <= 1000, "--budget", "megabytes from 0.5 to 1000", budget)
     require_file(out, [".html"], "--out")
     if len(runs) == 1 and _holds_runs(Path(runs[0])):
         from induction_memory.sweep.sweep_page import page as sweep_page
 
-        require(chosen == "all", "--steps", "all: the page of a sweep shows whole runs", steps)
+        require(chosen == "all", "--step", "all: the page of a sweep shows whole runs", step)
         sweep_page(runs[0]).save(out)
         print(printable(str(out)))
         return
@@ -53,7 +53,7 @@ def report(
 
     page = make(
         opened,
-        steps=None if chosen == "all" else chosen,
+        step=chosen,
         sequences=sequences,
         length=length,
         budget=int(budget * 1e6),

@@ -12,7 +12,6 @@ The variable holds names of modules, or paths of Python files, separated as in P
 stored run never says what to import.
 """
 
-import difflib
 import inspect
 import os
 import sys
@@ -26,7 +25,7 @@ from typing import Any
 
 from tyro import _errors as tyro_errors
 
-from induction_memory.errors import InputError
+from induction_memory.errors import InputError, nearest
 
 Command = Callable[..., None]
 
@@ -39,8 +38,8 @@ def usage_errors(commands: Sequence[Command], arguments: Sequence[str]) -> Itera
 
     def refuse(event: tyro_errors.ParseErrorEvent) -> None:
         if name not in by_name:
-            got = "nothing" if name is None else repr(name)
-            raise InputError(f"expected a command, got {got}{_nearest(name or '', [*by_name])}")
+            got, known = "nothing" if name is None else repr(name), f"; known are {', '.join(by_name)}"
+            raise InputError(f"expected a command, got {got}{nearest(name or '', by_name) or known}")
         message = _unknown_option(by_name[name], arguments[1:]) or _message(event, arguments[1:])
         if message is not None:
             raise InputError(f"{name}: {message}")
@@ -57,7 +56,8 @@ def _message(event: tyro_errors.ParseErrorEvent, arguments: Sequence[str]) -> st
             return "expected " + ", ".join(_described(missing.arg) for missing in event.missing_arguments)
         case tyro_errors.InvalidChoice():
             choices = ", ".join(sorted(choice for choice in event.choices if choice != "None"))
-            return f"{_name(event.argument)}: expected one of {choices}, got {event.value!r}"
+            near = nearest(event.value, event.choices)
+            return f"{_name(event.argument)}: expected one of {choices}, got {event.value!r}{near}"
         case tyro_errors.BadValue(reason="too_few_values"):
             return f"{_name(event.argument)}: expected {_values(event.argument)}, got nothing"
         case tyro_errors.InstantiationFailure(argument=None):
@@ -75,7 +75,9 @@ def _unknown_option(command: Command, arguments: Sequence[str]) -> str | None:
     for argument in arguments:
         flag = argument.partition("=")[0].replace("_", "-").replace("--no-", "--")
         if flag.startswith("--") and flag not in known:
-            return f"expected a known option, got {argument!r}{_nearest(flag, known)}"
+            return (
+                f"expected a known option, got {argument!r}{nearest(flag, known) or '; known are ' + ', '.join(known)}"
+            )
     return None
 
 
@@ -89,11 +91,6 @@ def _options(command: Command) -> Iterator[str]:
             yield from (field.name for field in fields(group))
         else:
             yield parameter.name
-
-
-def _nearest(token: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(token, known, n=1)
-    return f"; did you mean {near[0]}?" if near else f"; known are {', '.join(known)}"
 
 
 def _given(argument: Any, arguments: Sequence[str]) -> str:

@@ -21,10 +21,9 @@ loss. The models are the smallest that come close to it in that time.
 """
 
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from typing import Any
 
-from induction_memory.errors import InputError, require
+from induction_memory.errors import require_known
 from induction_memory.experiment.run_config import RunConfig
 from induction_memory.experiment.train_config import TrainConfig
 from induction_memory.model.config import ModelConfig
@@ -118,10 +117,7 @@ def preset(name: str) -> Preset:
     >>> preset("figure-3").config.train.steps
     600
     """
-    require(isinstance(name, str), "preset", "a name that `presets` lists", repr(name))
-    if name not in PRESETS:
-        nearest = get_close_matches(name, PRESETS, n=3, cutoff=0) or list(PRESETS)[:3]
-        raise InputError(f"preset: expected a name that `presets` lists, such as {', '.join(nearest)}, got {name!r}")
+    require_known(name, PRESETS, "preset", "a name that `presets` lists")
     return PRESETS[name]
 
 

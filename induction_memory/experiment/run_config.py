@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, get_type_hints
 
-from induction_memory.errors import require
+from induction_memory.errors import require, require_known
 from induction_memory.experiment.constraints import Clamp, Freeze, Graft
 from induction_memory.experiment.train_config import TrainConfig
-from induction_memory.field_docs import field_docs
+from induction_memory.field_docs import field_docs, field_meanings
 from induction_memory.fields import parsed, require_texts
 from induction_memory.model.config import AnyModel, Architecture, ModelConfig, model_from_dict
 from induction_memory.task import protocol
@@ -51,7 +51,7 @@ class RunConfig:
         outputs = f"the number of outputs {task.n_outputs}"
         require(model.n_outputs == task.n_outputs, "model.d_vocab_out", outputs, model.n_outputs)
         losses = ("all", "main", "trigger-output", *(offered(task, "groups") or (train.loss,)))
-        require(train.loss in losses, "train.loss", f"one of {', '.join(losses)}", repr(train.loss))
+        require_known(train.loss, losses, "train.loss")
         trained, known = model.trained_names, model.parameters
         for rule in train.freezes:
             names = f"names out of the trained {', '.join(trained)}"
@@ -65,6 +65,22 @@ class RunConfig:
             allowed = f"at least {layers} for the clamp {rule.kind}"
             require(model.n_layers >= layers, "model.n_layers", allowed, model.n_layers)
         _ = self.evaluation_task  # checked when made
+
+    def __repr__(self) -> str:
+        """Each part on its line, with the fields that are not at their defaults."""
+        parts = [f"    {name}={_changed(getattr(self, name))}," for name in ("task", "model", "train")]
+        return "\n".join(["RunConfig(", *parts, ")"])
+
+    def _repr_html_(self) -> str:
+        """In a notebook: every field, with its value and its meaning."""
+        import pandas as pd
+
+        rows = [
+            (f"{part}.{name}", str(value)[:80], field_meanings(type(getattr(self, part))).get(name, ""))
+            for part, values in self.to_dict().items()
+            for name, value in values.items()
+        ]
+        return pd.DataFrame(rows, columns=["field", "value", "meaning"]).to_html(index=False)
 
     @property
     def evaluation_task(self) -> Any:
@@ -108,7 +124,7 @@ class RunConfig:
             require(owner is not Architecture, path, allowed, repr(setting))
             require(is_dataclass(owner), path, f"a dataclass, whose fields have paths ({part})", owner.__name__)
             known = [f.name for f in fields(owner)]
-            require(name in known, path, f"one of {part}.{{{', '.join(known)}}}", repr(name or path))
+            require_known(name, known, path, f"one of {part}.{{{', '.join(known)}}}")
             changes[part][name] = parsed(text.strip(), get_type_hints(owner)[name], f"{part}.{name}")
         parts = {part: getattr(self, part) for part in changes}
         task, model, train = (replace(parts[part], **new) if new else parts[part] for part, new in changes.items())
@@ -126,7 +142,7 @@ class RunConfig:
     def from_dict(cls, values: dict[str, Any]) -> "RunConfig":
         """The inverse of `to_dict`; keys that are not fields are refused."""
         for name in values:
-            require(name in ("task", "model", "train"), name, "one of task, model, train", repr(name))
+            require_known(name, ("task", "model", "train"), name)
         return cls(
             protocol.from_dict(values.get("task", {})),
             model_from_dict(values.get("model", {})),
@@ -187,3 +203,12 @@ def branch_config(
     same = changed.model.untrained() == config.model.untrained()
     require(same, "model", "the run's own architecture", "another")
     return changed
+
+
+def _changed(part: Any) -> str:
+    """A part of a configuration, without the fields that are at their defaults."""
+    if not is_dataclass(part):
+        return repr(part)
+    found = ((f.name, repr(getattr(part, f.name)), repr(f.default)) for f in fields(part) if f.repr)
+    shown = [f"{name}={value}" for name, value, default in found if value != default]
+    return f"{type(part).__name__}({', '.join(shown)})"

@@ -200,9 +200,10 @@ Pairs = list[tuple[str, str]]
 
 
 def origins(runs: pd.DataFrame, carriers: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
-    """One row per role, measure and relation: value, low, high, p, pairs, runs. `carriers` has one step per run.
+    """One row per role, measure and relation: value, value_low, value_high, p, pairs, runs.
 
-    A role is left out if its route has no effect in some run, or if runs carry it in different layers.
+    `carriers` has one step per run. A role is left out if its route has no effect in some run, or if runs carry it in
+    different layers.
     """
     rows = []
     for role in listed(carriers, "role"):
@@ -225,7 +226,7 @@ def origins(runs: pd.DataFrame, carriers: pd.DataFrame, *, seed: int = 0) -> pd.
                     x = {run: float(size(values)) for run, values in shares.items()}
                     found[measure] = (*_explained(x, pairs, apart, seed), np.nan)
             rows += [(role, measure, relation, *numbers, len(pairs), len(names)) for measure, numbers in found.items()]
-    columns = ["role", "measure", "relation", "value", "low", "high", "p", "pairs", "runs"]
+    columns = ["role", "measure", "relation", "value", "value_low", "value_high", "p", "pairs", "runs"]
     return pd.DataFrame(rows, columns=columns)
 
 
@@ -239,9 +240,9 @@ def agreement(a: Float[np.ndarray, " head"], b: Float[np.ndarray, " head"]) -> t
 
 def answer(row: Mapping[str, Any]) -> str:
     """The conclusion from the score of runs that share their initial weights, by a rule fixed before the runs."""
-    if row["low"] >= DECIDES:
+    if row["value_low"] >= DECIDES:
         return "the initial weights decide"
-    return "the data decide" if row["high"] < DECIDES else "undecided"
+    return "the data decide" if row["value_high"] < DECIDES else "undecided"
 
 
 def _shares(carriers: pd.DataFrame) -> Shares:
@@ -282,8 +283,7 @@ Predict = Callable[[str, str], tuple[float, float]]
 
 
 def identifiability(runs: pd.DataFrame, roles: pd.DataFrame, votes: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
-    """One row per relation and predictor: accuracy, chance, score, low, high, runs. The tables have one step per
-    run."""
+    """One row per relation and predictor: accuracy, chance, score, score_low, score_high, runs. One step per run."""
     head, layer, role, caused = (
         {run: rows_of(roles, run=run)[column].to_numpy() for run in listed(roles, "run")}
         for column in ("head", "layer", "role", "causes")
@@ -307,7 +307,7 @@ def identifiability(runs: pd.DataFrame, roles: pd.DataFrame, votes: pd.DataFrame
             means = [mean_over_drawn(of_pairs)(np.arange(len(names))) for of_pairs in (right, lucky)]
             score = interval(quotient(right - lucky, 1 - lucky), len(names), seed=seed)
             rows.append((relation, name, *means, *score, len(names)))
-    columns = ["relation", "predictor", "accuracy", "chance", "score", "low", "high", "runs"]
+    columns = ["relation", "predictor", "accuracy", "chance", "score", "score_low", "score_high", "runs"]
     return pd.DataFrame(rows, columns=columns)
 
 
@@ -343,7 +343,7 @@ def stability(
     *,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """One row per relation, role and measure: value, low, high, runs. All steps of each run; the last one decides."""
+    """One row per relation, role and measure: value, value_low, value_high, runs. The last step decides."""
     born = role_births(roles) if len(listed(roles, "step")) > 1 else None
     roles, shares = at_last_step(roles), at_last_step(shares)
     carried = carriers(shares, at_last_step(totals))
@@ -359,7 +359,7 @@ def stability(
             }
             for measure, statistic in measured.items():
                 rows.append((relation, role, measure, *interval(statistic, len(names), seed=seed), len(names)))
-    return pd.DataFrame(rows, columns=["relation", "role", "measure", "value", "low", "high", "runs"])
+    return pd.DataFrame(rows, columns=["relation", "role", "measure", "value", "value_low", "value_high", "runs"])
 
 
 def leader(run: str, role: str, roles: pd.DataFrame, shares: pd.DataFrame) -> str | None:

@@ -34,7 +34,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor, nn
 
-from induction_memory.errors import require
+from induction_memory.errors import require, require_known
 from induction_memory.heads.shapley import EXACT, ORDERS, Solution, all_coalitions, solve
 from induction_memory.interventions.ablations import Kind, Replacements
 from induction_memory.interventions.scores import is_right
@@ -80,7 +80,7 @@ class Questions:
 
 def ask(batch: Batch, metric: Metric = "logit", *, at_most: int = PER_SEQUENCE, seed: int = 0) -> Questions:
     """Up to `at_most` positions of each sequence from the main group of the batch, chosen at random."""
-    require(metric in get_args(Metric), "metric", f"one of {', '.join(get_args(Metric))}", repr(metric))
+    require_known(metric, get_args(Metric), "metric")
     require(at_most >= 1, "questions", "1 or more per sequence", at_most)
     possible = batch.group()
     require(bool(possible.any()), "batch", f"a position of the group {batch.main}", "none")
@@ -165,7 +165,7 @@ def value_function(
     model: nn.Module | Runner,
     batch: Batch,
     *,
-    kind: Kind = "mean",
+    kind: "Kind" = "mean",
     metric: Metric = "logit",
     initial: Mapping[str, Tensor] | nn.Module | None = None,
     orders: int = ORDERS,

@@ -172,17 +172,17 @@ class Identification:
 
 
 def identify(
-    sources: Any,
-    step: Steps = None,
+    source: Any,
+    step: "Steps" = None,
     batch: "Batch | Tensor | Tokens | None" = None,
     *,
     sequences: int = SEQUENCES,
     metric: Metric = "logit",
-    kind: Kind = "mean",
+    kind: "Kind" = "mean",
     orders: int = ORDERS,
     via: Via | None = None,
     seed: int = 0,
-    progress: Progress = None,
+    progress: "Progress" = None,
 ) -> Identification:
     """Roles, shares and paths of the heads of models, runs or series (one, a folder, or a list).
 
@@ -197,14 +197,14 @@ def identify(
     0  L1H1  previous-token
     1  L2H1       induction
     """
-    every = list(sources) if isinstance(sources, list | tuple) else [sources]
-    require(len(every) > 0, "runs", "at least one", "none")
+    every = list(source) if isinstance(source, list | tuple) else [source]
+    require(len(every) > 0, "source", "at least one", "none")
     require_integer(sequences, "sequences", 2, None)
     require_integer(orders, "orders", 1, MOST_ORDERS)
     require_seed(seed)
     given = batch(sequences) if callable(batch) else batch
     how = {"step": step, "batch": given, "sequences": sequences, "via": via, "progress": progress}
-    opened = [select(source, **how) for source in every]
+    opened = [select(one, **how) for one in every]
     names, parts = _names(opened), []
     settings: dict[str, Any] = {"kind": kind, "metric": metric, "orders": orders, "seed": seed}
     each = list(zip(names, opened, labels([one.source for one in opened]), strict=True))
@@ -217,10 +217,10 @@ def identify(
         tables = over_steps(chosen, examine, settings=kept)
         for table in tables.values():
             table.insert(0, "run", name)
-        source: Any = chosen.source
+        found: Any = chosen.source
         seeds = {"init_seed": torch.nan, "data_seed": torch.nan}
-        if source.task is not None:
-            train = source.config.train
+        if found.task is not None:
+            train = found.config.train
             seeds = {"init_seed": float(train.init_seed), "data_seed": float(train.data_seed)}
         n_layers, n_heads = int(tables["roles"]["layer"].to_numpy().max()), tables["roles"]["head"].nunique()
         size = {"n_layers": n_layers, "n_heads": n_heads // n_layers}

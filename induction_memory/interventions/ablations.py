@@ -28,7 +28,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from induction_memory.errors import UnsupportedError, require
+from induction_memory.errors import UnsupportedError, require, require_known
 from induction_memory.field_docs import field_docs
 from induction_memory.fields import require_seed
 from induction_memory.interventions.scores import Scorer
@@ -160,7 +160,7 @@ class Replacements:
         For kinds that depend only on the site, all components share the same tensor.
         """
         if isinstance(kind, str):
-            require(kind in _KINDS, "kind", f"all or one of {', '.join(_KINDS)}", repr(kind))
+            require_known(kind, _KINDS, "kind", f"all or one of {', '.join(_KINDS)}")
         else:
             require(callable(kind), "kind", "a name or a function of the run and a site", repr(kind))
         function = _KINDS[kind].function if isinstance(kind, str) else kind
@@ -272,17 +272,17 @@ INTACT = "none"
 
 def ablate(
     source: Any,
-    batch: Sequences = None,
+    batch: "Sequences" = None,
     *,
     heads: Literal["all"] | Sequence[Any] | None = None,
     components: str | Sequence[str] | None = None,
-    kind: Kind | Sequence[Kind] = "mean",
-    step: Steps = None,
+    kind: "Kind | Sequence[Kind]" = "mean",
+    step: "Steps" = None,
     task: Any = None,
-    initial: Mapping[str, Tensor] | nn.Module | None = None,
+    initial: "Mapping[str, Tensor] | nn.Module | None" = None,
     via: Via | None = None,
     seed: int = 0,
-    progress: Progress = None,
+    progress: "Progress" = None,
 ) -> pd.DataFrame:
     """One row per component and kind of ablation (and step): in-context and global scores, KL, and standard errors.
 
@@ -313,7 +313,7 @@ def ablate_selection(
     *,
     heads: Literal["all"] | Sequence[Any] | None = None,
     components: str | Sequence[str] | None = None,
-    kind: Kind | Sequence[Kind] = "mean",
+    kind: "Kind | Sequence[Kind]" = "mean",
     seed: int = 0,
     group: str | None = None,
 ) -> pd.DataFrame:

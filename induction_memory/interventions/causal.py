@@ -36,14 +36,14 @@ MEMORIES = ("W_K1", "W_K2", "W_O2")
 
 def causal_curves(
     source: Any,
-    batch: Sequences = None,
+    batch: "Sequences" = None,
     *,
     components: str | Sequence[str] = ("heads", *MEMORIES, "paths"),
-    kind: Kind | Sequence[Kind] = "mean",
-    step: Steps = "all",
+    kind: "Kind | Sequence[Kind]" = "mean",
+    step: "Steps" = "all",
     via: Via | None = None,
     seed: int = 0,
-    progress: Progress = None,
+    progress: "Progress" = None,
 ) -> pd.DataFrame:
     """One row per step, component and kind: necessity, accuracy with and without it, and recall if it has a probe.
 

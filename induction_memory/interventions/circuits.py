@@ -26,7 +26,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from induction_memory.errors import require
+from induction_memory.errors import require, require_known
 from induction_memory.field_docs import field_docs
 from induction_memory.fields import require_integer, require_number, require_seed
 from induction_memory.interventions.ablations import Kind, Replacements
@@ -116,19 +116,19 @@ MOST_POINTS = 10_000
 
 def discover(
     source: Any,
-    batch: Sequences = None,
+    batch: "Sequences" = None,
     *,
-    kind: Kind = "mean",
+    kind: "Kind" = "mean",
     rankings: Sequence[Ranking] = get_args(Ranking),
     share: float = 0.05,
     points: int = 8,
     random_orders: int = 3,
     sizes: Sequence[int] | None = None,
-    step: Steps = None,
+    step: "Steps" = None,
     task: Task | None = None,
     via: Via | None = None,
     seed: int = 0,
-    progress: Progress = None,
+    progress: "Progress" = None,
 ) -> Discovery:
     """Rank the edges of a model (or of one step of a trajectory), find its circuit, and score circuits of every size.
 
@@ -147,7 +147,7 @@ def discover(
     require_seed(seed)
     require(len(rankings) > 0, "rankings", "at least one", "none")
     for name in rankings:
-        require(name in get_args(Ranking), "rankings", f"names out of {', '.join(get_args(Ranking))}", repr(name))
+        require_known(name, get_args(Ranking), "rankings")
     at = select(source, step=step, batch=batch, task=task, via=via).only
     initial = at.chosen.initial() if kind == "initial" or callable(kind) else None
     bench = _bench(at.runner, at.batch, kind, initial, seed)

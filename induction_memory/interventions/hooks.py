@@ -30,7 +30,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from induction_memory.errors import require
+from induction_memory.errors import require, require_known
 from induction_memory.interventions.ablations import Kind, Replacements
 from induction_memory.memory.association import Association, Side
 from induction_memory.runner.choice import runner
@@ -62,9 +62,9 @@ def ablate(
     model: nn.Module,
     component: str,
     *,
-    batch: Sequences,
-    kind: Kind = "mean",
-    initial: Mapping[str, Tensor] | nn.Module | None = None,
+    batch: "Sequences",
+    kind: "Kind" = "mean",
+    initial: "Mapping[str, Tensor] | nn.Module | None" = None,
     seed: int = 0,
 ) -> list[Hook]:
     """Hooks that take a component away, as `im.ablate` does; the replacement is computed on `batch`.
@@ -269,7 +269,7 @@ def _of_rows(model: Any, writer: str, inputs: Tensor, result: Callable[[Tensor, 
     """`result` of what a writer writes for each row, and of the logits of that output alone."""
     graph = Graph.of(model)
     allowed = [name for name in graph.writers if layer_of(name)]
-    require(writer in allowed, "writer", f"one of {', '.join(allowed)}", repr(writer))
+    require_known(writer, allowed, "writer")
     layer, rows = layer_of(writer), _checked(model, inputs, "inputs")
     noting, kept = record(model, [writer])
     alone = [] if writer.startswith("L") else [(f"blocks.{layer - 1}.hook_attn_out", _zero)]

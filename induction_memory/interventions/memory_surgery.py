@@ -37,7 +37,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from induction_memory.errors import InputError, UnsupportedError, require
+from induction_memory.errors import InputError, UnsupportedError, require, require_known
 from induction_memory.fields import require_number, require_texts
 from induction_memory.interventions.scores import Scorer
 from induction_memory.memory import edits
@@ -60,7 +60,6 @@ MOST_STRENGTH = 1e30
 """The largest score that can be set: larger ones overflow in the model."""
 MEMORY_LAYERS = 2
 """Layers of a model whose memories have the paper's names."""
-Head = int | str
 
 
 def one_edit(edit: Mapping[str, Any], strength: float | None = None) -> tuple[str, Any]:
@@ -79,11 +78,11 @@ def one_edit(edit: Mapping[str, Any], strength: float | None = None) -> tuple[st
 
 
 def edited_heads(
-    memory: str, n_layers: int, n_heads: int, *, head: Head | None = None, through: Head | None = None
+    memory: str, n_layers: int, n_heads: int, *, head: str | None = None, through: str | None = None
 ) -> tuple[str | None, str | None]:
     """The names of the head to edit and of the layer-1 head that writes W_K2's keys; None if not specified.
 
-    >>> edited_heads("W_K2", 2, 4, head="L2H1", through=3)
+    >>> edited_heads("W_K2", 2, 4, head="L2H1", through="L1H3")
     ('L2H1', 'L1H3')
     """
     require(n_layers == MEMORY_LAYERS, "memory", "a model with two layers", f"one with {n_layers}")
@@ -100,12 +99,11 @@ def exchanged(text: str) -> tuple[str, str]:
     return first, second
 
 
-def _named(head: Head, layer: int, n_heads: int, field: str) -> str:
-    """The name of a head, from its name or its number in the layer, from 1."""
+def _named(head: str, layer: int, n_heads: int, field: str) -> str:
+    """The head, if the layer has one of this name."""
     names = head_names((layer,), n_heads)
-    known = head in names or (isinstance(head, int) and 1 <= head <= n_heads)
-    require(known, field, f"a head of layer {layer}: {', '.join(names)} or 1 to {n_heads}", repr(head))
-    return head if isinstance(head, str) else names[head - 1]
+    require_known(head, names, field, f"a head of layer {layer}: {', '.join(names)}")
+    return head
 
 
 Names = str | Sequence[str]
@@ -114,7 +112,7 @@ Projection = Literal["ideal", "complement"]
 
 def surgery(
     source: Any,
-    batch: Sequences = None,
+    batch: "Sequences" = None,
     *,
     memory: str,
     erase: Names | None = None,
@@ -122,19 +120,19 @@ def surgery(
     swap: str | None = None,
     project: Projection | bool | None = None,
     truncate: int | None = None,
-    transplant: HookedTransformer | tuple[Trajectory, int] | None = None,
+    transplant: "HookedTransformer | tuple[Trajectory, int] | None" = None,
     strength: float | None = None,
-    head: Head | None = None,
-    through: Head | None = None,
-    step: Steps = None,
+    head: str | None = None,
+    through: str | None = None,
+    step: "Steps" = None,
     task: Task | None = None,
-    progress: Progress = None,
+    progress: "Progress" = None,
 ) -> pd.DataFrame:
     """The effect of one edit: rows for target, bystanders and all positions, at each step.
 
-    Pass exactly one edit. `head` restricts it to one head; `through` is the layer-1 head that writes W_K2's keys. Both
-    are names (`L1H3`) or numbers in their layer, from 1. The columns head and through name these heads, input and
-    output the edited pairs. `damage` is the group's accuracy before the edit minus that after it.
+    Pass exactly one edit. `head` restricts it to one head; `through` is the layer-1 head that writes W_K2's keys. The
+    columns head and through name these heads, input and output the edited pairs. `damage` is the group's accuracy
+    before the edit minus that after it.
 
     >>> import induction_memory as im
     >>> batch = im.load("induction-small").task.sample(16, im.task.step_rng(0, 0))
@@ -166,8 +164,8 @@ def edited(
     *,
     memory: str,
     strength: float | None = None,
-    head: Head | None = None,
-    through: Head | None = None,
+    head: str | None = None,
+    through: str | None = None,
     **edit: Any,
 ) -> Iterator[HookedTransformer]:
     """`with edited(model, task, memory="W_K2", erase="a"):` the edited model, for any other analysis.
@@ -192,8 +190,8 @@ def place(
     memory: str,
     task: Task,
     *,
-    head: Head | None = None,
-    through: Head | None = None,
+    head: str | None = None,
+    through: str | None = None,
 ) -> tuple[Association, dict[str, str]]:
     """The stored memory of a model with two layers, and the heads of the edit: head ("all" or one) and through."""
     one, writer = edited_heads(memory, model.cfg.n_layers, model.cfg.n_heads, head=head, through=through)
@@ -218,7 +216,7 @@ def edited_memory(
         return name, replace(a, W=_transplant(a, value)), None
     if name == "project":
         kind = "ideal" if value is True else value
-        require(kind in ("ideal", "complement"), "project", "ideal or complement", repr(value))
+        require_known(kind, ("ideal", "complement"), "project")
         return f"project {kind}", edits.project(a, complement=kind == "complement"), None
     names = require_texts([value] if isinstance(value, str) else value, name, "names such as 'a->b'")
     require(bool(names), name, "names such as 'a->b'", repr(value))

@@ -41,7 +41,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from induction_memory.errors import require
+from induction_memory.errors import require, require_known
 from induction_memory.fields import require_integer, require_seed
 from induction_memory.interventions.ablations import INTACT
 from induction_memory.interventions.scores import (
@@ -83,7 +83,7 @@ PatchKind = Literal["activation", "path"]
 
 def patch(
     source: Any,
-    batch: Sequences = None,
+    batch: "Sequences" = None,
     *,
     kind: PatchKind = "activation",
     corruption: str | None = None,
@@ -91,12 +91,12 @@ def patch(
     query: Query = "second",
     components: str | Sequence[str] | None = None,
     positions: Positions = "roles",
-    step: Steps = None,
+    step: "Steps" = None,
     task: Task | None = None,
     via: Via | None = None,
     seed: int = 0,
     intact: bool = False,
-    progress: Progress = None,
+    progress: "Progress" = None,
 ) -> pd.DataFrame:
     """Activation patching (one row per component and position) or path patching (one row per edge), for each step.
 
@@ -113,7 +113,7 @@ def patch(
     18   L2H1     out     1.0
     11   L1H1  L2H1.k     1.0
     """
-    require(kind in get_args(PatchKind), "kind", "activation or path", repr(kind))
+    require_known(kind, get_args(PatchKind), "kind")
     require_seed(seed)
     chosen = select(source, step=step, batch=batch, task=task, sequences=SEQUENCES, via=via, progress=progress)
     pairs = pairs_of(chosen.task, chosen.batch, corruption, np.random.default_rng(seed), query)

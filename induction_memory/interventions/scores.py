@@ -23,17 +23,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from induction_memory.errors import require
+from induction_memory.errors import require_known
 from induction_memory.runner.choice import record
 from induction_memory.runner.components import ARROW
 from induction_memory.runner.recording import Patch, Recording, Runner, Variant
-from induction_memory.task.batch import Batch, masked_mean, ratio
+from induction_memory.task.batch import Batch, masked_mean, ratio, scored_groups
 from induction_memory.task.corruptions import Pairs
-
-
-def scored_groups(batch: Batch) -> list[str]:
-    """The groups that have scores: all except first occurrences, whose outputs cannot be known yet."""
-    return [name for name in batch.groups if not name.startswith("first")]
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +105,7 @@ class Contrast:
         return self.pairs.query.unsqueeze(1)
 
 
-def contrast(model: nn.Module | Runner, pairs: Pairs, direction: Direction = "corrupt") -> Contrast:
+def contrast(model: "nn.Module | Runner", pairs: Pairs, direction: Direction = "corrupt") -> Contrast:
     """Record both runs. `corrupt` puts corrupted activations into the clean run, `restore` the other way round.
 
     >>> import induction_memory as im
@@ -120,7 +115,7 @@ def contrast(model: nn.Module | Runner, pairs: Pairs, direction: Direction = "co
     >>> both.start.logits.shape == both.end.logits.shape
     True
     """
-    require(direction in get_args(Direction), "direction", "corrupt or restore", repr(direction))
+    require_known(direction, get_args(Direction), "direction")
     clean, corrupted = record(model, pairs.clean.tokens), record(model, pairs.corrupted.tokens)
     return Contrast(clean, corrupted, pairs) if direction == "corrupt" else Contrast(corrupted, clean, pairs)
 

@@ -171,12 +171,12 @@ def relative_entropy(log_p: Float[Tensor, "*#row j"], log_q: Float[Tensor, "*#ro
 
 
 def first_lasting(
-    holds: Bool[np.ndarray, "step *rest"] | Bool[Tensor, "step *rest"], steps: Shaped[np.ndarray, " step"]
+    holds: Bool[np.ndarray, "step *rest"] | Bool[Tensor, "step *rest"], step: Shaped[np.ndarray, " step"]
 ) -> Float[np.ndarray, "*rest"]:
-    """First step from which `holds` is true at every later step too; nan where it is false at the last step.
+    """First step from which `holds` is true at every later one too; nan where it is false at the last step.
 
     >>> first_lasting(np.array([False, True, False, True, True]), np.array([0, 10, 20, 30, 40])).item()
     30.0
     """
     stays = np.logical_and.accumulate(np.asarray(holds)[::-1], axis=0)[::-1]
-    return np.where(stays[-1], np.asarray(steps, float)[stays.argmax(0)], np.nan)
+    return np.where(stays[-1], np.asarray(step, float)[stays.argmax(0)], np.nan)

@@ -36,7 +36,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from induction_memory.errors import InputError, UnsupportedError, require
+from induction_memory.errors import UnsupportedError, require, require_known
 from induction_memory.memory.association import Association, Side, causal
 from induction_memory.memory.recall import signal_to_interference
 from induction_memory.model import memories
@@ -111,10 +111,12 @@ def associate(
     default the head that carries the information (`carrier`).
     """
     m = source if isinstance(source, Memories) else Memories(weights_of(source))
-    require(not bare or what in MEMORIES, "memory", f"one of {', '.join(MEMORIES)}", repr(what))
+    if bare:
+        require_known(what, MEMORIES, "memory")
     spec = Spec.parse(what)
     if spec is None:
-        raise InputError(f"memory: expected {', '.join(TABLE)} or a variant of one of them, got {what!r}")
+        require_known(what, TABLE, "memory", f"{', '.join(TABLE)} or a variant of one of them")
+        raise AssertionError(what)
     _require_memory(m, spec)
     if bare:
         a = _bare(m, what, task, through)
@@ -161,7 +163,7 @@ def carrier(source: Any, task: Task | None = None, *, head: str | None = None) -
     clear = signal_to_interference(replace(a, asked=None))[-1].nan_to_num(-torch.inf)  # [earlier, head]
     earlier, own = head_names((1,), len(clear)), head_names((2,), len(clear))
     if head is not None:
-        require(head in own, "head", f"one of {', '.join(own)}", repr(head))
+        require_known(head, own, "head")
         clear = clear[:, own.index(head)].unsqueeze(-1)
     return earlier[int(clear.mean(-1).argmax())]
 

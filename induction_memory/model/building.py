@@ -125,7 +125,7 @@ class NoFeedForward(nn.Module):
         return torch.zeros_like(x)
 
 
-def build(config: AnyModel, seed: int = 0) -> HookedTransformer:
+def build(config: "AnyModel", seed: int = 0) -> HookedTransformer:
     """A HookedTransformer with the weights of `config`, initialised from `seed`.
 
     `model.trainable` names the parameters that learn; all others, also the biases (zero), have requires_grad False.

@@ -22,7 +22,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 from typing import Any, Literal, assert_never
 
-from induction_memory.errors import InputError, require
+from induction_memory.errors import InputError, require, require_known
 from induction_memory.field_docs import field_docs
 from induction_memory.fields import as_plain, check_fields, from_plain
 
@@ -358,7 +358,7 @@ class Architecture:
     def from_dict(cls, values: Mapping[str, Any]) -> "Architecture":
         """The inverse of `to_dict`; fields that the installed TransformerLens does not have are refused."""
         for name in values:
-            require(name in (KEY, "frozen"), f"model.{name}", f"one of {KEY}, frozen", repr(name))
+            require_known(name, (KEY, "frozen"), f"model.{name}")
         settings, frozen = values[KEY], values.get("frozen", [])
         require(isinstance(settings, dict), f"model.{KEY}", "fields and their values", repr(settings)[:80])
         names = isinstance(frozen, list) and all(isinstance(name, str) for name in frozen)

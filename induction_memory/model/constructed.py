@@ -82,8 +82,8 @@ def construct(
     *,
     scales: Scales | None = None,
     seed: int = 0,
-    leave_out: Sequence[Memory] = (),
-    shuffle: Sequence[Memory] = (),
+    leave_out: "Sequence[Memory]" = (),
+    shuffle: "Sequence[Memory]" = (),
 ) -> HookedTransformer:
     """The simplified model with the paper's memories written into it.
 

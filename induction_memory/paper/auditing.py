@@ -92,7 +92,7 @@ class AuditedRecord(Record):
             self.sealed_reads.append(self.name)
 
 
-def audit(folder: Path | None = None, figures: Sequence[int] = tuple(FIGURES), *, progress: Progress = None) -> Audit:
+def audit(folder: Path | None = None, figures: Sequence[int] = tuple(FIGURES), *, progress: "Progress" = None) -> Audit:
     """The claims about some figures, from the trajectories and sealed records in a folder: by default what ships.
 
     Only the trajectories of runs that these figures show are measured. The checksums of all records are checked.

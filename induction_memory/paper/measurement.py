@@ -112,7 +112,7 @@ def preferences(run: Trajectory, name: str) -> tuple[dict[str, float], dict[str,
     values, errors = {}, {}
     for row in probes.arbitration(run, sequences=2 * SEQUENCES).to_dict("records"):
         key = f"{row['question']}, rank {row['rank']}"
-        values[key], errors[f"{key} over sequences"] = row["value"], row["error"]
+        values[key], errors[f"{key} over sequences"] = row["value"], row["value_se"]
     return values, errors
 
 

@@ -49,7 +49,7 @@ def reproduce(
     out: Path = Path("reproduction"),
     workers: int = 2,
     train: bool = True,
-    progress: Progress = None,
+    progress: "Progress" = None,
 ) -> Reproduction:
     """Figures and claims at a scale, from runs in `runs/SCALE`, into `out`: a page and a folder of pictures.
 
@@ -89,7 +89,7 @@ def _trained(job: PaperRun, folder: Path, records: Records) -> Trajectory:
 
 
 def gather(
-    jobs: Sequence[PaperRun], folder: Path, *, workers: int = 2, train: bool = True, progress: Progress = None
+    jobs: Sequence[PaperRun], folder: Path, *, workers: int = 2, train: bool = True, progress: "Progress" = None
 ) -> Records:
     """The records of all jobs, after training the runs that are missing or unfinished.
 

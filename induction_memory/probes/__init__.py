@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from induction_memory.probes.langevin import Langevin as Langevin
     from induction_memory.probes.langevin import calibrate as calibrate
     from induction_memory.probes.langevin import learning_coefficient as learning_coefficient
+    from induction_memory.probes.lens import logit_lens as logit_lens
     from induction_memory.probes.predictors import predictor_distances as predictor_distances
     from induction_memory.probes.predictors import predictor_mixture as predictor_mixture
     from induction_memory.probes.predictors import predictor_phases as predictor_phases

@@ -37,17 +37,17 @@ QUESTIONS = ("in-context accuracy", "copying", "copying, ambiguous")
 RANKS = {"0": (0, 0), "1 to 2": (1, 2), "3 or more": (3, None), "0 to 2": (0, 2)}
 """Ranges of ranks, with the last rank included. The last range is the top three, the union of the first two."""
 SEQUENCES = 128
-COLUMNS = ["step", "question", "rank", "value", "error", "positions", "by_bigrams"]
+COLUMNS = ["step", "question", "rank", "value", "value_se", "positions", "by_bigrams"]
 
 
 def arbitration(
     source: Any,
     *,
-    step: Steps = None,
-    batch: Sequences = None,
+    step: "Steps" = None,
+    batch: "Sequences" = None,
     task: Any = None,
     sequences: int = SEQUENCES,
-    progress: Progress = None,
+    progress: "Progress" = None,
 ) -> pd.DataFrame:
     """How often a model follows its context, at the last step or at others, by the rank of the retrieved token in pi_b.
 

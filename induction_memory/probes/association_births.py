@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from induction_memory.errors import require
+from induction_memory.errors import require, require_known
 from induction_memory.memory.association import Association
 from induction_memory.memory.recall import first_lasting, hits, margin, target_scores
 from induction_memory.model.associations import token_names
@@ -25,7 +25,7 @@ from induction_memory.trajectory.search import Steps
 
 
 def score_matrix(
-    source: Any, memory: str, *, step: Steps = None, head: str | None = None, task: Task | None = None
+    source: Any, memory: str, *, step: "Steps" = None, head: str | None = None, task: Task | None = None
 ) -> pd.DataFrame:
     """All scores v_j^T W u_i of a memory, by default at the last step: one row per input i, one column per output j.
 
@@ -40,7 +40,7 @@ def score_matrix(
     a = _single(select(source, step=step, task=task).only.stack, memory)
     if head is None and len(a.heads) == 1:
         head = a.heads[0]
-    require(head in a.heads, "head", f"one of {', '.join(map(repr, a.heads))}", repr(head))
+    require_known(head, a.heads, "head")
     given, candidates = _labels(a)
     chosen = a.table.flatten(0, -3)[a.heads.index(str(head))].double().cpu().numpy()
     sides = ("output", "input") if a.given == "output" else ("input", "output")
@@ -58,7 +58,7 @@ def recalled(source: Selection, memory: str) -> Bool[Tensor, "step head item"]:
     return torch.cat(parts).reshape(len(source.steps), -1, parts[0].shape[-1])
 
 
-def births(source: Any, memory: str, *, step: Steps = "all", task: Task | None = None) -> pd.DataFrame:
+def births(source: Any, memory: str, *, step: "Steps" = "all", task: Task | None = None) -> pd.DataFrame:
     """One row per association: its birth step, its final margin, its token's frequency or its position.
 
     Columns: memory, head, association (token or query position), birth (nan: not recalled at the end), margin, score,

@@ -271,7 +271,7 @@ PROBES = {f"{kind}{layer}": attention_probe(kind, layer) for kind in _PER_LAYER 
 
 
 def head_scores(
-    source: Any, *, step: Steps = None, length: int | None = None, progress: Progress = None
+    source: Any, *, step: "Steps" = None, length: int | None = None, progress: "Progress" = None
 ) -> pd.DataFrame:
     """The standard scores of every head, by default at the last step: head (`L2H1`), previous_token, induction.
 

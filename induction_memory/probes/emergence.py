@@ -74,29 +74,29 @@ def bootstrap(
 
 
 def change_points(
-    sources: Any,
+    source: Any,
     names: Sequence[str] = EXPECTED_ORDER,
     *,
-    step: Steps = "all",
+    step: "Steps" = "all",
     level: float = 0.95,
     resamples: int = 500,
     batches: int = 8,
     seed: int = 0,
-    progress: Progress = None,
+    progress: "Progress" = None,
 ) -> pd.DataFrame:
     """The change point of each probe, in one run or in several runs together: one row per probe and head.
 
-    Columns: probe, head, change, low, high (the confidence interval), before, after (levels), replicates, over. Several
-    runs must have the same steps. Runs that differ in more than their seeds are kept apart, and a first column
-    `configuration` says what differs.
+    Columns: probe, head, change, change_low and change_high (its confidence interval), before and after (levels),
+    replicates, over. Several runs must have the same steps. Runs that differ in more than their seeds are kept
+    apart, and a first column `configuration` says what differs.
 
-    >>> change_points("induction-small", ["W_O2"])[["probe", "change", "low", "high"]].round(0)
-      probe  change   low  high
-    0  W_O2    52.0  50.0  55.0
+    >>> change_points("induction-small", ["W_O2"])[["probe", "change", "change_low", "change_high"]].round(0)
+      probe  change  change_low  change_high
+    0  W_O2    52.0        50.0         55.0
     """
     require(0 < level < 1, "level", "a share between 0 and 1", level)
-    groups = by_configuration(list(sources) if isinstance(sources, list | tuple) else [sources])
-    require(len(groups) > 0, "runs", "at least one", "none")
+    groups = by_configuration(list(source) if isinstance(source, list | tuple) else [source])
+    require(len(groups) > 0, "source", "at least one", "none")
     rows = []
     for (label, runs), name in track(product(groups, names), "probes", progress=progress):
         curves, over = _replicates(runs, name, step, batches)
@@ -106,7 +106,7 @@ def change_points(
             drawn = bootstrap(at, values, resamples=resamples, rng=rng) if len(values) > 1 else np.array([np.nan])
             known = drawn[np.isfinite(drawn)]
             low, high = np.quantile(known, [(1 - level) / 2, (1 + level) / 2]) if len(known) else (np.nan, np.nan)
-            found = {"change": change, "low": low, "high": high, "before": before, "after": after}
+            found = {"change": change, "change_low": low, "change_high": high, "before": before, "after": after}
             which = {"configuration": label, "probe": name, "head": head}
             rows.append(which | found | {"replicates": len(values), "over": over})
     table = pd.DataFrame(rows)
@@ -144,13 +144,13 @@ def _stack(tables: list[pd.DataFrame], name: str) -> dict[str, tuple[np.ndarray,
 
 
 def birth_order(
-    runs: Any,
+    source: Any,
     expected: Sequence[str] = EXPECTED_ORDER,
     *,
-    step: Steps = "all",
+    step: "Steps" = "all",
     seed: int = 0,
     resamples: int = 500,
-    progress: Progress = None,
+    progress: "Progress" = None,
 ) -> pd.DataFrame:
     """Test whether births come in the expected order, over runs that differ in their seed.
 
@@ -166,8 +166,8 @@ def birth_order(
     1         W_K2 < W_K1     1         0
     2  W_O2 < W_K2 < W_K1     1         0
     """
-    groups = by_configuration(list(runs) if isinstance(runs, list | tuple) else [runs])
-    require(len(groups) > 0, "runs", "at least one", "none")
+    groups = by_configuration(list(source) if isinstance(source, list | tuple) else [source])
+    require(len(groups) > 0, "source", "at least one", "none")
     tables = []
     told = progress if len(groups) > 1 else None
     for label, members in track(groups, "configurations", progress=told):
@@ -233,8 +233,8 @@ def lead_lag(
     source: Any,
     names: Sequence[str] = (*EXPECTED_ORDER, "loss_in_context"),
     *,
-    step: Steps = "all",
-    progress: Progress = None,
+    step: "Steps" = "all",
+    progress: "Progress" = None,
 ) -> pd.DataFrame:
     """One row per pair of neighbouring probes of a run: first, second, lag, correlation, distance of change points.
 

@@ -31,7 +31,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from induction_memory.errors import DivergedError, require
+from induction_memory.errors import DivergedError, require, require_known
 from induction_memory.field_docs import field_docs
 from induction_memory.source.measuring import over_steps
 from induction_memory.source.sources import At, Selection, Sequences, select
@@ -164,12 +164,12 @@ def learning_coefficient(
     source: Any,
     parts: Sequence[str] = ("all",),
     *,
-    step: Steps = None,
+    step: "Steps" = None,
     loss: str | None = None,
-    batch: Sequences = None,
+    batch: "Sequences" = None,
     task: Any = None,
     sampling: Langevin | None = None,
-    progress: Progress = None,
+    progress: "Progress" = None,
 ) -> pd.DataFrame:
     """One row per part, by default at the last step: coefficient, standard error over chains, loss, settings.
 
@@ -221,7 +221,7 @@ def calibrate(
     n_betas: Sequence[float | int] = (10, 30, 100, 300, 1000),
     step_sizes: Sequence[float] = (1e-4, 3e-4, 1e-3),
     sampling: Langevin | None = None,
-    progress: Progress = None,
+    progress: "Progress" = None,
 ) -> pd.DataFrame:
     """The coefficient over n_beta and step size, to find a plateau before choosing a setting.
 
@@ -274,7 +274,7 @@ def _of_paper(model: nn.Module, part: str) -> tuple[dict[str, Tensor], dict[str,
     paper: Mapping[str, str] = model.model_config.parameters  # type: ignore[assignment,union-attr]
     if matrix != "all":
         known = [short for short, name in paper.items() if name in trained]
-        require(matrix in known, "part", f"all, one of {', '.join(known)}, or a head such as L2H1", repr(part))
+        require_known(matrix, known, "part", f"all, one of {', '.join(known)}, or a head such as L2H1")
         trained = {paper[matrix]: trained[paper[matrix]]}
     if not head:
         return dict(trained), {}

@@ -46,12 +46,12 @@ OWN = "own "
 def predictor_distances(
     source: Any,
     *,
-    step: Steps = "all",
+    step: "Steps" = "all",
     task: Any = None,
     group: str = "all",
     variant: str | None = None,
     sequences: int = SEQUENCES,
-    progress: Progress = None,
+    progress: "Progress" = None,
 ) -> pd.DataFrame:
     """One row per step, one column per predictor, simplest first: KL(predictor || model) in nats.
 
@@ -83,11 +83,11 @@ def phases_of(table: pd.DataFrame) -> list[Phase]:
 def predictor_mixture(
     source: Any,
     *,
-    step: Steps = "all",
+    step: "Steps" = "all",
     task: Any = None,
     group: str = "all",
     sequences: int = SEQUENCES,
-    progress: Progress = None,
+    progress: "Progress" = None,
 ) -> pd.DataFrame:
     """One row per step, one column per predictor: the weights of the mixture nearest to the model.
 

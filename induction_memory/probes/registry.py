@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from induction_memory.errors import InputError, require
+from induction_memory.errors import InputError, require, require_known
 from induction_memory.field_docs import field_docs
 
 Kind = Literal["weights", "activations"]
@@ -63,7 +63,7 @@ def register(
     from induction_memory.probes import tables
 
     require(bool(name) and isinstance(name, str), "probe", "a name", repr(name))
-    require(of in ("weights", "activations"), "of", "'weights' or 'activations'", repr(of))
+    require_known(of, ("weights", "activations"), "of")
     if tables.built_in(name) is not None or name in (*tables.FAMILIES, *tables.OF_TASK, "all"):
         raise InputError(f"probe: expected a name that the package does not use, got {name!r}")
 

@@ -16,7 +16,6 @@ are kept on the disk, unless a user's function is among the probes.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 from functools import partial
 from types import ModuleType
 from typing import Any, Literal
@@ -27,7 +26,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from induction_memory.errors import InputError, UnsupportedError, require
+from induction_memory.errors import InputError, UnsupportedError, nearest, require
 from induction_memory.model.memories import head_names
 from induction_memory.probes import (
     attention,
@@ -97,10 +96,9 @@ def find(name: str) -> Probe:
     """The probe of this name, registered or built in."""
     found = registered.get(name) or built_in(name)
     if found is None:
-        close = get_close_matches(name, [*names(), *FAMILIES, *OF_TASK], n=3)
-        hint = f" (like {', '.join(close)})" if close else ""
-        families = ", ".join([*FAMILIES, *OF_TASK, "all"])
-        raise InputError(f"probe: expected a probe{hint} or a family ({families}), got {name!r}")
+        families = [*FAMILIES, *OF_TASK, "all"]
+        near = nearest(name, [*names(), *families])
+        raise InputError(f"probe: expected a probe or a family ({', '.join(families)}), got {name!r}{near}")
     return found
 
 
@@ -169,12 +167,12 @@ def _meant(item: object, source: Selection) -> list[Probe]:
 
 def table(
     source: Any,
-    names: Names = None,
+    names: "Names" = None,
     *,
-    step: Steps = "all",
-    batch: Sequences = None,
+    step: "Steps" = "all",
+    batch: "Sequences" = None,
     task: Task | None = None,
-    progress: Progress = None,
+    progress: "Progress" = None,
 ) -> pd.DataFrame:
     """Probes of any source at all steps or some: step, probe, head, value.
 
@@ -251,9 +249,9 @@ def recall(
     outputs: str | Float[Tensor, "j d_out"] | None = None,
     tokens: Sequence[int | str] | Literal["all"] | None = None,
     targets: Int[Tensor, " i"] | Sequence[int | str] | None = None,
-    step: Steps = "all",
+    step: "Steps" = "all",
     task: Task | None = None,
-    progress: Progress = None,
+    progress: "Progress" = None,
 ) -> pd.DataFrame:
     """Recall of memories, by default at all steps: by name, of any matrix, or between tokens.
 

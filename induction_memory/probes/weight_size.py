@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from induction_memory.errors import require
+from induction_memory.errors import require_known
 from induction_memory.memory.edits import alignment, cosine, explained, where_finite
 from induction_memory.model import memories
 from induction_memory.model.associations import MEMORIES, TABLE
@@ -113,7 +113,7 @@ PROBES = {f"{kind}_{memory}": weight_probe(kind, memory) for kind in KINDS for m
 }
 
 
-def spectrum(source: Any, memory: str, *, step: Steps = "all", progress: Progress = None) -> pd.DataFrame:
+def spectrum(source: Any, memory: str, *, step: "Steps" = "all", progress: "Progress" = None) -> pd.DataFrame:
     """Singular values of a memory: one row per step, head and rank (1 = the largest).
 
     >>> import induction_memory as im
@@ -122,7 +122,7 @@ def spectrum(source: Any, memory: str, *, step: Steps = "all", progress: Progres
     0   600  L2H1     1   5.58
     1   600  L2H1     2   5.47
     """
-    require(memory in MEMORIES, "memory", f"one of {', '.join(MEMORIES)}", repr(memory))
+    require_known(memory, MEMORIES, "memory")
 
     def measure(at: At) -> dict[str, pd.DataFrame]:
         values = singular_values(at.stack, memory)

@@ -8,7 +8,7 @@ from typing import Any, get_args
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from induction_memory.errors import InputError, require
+from induction_memory.errors import InputError, require, require_known
 from induction_memory.model.config import AnyModel, Architecture
 from induction_memory.runner.components import Graph
 from induction_memory.runner.fast import FastRunner
@@ -21,7 +21,7 @@ _said: set[str] = set()
 
 
 def runner(
-    model: nn.Module | Mapping[str, Tensor], config: AnyModel | None = None, *, via: Via | None = None
+    model: "nn.Module | Mapping[str, Tensor]", config: "AnyModel | None" = None, *, via: Via | None = None
 ) -> Runner:
     """A runner of a TransformerLens model, or of weights by HookedTransformer's names with their configuration.
 
@@ -33,7 +33,8 @@ def runner(
     >>> im.runner.runner(run.model(step=600)).via, im.runner.runner(run.model(step=600), via="hooks").via
     ('fast', 'hooks')
     """
-    require(via in (None, *get_args(Via)), "via", "hooks or fast", repr(via))
+    if via is not None:
+        require_known(via, get_args(Via), "via")
     if isinstance(model, Mapping):
         if config is None:
             raise InputError("config: expected the configuration of the weights, got none")

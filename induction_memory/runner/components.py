@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from induction_memory.errors import InputError, require
+from induction_memory.errors import InputError, nearest, require
 from induction_memory.field_docs import field_docs
 from induction_memory.model.config import ModelConfig
 
@@ -179,19 +179,21 @@ class Graph:
         sites = self._edges(name) if ARROW in name else self._nodes(name)
         if sites:
             return sites
+        known, near = (*self.writers, *self.matrices), ""
         if ARROW in name:
             source, target = name.split(ARROW, 1)
-            known = bool(self._nodes(source)) and bool(self._inputs(target))
+            exist = bool(self._nodes(source)) and bool(self._inputs(target))
             if source in self.normed:
                 wanted = "an edge from a writer whose output reaches the stream without a norm"
-            elif known:
+            elif exist:
                 wanted = "a writer that comes before the input"
             else:
                 wanted = f"one of {', '.join(self.writers)} {ARROW} one of {', '.join(self.inputs)}"
         else:
-            wanted = f"one of {', '.join((*self.writers, *self.matrices))}, or an edge writer->input"
+            near = nearest(name, (*known, *GROUPS))
+            wanted = f"one of {', '.join(known)}, or an edge writer->input"
             wanted += f" ({COUNTED})" if re.match(r"L0|.*H0", name) else ""
-        raise InputError(f"{field}: expected {wanted}, got {name!r}")
+        raise InputError(f"{field}: expected {wanted}, got {name!r}{near}")
 
     def head(self, head: Any, field: str = "heads") -> str:
         """The head's name, if the model has this head."""

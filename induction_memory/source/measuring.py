@@ -22,13 +22,13 @@ from induction_memory.trajectory.search import Steps
 
 def measure(
     source: Any,
-    what: Callable[[At], Any],
+    what: "Callable[[At], Any]",
     *,
-    step: Steps = "all",
-    batch: Sequences = None,
+    step: "Steps" = "all",
+    batch: "Sequences" = None,
     task: Any = None,
     sequences: int | None = None,
-    progress: Progress = None,
+    progress: "Progress" = None,
 ) -> pd.DataFrame:
     """The table of a function's results at each step of a source: a table per step, or a mapping of numbers for one
     row.

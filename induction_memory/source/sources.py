@@ -75,7 +75,7 @@ class Source(Protocol):
         """The folder in which results are kept, if any."""
         ...
 
-    def choose(self, step: Steps) -> list[int]:
+    def choose(self, step: "Steps") -> list[int]:
         """The steps that `step` means, in the order of training."""
         ...
 
@@ -125,7 +125,7 @@ class OneModel(_InMemory):
     def steps(self) -> Int[np.ndarray, " step"]:
         return np.array([0])
 
-    def choose(self, step: Steps) -> list[int]:
+    def choose(self, step: "Steps") -> list[int]:
         known = step is None or (isinstance(step, str) and step in ("all", "last"))
         none = "none: this is a model, not a trajectory"
         require(known or np.array_equal(np.atleast_1d(np.asarray(step)), [0]), "step", none, step)
@@ -177,7 +177,7 @@ class StackedWeights(_InMemory):
         require(len(lengths) <= 1, "weights", "the same number of steps in each", sorted(lengths))
         return np.arange(lengths.pop() if lengths else 1)
 
-    def choose(self, step: Steps) -> list[int]:
+    def choose(self, step: "Steps") -> list[int]:
         def resolve(one: int) -> int:
             n = len(self.steps)
             require(one in self.steps, "step", f"a position from 0 to {n - 1}", one)
@@ -285,7 +285,7 @@ class Selection:
     """The number of sequences drawn without a batch."""
     given_initial: Weights | nn.Module | None = None
     via: Via | None = None
-    progress: Progress = None
+    progress: "Progress" = None
 
     @property
     def name(self) -> str:
@@ -409,13 +409,13 @@ class At:
 def select(
     source: Any,
     *,
-    step: Steps = None,
-    batch: Sequences = None,
+    step: "Steps" = None,
+    batch: "Sequences" = None,
     task: Any = None,
     sequences: int | None = None,
-    initial: Weights | nn.Module | None = None,
+    initial: "Weights | nn.Module | None" = None,
     via: Via | None = None,
-    progress: Progress = None,
+    progress: "Progress" = None,
 ) -> Selection:
     """Choose steps and sequences of a source.
 

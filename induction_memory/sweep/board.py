@@ -24,7 +24,7 @@ SECONDS_BETWEEN_PICTURES = 0.25
 class Board:
     """Shows the jobs of a sweep; a context manager, so that it can clean up the terminal."""
 
-    def __init__(self, jobs: Mapping[str, Job], progress: Progress = None, console: Console | None = None) -> None:
+    def __init__(self, jobs: Mapping[str, Job], progress: "Progress" = None, console: Console | None = None) -> None:
         self._jobs, self._progress, self._ended = jobs, progress, 0
         self._console = console or Console(stderr=True, highlight=False)
         self.is_live = self._console.is_terminal and progress is None

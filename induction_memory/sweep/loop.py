@@ -45,7 +45,7 @@ def engine(workers: int = 2, scheduler: str | None = None) -> Engine:
     return Pool(workers)
 
 
-def work_off(jobs: Sequence[Job], on: Engine, *, progress: Progress = None) -> dict[str, Outcome]:
+def work_off(jobs: Sequence[Job], on: Engine, *, progress: "Progress" = None) -> dict[str, Outcome]:
     """Run every job until it is done or failed, then close the engine. Raises Stopped on a signal."""
     by_name = {job.name: job for job in jobs}
     work = _Work(by_name, on)
@@ -155,7 +155,7 @@ class Finished:
 
 
 def start(
-    file: str | Path, out: str | Path, *, workers: int = 2, scheduler: str | None = None, progress: Progress = None
+    file: str | Path, out: str | Path, *, workers: int = 2, scheduler: str | None = None, progress: "Progress" = None
 ) -> Finished:
     """Train every run of a sweep's file in its own folder of `out`, on this machine or on a Dask cluster.
 

@@ -40,7 +40,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from induction_memory.errors import InputError, require
+from induction_memory.errors import InputError, require, require_known
 from induction_memory.experiment.presets import preset as find_preset
 from induction_memory.experiment.presets import with_seed
 from induction_memory.experiment.run_config import RunConfig
@@ -121,7 +121,7 @@ class Sweep:
                 yield PlannedRun(_run_name(name, shown, seed), self.preset, seed, settings)
 
 
-def read(path: str | Path) -> Sweep:
+def read(file: str | Path) -> Sweep:
     """The sweep of a TOML file; an unknown key or value is an error.
 
     >>> import pathlib
@@ -132,25 +132,25 @@ def read(path: str | Path) -> Sweep:
     >>> im.sweep.read(file).seeds
     (0,)
     """
-    require(isinstance(path, str | Path), "FILE", "a sweep's file", repr(path))
-    require(Path(path).is_file(), "FILE", "a sweep's file", repr(str(path)))  # a device file may never end
+    require(isinstance(file, str | Path), "FILE", "a sweep's file", repr(file))
+    require(Path(file).is_file(), "FILE", "a sweep's file", repr(str(file)))  # a device file may never end
     try:
-        values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        values = tomllib.loads(Path(file).read_text(encoding="utf-8"))
     except OSError as error:
-        raise InputError(f"FILE: expected a sweep's file, got {str(path)!r} ({error.strerror})") from error
+        raise InputError(f"FILE: expected a sweep's file, got {str(file)!r} ({error.strerror})") from error
     except (ValueError, RecursionError) as error:  # not TOML, or not text
-        raise InputError(f"{path}: expected TOML, got {' '.join(str(error).split())}") from error
+        raise InputError(f"{file}: expected TOML, got {' '.join(str(error).split())}") from error
     try:
         sweep = _sweep(values)
         assert sweep.runs
     except InputError as mistake:
-        raise InputError(f"{path}: {mistake}") from mistake
+        raise InputError(f"{file}: {mistake}") from mistake
     return sweep
 
 
 def _sweep(values: Mapping[str, Any]) -> Sweep:
     for name in values:
-        require(name in _PARTS, name, f"one of {', '.join(_PARTS)}", repr(name))
+        require_known(name, _PARTS, name)
     preset, seeds = values.get("preset"), values.get("seeds", [0])
     if not isinstance(preset, str):
         raise InputError(f"preset: expected the name of an experiment, got {preset!r}")

@@ -109,6 +109,11 @@ class Batch:
         )
 
 
+def scored_groups(batch: Batch) -> list[str]:
+    """The groups that have scores: all except first occurrences, whose outputs cannot be known yet."""
+    return [name for name in batch.groups if not name.startswith("first")]
+
+
 def require_tokens(tokens: Int[Tensor, "*lead"], size: int, field: str = "tokens") -> None:
     """Raise an InputError unless all ids lie in a vocabulary of this size."""
     bad = tokens[(tokens < 0) | (tokens >= size)]

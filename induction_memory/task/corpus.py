@@ -198,27 +198,27 @@ class Corpus:
         return hash(self._identity)
 
 
-def load_corpus(source: str | Path, field: str = "corpus") -> Corpus:
+def load_corpus(corpus: str | Path, field: str = "corpus") -> Corpus:
     """A shipped corpus by its name, or the characters of a UTF-8 text file by its path.
 
     >>> import induction_memory as im
     >>> im.task.load_corpus("tinyshakespeare").vocabulary[-3:]
     ('x', 'y', 'z')
     """
-    if source in SHIPPED:
-        stored = resources.files("induction_memory.task").joinpath("data", f"{source}.json")
+    if corpus in SHIPPED:
+        stored = resources.files("induction_memory.task").joinpath("data", f"{corpus}.json")
         return Corpus.from_dict(json.loads(stored.read_text(encoding="utf-8")))
     allowed = f"{' or '.join(map(repr, SHIPPED))} or the path of a text file"
-    require(isinstance(source, str | Path), field, allowed, repr(source))
-    path = Path(source)
-    require(path.is_file(), field, allowed, repr(str(source)))
+    require(isinstance(corpus, str | Path), field, allowed, repr(corpus))
+    path = Path(corpus)
+    require(path.is_file(), field, allowed, repr(str(corpus)))
     try:
         text = path.read_bytes().decode("utf-8")
     except OSError as error:
         raise InputError(
-            f"{field}: expected a file that can be read, got {str(source)!r} ({error.strerror})"
+            f"{field}: expected a file that can be read, got {str(corpus)!r} ({error.strerror})"
         ) from error
     except UnicodeDecodeError as error:
-        raise InputError(f"{field}: expected UTF-8 text, got {str(source)!r} ({error.reason})") from error
-    require(text != "", field, "a text of at least one character", f"the empty file {str(source)!r}")
+        raise InputError(f"{field}: expected UTF-8 text, got {str(corpus)!r} ({error.reason})") from error
+    require(text != "", field, "a text of at least one character", f"the empty file {str(corpus)!r}")
     return Corpus.from_text(text, name=path.stem)

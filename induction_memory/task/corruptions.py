@@ -27,7 +27,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from induction_memory.errors import InputError, require
+from induction_memory.errors import InputError, require, require_known
 from induction_memory.field_docs import field_docs
 from induction_memory.task.batch import Batch, Kind
 from induction_memory.task.protocol import Task, ask, choose
@@ -104,9 +104,8 @@ def corrupt(batch: BigramBatch, corruption: Corruption, rng: np.random.Generator
     >>> bool((pairs.clean.tokens != pairs.corrupted.tokens).any())
     True
     """
-    known = get_args(Corruption)
-    require(corruption in known, "corruption", f"one of {', '.join(known)}", repr(corruption))
-    require(query in get_args(Query), "query", "second or last", repr(query))
+    require_known(corruption, get_args(Corruption), "corruption")
+    require_known(query, get_args(Query), "query")
     possible = batch.counts == 2 if query == "second" else batch.in_context
     possible = possible & (batch.targets != batch.tokens)
     batch, t = with_queries(

@@ -27,14 +27,13 @@ The settings are what `to_dict()` returns, or else the fields of the dataclass. 
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from jaxtyping import Bool, Float
 
-from induction_memory.errors import InputError, UnsupportedError, require
+from induction_memory.errors import InputError, UnsupportedError, nearest, require, require_known
 from induction_memory.field_docs import field_docs
 from induction_memory.fields import as_plain, from_plain, require_integer
 
@@ -136,7 +135,7 @@ def ask(task: Any, capability: str, *arguments: Any) -> Any:
     >>> list(im.task.ask(im.task.MarkovChains(), "predictors"))
     ['1-gram', '2-gram']
     """
-    require(capability in CAPABILITIES, "capability", f"one of {', '.join(CAPABILITIES)}", repr(capability))
+    require_known(capability, CAPABILITIES, "capability")
     member = getattr(task, capability, None)
     found = member(*arguments) if callable(member) else member
     if found is None or (isinstance(found, Mapping) and not found):
@@ -160,7 +159,7 @@ def offered(task: Any, capability: str, *arguments: Any) -> Any | None:
 def choose(task: Any, capability: str, name: str) -> Any:
     """One named entry of a capability, such as a variant."""
     found = ask(task, capability)
-    require(name in found, capability, f"one of {', '.join(found)} (of the task {task.name!r})", repr(name))
+    require_known(name, found, capability, f"one of {', '.join(found)} (of the task {task.name!r})")
     return found[name]
 
 
@@ -246,11 +245,9 @@ def task_type(name: str) -> type:
     if name in _registered:
         return _registered[name]
     if name not in SHIPPED:
-        nearest = get_close_matches(str(name), names(), n=1)
-        hint = f"did you mean {nearest[0]}? " if nearest else ""
         raise InputError(
-            f"task.name: expected one of {', '.join(names())}, got {name!r} "
-            f"({hint}a task of your own is registered with induction_memory.task.register before it is loaded)",
+            f"task.name: expected one of {', '.join(names())}, got {name!r} (a task of your own is registered with "
+            f"induction_memory.task.register before it is loaded){nearest(name, names())}",
             entry="unregistered-task",
         )
     import_module(SHIPPED[name])

@@ -141,11 +141,11 @@ def step_rng(seed: int, step: int) -> np.random.Generator:
 
 
 @overload
-def sample(task: BigramTask, batch: int, rng: np.random.Generator) -> BigramBatch: ...
+def sample(task: BigramTask, sequences: int, rng: np.random.Generator) -> BigramBatch: ...
 @overload
-def sample(task: Task, batch: int, rng: np.random.Generator) -> Batch: ...
-def sample(task: Any, batch: int, rng: np.random.Generator) -> Batch:
-    """Draw `batch` sequences of a task; in-context bigrams have T + 1 tokens each.
+def sample(task: Task, sequences: int, rng: np.random.Generator) -> Batch: ...
+def sample(task: Any, sequences: int, rng: np.random.Generator) -> Batch:
+    """Draw `sequences` sequences of a task; in-context bigrams have T + 1 tokens each.
 
     >>> import induction_memory as im
     >>> batch = im.sample(im.BigramTask(k=2, length=8), 3, im.task.step_rng(0, 0))
@@ -154,15 +154,15 @@ def sample(task: Any, batch: int, rng: np.random.Generator) -> Batch:
     """
     if not isinstance(task, BigramTask):
         require(isinstance(task, Task), "task", "a task", repr(task))
-        return task.sample(batch, rng)
-    require_draw(batch, task.length, rng, "batch")
+        return task.sample(sequences, rng)
+    require_draw(sequences, task.length, rng, "sequences")
     chain, outputs_given_trigger = _alias_tables(task)
     if task.fixed_triggers is None:
-        triggers = draw_triggers(task.trigger_probabilities, task.k, batch, rng)
+        triggers = draw_triggers(task.trigger_probabilities, task.k, sequences, rng)
     else:
-        triggers = np.tile(task.fixed_triggers, (batch, 1))
-    outputs = outputs_given_trigger.draw(triggers, rng.random((batch, task.k)))
-    first = rng.choice(task.vocab_size, size=batch, p=task.unigram)
+        triggers = np.tile(task.fixed_triggers, (sequences, 1))
+    outputs = outputs_given_trigger.draw(triggers, rng.random((sequences, task.k)))
+    first = rng.choice(task.vocab_size, size=sequences, p=task.unigram)
     tokens, is_trigger = _walk(chain, first, triggers, outputs, task.length, rng)
     return _assemble(tokens, is_trigger, triggers, outputs)
 

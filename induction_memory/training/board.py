@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from induction_memory.errors import InputError, printable, require
+from induction_memory.errors import InputError, printable, require, require_known
 from induction_memory.terminal import Line, Progress, notebook_cell
 from induction_memory.training.loop import Metrics, Snapshot, recalls
 
@@ -32,7 +32,7 @@ COLUMNS = 79  # a line that wraps in a terminal cannot be rewritten
 class Board:
     """Follows a run from its first step to its last, until it is closed."""
 
-    def __init__(self, first: int, last: int, task: Any, progress: Progress = None) -> None:
+    def __init__(self, first: int, last: int, task: Any, progress: "Progress" = None) -> None:
         self._first, self._last, self._task, self._progress = first, last, task, progress
         self._line = Line() if sys.stderr.isatty() or notebook_cell() is not None else None
         self._started = time.perf_counter()
@@ -96,7 +96,7 @@ def require_tracker(kind: str | None) -> None:
     """Raise an InputError unless `kind` is None or a tracker that is installed and, if it needs one, has a login."""
     if kind is None:
         return
-    require(kind in get_args(Tracker), "log", " or ".join(get_args(Tracker)), repr(kind))
+    require_known(kind, get_args(Tracker), "log")
     package = f"the package {kind} (pip install 'induction-memory[{kind}]')"
     require(find_spec(kind) is not None, "log", package, "an installation without it")
     if kind == "wandb":

@@ -19,18 +19,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from induction_memory.errors import InputError, require
+from induction_memory.errors import InputError, require, require_known
 from induction_memory.experiment.constraints import Graft
 from induction_memory.experiment.run_config import RunConfig, branch_config
 from induction_memory.fields import require_texts
 from induction_memory.memory import edits
-from induction_memory.model.associations import associate, written
+from induction_memory.model.associations import MEMORIES, associate, written
 from induction_memory.model.config import ModelConfig
 from induction_memory.model.memories import matrix, set_matrix
 from induction_memory.terminal import Progress
 from induction_memory.training.optimizer import zero_state
 from induction_memory.training.run import Resume, donor, graft_matrices, run_from
-from induction_memory.trajectory.trajectory import Trajectory
+from induction_memory.trajectory.trajectory import Trajectory, opened
 from induction_memory.trajectory.writer import Origin
 
 CONSTRUCTED = "constructed"
@@ -105,29 +105,29 @@ def _constructed(run: Trajectory, at: int, name: str) -> Tensor:
     if not (isinstance(config, ModelConfig) and is_constructible(task) and config.n_heads == 1):
         allowed = "in-context bigrams and one head per layer for a constructed matrix"
         raise InputError(f"grafts: expected {allowed}, got {run.name}")
-    require(name in ("W_K1", "W_K2", "W_O2", "W_F"), "grafts", "W_K1, W_K2, W_O2 or W_F to construct", repr(name))
+    require_known(name, MEMORIES, "grafts")
     weights = run.state(at)
     a = associate(weights, name, task=task, bare=True)
     return written(replace(a, W=memory(a, task, config)), weights)[config.parameters[name]].clone()
 
 
 def branch(
-    run: Trajectory,
+    source: Trajectory | str | Path,
     at: int,
     out: str | Path,
     *,
     freeze: Sequence[str] = (),
     clamps: Sequence[str] = (),
-    grafts: Sequence[str] | Mapping[str, Any] = (),
-    edit: Mapping[str, str | Sequence[str]] | None = None,
+    grafts: "Sequence[str] | Mapping[str, Any]" = (),
+    edit: "Mapping[str, str | Sequence[str]] | None" = None,
     steps: int | None = None,
     settings: Sequence[str] = (),
     resume: Resume = False,
-    progress: Progress = None,
+    progress: "Progress" = None,
     log: str | None = None,
     command: str | None = None,
 ) -> Trajectory:
-    """Continue training from a stored step of a run.
+    """Continue training from a stored step of a run, given as itself or by its name or folder.
 
     The rules are added to the run's rules and hold from the branch's step on unless they say otherwise:
     `freeze=["W_K1"]` freezes from `at`. `steps` is the number of the last step, by default the run's. `settings` change
@@ -150,7 +150,7 @@ def branch(
     >>> bool((held.memory("W_O2", [3]) == run.memory("W_O2", [2])).all())
     True
     """
-    require(isinstance(run, Trajectory), "run", "a trajectory (as im.load gives it)", type(run).__name__)
+    run = opened(source)
     at = run.resolve(at)
     rules, given = given_grafts(run, at, grafts)
     config = branch_config(run.config, at, freeze=freeze, clamps=clamps, grafts=rules, steps=steps, settings=settings)

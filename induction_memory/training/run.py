@@ -23,7 +23,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from induction_memory.errors import DivergedError, InputError, Stopped, printable, require
+from induction_memory.errors import DivergedError, InputError, Stopped, printable, require, require_known
 from induction_memory.experiment.constraints import Graft
 from induction_memory.experiment.run_config import RunConfig
 from induction_memory.experiment.train_config import TrainConfig
@@ -171,7 +171,7 @@ def train(
     steps: int = TrainConfig.steps,
     frozen: Sequence[str] = (),
     resume: Resume = False,
-    progress: Progress = None,
+    progress: "Progress" = None,
     log: str | None = None,
     **settings: Any,
 ) -> Trajectory:
@@ -188,9 +188,9 @@ def train(
     >>> train(task, model, out=out, steps=2, batch_size=4, loss="all", frozen=["blocks.0"], progress=False).steps
     array([0, 1, 2])
     """
-    known = set(TrainConfig.__dataclass_fields__)
+    known = sorted(TrainConfig.__dataclass_fields__)
     for name in settings:
-        require(name in known, name, f"one of {', '.join(sorted(known))}", repr(settings[name]))
+        require_known(name, known, name)
     asked, weights = model_and_weights(model)
     config = RunConfig.of(task, freeze(asked, frozen) if frozen else asked, TrainConfig(steps=steps, **settings))
     how = {"resume": resume, "progress": progress, "log": log, "command": None}
@@ -202,7 +202,7 @@ def start(
     out: str | Path,
     *,
     resume: Resume = False,
-    progress: Progress = None,
+    progress: "Progress" = None,
     log: str | None = None,
     command: str | None = None,
 ) -> Trajectory:
@@ -219,7 +219,7 @@ def start(
 
 
 def resume(
-    out: str | Path, *, settings: Sequence[str] = (), progress: Progress = None, log: str | None = None
+    out: str | Path, *, settings: Sequence[str] = (), progress: "Progress" = None, log: str | None = None
 ) -> Trajectory:
     """Continue the run or branch in the folder to its end; `settings` may set a larger `train.steps`.
 

@@ -10,7 +10,6 @@ A name is searched in these folders, in this order:
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from difflib import get_close_matches
 from numbers import Integral
 from os import PathLike
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any, Generic, Literal, TypeVar
 import numpy as np
 from jaxtyping import Int
 
-from induction_memory.errors import InputError, require
+from induction_memory.errors import InputError, nearest, require
 from induction_memory.trajectory.manifest import CONFIG, MANIFEST
 
 VARIABLE = "INDUCTION_MEMORY_PATH"
@@ -45,9 +44,9 @@ def find(path: str | Path) -> Path:
         if os.path.isdir(place / path):  # also for names that are too long, or with a null character in them
             return place / path
     names = sorted({p.parent.name for place in search_path() for p in place.glob(f"*/{MANIFEST}")})
-    near, got = get_close_matches(str(path), names, n=1), f"{str(path)[:200]!r}"
+    near, got = nearest(path, names), f"{str(path)[:200]!r}"
     if near:
-        told = f"run: expected the folder of a trajectory or a known name, got {got}; did you mean {near[0]}?"
+        told = f"run: expected the folder of a trajectory or a known name, got {got}{near}"
         raise InputError(told, entry="unknown-run")
     raise InputError(
         f"run: expected the folder of a trajectory or one of {', '.join(names)}, got {got} (the shipped "
@@ -120,7 +119,7 @@ class ByStep(Generic[Model]):
         for step in self:
             yield step, self.model(step)
 
-    def choose(self, step: Steps) -> list[int]:
+    def choose(self, step: "Steps") -> list[int]:
         """The stored steps that `step` means: one, several, "all", or the last."""
         self.require_steps()
         return chosen_steps(self.steps, step, self.resolve)

@@ -182,7 +182,7 @@ class GivenModels(Revisions):
     def model(self, step: int | None = None) -> nn.Module:
         raise InputError("source: expected checkpoints on the disk to choose from, got pairs of steps and models")
 
-    def choose(self, step: Steps) -> list[int]:
+    def choose(self, step: "Steps") -> list[int]:
         allowed = isinstance(step, str) and step == "all"
         require(allowed, "step", "'all' for pairs of steps and models", repr(step))
         return []
@@ -204,7 +204,7 @@ class GivenModels(Revisions):
 Source = str | Path | Sequence[str | Path] | Iterable[tuple[int, nn.Module]]
 
 
-def revisions(source: Source, *, keep: str | Path | Literal[False] | None = None) -> Revisions:
+def revisions(source: "Source", *, keep: str | Path | Literal[False] | None = None) -> Revisions:
     """A series of checkpoints that others trained: a folder with one per step, some folders, or (step, model) pairs.
 
     Analyses keep the results of each step as soon as they are computed: in the folder `keep`, for one folder of
@@ -263,24 +263,23 @@ FILES = ["*.json", "*.safetensors", "*.bin", "*.txt", "*.model"]
 
 
 def fetch_revisions(
-    name: str, steps: Sequence[int], *, cache: str | Path | None = None, keep: str | Path | None = None
+    source: str, step: int | Sequence[int], *, cache: str | Path | None = None, keep: str | Path | None = None
 ) -> Revisions:
-    """Fetch the revisions of these steps of `owner/name`, and read them as a series.
+    """Fetch the revisions of one step or several of `owner/name`, and read them as a series.
 
     `cache` is huggingface_hub's folder, its own default if not given. `keep` is a folder for results.
     """
-    require(isinstance(name, str) and name.count("/") == 1, "name", "owner/name of a model on the Hub", repr(name))
-    require(len(steps) > 0, "steps", "the steps to fetch", "none")
+    good = isinstance(source, str) and source.count("/") == 1
+    require(good, "source", "owner/name of a model on the Hub", repr(source))
+    steps = [step] if isinstance(step, int) else sorted(set(step))
+    require(len(steps) > 0, "step", "the steps to fetch", "none")
     from huggingface_hub import list_repo_refs, snapshot_download
 
-    refs = list_repo_refs(name)
+    refs = list_repo_refs(source)
     offered = {said.step: ref.name for ref in (*refs.branches, *refs.tags) if (said := label(ref.name)) is not None}
-    for step in steps:
-        if step not in offered:
-            known = ", ".join(map(str, sorted(offered)[:8]))
-            raise InputError(f"steps: expected steps that {name} has ({known} ...), got {step}")
-    folders = [
-        Path(snapshot_download(name, revision=offered[step], cache_dir=cache, allow_patterns=FILES))
-        for step in sorted(set(steps))
-    ]
+    known = ", ".join(map(str, sorted(offered)[:8]))
+    for one in steps:
+        require(one in offered, "step", f"steps that {source} has ({known} ...)", one)
+    paths = [snapshot_download(source, revision=offered[one], cache_dir=cache, allow_patterns=FILES) for one in steps]
+    folders = list(map(Path, paths))
     return revisions(folders[0].parents[1], keep=keep).at(steps)

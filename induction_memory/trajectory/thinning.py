@@ -26,14 +26,15 @@ from induction_memory.trajectory.manifest import (
     write_piece,
 )
 from induction_memory.trajectory.rows import encode
+from induction_memory.trajectory.search import Steps
 from induction_memory.trajectory.tensors import checksum, stored_names, write_rounded, write_tensors
-from induction_memory.trajectory.trajectory import Trajectory, load
+from induction_memory.trajectory.trajectory import Trajectory, load, opened
 
 
 def thin(
-    run: Trajectory,
+    source: Trajectory | str | Path,
     out: str | Path,
-    steps: Sequence[int] | None = None,
+    step: "Steps" = "all",
     *,
     keep_optimizer: bool | Literal["last"] = False,
     keep_norms: bool = True,
@@ -57,10 +58,10 @@ def thin(
     >>> im.thin(im.load("induction-small"), f"{tempfile.mkdtemp()}/ends", [0, 600])
     Trajectory('ends': 2 steps from 0 to 600)
     """
-    require(isinstance(run, Trajectory), "run", "a trajectory (as im.load gives it)", repr(run))
+    run = opened(source)
     folder = require_folder(out)
     require(may_begin(folder), "out", "a new or an empty folder", repr(str(folder)))
-    chosen = sorted(set(run.resolve_all(steps)))
+    chosen = run.choose(step)
     asked = chosen[-1:] if keep_optimizer == "last" else chosen if keep_optimizer else []
     states = {step: state for step in asked if (state := run.stored_optimizer(step)) is not None}
     require(bool(states) or not asked, "keep_optimizer", "steps whose optimiser state is stored", "none")

@@ -18,6 +18,7 @@ cannot be known, they are None.
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial, wraps
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
@@ -49,7 +50,7 @@ from induction_memory.trajectory.manifest import (
     step_files,
     step_path,
 )
-from induction_memory.trajectory.search import ByStep, find
+from induction_memory.trajectory.search import ByStep, Steps, find
 from induction_memory.trajectory.tensors import (
     W_E,
     W_U,
@@ -69,7 +70,7 @@ else:
     HookedTransformer = nn.Module  # reading weights does not wait for TransformerLens
 
 
-def load(path: str | Path, *, model: AnyModel | None = None, task: Task | None = None) -> "Trajectory":
+def load(source: str | Path, *, model: "AnyModel | None" = None, task: Task | None = None) -> "Trajectory":
     """The trajectory in a folder, or the shipped one of this name; weights are read on first use.
 
     For a folder of plain state dicts (safetensors, or .pt read with `weights_only`), pass `model`, its configuration,
@@ -81,7 +82,7 @@ def load(path: str | Path, *, model: AnyModel | None = None, task: Task | None =
     known = model is None or isinstance(model, ModelConfig | Architecture)
     require(known, "model", "a ModelConfig or an Architecture", repr(model))
     require(task is None or isinstance(task, Task), "task", "a task", repr(task))
-    folder = find(path)
+    folder = find(source)
     if (folder / MANIFEST).exists():
         require(model is None, "model", "none: the trajectory has its own", "a configuration")
         require(task is None, "task", "none: the trajectory has its own", "a task")
@@ -93,6 +94,13 @@ def load(path: str | Path, *, model: AnyModel | None = None, task: Task | None =
     if model is None:
         raise InputError(f"{folder}: expected a trajectory (a folder with {MANIFEST}), got none there")
     return PlainFolder(folder, model, task)
+
+
+def opened(source: "Trajectory | str | Path") -> "Trajectory":
+    """A trajectory as itself, or by its folder or name."""
+    run = load(source) if isinstance(source, str | Path) else source
+    require(isinstance(run, Trajectory), "source", "a trajectory, its folder or name", type(run).__name__)
+    return run
 
 
 Read = TypeVar("Read", bound=Callable[..., Any])
@@ -154,6 +162,12 @@ class Trajectory(ByStep[HookedTransformer]):
         span = f"{len(steps)} steps from {steps[0]} to {steps[-1]}" if len(steps) else "no step yet"
         rounded = f", {len(self.rounded)} of them rounded" if len(self.rounded) else ""
         return f"Trajectory({self.name!r}: {span}{rounded})"
+
+    def _repr_html_(self) -> str:
+        """In a notebook: what it is, its last metrics, and every field of its configuration."""
+        last = self.metrics.tail(1).dropna(axis=1).to_html(index=False, float_format="{:.3g}".format)
+        config = "" if self.task is None else self.config._repr_html_()
+        return f"<p>{escape(repr(self))}</p>\n{last}\n{config}"
 
     @cached_property
     def train(self) -> TrainConfig:
@@ -344,14 +358,14 @@ class Trajectory(ByStep[HookedTransformer]):
         config = self.model_config
         return of_settings(dict(config.settings)) if isinstance(config, Architecture) else None
 
-    def stack(self, parameter: str, steps: Sequence[int] | None = None) -> Shaped[Tensor, "step ..."]:
+    def stack(self, parameter: str, step: "Steps" = "all") -> Shaped[Tensor, "step ..."]:
         """One parameter over all steps, or some, in TransformerLens's orientation.
 
         The name is the HookedTransformer's or the paper's. A frozen parameter is repeated without a copy.
         """
         require(isinstance(parameter, str), "parameter", "the name of a parameter", repr(parameter))
         name = self.model_config.parameters.get(parameter, parameter)
-        chosen = self.resolve_all(steps)
+        chosen = self._in_order(step)
         if name not in (*self.frozen, *self.moving):
             known = ", ".join(self.model_config.parameters)
             raise InputError(f"parameter: expected one of {known} or a name in the model, got {parameter!r}")
@@ -363,20 +377,20 @@ class Trajectory(ByStep[HookedTransformer]):
         chosen = tuple(self.steps.tolist() if steps is None else steps)
         return LazyWeights((*self.frozen, *self.moving), partial(self.read_stack, steps=chosen))
 
-    def memory(self, name: str, steps: Sequence[int] | None = None) -> Float[Tensor, "step *head d_out d_in"]:
+    def memory(self, name: str, step: "Steps" = "all") -> Float[Tensor, "step *head d_out d_in"]:
         """A matrix over all steps, or some, in the paper's orientation; names as in `model.memories`."""
         from induction_memory.model import memories
 
-        chosen = self.resolve_all(steps)
+        chosen = self._in_order(step)
         value = memories.matrix(self.stacked(chosen), name)
         with_heads = self.model_config.n_heads > 1 and not name.startswith("W_F")
         return value if value.dim() == 3 + with_heads else expand(value, len(chosen))
 
-    def embedding(self, name: str, steps: Sequence[int] | None = None) -> Float[Tensor, "*step n d_model"]:
+    def embedding(self, name: str, step: "Steps" = "all") -> Float[Tensor, "*step n d_model"]:
         """Rows of embeddings, with a step axis only if they change; names as in `model.memories`."""
         from induction_memory.model import memories
 
-        return memories.embedding(self.stacked(self.resolve_all(steps)), name)
+        return memories.embedding(self.stacked(self._in_order(step)), name)
 
     def optimizer_state(self, step: int) -> dict[str, Tensor]:
         """The optimiser's state before update `step`."""
@@ -391,13 +405,13 @@ class Trajectory(ByStep[HookedTransformer]):
 
         return write_export(self, self.resolve(step, nearest), out)
 
-    def resolve_all(self, steps: Sequence[int] | None) -> tuple[int, ...]:
-        """The stored steps that `steps` means; None means all."""
-        if steps is None:
-            return tuple(self.steps.tolist())
-        several = isinstance(steps, Sequence | np.ndarray) and not isinstance(steps, str) and len(steps) > 0
-        require(several, "steps", "a list of one or more stored steps", repr(steps))
-        return tuple(map(self.resolve, steps))
+    def _in_order(self, step: Steps) -> tuple[int, ...]:
+        """The stored steps that `step` means, in the order given."""
+        if step is None or isinstance(step, str):
+            return tuple(self.choose(step))
+        wanted = np.atleast_1d(np.asarray(step)).tolist()
+        require(len(wanted) > 0, "step", "at least one step", "none")
+        return tuple(map(self.resolve, wanted))
 
 
 def expand(value: Shaped[Tensor, "*rest"], count: int) -> Shaped[Tensor, "step *rest"]:

@@ -45,14 +45,14 @@ from induction_memory.trajectory.tensors import open_listed, open_state
 from induction_memory.trajectory.writer import kept_alone
 
 
-def verify(path: str | Path) -> list[str]:
+def verify(source: str | Path) -> list[str]:
     """One line per damaged file; empty if all checksums are right.
 
     >>> import induction_memory as im
     >>> im.verify("induction-small")
     []
     """
-    folder = find(path)
+    folder = find(source)
     if not (folder / MANIFEST).exists():
         raise InputError(f"{folder}: expected a trajectory (a folder with {MANIFEST}), got none there")
     try:

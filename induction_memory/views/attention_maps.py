@@ -205,10 +205,10 @@ class AttentionView:
 
 def attention(
     source: Any,
-    step: Steps = None,
+    step: "Steps" = None,
     *,
     text: str | None = None,
-    batch: Sequences = None,
+    batch: "Sequences" = None,
     row: int | None = None,
     length: int | None = None,
     heads: Sequence[Any] | None = None,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from induction_memory.errors import require
+from induction_memory.errors import require, require_known
 from induction_memory.files import require_file, write_file
 from induction_memory.source.sources import select
 from induction_memory.task.protocol import Task
@@ -94,7 +94,8 @@ def memory_map(
     maps = []
     for at in chosen.in_turn():
         a = at.stack.association(memory)
-        require(head is None or head in a.heads, "head", f"one of {', '.join(map(repr, a.heads))}", repr(head))
+        if head is not None:
+            require_known(head, a.heads, "head")
         scores = a.scores.flatten(0, -3).double().cpu().numpy()
         inputs, outputs = a.input_names or range(a.inputs.shape[-2]), a.output_names or range(a.outputs.shape[-2])
         for name, values in zip(a.heads, scores, strict=True):

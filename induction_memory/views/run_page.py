@@ -4,7 +4,6 @@ It is one file that works offline: attention, memories, curves and causes under 
 simplified model it also has the weights, so that the reader can type a text, switch parts off and erase associations.
 """
 
-from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ from induction_memory.errors import InputError, require
 from induction_memory.fields import require_integer
 from induction_memory.source.sources import Source, open_source
 from induction_memory.terminal import Progress, track
+from induction_memory.trajectory.search import Steps
 from induction_memory.trajectory.series import Revisions
 from induction_memory.views.page.document import Page, document
 from induction_memory.views.page.gather import EVALUATED, LENGTH, PARTS, gather, spread
@@ -39,51 +39,51 @@ class Report(Page):
 
 
 def report(
-    sources: Any,
+    source: Any,
     *,
-    steps: Sequence[int] | None = None,
+    step: "Steps" = "all",
     sequences: int = 3,
     length: int = LENGTH,
     causal_steps: int = 10,
     budget: int = BUDGET,
     title: str | None = None,
-    progress: Progress = None,
+    progress: "Progress" = None,
 ) -> Report:
     """The page of one run or series, or of several side by side (also their folders, or names of shipped runs).
 
-    `steps` are the stored steps that it shows, all by default, and of a series at most 48. It shows `sequences`
+    `step` chooses the stored steps that it shows, all by default, and of a series at most 48. It shows `sequences`
     sequences of `length` tokens, and measures ablations and roles at up to `causal_steps` steps. A page over `budget`
     bytes is made smaller, and says how: numbers behind colours get 8 bits instead of 16, then fewer sequences are
     shown, then fewer steps.
 
     >>> import tempfile
     >>> import induction_memory as im
-    >>> page = im.report("markov-1", steps=[1500], sequences=1, causal_steps=1)
+    >>> page = im.report("markov-1", step=[1500], sequences=1, causal_steps=1)
     >>> page.save(f"{tempfile.mkdtemp()}/page.html").name
     'page.html'
     """
-    listed = list(sources) if isinstance(sources, list | tuple) else [sources]
-    require(1 <= len(listed) <= MOST_RUNS, "runs", f"1 to {MOST_RUNS} runs", len(listed))
+    listed = list(source) if isinstance(source, list | tuple) else [source]
+    require(1 <= len(listed) <= MOST_RUNS, "source", f"1 to {MOST_RUNS} runs", len(listed))
     require_integer(sequences, "sequences", 1, EVALUATED)
     require_integer(length, "length", 1, MOST_TOKENS)
     require_integer(causal_steps, "causal_steps", 1, 10_000)
     require_integer(budget, "budget", 500_000, 10**10, "bytes")
     opened: list[tuple[Source, list[int]]] = []
     for one in listed:
-        source = open_source(one)
-        if not source.has_steps:
-            raise InputError(f"runs: expected runs or series, their folders or names, got {source.name}")
-        if isinstance(source, Revisions) and steps is not None:
-            source = source.at(steps)  # the others are not read at all
-        chosen = source.choose("all" if steps is None else steps)
-        require(len(chosen) > 0, "runs", "checkpoints on the disk, which can be read again", source.name)
-        opened.append((source, spread(chosen, MOST_CHECKPOINTS) if isinstance(source, Revisions) else chosen))
+        found = open_source(one)
+        if not found.has_steps:
+            raise InputError(f"source: expected runs or series, their folders or names, got {found.name}")
+        chosen = found.choose(step)
+        require(len(chosen) > 0, "source", "checkpoints on the disk, which can be read again", found.name)
+        if isinstance(found, Revisions) and not isinstance(step, str):
+            found = found.at(chosen)  # the others are not read at all
+        opened.append((found, spread(chosen, MOST_CHECKPOINTS) if isinstance(found, Revisions) else chosen))
     packs, names = [], []
     with closing(track(range(PARTS * len(opened)), "parts of the page", progress=progress)) as parts:
-        for source, shown in opened:
+        for found, shown in opened:
             at = spread(shown, causal_steps)
-            packs.append(gather(source, shown, at, shown=sequences, length=length, parts=parts))
-            names.append(source.name)
+            packs.append(gather(found, shown, at, shown=sequences, length=length, parts=parts))
+            names.append(found.name)
         next(parts, None)
     title = title or " and ".join(names)
     pack = within(packs, title, budget)

@@ -13,12 +13,12 @@ from typing import Any
 
 from induction_memory.errors import InputError, require
 from induction_memory.trajectory.manifest import MANIFEST, PIECES
-from induction_memory.trajectory.trajectory import Trajectory, load
+from induction_memory.trajectory.trajectory import Trajectory, opened
 
 CARD, CONFIG, FIGURES = "README.md", "config.json", "figures"
 
 
-def share(run: Any, folder: str | Path, *, upload: str | None = None) -> Path:
+def share(source: Trajectory | str | Path, out: str | Path, *, upload: str | None = None) -> Path:
     """Write the trajectory, a model card, figures and the configuration into the new folder, and return it.
 
     `upload` is the name of a repository on the Hub, `owner/name`. Without it nothing is uploaded. The upload uses the
@@ -29,20 +29,18 @@ def share(run: Any, folder: str | Path, *, upload: str | None = None) -> Path:
     >>> sorted(path.name for path in out.iterdir())[:3]
     ['README.md', 'config.json', 'figures']
     """
-    opened = load(run) if isinstance(run, str | Path) else run
-    require(isinstance(opened, Trajectory), "run", "a trajectory, its folder or name", type(opened).__name__)
+    run, out = opened(source), Path(out)
     named = upload is None or (isinstance(upload, str) and upload.count("/") == 1 and all(upload.split("/")))
     require(named, "upload", "owner/name of a repository", repr(upload))
-    out = Path(folder)
-    require(not out.exists() or not any(out.iterdir()), "folder", "a new or an empty folder", repr(str(out)))
-    finished = opened.finished and (opened.path / MANIFEST).exists()
-    require(finished, "run", "a finished run of this package", f"{opened.name}, which is none")
+    require(not out.exists() or not any(out.iterdir()), "out", "a new or an empty folder", repr(str(out)))
+    finished = run.finished and (run.path / MANIFEST).exists()
+    require(finished, "run", "a finished run of this package", f"{run.name}, which is none")
     (out / FIGURES).mkdir(parents=True)
     for name in (MANIFEST, *PIECES):
-        if (opened.path / name).exists():
-            shutil.copyfile(opened.path / name, out / name)
-    (out / CONFIG).write_text(json.dumps(_configuration(opened), indent=1) + "\n", encoding="utf-8")
-    (out / CARD).write_text(card(opened, _figures(opened, out / FIGURES)), encoding="utf-8")
+        if (run.path / name).exists():
+            shutil.copyfile(run.path / name, out / name)
+    (out / CONFIG).write_text(json.dumps(_configuration(run), indent=1) + "\n", encoding="utf-8")
+    (out / CARD).write_text(card(run, _figures(run, out / FIGURES)), encoding="utf-8")
     if upload is not None:
         _upload(out, upload)
     return out

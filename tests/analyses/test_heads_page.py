@@ -21,7 +21,7 @@ from analyses.tools.heads_page import born, largest_paths, verdict
 def test_a_mean_on_the_papers_side_agrees_only_on_average_unless_its_interval_is_there_too(
     role, value, low, high, said
 ):
-    assert verdict(role, {"value": value, "low": low, "high": high}) == said
+    assert verdict(role, {"value": value, "value_low": low, "value_high": high}) == said
 
 
 def test_the_strongest_early_head_of_the_first_run_is_described_by_its_paths():

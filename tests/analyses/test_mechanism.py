@@ -13,7 +13,7 @@ from induction_memory.errors import InputError
 
 def test_shares_are_drawn_by_question_and_rank():
     rows = [(s, q, r, 0.1 * s + i, 0.01) for s in (0, 5) for i, (q, r) in enumerate([*LINES, ("copying", "0")])]
-    table = pd.DataFrame(rows, columns=["step", "question", "rank", "value", "error"])
+    table = pd.DataFrame(rows, columns=["step", "question", "rank", "value", "value_se"])
     (axes,) = arbitration_figure({"run": table}).axes
     assert axes.get_title() == "run"
     drawn = [np.asarray(line.get_ydata()).tolist() for line in axes.lines]

@@ -114,7 +114,7 @@ def test_presets_are_listed_by_figure_with_one_entry_for_the_step_sizes_of_figur
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("presets", "figure-33"), "preset: expected a name that `presets` lists, such as figure-3"),
+        (("presets", "figure-33"), "preset: expected a name that `presets` lists, got"),
         (("trian",), "expected a command, got 'trian'; did you mean train?"),
         ((), "expected a command, got nothing; known are demo, presets"),
         (
@@ -174,7 +174,7 @@ def test_a_mistake_is_one_plain_line_in_a_colour_terminal():
 
 
 def test_probes_of_a_run_print_as_table_csv_and_one_json_document(run, trained, tmp_path):
-    code, out, err = run("probe", str(trained), "--steps", "0,6", "--format", "json")
+    code, out, err = run("probe", str(trained), "--step", "0,6", "--format", "json")
     assert code == 0
     rows = json.loads(out)
     assert [row["step"] for row in rows] == [0, 6]
@@ -185,7 +185,7 @@ def test_probes_of_a_run_print_as_table_csv_and_one_json_document(run, trained, 
     _, out, _ = run("probe", str(trained), "--probes", "W_O2", "--out", str(tmp_path / "t.parquet"))
     assert (tmp_path / "t.parquet").exists()
     assert out == f"{tmp_path / 't.parquet'}\n"
-    code, _, err = run("probe", str(trained), "--steps", "0,5000")
+    code, _, err = run("probe", str(trained), "--step", "0,5000")
     assert (code, err.count("\n")) == (2, 1)
     code, _, err = run("probe", str(trained), "--probes", "W_X")
     assert (code, err.count("\n")) == (2, 1)
@@ -203,7 +203,7 @@ def test_settings_follow_one_set_or_each_its_own(run, tmp_path):
 
 
 def test_a_reason_is_told_once_for_all_the_probes_it_holds_for(run, trained):
-    code, _, err = run("probe", str(trained), "--probes", "recall", "--steps", "0")
+    code, _, err = run("probe", str(trained), "--probes", "recall", "--step", "0")
     triggers = [line for line in err.splitlines() if "fixed triggers" in line]
     assert code == 0
     assert triggers == [

@@ -33,7 +33,7 @@ def test_a_folder_of_runs_is_one_table_on_a_page(monkeypatch, capsys, tmp_path):
         (["induction-alone", "--out", "."], "--out: expected a file ending in .html"),
         (["--out", "page.html"], "RUN: expected at least one"),
         (["nowhere", "--out", "page.html"], "run: expected the folder of a trajectory"),
-        (["induction-alone", "--out", "page.html", "--steps", "x"], "--steps: expected all, or whole numbers"),
+        (["induction-alone", "--out", "page.html", "--step", "x"], "--step: expected last, all, or whole numbers"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(monkeypatch, capsys, tmp_path, arguments, message):

@@ -61,14 +61,14 @@ def test_a_planted_series_is_found_out_by_the_shell(sound, tmp_path):
 def test_every_command_reads_a_series(sound, call, tmp_path):
     assert call("verify", sound) == (0, f"{sound}: 7 checkpoints, nothing odd\n", "")
 
-    code, out, _ = call("probe", sound, "--steps", "0,600", "--format", "json")
+    code, out, _ = call("probe", sound, "--step", "0,600", "--format", "json")
     rows = json.loads(out)
     assert code == 0
     assert [row["step"] for row in rows] == [0, 600]
     assert 0 < rows[1]["repeated_induction2[L2H1]"] < 0.2  # nothing was trained
     assert len(list((sound / BESIDE).glob("*.result"))) == 2
 
-    code, out, _ = call("probe", sound, "--steps", "600", "--tokens", "1", "2", "3", "--format", "json")
+    code, out, _ = call("probe", sound, "--step", "600", "--tokens", "1", "2", "3", "--format", "json")
     recalled = pd.DataFrame(json.loads(out))
     assert code == 0
     assert sorted(set(recalled["head"])) == HEADS
@@ -102,7 +102,7 @@ def test_every_command_reads_a_series(sound, call, tmp_path):
 @pytest.mark.parametrize("sound", ["neox"], indirect=True)
 def test_the_page_of_a_series_holds_its_findings_curves_and_steps(sound, call, tmp_path):
     page = tmp_path / "series.html"
-    code, out, err = call("report", sound, "--steps", "0,300,600", "--out", page, "--quiet")
+    code, out, err = call("report", sound, "--step", "0,300,600", "--out", page, "--quiet")
     assert (code, out, err) == (0, f"{page}\n", "")
     (shown,) = unpack(base64.b64decode(re.search(r'id="data">([^<]*)', page.read_text())[1]))[0]["runs"]
     assert shown["steps"] == shown["causes"]["steps"] == [0, 300, 600]

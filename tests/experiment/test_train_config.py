@@ -87,6 +87,18 @@ def test_parts_that_do_not_fit_together_are_refused():
         RunConfig(model=ModelConfig(n_layers=1), train=TrainConfig(clamps=("induction",)))
 
 
+def test_a_configuration_shows_what_is_not_at_its_default_and_in_a_notebook_every_field():
+    config = RunConfig().with_settings(["task.k=3", "train.steps=7"])
+    assert (
+        repr(config)
+        == "RunConfig(\n    task=BigramTask(k=3),\n    model=ModelConfig(),\n    train=TrainConfig(steps=7),\n)"
+    )
+    shown = config._repr_html_()
+    assert shown.count("<tr") == 1 + sum(map(len, config.to_dict().values()))
+    assert "<td>train.batch_size</td>" in shown.replace("\n", "")
+    assert "Fresh sequences per update." in shown
+
+
 def test_settings_change_fields_by_their_path_and_type():
     config = RunConfig().with_settings(
         [

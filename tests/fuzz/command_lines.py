@@ -192,7 +192,7 @@ COMMANDS: dict[str, tuple[Argument, ...]] = {
     "probe": (
         RUN,
         Argument("--probes", None, (*NAMES, "loss_occurrence0", "loss_occurrencex")),
-        Argument("--steps", None, STEPS),
+        Argument("--step", None, STEPS),
         *TABLE,
     ),
     "attention": (
@@ -250,7 +250,7 @@ COMMANDS: dict[str, tuple[Argument, ...]] = {
     "report": (
         RUN,
         Argument("--out", "page.html", (*_files(".html"), "x.csv")),
-        Argument("--steps", None, STEPS),
+        Argument("--step", None, STEPS),
         Argument("--sequences", None, ("0", *WHOLE)),
         Argument("--length", None, ("0", *WHOLE)),
         Argument("--budget", None, ("0", "-1", "nan", "inf", "", "x", DIGITS, "1e-9")),

@@ -91,9 +91,12 @@ def test_stability_counts_heads_agreement_and_places():
     assert value[D, "agreement"] == pytest.approx((2 / 3 + 2 / 3 + 1) / 3)
     assert value[P, "same layer"] == 1
     assert value[P, "same head"] == pytest.approx(1 / 3)
-    low, high = pick(table, "low", role=D, measure="heads"), pick(table, "high", role=D, measure="heads")
+    low, high = pick(table, "value_low", role=D, measure="heads"), pick(table, "value_high", role=D, measure="heads")
     assert 1 <= low < 4 / 3 < high <= 2
-    assert (pick(table, "low", role=P, measure="heads"), pick(table, "high", role=P, measure="heads")) == (1, 1)
+    assert (pick(table, "value_low", role=P, measure="heads"), pick(table, "value_high", role=P, measure="heads")) == (
+        1,
+        1,
+    )
 
 
 def test_one_run_tells_anothers_roles_by_index_only_if_they_sit_in_the_same_places():

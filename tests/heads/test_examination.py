@@ -169,12 +169,12 @@ def test_bars_of_shared_work_are_stacked_shares_under_the_effective_number_of_he
 def test_points_of_stability_and_identifiability_are_the_tables_values():
     roles, measures = ["induction", "none"], ["heads", "effective", "present", "leader", "agreement"]
     cells = [(role, measure, 0.1 * i) for i, (measure, role) in enumerate(product(measures, roles))]
-    table = pd.DataFrame(cells, columns=["role", "measure", "value"]).assign(low=0.0, high=1.0)
+    table = pd.DataFrame(cells, columns=["role", "measure", "value"]).assign(value_low=0.0, value_high=1.0)
     drawn = [points(axes) for axes in figures.stability(table).axes]
     assert drawn[0] == {"heads": [0, 0.1], "effective": pytest.approx([0.2, 0.3])}
     assert [drawn[1][name][0] for name in measures[2:]] == pytest.approx([0.4, 0.6, 0.8])
     rows = [("independent", "index", 0.1), ("independent", "match", 0.9), ("same data", "index", 0.3)]
-    scores = pd.DataFrame(rows, columns=["relation", "predictor", "score"]).assign(low=0.0, high=1.0)
+    scores = pd.DataFrame(rows, columns=["relation", "predictor", "score"]).assign(score_low=0.0, score_high=1.0)
     (axes,) = figures.identifiability(scores).axes
     assert points(axes) == {"independent": [0.1, 0.9], "same data": [0.3]}
 
@@ -229,7 +229,7 @@ def test_an_unknown_metric_is_refused(runs, unchecked):
 
 
 def test_mistakes_are_answered_in_one_line(runs):
-    with pytest.raises(InputError, match="runs: expected at least one"):
+    with pytest.raises(InputError, match="source: expected at least one"):
         identify([])
     with pytest.raises(InputError, match="step: expected one of the 2 stored steps"):
         identify(runs[0], step=3)

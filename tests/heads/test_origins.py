@@ -41,7 +41,7 @@ def test_weights_that_choose_the_head_score_one_and_data_score_by_chance():
     shares = {"a": ONE_LEADS, "b": moved["b"], "c": moved["c"], "w1": ONE_LEADS, "w2": ONE_LEADS}
     table = origins(facts(**FAMILY), carriers(**shares, d1=moved["d1"], d2=moved["d2"]))
     same = row(table, "which head", "same initialisation")
-    assert (same["value"], same["low"], same["high"], same["pairs"]) == (1, 1, 1, 3)
+    assert (same["value"], same["value_low"], same["value_high"], same["pairs"]) == (1, 1, 1, 3)
     # by chance: both other runs put 0.9 and 0.1 in the same places
     assert same["p"] == pytest.approx(1 / 12**2)
     assert answer(same) == "the initial weights decide"
@@ -55,9 +55,9 @@ def test_data_that_choose_the_head_are_seen_in_runs_with_the_same_weights():
     rest = dict.fromkeys(("b", "c", "d1", "d2"), ONE_LEADS)
     table = origins(facts(**FAMILY), carriers(a=ONE_LEADS, **rest, **heads))
     same = row(table, "which head", "same initialisation")
-    assert same["high"] < 0.5
+    assert same["value_high"] < 0.5
     assert answer(same) == "the data decide"
-    assert answer({"low": 0.1, "high": 0.8}) == "undecided"
+    assert answer({"value_low": 0.1, "value_high": 0.8}) == "undecided"
 
 
 def test_explained_is_the_variance_that_disappears():

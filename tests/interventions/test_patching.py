@@ -168,8 +168,8 @@ def test_circuits_of_no_and_of_all_edges_mark_the_ends_of_the_curve(model, batch
     ("arguments", "says"),
     [
         ({"corruption": "sideways"}, "corruption: expected one of output, trigger, first"),
-        ({"kind": "else"}, "kind: expected activation or path"),
-        ({"direction": "up"}, "direction: expected corrupt or restore"),
+        ({"kind": "else"}, "kind: expected one of activation, path"),
+        ({"direction": "up"}, "direction: expected one of corrupt, restore"),
         ({"positions": [25]}, "positions: expected 1 to 24"),
         ({"positions": "some"}, "positions: expected roles, each, all or numbers"),
         ({"components": ["L3H1"]}, "component: expected one of embed, pos, L1H1, L2H1, FF2"),

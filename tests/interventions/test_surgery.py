@@ -84,7 +84,7 @@ def test_an_edit_of_one_head_leaves_the_others_and_the_feed_forward_can_be_edite
     assert table["group"].tolist() == ["target", "bystanders", "all"]
     heads = build(ModelConfig.full(d_model=16, n_heads=2, n_ctx=8), seed=0)
     before = heads.W_O[1].clone()
-    with edited(heads, task, memory="W_O2", truncate=1, head=2):
+    with edited(heads, task, memory="W_O2", truncate=1, head="L2H2"):
         assert torch.equal(heads.W_O[1, 0], before[0])
         assert torch.linalg.matrix_rank(heads.W_O[1, 1]) == 1
     assert torch.equal(heads.W_O[1], before)
@@ -105,7 +105,7 @@ def test_an_edit_of_one_head_leaves_the_others_and_the_feed_forward_can_be_edite
         ({"memory": "W_O2", "erase": "a", "truncate": 3}, "got erase, truncate"),
         ({"memory": "W_O2", "truncate": 0}, "truncate: expected a rank of 1 to 256"),
         ({"memory": "W_O2", "swap": "a"}, "swap: expected two names"),
-        ({"memory": "W_O2", "erase": "a", "head": 2}, "head: expected a head of layer 2: L2H1 or 1 to 1, got 2"),
+        ({"memory": "W_O2", "erase": "a", "head": "2"}, "head: expected a head of layer 2: L2H1, got '2'"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(model, batch, arguments, says):
@@ -122,7 +122,9 @@ def test_by_default_surgery_edits_the_keys_of_the_head_that_carries_the_previous
     found = surgery(run, batch, memory="W_K2", erase="e")
     assert (found["through"] == "L1H3").all()
     assert (found["head"] == "all").all()
-    by_hand = {h: damage(surgery(run, batch, memory="W_K2", erase="e", through=h))["target"] for h in (1, 2, 3, 4)}
+    by_hand = {
+        h: damage(surgery(run, batch, memory="W_K2", erase="e", through=f"L1H{h}"))["target"] for h in (1, 2, 3, 4)
+    }
     assert damage(found)["target"] == by_hand[3] == max(by_hand.values()) > 0.5
     assert by_hand[1] < 0.2
     named = surgery(run, batch, memory="W_K2", erase="e", through="L1H3", head="L2H4")

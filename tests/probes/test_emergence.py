@@ -57,7 +57,7 @@ def test_a_recall_of_one_run_is_resampled_over_its_associations():
     row = probes.change_points(weights, ["W_O2"]).iloc[0]
     assert row["over"] == "associations"
     assert row["replicates"] == 65
-    assert row["low"] <= row["change"] <= row["high"]
+    assert row["change_low"] <= row["change"] <= row["change_high"]
     assert abs(row["change"] - 33) < 8
 
 

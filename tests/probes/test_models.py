@@ -49,6 +49,24 @@ def test_weights_explain_the_attention_of_the_model_itself(model):
     torch.testing.assert_close(pattern, cache["blocks.0.attn.hook_pattern"], rtol=1e-3, atol=1e-5)
 
 
+def test_the_logit_lens_applies_the_last_norm_and_the_unembedding_to_each_layer(model):
+    batch = sample(TASK, 3, step_rng(0, 0))
+    lens = probes.logit_lens(model, batch=batch)
+    weights, group = model_weights(model), batch.group("global")
+    _, cache = model.run_with_cache(batch.tokens)
+    streams = [cache["blocks.0.hook_resid_pre"], *(cache[f"blocks.{i}.hook_resid_post"] for i in range(2))]
+    for layer, x in enumerate(streams):
+        x = torch.nn.functional.layer_norm(x, (32,), weights["ln_final.w"], weights["ln_final.b"], 1e-5)
+        logits = (x @ weights["unembed.W_U"] + weights.get("unembed.b_U", 0))[group].double()
+        targets = batch.targets[group]
+        loss = torch.nn.functional.cross_entropy(logits, targets)
+        above = (logits.gather(-1, targets[:, None]).squeeze(-1) - logits.mean(-1)).mean()
+        found = lens.iloc[layer][["layer", "global_loss", "global_logit", "global_accuracy"]].tolist()
+        right = (logits.argmax(-1) == targets).double().mean()
+        wanted = [layer, *(float(value) for value in (loss, above, right))]
+        assert found == pytest.approx(wanted, rel=1e-4, abs=1e-6)
+
+
 def test_recall_between_chosen_sets_equals_a_loop(model):
     weights = model_weights(model)
     W_E, W_U = weights["embed.W_E"], weights["unembed.W_U"]

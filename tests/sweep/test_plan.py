@@ -98,7 +98,7 @@ def test_the_shipped_sweep_of_figure_8_holds_all_its_presets():
     [
         ("preset =", "expected TOML"),
         ("", "preset: expected the name of an experiment, got None"),
-        ('preset = "dmeo"', "preset: expected a name that `presets` lists, such as demo"),
+        ('preset = "dmeo"', "preset: expected a name that `presets` lists, got 'dmeo'; did you mean demo?"),
         ('preset = "demo"\nseed = 3', "seed: expected one of preset, seeds, set, grid, runs"),
         ('preset = "demo"\nseeds = 3', "seeds: expected a list of whole numbers"),
         ('preset = "demo"\nseeds = [true]', "seeds: expected a list of whole numbers"),

@@ -219,5 +219,5 @@ def test_bad_fields_are_refused_in_one_line_with_the_value_and_what_is_allowed(f
 
 
 def test_unknown_keys_are_refused():
-    with pytest.raises(InputError, match=r"task\.K: expected one of corpus, length, k, .*, got 3"):
+    with pytest.raises(InputError, match=r"task\.K: expected one of corpus, length, k, .*, got 'K'"):
         BigramTask.from_dict({"K": 3})

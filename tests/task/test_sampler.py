@@ -259,7 +259,7 @@ def test_bad_input_is_refused_in_one_line(unchecked):
     rng = np.random.default_rng(0)
     two, none = torch.tensor([[0, 1]]), torch.zeros(1, 0, dtype=torch.int64)
     cases = [
-        (lambda: sample(task, 0, rng), "batch: expected 1 to "),
+        (lambda: sample(task, 0, rng), "sequences: expected 1 to "),
         (lambda: step_rng(-1, 0), "seed: expected a whole number of 0 or more, got -1"),
         (lambda: step_rng(0, -1), "step: expected a whole number of 0 or more, got -1"),
         (lambda: from_text(task, "a"), "text: expected 2 or more tokens (an input and a target), got 'a'"),

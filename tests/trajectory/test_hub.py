@@ -39,7 +39,11 @@ def test_only_the_steps_asked_for_are_fetched(hub):
 
 @pytest.mark.parametrize(
     ("name", "steps", "message"),
-    [("tiny", [0], "name: expected owner/name"), ("me/tiny", [], "steps"), ("me/tiny", [7], "steps that me/tiny has")],
+    [
+        ("tiny", [0], "source: expected owner/name"),
+        ("me/tiny", [], "step: expected the steps"),
+        ("me/tiny", [7], "steps that me/tiny has"),
+    ],
 )
 def test_mistakes_fetch_nothing(hub, name, steps, message):
     with pytest.raises(InputError, match=message):

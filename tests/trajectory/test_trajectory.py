@@ -386,8 +386,8 @@ anything: Any = im  # as a user has it who reads no annotations
         (lambda run: run.model(step=None, nearest=True), r"^step: expected a whole number, got None$"),
         (lambda run: run.state(float("nan"), nearest=True), r"^step: expected a whole number, got nan$"),
         (lambda run: run.memory(5), r"^memory: expected .*, got 5$"),
-        (lambda run: run.memory("W_K1", steps=5), r"^steps: expected a list of one or more stored steps, got 5$"),
-        (lambda run: run.stack("W_K1", steps=[]), r"^steps: expected a list of one or more stored steps, got \[\]$"),
+        (lambda run: run.memory("W_K1", step=5), r"^step: expected one of the "),
+        (lambda run: run.stack("W_K1", step=[]), r"^step: expected at least one step, got none$"),
         (lambda run: run.embedding(5), r"^embedding: expected .*, got 5$"),
         (lambda run: run.export(4, 7), r"^out: expected a folder, got 7$"),
         (

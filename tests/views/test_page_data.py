@@ -200,17 +200,17 @@ def test_data_cannot_leave_its_element_and_the_policy_names_the_script():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"sources": []}, "runs: expected 1 to 4 runs"),
-        ({"sources": [3]}, "source: expected a run"),
-        ({"sources": {"W": torch.zeros(2, 2)}}, "runs: expected runs or series, their folders or names, got weights"),
+        ({"source": []}, "source: expected 1 to 4 runs"),
+        ({"source": [3]}, "source: expected a run"),
+        ({"source": {"W": torch.zeros(2, 2)}}, "source: expected runs or series, their folders or names, got weights"),
         ({"length": 0}, "length: expected 1 to 4096"),
         ({"budget": 1000}, "budget: expected 500000 to"),
-        ({"steps": [1]}, "step: expected one of the"),
+        ({"step": [1]}, "step: expected one of the"),
     ],
 )
 def test_mistakes_are_named(arguments, message, unchecked):
     with pytest.raises(InputError, match=message):
-        report(**({"sources": "induction-alone"} | arguments))
+        report(**({"source": "induction-alone"} | arguments))
 
 
 def test_a_page_is_saved_as_html_only(page, tmp_path):

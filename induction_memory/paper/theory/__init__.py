@@ -25,7 +25,7 @@ SLIP = "[known slip]"
 COLUMNS = ["check", "statement", "predicted", "measured", "tolerance", "verdict", "expected"]
 
 
-def measure(names: Sequence[str] | None = None, *, progress: Progress = None) -> Iterator[tuple[Entry, Result]]:
+def measure(names: Sequence[str] | None = None, *, progress: "Progress" = None) -> Iterator[tuple[Entry, Result]]:
     """Run the checks one after the other, in the paper's order.
 
     >>> import induction_memory as im
@@ -52,7 +52,7 @@ def table(entry: Entry, result: Result) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def run(names: Sequence[str] | None = None, out: Path | None = None, *, progress: Progress = None) -> pd.DataFrame:
+def run(names: Sequence[str] | None = None, out: Path | None = None, *, progress: "Progress" = None) -> pd.DataFrame:
     """Measure the named checks (all by default); with `out`, draw their pictures and write the table there.
 
     An interruption keeps the completed checks.

@@ -13,7 +13,7 @@ import pandas as pd
 from jaxtyping import Float
 from torch import Tensor
 
-from induction_memory.errors import require
+from induction_memory.errors import require, require_known
 from induction_memory.paper.verdicts import Measurement, at_most
 
 TOLERANCE = 1e-5
@@ -115,5 +115,5 @@ def find(wanted: Sequence[str] | None) -> tuple[Entry, ...]:
     several = wanted is None or (isinstance(wanted, list | tuple) and len(wanted) > 0)
     require(several, "checks", "a list of names, or none for all", repr(wanted))
     for name in wanted or ():
-        require(isinstance(name, str) and name in known, "check", f"one of {', '.join(known)}", repr(name))
+        require_known(name, known, "check")
     return tuple(entry for entry in CATALOGUE if not wanted or entry.name in wanted)

@@ -143,7 +143,7 @@ def births(source: Any, leaders: Mapping[str, str]) -> list[dict[str, Any]]:
     if not names or len(source.steps) < 3:
         return []
     found = probes.change_points(source, names).rename(columns={"probe": "memory"})
-    known = np.isfinite(found[["change", "low", "high"]]).all(axis=1) & (found["after"] > found["before"])
+    known = np.isfinite(found[["change", "change_low", "change_high"]]).all(axis=1) & (found["after"] > found["before"])
     leading = found["head"] == [leaders[memory] for memory in found["memory"]]
     born = found.loc[known & leading].sort_values("change", kind="stable")
-    return born[["head", "change", "low", "high", "before", "after", "memory"]].to_dict("records")
+    return born[["head", "change", "change_low", "change_high", "before", "after", "memory"]].to_dict("records")

@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from induction_memory.interventions.scores import scored_groups
 from induction_memory.shown_tokens import visible
-from induction_memory.task.batch import Batch
+from induction_memory.task.batch import Batch, scored_groups
 from induction_memory.task.protocol import offered
 from induction_memory.trajectory.series import Revisions
 

@@ -103,7 +103,7 @@ export class CurvePanel {
     const births = svg("g", { class: "births" });
     for (const birth of this.run.meta.births) {
       const memory = variableOf(birth.memory).slice(2);
-      if (this.group === "recall") births.append(svg("rect", { class: `band ${memory}`, x: x(birth.low), y: TOP, width: Math.max(1, x(birth.high) - x(birth.low)), height: HEIGHT - TOP - BOTTOM }));
+      if (this.group === "recall") births.append(svg("rect", { class: `band ${memory}`, x: x(birth.change_low), y: TOP, width: Math.max(1, x(birth.change_high) - x(birth.change_low)), height: HEIGHT - TOP - BOTTOM }));
       births.append(svg("path", { class: `birth ${memory}`, d: `M${x(birth.change)} ${TOP}V${HEIGHT - BOTTOM}` }));
     }
     const phases = svg("g", { class: "phases" });

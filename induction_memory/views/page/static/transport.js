@@ -36,7 +36,7 @@ export class Transport {
     const prefix = page.runs.length > 1 ? `${run.meta.name}: ` : "";
     const chip = (text, step, kind, title) => el("button", { type: "button", class: `chip ${kind}`, title, onclick: () => page.goto(run, step) }, prefix + text);
     const births = run.meta.births.map((birth) =>
-      chip(`${birth.memory}${run.severalHeads ? ` ${birth.head}` : ""} born, step ${Math.round(birth.change)}`, birth.change, variableOf(birth.memory).slice(2), `95 % interval: ${Math.round(birth.low)} to ${Math.round(birth.high)}`));
+      chip(`${birth.memory}${run.severalHeads ? ` ${birth.head}` : ""} born, step ${Math.round(birth.change)}`, birth.change, variableOf(birth.memory).slice(2), `95 % interval: ${Math.round(birth.change_low)} to ${Math.round(birth.change_high)}`));
     const roles = (run.meta.causes.births ?? []).map((birth) => chip(`${birth.head} ${birth.role}, step ${birth.step}`, birth.step, "plain", "first measured step from which the head keeps this role"));
     return [...births, ...roles];
   }
