@@ -1,4 +1,4 @@
-"""`ablate`: remove components of a model and measure what is lost."""
+"""`ablate`: ablate components of a model and measure the effect."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,19 +26,19 @@ def ablate(
     sequences: int = 64,
     output: TableOutput = TERMINAL,
 ) -> None:
-    """Remove parts of the model and measure what is lost.
+    """Ablate components of a model and measure the effect.
 
     The intact model comes first, then the components in the order of accuracy.
 
     Args:
-        run: trajectory's folder or the name of a shipped one, or a folder of checkpoints that others trained.
+        run: a trajectory's folder, the name of a shipped one, or a folder with a series of checkpoints.
         step: a stored step, several (0,300,600), last, or all.
-        kind: what stands in for a part: a kind of ablation (zero, mean, resample ...), or all of them side by side.
+        kind: what replaces the activation: a kind of ablation (zero, mean, resample ...), or all of them.
         components: names such as L1H1, W_K2, FF2 or pos->L2.k, groups (heads, parts, edges, paths ...), or all.
-        via: hooks for one hooked forward per row; the shortcut by default, for models that it computes exactly.
+        via: hooks for one hooked forward per row; by default the fast path, if it supports the model.
         list: explain each kind of ablation in one line.
-        text: for a series of checkpoints, text to run on, or @FILE with it; random tokens repeated once by default.
-        sequences: for a text, how many sequences of it.
+        text: for a series, the text to run on, or @FILE with it; by default random tokens repeated once.
+        sequences: how many sequences of the text to use.
     """
     from induction_memory.interventions.ablations import ablate as measure
     from induction_memory.interventions.ablations import kinds
@@ -58,9 +58,9 @@ def ablate(
 
 
 def worst_first(table: "pd.DataFrame") -> "pd.DataFrame":
-    """Per step: the intact model, then components by their lowest accuracy, and their kinds from the lowest up.
+    """Per step: the intact model, then components by their lowest accuracy, with kinds in order of accuracy.
 
-    Where targets are soft there is no accuracy, and the highest loss comes first.
+    For soft targets there is no accuracy, and the highest loss comes first.
     """
     first = scores_of(table)[0]
     accuracy = table[first] if first.endswith("_accuracy") else -table[first]

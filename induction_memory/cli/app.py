@@ -1,4 +1,4 @@
-"""All commands under one name, and what happens when one of them is stopped or fails."""
+"""All commands under one name, and what happens when a command is stopped or fails."""
 
 import functools
 import os
@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def parse() -> Callable[[], None]:
-    """The command that the arguments name, ready to run."""
+    """The command of these arguments, ready to run."""
     app = SubcommandApp()
     for command in COMMANDS:
         app.command(_ready(command))
@@ -105,10 +105,10 @@ def _open_streams() -> None:
 
 
 def _abandon_output() -> None:
-    """Discard the output that waits to be written, so that the interpreter does not try again when it ends."""
+    """Discard unwritten output, so that the interpreter does not try to write it again at its end."""
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except OSError:  # a stream of Python's own, without a descriptor
+    except OSError:  # a stream without a file descriptor
         return
 
 

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from induction_memory.trajectory.trajectory import Trajectory
 
 Via = Literal["hooks", "fast"]
-"""`hooks`: one forward of TransformerLens with hooks per row. `fast`: the shortcut, many rows at once."""
+"""`hooks`: one forward of TransformerLens with hooks per row. `fast`: the fast path, many rows at once."""
 Run = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
 
 
 def optional(metavar: str) -> Any:
-    """How help shows an option that may be left out: `metavar`, without `{None}|` and `(default: None)`."""
+    """How help shows an option whose default is None: `metavar`, without `{None}|` and `(default: None)`."""
     return tyro.conf.arg(metavar=metavar, help_behavior_hint="(optional)")
 
 
@@ -31,7 +31,7 @@ OptionalInt = Annotated[int | None, optional("INT")]
 OptionalFloat = Annotated[float | None, optional("FLOAT")]
 OptionalPath = Annotated[Path | None, optional("PATH")]
 OptionalVia = Annotated[Via | None, optional("{hooks,fast}")]
-SEQUENCE = 64  # tokens per sequence of a text that a series runs on
+SEQUENCE = 64  # tokens per sequence of a series' text
 
 
 def load(run: str) -> "Trajectory":
@@ -45,7 +45,7 @@ def load(run: str) -> "Trajectory":
 
 
 def load_any(run: str) -> Any:
-    """A trajectory, or a series of checkpoints that others trained."""
+    """A trajectory, or a series of checkpoints."""
     from induction_memory.source.sources import open_source
 
     return open_source(run)

@@ -10,11 +10,11 @@ def attention(run: Run, /, out: Path, step: str = "last", text: Text = None) -> 
     """Draw attention maps: an interactive page, or a figure as in the paper.
 
     Args:
-        run: trajectory's folder or the name of a shipped one, or a folder of checkpoints that others trained.
+        run: a trajectory's folder, the name of a shipped one, or a folder with a series of checkpoints.
         out: file to write: .html, .png, .pdf or .svg.
         step: a stored step, several (0,300,600) side by side, or last.
-        text: text to attend over, or @FILE with it; by default a sequence of the run's task, or random tokens for
-            others' checkpoints.
+        text: text to attend over, or @FILE with it; by default a sequence of the run's task, or random tokens for a
+            series.
     """
     from induction_memory.files import require_file
     from induction_memory.views.attention_maps import FORMATS

@@ -26,12 +26,12 @@ def branch(
         run: trajectory to branch from.
         at: stored step to start at.
         out: folder of the branch.
-        steps: last step of the branch; the run's own by default.
-        freeze: parameters to hold, as in W_K1 or "W_K1: 300..".
+        steps: last step of the branch; by default the run's.
+        freeze: parameters to freeze, as in W_K1 or "W_K1: 300..".
         clamp: attention patterns to impose: previous-token, induction.
         graft: matrices to take from elsewhere: W_O2=RUN@STEP, W_O2=RUN (its last step; also a plain folder of state
             dicts), W_O2=FILE.npy (a matrix), or W_O2=constructed (the paper's memory for this run's embeddings). Their
-            momentum begins at zero and they go on training; add --freeze W_O2 to hold them.
+            momentum begins at zero and they go on training unless you add --freeze W_O2.
         edit: associations to change before the first step, as in 'W_K2: erase e' or 'W_O2: insert a->b'.
         resume: continue the branch in that folder, to more steps if they are set.
         quiet: no progress.

@@ -1,4 +1,4 @@
-"""`circuit`: the few edges between components that do the work."""
+"""`circuit`: the few edges between components that matter."""
 
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -25,15 +25,15 @@ def circuit(
 ) -> None:
     """Find the circuit of a model.
 
-    Edges are ranked by what is lost without them; circuits of each size are scored.
+    Edges are ranked by their effect; circuits of each size are scored.
 
     Args:
         run: trajectory's folder, or the name of a shipped one.
         step: a stored step, or last.
-        table: edges (what is lost without each, exactly and by gradients), curve (faithfulness and completeness by
-            size), or attribution (attribution patching of all edges between clean and corrupted sequences).
+        table: edges (the effect of each, exactly and by gradients), curve (faithfulness and completeness by size), or
+            attribution (attribution patching of all edges between clean and corrupted sequences).
         kind: what replaces an edge.
-        share: an edge belongs to the circuit above this share of the strongest edge.
+        share: the circuit has the edges above this share of the strongest edge's effect.
         sequences: sequences to measure on.
     """
     if not 0 < share < 1:
@@ -75,7 +75,7 @@ def _attribution(run: "Trajectory", batch: Any, step: Any, output: Output) -> No
 
 
 def _edges(found: "Discovery", task: Any, batch: Any, output: Output) -> None:
-    """What is lost without each edge; for people, also how many are the circuit and whether it is the known one."""
+    """The effect of each edge; in the terminal, also the size of the circuit and a comparison with the known one."""
     from induction_memory.interventions.circuits import INDUCTION_HEAD
 
     _write(found.edges.assign(circuit=found.edges["edge"].isin(found.circuit)), output)
@@ -93,7 +93,7 @@ def _write(table: "pd.DataFrame", output: Output) -> None:
 
 
 def _asks_for_induction(task: Any, batch: Any) -> bool:
-    """Whether the task needs an induction head: it names such a source."""
+    """Whether the task needs an induction head: it names the source `induction`."""
     from induction_memory.task.protocol import ask
 
     try:

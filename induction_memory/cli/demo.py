@@ -1,7 +1,7 @@
 """`demo`: train until the induction head is born, probe, ablate, draw and show.
 
-The preset `demo` is trained from the start and its trajectory stored. The command prints how loss, accuracy and the
-three memories changed, when each memory was born and what is lost without it, draws the curves and writes the page.
+Train the preset `demo`, store its trajectory, print loss, accuracy and recalls over training, the birth step of each
+memory and its ablation, draw the curves and write the page.
 """
 
 import textwrap
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 MEMORIES = ["W_O2", "W_K2", "W_K1"]
 BORN = 0.5
-"""A memory is called born at the first stored step from which it keeps recalling half of its pairs."""
+"""A memory is born at the first stored step from which its recall stays at half or more."""
 
 
 def demo(out: Path = Path("demo"), quiet: bool = False) -> None:
-    """The main job, small: train until the induction head is born, probe, draw.
+    """A complete example: train until the induction head is born, probe, draw.
 
     Args:
         out: folder for the trajectory, the figure and the page; an earlier demo in it is replaced.

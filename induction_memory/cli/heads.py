@@ -51,14 +51,15 @@ def heads(
     """Say which head does what, by three votes, and how stable that is across runs.
 
     Args:
-        runs: folders of trajectories, names of shipped ones, or folders of checkpoints that others trained.
+        runs: folders of trajectories, names of shipped ones, or folders with series of checkpoints.
         step: a stored step, several, last, or all. By default the last, and all for births, changes and decisions.
-        table: verdicts (roles), the votes behind them, Shapley shares, shares by role (carriers), pairs of heads,
-            what a head takes over when another is cut (hydra), paths (mediation); over training when roles are born,
-            when they change and when the sharing is decided; what several runs agree on (stability), how well one
-            predicts another (identifiability), and whether initial weights or data decide (origins).
-        sequences: sequences that the heads are examined on; more of them decide smaller effects.
-        text: for a series of checkpoints, text to run on, or @FILE with it; random tokens repeated once by default.
+        table: of one run: roles (verdicts), the votes behind them, Shapley shares, shares by role (carriers), pairs of
+            heads, what a head takes over when another is ablated (hydra), paths (mediation). Over training: births and
+            changes of roles, and when the sharing is decided (decisions). Across runs: how stable roles are
+            (stability), how well one run predicts another (identifiability), and whether initial weights or data decide
+            (origins).
+        sequences: number of sequences to measure on; more show smaller effects.
+        text: for a series, the text to run on, or @FILE with it; by default random tokens repeated once.
     """
     if not runs:
         raise InputError("RUN: expected at least one trajectory's folder or name, got none")

@@ -7,10 +7,10 @@ from induction_memory.errors import printable
 
 
 def memory(run: Run, /, out: Path, memory: str = "W_O2", step: str = "last") -> None:
-    """Draw the scores of all pairs in a memory, those it should store boxed.
+    """Draw the scores of all pairs in a memory, with boxes around the pairs to store.
 
     Args:
-        run: trajectory's folder or the name of a shipped one, or a folder of checkpoints that others trained.
+        run: a trajectory's folder, the name of a shipped one, or a folder with a series of checkpoints.
         out: file to write: .png, .pdf or .svg.
         memory: W_K1, W_K2, W_O2, W_F, or one of their variants.
         step: a stored step, several (0,300,600) side by side, or last.

@@ -1,4 +1,4 @@
-"""Where a command's table goes: the terminal, CSV or JSON on standard output, or a file."""
+"""The output of a command's table: the terminal, CSV or JSON on standard output, or a file."""
 
 import sys
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 CONTEXT = ("run", "step", "memory", "edit", "input", "output", "head", "through")
-"""Columns whose value is printed once above the table if all rows share it."""
+"""Columns printed once above the table if all rows have the same value."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Output:
     """table, csv or json."""
 
     columns: Columns = "chosen"
-    """Columns in the terminal; csv, json and files always hold all of them."""
+    """Columns in the terminal; csv, json and files always have all."""
 
     out: OptionalPath = None
     """Write to a .csv, .json or .parquet file instead."""

@@ -7,7 +7,7 @@ from induction_memory.cli.output import TERMINAL, TableOutput
 
 COLUMNS = ("step", "component", "position", "source", "target", "effect", "accuracy", "logit", "kl")
 SEEN = 0.001
-"""Smaller effects are only counted in the terminal, not listed."""
+"""In the terminal, smaller effects are counted, not listed."""
 
 
 def patch(
@@ -27,9 +27,9 @@ def patch(
         run: trajectory's folder, or the name of a shipped one.
         step: a stored step, several (0,300,600), last, or all.
         kind: activation (a component at a position) or path (an edge between two).
-        corruption: what is changed in the other sequence, by a name that the task knows; its first one by default. For
-            in-context bigrams: trigger, output, or first (its first occurrence).
-        via: hooks for one hooked forward per row; the shortcut by default, for models that it computes exactly.
+        corruption: what differs in the other sequence: a name of the task's corruptions, by default the first. For
+            in-context bigrams: trigger, output, or first (the trigger's first occurrence).
+        via: hooks for one hooked forward per row; by default the fast path, if it supports the model.
     """
     from induction_memory.interventions.ablations import INTACT
     from induction_memory.interventions.patching import patch as measure

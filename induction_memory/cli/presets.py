@@ -24,7 +24,7 @@ def presets(
     /,
     format: Literal["text", "json"] = "text",
 ) -> None:
-    """List the experiments by figure, or explain every field of one.
+    """List the experiments by figure, or explain every field of one experiment.
 
     Args:
         name: the experiment to show in full, or a figure such as figure-4, whose experiments are listed.
@@ -47,7 +47,7 @@ def presets(
 
 
 def grouped(entries: "dict[str, Preset]") -> str:
-    """One paragraph per figure; the step sizes that Figure 8 tries at a dimension share the line of that dimension."""
+    """One paragraph per figure; Figure 8 has one line per dimension with all its step sizes."""
     sizes: dict[str, list[str]] = {}
     for match in filter(None, map(STEP_SIZE.fullmatch, entries)):
         sizes.setdefault(match[1], []).append(match[2])
@@ -88,7 +88,7 @@ def _dimensions(sizes: dict[str, list[str]]) -> tuple[str, str]:
 
 
 def _entry(key: str, about: str) -> str:
-    """A name and what it is; a name that is too long for its column has a line of its own."""
+    """A name and its description; a name that is too long for its column has its own line."""
     indent = " " * (NAMES + 2)
     first = [f"  {key}"] if len(key) >= NAMES else []
     text = textwrap.wrap(

@@ -25,14 +25,14 @@ def probe(
     """Measure a trajectory: memory recall, attention, predictions, weights.
 
     Args:
-        run: trajectory's folder or the name of a shipped one, or a folder of checkpoints that others trained.
-        probes: names of the probes or of families; by default the memory recalls, or for a task without such memories
-            the distances to its predictors, or else loss and accuracy.
+        run: a trajectory's folder, the name of a shipped one, or a folder with a series of checkpoints.
+        probes: names of probes or families; by default the memory recalls, for a task without memories the distances to
+            its predictors, or else loss and accuracy.
         step: all, last, or a list such as 0,100,300.
         list: explain each probe in one line.
-        text: for a series of checkpoints, text to run on, or @FILE with it; random tokens repeated once by default.
-        tokens: instead of probes, recall between these tokens through each head's QK and OV: numbers, or for a series
-            texts of one token each.
+        text: for a series, the text to run on, or @FILE with it; by default random tokens repeated once.
+        tokens: measure instead recall between these tokens through each head's QK and OV circuits: token ids, or for a
+            series texts of one token each.
     """
     chosen_step, names = step_of(step), listed(probes, "--probes")
     from induction_memory import probes as library

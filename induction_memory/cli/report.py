@@ -22,17 +22,17 @@ def report(
     budget: float = 8.0,
     quiet: bool = False,
 ) -> None:
-    """Write a page of whole runs, or of a series, with a slider over training.
+    """Write a page of runs, or of a series, with a slider over training.
 
     It is one HTML file that works offline.
 
     Args:
-        runs: folders of trajectories or of checkpoints that others trained, or names of shipped runs; several are shown
-            side by side. A sweep's folder is shown as one table of its runs, with small curves.
+        runs: folders of trajectories or of series of checkpoints, or names of shipped runs; several are shown side by
+            side. A sweep's folder is shown as one table of its runs, with small curves.
         out: file to write, .html.
         step: stored steps to show: all (of a series at most 48), last, or a list such as 0,100,300.
-        sequences: how many sequences the reader can choose from.
-        length: tokens of each.
+        sequences: how many sequences the page offers.
+        length: tokens per sequence.
         budget: largest size of the file in megabytes; a longer run is thinned, and the page says so.
         quiet: no progress.
     """

@@ -35,15 +35,16 @@ def reproduce(
 
     Args:
         figures: numbers of figures, 2 to 11; all by default.
-        scale: quick takes minutes at a reduced size, paper hours at the paper's own; both resume where they stopped.
-        check: judge the claims about these figures from the records and trajectories that ship, and train nothing.
+        scale: quick takes minutes at a reduced size; paper takes hours at the paper's size. Both resume where they
+            stopped.
+        check: judge the claims about these figures from the shipped records and trajectories, without training.
         runs: folder of the runs, in one folder per scale.
         out: folder of the page and its pictures.
         workers: runs at a time, each with one thread.
-        train: train what is missing; otherwise draw what is there.
+        train: train missing runs; otherwise use only the runs that are there.
         quiet: no progress.
-        format: of the table of claims.
-        columns: columns in the terminal; csv and json always hold all of them.
+        format: format of the table of claims.
+        columns: columns in the terminal; csv and json always have all.
     """
     from induction_memory.paper import plan
 
@@ -64,7 +65,7 @@ def reproduce(
 
 
 def _check(chosen: Sequence[int], format: Format, columns: Columns) -> None:
-    """Judge the claims about some figures from what ships; exit 1 if any of these files is missing or was changed."""
+    """Judge the claims about some figures from shipped files; exit 1 if any of them is missing or was changed."""
     from induction_memory.paper.auditing import audit
 
     found = audit(figures=chosen)
@@ -90,7 +91,7 @@ def _show(verdicts: "pd.DataFrame", format: Format, columns: Columns) -> None:
 
 
 def _worst_first(verdicts: "pd.DataFrame") -> "pd.DataFrame":
-    """Rows without a run or that do not hold come first, then undecided ones; a value and its error share a cell."""
+    """Rows that have no run or do not hold come first, then undecided ones; a value and its error share a cell."""
     from induction_memory.paper.verdicts import VERDICTS
 
     rows = verdicts.to_dict("records")

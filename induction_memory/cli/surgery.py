@@ -35,20 +35,21 @@ def surgery(
     Args:
         run: trajectory's folder, or the name of a shipped one.
         memory: matrix to edit: W_K1, W_K2, W_O2 or W_F.
-        erase: associations to erase, as in 'a->b': input a, output b, or 'a' for the pair that a is asked with. W_O2
-            and W_F map a token that is read to one that is predicted. For W_K2 the input is the key's token and the
-            output the query's, for W_K1 both are positions (from 1; the key is not after the query). The table's damage
-            is the accuracy lost, a share of positions: in context (global for W_F), where the association is needed
-            (target) and elsewhere (bystanders).
+        erase: associations to erase, as in 'a->b': input a, output b, or 'a' for a and its target. For W_O2 and W_F the
+            input is a token that is read, the output a token that is predicted. For W_K2 the input is the key's token
+            and the output the query's. For W_K1 both are positions (from 1; the key is not after the query). The
+            table's damage is the lost accuracy, as a share of positions in context (global for W_F): where the
+            association is needed (target), and elsewhere (bystanders).
         insert: associations to insert, as in 'a->b': input a, output b.
         swap: two inputs that exchange their outputs, as in 'a->b'.
-        project: keep only what lies in the span of the ideal memory.
-        complement: keep only what lies outside it.
+        project: keep only the part in the span of the ideal memory's pairs.
+        complement: keep only the part outside this span.
         truncate: keep this many singular values.
         transplant: take the matrix from RUN@STEP.
-        strength: score of an inserted association; that of the stored ones by default.
-        head: edit this head alone, as in L2H1.
-        through: the head of layer 1 whose output W_K2 reads, as in L1H3; found by default.
+        strength: score of an inserted association; by default the mean score of the stored ones.
+        head: edit only this head, as in L2H1.
+        through: the layer-1 head whose output W_K2 reads, as in L1H3; by default the one that carries the previous
+            token.
         step: a stored step, several, last, or all.
     """
     if project and complement:

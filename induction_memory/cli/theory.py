@@ -29,13 +29,13 @@ def theory(
 ) -> None:
     """Check the paper's lemmas and its three-step theorem; exit 1 for a surprise.
 
-    What does not hold comes first. A known error of the paper reads "slip".
+    Statements that do not hold come first. "slip": a known error of the paper.
 
     Args:
         checks: names of the checks; all by default.
         out: folder for the figures.
-        format: of the table.
-        columns: columns in the terminal; csv and json always hold all of them.
+        format: format of the table.
+        columns: columns in the terminal; csv and json always have all.
     """
     from induction_memory.paper import theory as library
 

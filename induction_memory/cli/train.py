@@ -31,9 +31,9 @@ def train(
         preset: name of the experiment; `induction-memory presets` lists them. Not needed to resume.
         out: folder of the trajectory.
         steps: number of updates, instead of the preset's.
-        seed: one number for initial weights, data and evaluation alike.
+        seed: one number that sets the seeds of initial weights, data and evaluation.
         set: change settings, as in task.k=3 train.learning_rate=0.5.
-        resume: continue the run in that folder, which knows its experiment; to more steps if they are set.
+        resume: continue the run in that folder with its stored experiment; to more steps if --steps is larger.
         quiet: no progress.
         log: also write to TensorBoard or Weights & Biases.
     """
@@ -58,7 +58,7 @@ def train(
 
 
 def _settings(groups: tuple[tuple[str, ...], ...]) -> list[str]:
-    """Settings given together after one --set, or each after its own."""
+    """The settings, whether after one --set or several."""
     if not all(groups):
         raise InputError("--set: expected PART.FIELD=VALUE, got nothing")
     return [setting for group in groups for setting in group]

@@ -1,15 +1,15 @@
-"""Around a command: mistakes in its arguments as one line, and a user's own modules, which are imported before it runs.
+"""Before a command runs: report mistakes in its arguments in one line, and import the user's own modules.
 
 tyro reports each failure to a hook as a typed event before it prints its message. The hook is not part of tyro's stable
-interface, so pyproject.toml bounds tyro's version and the tests go through every kind of event. For a kind that is not
-known here, tyro prints its own message and exits with its own code, which is 2 as well.
+interface, so pyproject.toml bounds tyro's version and tests cover every kind of event. For an unknown kind, tyro prints
+its own message and also exits with code 2.
 
 A user's own tasks, probes and kinds of ablation:
 
     INDUCTION_MEMORY_IMPORT=mine.py induction-memory probe --list
 
-The variable holds names of modules, or paths of Python files, separated as in PATH. Nothing else is imported by name: a
-stored run never says what to import.
+The variable holds names of modules, or paths of Python files, separated as in PATH. Nothing else is imported by name;
+stored runs never cause imports.
 """
 
 import inspect
@@ -70,7 +70,7 @@ def _message(event: tyro_errors.ParseErrorEvent, arguments: Sequence[str]) -> st
 
 
 def _unknown_option(command: Command, arguments: Sequence[str]) -> str | None:
-    """The first option that the command does not have, with the nearest that it has."""
+    """The first option that the command does not have, and its nearest option."""
     known = [f"--{name}".replace("_", "-") for name in _options(command)]
     for argument in arguments:
         flag = argument.partition("=")[0].replace("_", "-").replace("--no-", "--")
@@ -82,7 +82,7 @@ def _unknown_option(command: Command, arguments: Sequence[str]) -> str | None:
 
 
 def _options(command: Command) -> Iterator[str]:
-    """Names of a command's options, including those of a group of options that commands share."""
+    """Names of a command's options, also of options that commands share."""
     for parameter in inspect.signature(command).parameters.values():
         group = getattr(parameter.annotation, "__origin__", parameter.annotation)
         if parameter.kind is parameter.POSITIONAL_ONLY:
@@ -103,7 +103,7 @@ def _given(argument: Any, arguments: Sequence[str]) -> str:
 
 
 def _described(argument: Any) -> str:
-    """An argument as it is written, with what it means."""
+    """An argument with its meaning, as in the help."""
     written = _values(argument) if argument.is_positional() else f"{_name(argument)} {_values(argument)}"
     meaning = (argument.field.helptext or "").rstrip(".")
     return f"{written} ({meaning})" if meaning else written
@@ -114,7 +114,7 @@ def _name(argument: Any) -> str:
 
 
 def _values(argument: Any) -> str:
-    """What a value looks like, as the help shows it: INT, PATH, one of a set."""
+    """The form of a value in the help: INT, PATH, one of a set."""
     return str(argument.lowered.metavar).replace("{None}|", "").strip("[]").split(" [")[0]
 
 

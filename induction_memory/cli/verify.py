@@ -1,4 +1,4 @@
-"""`verify`: check every checksum of a trajectory, or what is odd about a series of others' checkpoints."""
+"""`verify`: check every checksum of a trajectory, or find problems in a series of checkpoints."""
 
 import sys
 from typing import TYPE_CHECKING
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 
 
 def verify(run: Run, /) -> None:
-    """Check every checksum of a trajectory; exit 1 names what is damaged.
+    """Check every checksum of a trajectory; exit 1 and name damaged files.
 
-    In a folder of checkpoints that others trained it finds duplicates and gaps.
+    In a series of checkpoints it finds duplicates, gaps, jumps and unreadable files.
 
-    It also finds jumps, unreadable files, changed configurations and tokenizers.
+    It also finds changed configurations and tokenizers.
 
     Args:
-        run: trajectory's folder or the name of a shipped one, or a folder of checkpoints that others trained.
+        run: a trajectory's folder, the name of a shipped one, or a folder with a series of checkpoints.
     """
     from induction_memory.trajectory import verification
     from induction_memory.trajectory.search import find, is_series

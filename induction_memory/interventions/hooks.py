@@ -3,19 +3,20 @@
     hooks = im.hooks.ablate(model, "L1H1", kind="mean", batch=batch)
     model.run_with_hooks(tokens, fwd_hooks=hooks + mine)
 
-Lists that change the same component act one after the other, in the order of `fwd_hooks`, each on the result of those
-before it. They are the patches of `runner/hooked.py`, which defines every intervention of this package. A component has
-one of the names of `runner/components.py`. No flag of the model has to be set, except for edges into heads
-(`use_split_qkv_input`, if the model offers it) and into feed-forwards (`use_hook_mlp_in`).
+Lists that change the same component act in the order of `fwd_hooks`, each on the result of the previous one. They are
+the patches of `runner/hooked.py`, which defines every intervention of this package. Components have the names of
+`runner/components.py`. No flag of the model has to be set, except for edges into heads (`use_split_qkv_input`, if the
+model offers it) and into feed-forwards (`use_hook_mlp_in`).
 
-Memory recall through hooks is v_j^T W u_i as the model's own modules compute it, for any architecture. One hook puts
-rows into the residual stream in front of a layer, another one reads what the layer computes from them:
+Memory recall through hooks computes v_j^T W u_i with the model's own modules, for any architecture. One hook puts rows
+into the residual stream in front of a layer; another reads the layer's result:
 
-    written            what a head or a feed-forward writes for each u_i. A head reads u_i alone, at one position, so it
-                       attends to u_i fully
-    attention_scores   the score, before the softmax, that a head gives to the key u_i, `distance` positions before the
+    written            the output of a head or a feed-forward for each u_i. The sequence has one position, so a head
+    attends fully to u_i attention_scores   the score, before the softmax, that a head gives to the key u_i, `distance`
+    positions before the
                        query v_j
-    output_logits      the logits of what a head or a feed-forward writes for u_i, put alone in the last stream
+    output_logits      the logits of the output of a head or a feed-forward for u_i, with nothing else in the last
+    stream
 
 The results include the model's norms, biases, rotary positions and scale of scores. Where the weight algebra of
 `model/associations.py` applies, both agree: without norms and biases attention_scores * sqrt(d_head) is v_j^T W_K u_i,
@@ -67,9 +68,9 @@ def ablate(
     initial: "Mapping[str, Tensor] | nn.Module | None" = None,
     seed: int = 0,
 ) -> list[Hook]:
-    """Hooks that take a component away, as `im.ablate` does; the replacement is computed on `batch`.
+    """Hooks that ablate a component like `im.ablate`; the replacement is computed on `batch`.
 
-    With `zero` and `mean` they work on sequences of any number and length, with other kinds only on those of the batch.
+    With `zero` and `mean` they work on sequences of any number and length, with other kinds only on those of `batch`.
 
     >>> import induction_memory as im
     >>> run = im.load("induction-small")
@@ -90,7 +91,7 @@ def patch(
     tokens: Int[Tensor, "batch pos"],
     where: Bool[Tensor, "batch pos"] | None = None,
 ) -> list[Hook]:
-    """Hooks that replace a component's activations by those of a run on other `tokens`, everywhere or at `where`.
+    """Hooks that replace a component's activations by those of a run on `tokens`, everywhere or at `where`.
 
     >>> import induction_memory as im
     >>> run = im.load("induction-small")
@@ -106,7 +107,7 @@ def patch(
 
 
 def clamp(model: nn.Module, component: str, value: Float[Tensor, " d"] | float) -> list[Hook]:
-    """Hooks that hold a component at one vector, or every coordinate at one number.
+    """Hooks that set a component's activation to one vector, or all its coordinates to one number.
 
     >>> import induction_memory as im
     >>> model = im.build(im.ModelConfig(d_model=16, n_ctx=8), seed=0)
@@ -142,9 +143,9 @@ def edit(model: nn.Module, component: str, function: Callable[[Tensor], Tensor])
 
 
 def record(model: nn.Module, components: Sequence[str]) -> tuple[list[Hook], dict[str, Tensor]]:
-    """Hooks that note what components write (or heads' queries, keys and values), and the dictionary that is filled.
+    """Hooks that record outputs of components (or heads' queries, keys and values), and the dictionary that they fill.
 
-    Put them after hooks that change a component, to note the changed values.
+    Put them after hooks that change a component, to record the changed values.
 
     >>> import induction_memory as im
     >>> model = im.build(im.ModelConfig(d_model=16, n_ctx=8), seed=0)
@@ -170,7 +171,7 @@ def record(model: nn.Module, components: Sequence[str]) -> tuple[list[Hook], dic
 
 
 def written(model: nn.Module, writer: str, inputs: Float[Tensor, "i d_model"]) -> Float[Tensor, "i d_model"]:
-    """What a head (`L1H1`) or a feed-forward (`FF2`) writes when the stream that its layer reads is u_i.
+    """The output of a head (`L1H1`) or a feed-forward (`FF2`) if its layer reads the stream u_i.
 
     >>> import induction_memory as im
     >>> model = im.build(im.ModelConfig(d_model=8, n_ctx=4, d_vocab=5))
@@ -181,7 +182,7 @@ def written(model: nn.Module, writer: str, inputs: Float[Tensor, "i d_model"]) -
 
 
 def output_logits(model: nn.Module, writer: str, inputs: Float[Tensor, "i d_model"]) -> Float[Tensor, "i vocab"]:
-    """The logits of what a head or a feed-forward writes for each u_i, with nothing else in the last stream.
+    """The logits of the output of a head or a feed-forward for each u_i, with nothing else in the last stream.
 
     >>> import induction_memory as im
     >>> model = im.build(im.ModelConfig(d_model=8, n_ctx=4, d_vocab=5))
@@ -230,7 +231,7 @@ def attention_scores(
 def as_association(
     name: str, scores: Float[Tensor, "j i"], ideal: Float[Tensor, "j i"], given: Side = "input"
 ) -> Association:
-    """Scores from hooks as an association, for `recall`, `margin`, `rank` and the other readings of `im.memory`.
+    """Scores from hooks as an association, for `recall`, `margin`, `rank` and the other measures of `im.memory`.
 
     >>> import induction_memory as im
     >>> scores = torch.tensor([[2.0, 0.0], [3.0, 1.0]])  # only the second input has its largest score at its target
@@ -266,7 +267,7 @@ def _hooks(model: Any, patches: Sequence[Patch]) -> list[Hook]:
 
 @torch.no_grad()
 def _of_rows(model: Any, writer: str, inputs: Tensor, result: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """`result` of what a writer writes for each row, and of the logits of that output alone."""
+    """`result` of a writer's output for each row, and of the logits of this output alone."""
     graph = Graph.of(model)
     allowed = [name for name in graph.writers if layer_of(name)]
     require_known(writer, allowed, "writer")
@@ -284,8 +285,8 @@ def _of_rows(model: Any, writer: str, inputs: Tensor, result: Callable[[Tensor, 
 def _scores(kept: dict[str, Tensor], cfg: Any) -> Float[Tensor, "batch head query key"]:
     """The scores before the softmax.
 
-    Some bridges have the attention itself at `hook_attn_scores`, which shows because no later key is masked there. Then
-    the scores are q k^T / sqrt(d_head), if their softmax is that attention.
+    Some bridges have the attention pattern at `hook_attn_scores`; there later keys are not masked, which shows it. Then
+    the scores are q k^T / sqrt(d_head), after a check that their softmax gives this pattern.
     """
     given = kept["hook_attn_scores"]
     if bool((given[..., 0, -1] < -1e3).all()):
@@ -300,7 +301,7 @@ def _scores(kept: dict[str, Tensor], cfg: Any) -> Float[Tensor, "batch head quer
 
 
 def _run(model: Any, stream: Float[Tensor, "batch pos d_model"], layer: int, hooks: list[Hook]) -> Tensor:
-    """The logits of a run in which the stream in front of a layer is the given one."""
+    """The logits of a run with `stream` in front of a layer."""
     tokens = torch.zeros(stream.shape[:2], dtype=torch.long, device=stream.device)
     put = (f"blocks.{layer - 1}.hook_resid_pre", lambda own, hook: stream)
     return model.run_with_hooks(tokens, fwd_hooks=[put, *hooks])

@@ -3,15 +3,15 @@
     series = revisions("checkpoints-of-mine")      a folder of Hugging Face folders (step1000/, checkpoint-2000/ ...)
     series = revisions("models--org--name")        a local Hub cache with its revisions
     series = revisions([path, path])               chosen checkpoints
-    series = revisions((step, model) pairs)        models that the caller loads
+    series = revisions((step, model) pairs)        models that you load yourself
     series[1000], series[-1]                       the model of one step
 series.steps, series.tokens                    numpy steps; tokens where the names say them
     for step, model in series.items(): ...         one model in memory at a time, the next one's files read ahead
     im.measure(series, function)                   a table of every checkpoint, with a step column
     im.ablate(series, step="all")                  analyses take a series, or its folder, like any run
 
-Names are read by `checkpoint_files`; the order is by step. Files are local: nothing is fetched, except by
-`fetch_revisions`, the only function that uses the network.
+`checkpoint_files` finds the steps in the names; checkpoints are ordered by step. Only `fetch_revisions` uses the
+network.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -29,11 +29,11 @@ from induction_memory.trajectory.checkpoint_files import Checkpoint, label, read
 from induction_memory.trajectory.search import ByStep, Steps, checkpoint_folders
 
 BESIDE = Path(".induction_memory")
-"""Folder beside the checkpoints in which results are kept."""
+"""The folder for kept results, beside the checkpoints."""
 
 
 class Revisions(ByStep[nn.Module]):
-    """A series of checkpoints in the order of their steps; models are made when asked for."""
+    """A series of checkpoints in the order of their steps; models are made on request."""
 
     def __init__(self, name: str, checkpoints: Sequence[Checkpoint], keep: Path | None = None) -> None:
         self.name, self.checkpoints, self.keep = name, tuple(checkpoints), keep
@@ -47,7 +47,7 @@ class Revisions(ByStep[nn.Module]):
 
     @property
     def tokens(self) -> list[int | None]:
-        """Tokens seen at each step, None where a name does not say."""
+        """Tokens seen at each step; None if not in the name."""
         return [one.label.tokens for one in self.checkpoints]
 
     def at(self, steps: int | Iterable[int]) -> "Revisions":
@@ -58,7 +58,7 @@ class Revisions(ByStep[nn.Module]):
         return Revisions(self.name, [by_step[step] for step in sorted(set(map(self.resolve, wanted)))], self.keep)
 
     def model(self, step: int | None = None) -> nn.Module:
-        """The model of one step, the last when not given."""
+        """The model of one step, by default the last."""
         from induction_memory.model.bridge import boot
 
         one = self.checkpoints[-1] if step is None else self.at(step).checkpoints[0]
@@ -66,7 +66,7 @@ class Revisions(ByStep[nn.Module]):
         return boot(one.folder)
 
     def items(self) -> Iterator[tuple[int, nn.Module]]:
-        """Step and model, each a new model. Drop it before asking for the next, so that only one is in memory."""
+        """Step and model, each a new model. Release it before the next one, so that only one is in memory."""
         from induction_memory.model.bridge import boot
 
         for one in _read_ahead(self.checkpoints):
@@ -81,7 +81,7 @@ class Revisions(ByStep[nn.Module]):
             yield [one.label.step], models.load(one.folder, one.files())
 
     def identity(self, step: int) -> str | None:
-        """What the results of a step are kept under: a hash of its files' names and content."""
+        """The key for the kept results of a step: a hash of its files' names and content."""
         return self.at(step).checkpoints[0].fingerprint
 
     task = None
@@ -89,7 +89,7 @@ class Revisions(ByStep[nn.Module]):
     reads_text = True
 
     def initial(self) -> None:
-        """The weights before training, which are not known."""
+        """None: the weights before training are not known."""
 
     def context(self) -> tuple[int, int]:
         """The size of the vocabulary and the longest sequence."""
@@ -123,7 +123,7 @@ class Revisions(ByStep[nn.Module]):
             return AutoTokenizer.from_pretrained(self.checkpoints[-1].folder, **ONLY_FILES)
 
     def encode(self, text: str, length: int | None = None) -> Int[Tensor, "batch pos"]:
-        """The tokens of a text as one sequence; with `length`, as the full sequences of that length that it fills."""
+        """The tokens of a text as one sequence; with `length`, cut into full sequences of this length."""
         tokens = torch.tensor(self.tokenizer()(text, add_special_tokens=False)["input_ids"], dtype=torch.long)
         require(len(tokens) >= 2, "text", "two or more tokens", len(tokens))
         if length is None or len(tokens) < length:
@@ -149,7 +149,7 @@ def _read_ahead(checkpoints: Sequence[Checkpoint]) -> Iterator[Checkpoint]:
 
 
 class GivenModels(Revisions):
-    """A series whose models the caller brings, as (step, model) pairs: read once, in the order given."""
+    """A series from the user's (step, model) pairs, read once, in their order."""
 
     def __init__(self, pairs: Iterable[tuple[int, nn.Module]]) -> None:
         super().__init__("models", [])
@@ -205,10 +205,11 @@ Source = str | Path | Sequence[str | Path] | Iterable[tuple[int, nn.Module]]
 
 
 def revisions(source: "Source", *, keep: str | Path | Literal[False] | None = None) -> Revisions:
-    """A series of checkpoints that others trained: a folder with one per step, some folders, or (step, model) pairs.
+    """A series of checkpoints that somebody else trained: a folder with one per step, a list of folders, or (step,
+    model) pairs.
 
-    Analyses keep the results of each step as soon as they are computed: in the folder `keep`, for one folder of
-    checkpoints by default in `.induction_memory` beside them, and nowhere if `keep` is False.
+    Analyses keep the results of each step in the folder `keep`: for one folder of checkpoints by default
+    `.induction_memory` in it; False keeps nothing.
 
     >>> import induction_memory as im
     >>> model = im.load("induction-small").model
@@ -228,7 +229,7 @@ def revisions(source: "Source", *, keep: str | Path | Literal[False] | None = No
         for path in paths:
             require(path.is_dir(), "source", "folders of checkpoints", repr(str(path)))
         return Revisions(paths[-1].resolve().parent.name, _in_order({p.name: p for p in paths}, "source"), folder)
-    require(not keep, "keep", "none for (step, model) pairs: nothing tells one model from another", repr(keep))
+    require(not keep, "keep", "none for (step, model) pairs, because models have no identity", repr(keep))
     return GivenModels(source)  # type: ignore[arg-type]
 
 
@@ -267,7 +268,7 @@ def fetch_revisions(
 ) -> Revisions:
     """Fetch the revisions of one step or several of `owner/name`, and read them as a series.
 
-    `cache` is huggingface_hub's folder, its own default if not given. `keep` is a folder for results.
+    `cache` is huggingface_hub's folder, by default its own. `keep` is a folder for results.
     """
     good = isinstance(source, str) and source.count("/") == 1
     require(good, "source", "owner/name of a model on the Hub", repr(source))

@@ -80,7 +80,7 @@ def test_help_fits_80_columns_and_says_what_an_option_takes(command, run, monkey
     assert [line for line in text.splitlines() if len(line) > 80 or "None" in line] == []
     assert "(default: )" not in text
     assert command != "branch" or "--steps INT" in text
-    assert command != "surgery" or "asked with. W_O2 and W_F map" in " ".join(re.sub(r"[│]", " ", text).split())
+    assert command != "surgery" or "a and its target. For W_O2 and W_F" in " ".join(re.sub(r"[│]", " ", text).split())
 
 
 def test_presets_are_listed_and_shown(run):
