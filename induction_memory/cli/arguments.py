@@ -40,7 +40,7 @@ def load(run: str) -> "Trajectory":
     from induction_memory.trajectory.trajectory import Trajectory
 
     if not isinstance(opened, Trajectory):
-        raise InputError(f"RUN: expected a trajectory for this command, got a series of others' checkpoints, {run!r}")
+        raise InputError(f"RUN: expected a trajectory for this command, got a series of checkpoints, {run!r}")
     return opened
 
 

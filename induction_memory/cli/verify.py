@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def verify(run: Run, /) -> None:
     """Check every checksum of a trajectory; exit 1 and name damaged files.
 
-    In a series of checkpoints it finds duplicates, gaps, jumps and unreadable files.
+    In a series it finds duplicates, gaps, jumps and unreadable files.
 
     It also finds changed configurations and tokenizers.
 

@@ -1,1 +1,1 @@
-"""Attention maps, and the page that shows a whole run."""
+"""Attention maps, memory maps, and the page of a whole run."""

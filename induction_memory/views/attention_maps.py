@@ -1,4 +1,4 @@
-"""Attention maps of a model or of steps of trajectories, shown in a notebook or saved.
+"""Attention maps of a model, or of runs at some steps, shown in a notebook or saved.
 
     im.attention(run, step=300, text="the tree at the gate")        shows itself in a notebook
     im.attention(run, step=[0, 100, 300], batch=batch, row=2)       steps side by side
@@ -6,14 +6,14 @@
     im.attention([run0, run1]).save("maps.pdf")                      runs side by side; .html, .png, .pdf or .svg
 
 Boxes show where an induction head should attend: the keys that follow earlier occurrences of the query, or for other
-tasks the sources that the task names. The triggers of a text are given as {"a": "b"}, or are the task's fixed triggers
-that always have the same successor in it. A text is read by the model's own tokenizer if it has one, otherwise in the
-task's vocabulary (`source/text.py`).
+tasks the sources that the task names. Pass the triggers of a text as {"a": "b"}; the default is the task's fixed
+triggers that always have the same successor in the text. A text is split by the model's tokenizer if it has one,
+otherwise by the task's vocabulary (`source/text.py`).
 
 If a sequence has triggers with outputs, a box is `right` if the key is the query's output, `other` if not. For other
 tasks a box is `right` at queries of the main group and `other` at other queries. The source `previous` is left out,
-because it would box the whole line below the diagonal. Among the tokens, triggers and their outputs are marked, or else
-the queries of the main group.
+because it would box the whole line below the diagonal. On the axes, triggers and their outputs are marked, or else the
+queries of the main group.
 """
 
 import base64
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 
 def telling_rows(batch: Batch, length: int | None) -> list[int]:
-    """All rows, those with the most different tokens in the main group first, ties by the number of queries."""
+    """All rows, first those with the most different tokens in the main group; ties by the number of queries."""
     asked = torch.where(batch.group(), batch.tokens, -1)[:, :length]
     score = [(len(row[row >= 0].unique()), int((row >= 0).sum())) for row in asked]
     return sorted(range(len(score)), key=score.__getitem__, reverse=True)
@@ -68,7 +68,7 @@ def row_marks(batch: Batch, row: int, length: int | None, task: Task | None) -> 
 
 
 def trigger_marks(tokens: Int[Tensor, " pos"], pairs: Mapping[int, int]) -> dict[str, np.ndarray]:
-    """Boxes and marked positions of a sequence, given its triggers and their outputs."""
+    """Boxes and marked positions of a sequence, from its triggers and their outputs."""
     boxed = after_same_context(tokens[None])[0]
     answer = torch.tensor([pairs.get(int(z), -1) for z in tokens])
     is_right = answer[:, None] == tokens[None, :]
@@ -84,7 +84,7 @@ def trigger_marks(tokens: Int[Tensor, " pos"], pairs: Mapping[int, int]) -> dict
 
 
 def source_marks(batch: Batch, length: int | None, task: Task | None) -> dict[str, np.ndarray]:
-    """Boxes and marked positions of a batch of one sequence, by the sources that the task names, if any."""
+    """Boxes and marked positions of a batch of one sequence, from the task's sources, if any."""
     queries = batch.group()[0].cpu()
     try:
         sources: dict[str, Any] = {} if task is None else sources_of(task, batch)
@@ -105,9 +105,9 @@ def source_marks(batch: Batch, length: int | None, task: Task | None) -> dict[st
 
 
 FORMATS = (".html", ".png", ".pdf", ".svg")
-SHOWN = 48  # tokens shown of a sampled sequence, when no length is given
+SHOWN = 48  # tokens shown of a sampled sequence by default
 MOST_TOKENS = 100_000
-MOST = 12  # columns at most; more would be too small to read
+MOST = 12  # most columns; more would be too small to read
 
 
 @field_docs
@@ -120,10 +120,10 @@ class AttentionView:
     heads: tuple[str, ...]
     """`L1H1` ..., one per row."""
     columns: tuple[str, ...]
-    """What is compared: steps, runs, or one model ("")."""
+    """Titles of the columns: steps, runs, or "" for one model."""
     patterns: Float[np.ndarray, "column head query key"]
     right: Bool[np.ndarray, "query key"]
-    """Boxed keys that hold the right output, or of queries of the main group."""
+    """Red boxes: keys that hold the right output, or keys of queries of the main group."""
     other: Bool[np.ndarray, "query key"]
     """The other boxed keys."""
     triggers: Bool[np.ndarray, " pos"]
@@ -134,7 +134,7 @@ class AttentionView:
         return f"AttentionView({self.title!r}: {shown}; .save(FILE) writes .html, .png, .pdf or .svg)"
 
     def figure(self) -> "Figure":
-        """The picture for paper, as in the paper's Figure 2."""
+        """The figure for print, as in the paper's Figure 2."""
         from induction_memory.views.figures.maps import attention_figure
 
         rows, columns, maps = self._arranged()
@@ -142,7 +142,7 @@ class AttentionView:
         return attention_figure(maps, self.tokens, rows=rows, columns=columns, **marks)
 
     def _arranged(self) -> tuple[list[str], list[str], list[list[Float[np.ndarray, "query key"]]]]:
-        """Titles of rows (none if there is one row) and of columns, and the maps that stand there."""
+        """Titles of rows (none if there is one row) and of columns, and the maps in this arrangement."""
         numbers = [head_of(head) for head in self.heads]
         names = [f"layer {layer}, head {head}" for layer, head in numbers]
         if len(self.columns) > 1:
@@ -184,7 +184,7 @@ class AttentionView:
         return framed(self.html(), height=int(190 + self.picture()[2]))
 
     def save(self, path: str | Path) -> Path:
-        """Write the page (.html) or the figure for paper (.png, .pdf, .svg)."""
+        """Write the page (.html) or the figure for print (.png, .pdf, .svg)."""
         path = require_file(path, FORMATS)
         if path.suffix == ".html":
             write_file(path, self.html())
@@ -195,7 +195,7 @@ class AttentionView:
         return path
 
     def _draw(self, file: Any, kind: str) -> None:
-        """Write the figure without a date and random names, so that the same maps give the same bytes."""
+        """Write the figure without a date or random names, so that the same maps give the same bytes."""
         import matplotlib
 
         undated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(kind, {})
@@ -217,8 +217,8 @@ def attention(
 ) -> AttentionView:
     """The attention of a model, of steps of a trajectory or series, or of several runs, over one sequence.
 
-    The sequence is `text`, or a row of `batch`, or else a fresh one of the run's task; `length` cuts it. Without `row`,
-    it is the row with the most different tokens at positions of the main group. `heads` are all, or some as "L2H1".
+    The sequence is `text`, a row of `batch`, or by default a fresh one of the run's task; `length` cuts it. The default
+    `row` has the most different tokens at positions of the main group. `heads` are all, or some as "L2H1".
 
     >>> view = attention("induction-small", step=600, text="the tree")
     >>> view.patterns.shape  # column, head, query, key
@@ -277,7 +277,7 @@ def _of_batch(
 
 
 def _triggers(tokens: Int[Tensor, " pos"], task: Task | None, given: Mapping[str, str] | None) -> dict[int, int]:
-    """Trigger -> output in a text: those given, or the fixed triggers that always have the same successor there."""
+    """Trigger -> output in a text: the user's, or the fixed triggers that always have the same successor there."""
     if given is not None:
         require(task is not None, "triggers", "a task that names its tokens", "none")
         assert task is not None

@@ -1,7 +1,7 @@
 """A page that shows attention with CircuitsVis and needs no other file.
 
-The bundle in CircuitsVis's wheel is embedded once, and its `render` is called on data that are embedded as JSON. In all
-embedded data `<` is escaped, so that no token can end a script. Tokens are shown as text, never as markup.
+The page embeds CircuitsVis's JavaScript bundle once and calls its `render` on data embedded as JSON. In all embedded
+data `<` is escaped, so that no token can end a script. Tokens are shown as text, never as markup.
 """
 
 import html
@@ -67,14 +67,14 @@ if (window.frameElement) new ResizeObserver(() => {
 
 @cache
 def bundle() -> str:
-    """CircuitsVis's own JavaScript, made safe to stand inside a script element."""
+    """CircuitsVis's JavaScript, made safe inside a script element."""
     source = resources.files("circuitsvis").joinpath("dist", "cdn", "iife.js").read_text(encoding="utf-8")
-    code = source.partition("//# sourceMappingURL")[0]  # the map is not embedded
+    code = source.partition("//# sourceMappingURL")[0]  # the source map is not embedded
     return code.replace("</script", "<\\/script").replace("<script", "\\x3cscript").replace("<!--", "\\x3c!--")
 
 
 def embedded_json(value: object) -> str:
-    """JSON that can stand in a script element, with any content of its strings."""
+    """JSON that is safe inside a script element, with any content of its strings."""
     escaped = json.dumps(value, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     return escaped.replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
@@ -89,10 +89,11 @@ def page(
     classes: Sequence[str] = (),
     legend: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
-    """The whole page: the sequence, and in two tabs a picture of all heads (an image's address) and one head.
+    """The whole page: the sequence, and two tabs, one with a picture of all heads (`picture`, an image's address), one
+    with one head.
 
-    `tokens` are the texts to show; `classes` says for each whether it is a "trigger", an "output" or neither ("").
-    `legend` has the words for each kind of mark. CircuitsVis draws one head, when its tab is first opened.
+    `tokens` are the texts to show; `classes` has "trigger", "output" or "" for each. `legend` has the words for each
+    kind of mark. CircuitsVis draws the one head when its tab is first opened.
     """
     marked = classes or [""] * len(tokens)
     line = "".join(
@@ -136,7 +137,7 @@ def page(
 def framed(document: str, height: int) -> str:
     """A page in a frame inside another page, such as a notebook. Frames are isolated, so there can be many.
 
-    The frame begins with `height`; the page then sets the height it needs.
+    The frame starts with `height`; the page then sets the height that it needs.
     """
     source = html.escape(document, quote=True)
     return f'<iframe style="width:100%;height:{height}px;border:0" srcdoc="{source}"></iframe>'

@@ -1,7 +1,7 @@
 """A light picture of attention maps: an SVG in which each map is a PNG of one pixel per cell.
 
-It takes milliseconds, so a notebook's cell shows it at once. The figure for paper (`figures.maps`) is drawn only when
-it is saved; both have the same boxes, colours and order.
+It takes milliseconds, so a notebook cell shows it at once. The figure for print (`figures.maps`) is drawn only when it
+is saved. Both have the same boxes, colours and order.
 """
 
 import base64
@@ -14,24 +14,24 @@ import numpy as np
 from jaxtyping import Bool, Float, UInt8
 
 RIGHT, OTHER = "#e5343d", "#2da44e"
-"""Boxes: keys after an earlier occurrence of the query that are the right output, and the others."""
+"""Colours of boxes: keys after an earlier occurrence of the query that are the right output, and the others."""
 TRIGGER, OUTPUT = "#8250df", "#d1242f"
-"""Tokens on the axes."""
+"""Colours of tokens on the axes."""
 BEYOND = "#f2f3f5"
-"""What lies above the diagonal."""
+"""The colour above the diagonal."""
 ATTENTION = ("#f7fbff", "#c6dbef", "#6baed6", "#2171b5", "#08306b")
-"""From no attention to all of it, in even steps."""
+"""Colours from attention 0 to 1, in even steps."""
 WORDS = {
     "right": "after an earlier occurrence, the right output",
     "other": "after an earlier occurrence",
     "trigger": "trigger",
     "output": "its output",
 }
-"""What the legend says of the boxes (squares), the rings, the bold tokens and the bold, underlined ones."""
+"""The legend's words for squares, rings, bold tokens, and bold and underlined tokens."""
 
-WIDTH, HEIGHT = 928, 760  # pixels of a picture at most: a cell of a notebook, a screen
-SIDE, GAP, TITLE = 330.0, 14, 20  # pixels of a map at most, between maps, above a map
-SMALLEST = 20.0  # pixels of a map at least, where that makes the picture longer than a screen
+WIDTH, HEIGHT = 928, 760  # largest width and height of a picture in pixels: a notebook cell, a screen
+SIDE, GAP, TITLE = 330.0, 14, 20  # pixels: largest map, space between maps, space above a map
+SMALLEST = 20.0  # pixels: smallest map, even if the picture is then longer than a screen
 LABELLED = 150  # smaller maps have no tokens at their sides
 LABELS = 7.5, 12.0  # smallest and largest font of the tokens, in pixels
 
@@ -69,7 +69,7 @@ def legend(
     triggers: Bool[np.ndarray, " pos"],
     outputs: Bool[np.ndarray, " pos"],
 ) -> dict[str, str]:
-    """The words for each kind of mark that is there."""
+    """The words for each kind of mark in the maps."""
     marks = zip(WORDS.items(), (right, other, triggers, outputs), strict=True)
     return {kind: words for (kind, words), marked in marks if marked.any()}
 
@@ -85,8 +85,8 @@ def picture(
 ) -> tuple[str, float, float]:
     """The SVG of maps with their titles, and its width and height.
 
-    `across` of the maps belong side by side. Such lines are broken, or stand side by side, where that makes the maps
-    larger: all of them fit a screen.
+    `across` of the maps belong in one line. Lines are broken, or put side by side, if that makes the maps larger. All
+    maps fit a screen.
     """
     n, letters, font = len(tokens), max(map(len, tokens)), LABELS[0]
     side, columns, margin, below = SIDE, across, 0.0, 0.0
@@ -132,7 +132,8 @@ def picture(
 
 
 def _place(i: int, across: int, columns: int) -> tuple[int, int]:
-    """Row and column of the i-th map: lines of `across` maps are broken after `columns`, or several make a row."""
+    """Row and column of the i-th map: lines of `across` maps are broken after `columns`, or several lines share a
+    row."""
     if columns >= across:
         return divmod(i, columns)
     line, place = divmod(i, across)
@@ -140,12 +141,12 @@ def _place(i: int, across: int, columns: int) -> tuple[int, int]:
 
 
 def _size(n: int, across: int, columns: int, width: float, height: float) -> tuple[float, float]:
-    """Width and height of n maps, each in a place of that size."""
+    """Width and height of n maps in places of this size."""
     return min(n, columns) * width, (_place(n - 1, across, columns)[0] + 1) * height + 4
 
 
 def _fit(n: int, across: int, margin: float, below: float) -> tuple[float, int]:
-    """The largest side of n maps with room beside and below each, and how many stand in a row."""
+    """The largest side of n maps with room beside and below each, and the number of maps per row."""
     broken = {-(-across // parts) for parts in range(1, across + 1)}
     joined = {across * lines for lines in range(1, -(-n // across) + 1)}
     found = []
@@ -168,7 +169,7 @@ def _boxes(cells: Bool[np.ndarray, "query key"], colour: str, cell: float, *, ri
 def _labels(
     tokens: Sequence[str], triggers: np.ndarray, outputs: np.ndarray, side: float, letters: int, font: float
 ) -> str:
-    """Queries at the left, keys below; marked tokens first where not all have room."""
+    """Queries at the left, keys below; if there is not enough room, marked tokens have priority."""
     cell, placed, parts = side / len(tokens), [], []
     for t in np.argsort(~(triggers | outputs), kind="stable").tolist():
         if any(abs(t - other) * cell < font - 1 for other in placed):

@@ -1,4 +1,4 @@
-"""What a memory holds, as a picture: v_j^T W u_i over all inputs and outputs, at one step or several side by side.
+"""A picture of a memory: v_j^T W u_i over all inputs and outputs, at one step or several side by side.
 
 im.memory_map(run, "W_O2", step=100)                  shows itself in a notebook
 im.memory_map(run, "W_K2", step=[0, 100, 300])        steps side by side, in the same colours
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from induction_memory.views.figures.memories import Scores
 
 FORMATS = (".png", ".pdf", ".svg")
-MOST = 16  # maps at most; more would be too small to read
+MOST = 16  # most maps; more would be too small to read
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +39,7 @@ class MemoryMap:
 
     @property
     def unexpected(self) -> pd.DataFrame:
-        """The largest scores that no ideal pair explains: map, pair (as surgery names it), score."""
+        """The largest scores outside the ideal pairs: map, pair (as surgery names it), score."""
         from induction_memory.views.figures.memories import strengths
 
         strong = strengths(self.maps)
@@ -51,7 +51,7 @@ class MemoryMap:
         return pd.DataFrame(rows, columns=["map", "pair", "score"])
 
     def figure(self) -> "Figure":
-        """The picture for paper."""
+        """The figure for print."""
         from induction_memory.views.figures.memories import memories
 
         return memories(self.maps, note=self.title)
@@ -66,7 +66,7 @@ class MemoryMap:
         return path
 
     def _drawn(self, kind: str) -> bytes:
-        """The picture without a date and random names, so that the same maps give the same bytes."""
+        """The picture without a date or random names, so that the same maps give the same bytes."""
         import matplotlib
 
         file = io.BytesIO()
@@ -79,10 +79,10 @@ class MemoryMap:
 def memory_map(
     source: Any, memory: str, *, step: "Steps" = None, head: str | None = None, task: Task | None = None
 ) -> MemoryMap:
-    """Draw v_j^T W u_i of a memory at the last step, or at others: inputs across, outputs down.
+    """Draw v_j^T W u_i of a memory, by default at the last step: inputs across, outputs down.
 
-    Boxes are the pairs that the task says it should store; the largest other scores are ringed and named. `head` is as
-    in the tables (`L2H1`, or `L1H1>L2H1` for W_K2); all heads without it.
+    Boxes are the pairs to store according to the task; the largest other scores have rings and names. `head` is as in
+    the tables (`L2H1`, or `L1H1>L2H1` for W_K2), by default all heads.
 
     >>> drawn = memory_map("induction-small", "W_O2", step=[0, 600])
     >>> [one.title for one in drawn.maps]

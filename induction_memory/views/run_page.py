@@ -1,7 +1,7 @@
 """The page of runs, or of a series of checkpoints: `report(run).save("run.html")`, or a notebook cell's last line.
 
 It is one file that works offline: attention, memories, curves and causes under one slider over training. For the
-simplified model it also has the weights, so that the reader can type a text, switch parts off and erase associations.
+simplified model it also has the weights, so that one can type a text, switch components off and erase associations.
 """
 
 from contextlib import closing
@@ -21,7 +21,7 @@ from induction_memory.views.page.pack import Pack, within
 MOST_RUNS = 4
 MOST_TOKENS = 4096
 MOST_CHECKPOINTS = 48
-"""Of a series, evenly chosen: each step of the slider reads a whole model."""
+"""Most steps of a series on the page, chosen evenly: each reads a whole model."""
 BUDGET = 8_000_000  # bytes of the HTML file
 
 
@@ -51,10 +51,9 @@ def report(
 ) -> Report:
     """The page of one run or series, or of several side by side (also their folders, or names of shipped runs).
 
-    `step` chooses the stored steps that it shows, all by default, and of a series at most 48. It shows `sequences`
-    sequences of `length` tokens, and measures ablations and roles at up to `causal_steps` steps. A page over `budget`
-    bytes is made smaller, and says how: numbers behind colours get 8 bits instead of 16, then fewer sequences are
-    shown, then fewer steps.
+    `step` chooses the stored steps to show: by default all, for a series at most 48. The page shows `sequences` sequences
+    of `length` tokens, with ablations and roles at up to `causal_steps` steps. A page over `budget` bytes is reduced,
+    and says how: 8 bits instead of 16 for numbers behind colours, then fewer sequences, then fewer steps.
 
     >>> import tempfile
     >>> import induction_memory as im

@@ -1,9 +1,9 @@
-"""A trajectory as a folder for others: its files, a model card, figures and configuration.
+"""A trajectory as a folder to share: its files, a model card, figures and configuration.
 
     im.share(run, "shared")                       a folder; nothing leaves this machine
     im.share(run, "shared", upload="me/my-run")   the same, and uploaded to the Hub under this name
 
-The folder is a trajectory like any other: `im.load("shared")` reads it, `induction-memory verify shared` checks it.
+The folder is a trajectory: `im.load("shared")` reads it, `induction-memory verify shared` checks it.
 """
 
 import json
@@ -21,8 +21,8 @@ CARD, CONFIG, FIGURES = "README.md", "config.json", "figures"
 def share(source: Trajectory | str | Path, out: str | Path, *, upload: str | None = None) -> Path:
     """Write the trajectory, a model card, figures and the configuration into the new folder, and return it.
 
-    `upload` is the name of a repository on the Hub, `owner/name`. Without it nothing is uploaded. The upload uses the
-    account that huggingface_hub is logged in with.
+    `upload` is the name of a repository on the Hub, `owner/name`; the upload uses huggingface_hub's account. By default
+    nothing is uploaded.
 
     >>> import tempfile
     >>> out = share("induction-small", tempfile.mkdtemp() + "/shared")
@@ -47,7 +47,7 @@ def share(source: Trajectory | str | Path, out: str | Path, *, upload: str | Non
 
 
 def card(run: Trajectory, figures: list[str]) -> str:
-    """The model card: front matter, how to load the run, what it is, its last measurements, and figures."""
+    """The model card: front matter, how to load the run, a description, its last measurements, and figures."""
     last = run.metrics.dropna(axis="columns", how="all").iloc[-1] if len(run.metrics) else {}
     measured = "\n".join(f"| {name} | {float(value):.4g} |" for name, value in last.items() if name != "checkpoint")
     images = "\n\n".join(f"![{Path(name).stem}]({FIGURES}/{name})" for name in figures)

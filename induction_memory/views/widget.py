@@ -1,7 +1,7 @@
-"""The page as an anywidget: the page in a frame, with a `step` that the kernel and the reader can both set.
+"""The page as an anywidget: the page in a frame, with a `step` that the kernel and the user can both set.
 
-The frame and the notebook exchange messages: the page reports the step it shows, the notebook asks for one. Without a
-running kernel, the page's own HTML (`Report._repr_html_`) is shown instead.
+Frame and notebook exchange messages: the page reports its step, the notebook requests one. Without a running kernel,
+the page's HTML (`Report._repr_html_`) is shown instead.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -38,7 +38,7 @@ export default { render };
 
 
 def widget(report: "Report", step: int | None = None, height: int = 900) -> Any:
-    """A widget whose `step` is the step that the first run shows; the last one if none is given."""
+    """A widget whose `step` is the step of the first run, by default its last."""
     try:
         import anywidget
         import traitlets

@@ -33,12 +33,12 @@ LABELS = {
 RECALLS = ("W_O2", "W_K2", "W_K1", "W_K1_first64")
 """The recall probes that the paper draws."""
 SHARE = (-0.02, 1.03)
-"""Limits of the axis of an accuracy or a recall, wide enough to show lines at 0 and at 1 in full."""
+"""Limits of an axis of accuracy or recall, a little wider than 0 to 1 so that lines at the ends are visible."""
 
 
 @runtime_checkable
 class RunCurves(Protocol):
-    """What was measured on one run during training."""
+    """The measurements of one run over training."""
 
     @property
     def metrics(self) -> pd.DataFrame:
@@ -52,22 +52,22 @@ class RunCurves(Protocol):
 
 
 def measured(metrics: pd.DataFrame, column: str) -> pd.Series:
-    """One column against the step, at the steps where it was measured; empty where the column is missing."""
+    """One column against the step, where it was measured; empty if the column is missing."""
     return probed(metrics.set_index("step"), column)
 
 
 def probed(table: pd.DataFrame, column: str) -> pd.Series:
-    """One column without its gaps; empty where the column is missing."""
+    """One column without its gaps; empty if the column is missing."""
     if column not in table:
         return pd.Series(dtype=float, name=column)
     return pd.Series(table[column].to_numpy(dtype=float), index=table.index, name=column).dropna()
 
 
 def drawn_recalls(recalls: pd.DataFrame, names: Sequence[str] = RECALLS) -> dict[str, str]:
-    """The columns of `recalls` to draw and the memory of each: those of `names` that are there, or their heads.
+    """The columns of `recalls` to draw and the memory of each: the columns in `names`, or their heads.
 
-    A head's column is called 'W_K2 L2H1' or 'W_K2[L1H1>L2H1]'. Up to T = 64 the early positions are all positions, and
-    are drawn once.
+    A head's column is called 'W_K2 L2H1' or 'W_K2[L1H1>L2H1]'. Up to T = 64 the first 64 positions are all positions,
+    so they are drawn once.
     """
     heads = {name: re.compile(rf"{name}( L\w+|\[[^:]+\])?") for name in names}
     held = {name: [str(c) for c in recalls if heads[name].fullmatch(str(c))] for name in names}
@@ -136,15 +136,16 @@ def birth_figure(metrics: pd.DataFrame, recalls: pd.DataFrame, title: str) -> Fi
 
 
 CAP = 1.5
-"""The axis of distances ends at this multiple of the median at the first step, or where the closest one needs it."""
+"""The axis of distances ends at this multiple of the median at the first step, or higher if the closest curve needs
+it."""
 
 
 def predictor_figure(
     tables: dict[str, pd.DataFrame], phases: dict[str, Sequence[Any]] | None = None, *, cap: float | None = None
 ) -> Figure:
-    """One panel per table (its title the key): a curve per column against the step, on a logarithmic step axis.
+    """One panel per table, with its key as title: one curve per column against the step, on a logarithmic axis.
 
-    Phases (predictor, first, last) are shaded. `cap` is where the axis ends, `CAP` times the first median by default.
+    Phases (predictor, first, last) are shaded. `cap` is the end of the axis, by default `CAP` times the first median.
 
     >>> import induction_memory as im
     >>> distances = im.probes.predictor_distances("induction-small")
@@ -162,7 +163,7 @@ def predictor_figure(
 
 
 def _distances(axes: Axes, table: pd.DataFrame, phases: Sequence[Any] = (), cap: float | None = None) -> None:
-    """The curves of one table, the axis cut at `cap`; a phase is a band in the colour of its predictor."""
+    """The curves of one table, with the axis cut at `cap`; a phase is a band in the colour of its predictor."""
     steps = table.index.to_numpy() + 1
     colours = {str(name): f"C{i}" for i, name in enumerate(table)}
     for name in table:

@@ -1,8 +1,8 @@
 """Attention maps in the style of the paper's Figures 2 and 11, each over its own sequence.
 
-Each row is a query, each column a key; darker is more attention, nothing beyond the diagonal. A key is boxed in the row
-of a query z_t when it follows an earlier occurrence of it, z_{s-1} = z_t for s <= t: a red square where it is the right
-output of a trigger, a green ring elsewhere. On the axes triggers are bold, their outputs bold and underlined.
+Each row is a query, each column a key; darker means more attention. In the row of a query z_t, keys after an earlier
+occurrence of its token (z_{s-1} = z_t for s <= t) are marked: a red square if the key is the right output of a trigger,
+otherwise a green ring. On the axes triggers are bold, their outputs bold and underlined.
 """
 
 from collections.abc import Sequence
@@ -35,9 +35,9 @@ class Panel:
     pattern: Float[np.ndarray, "query key"]
     tokens: Sequence[str]
     right: Bool[np.ndarray, "query key"]
-    """Keys after an earlier occurrence of the query that are the right output of a trigger: red boxes."""
+    """Red squares: keys after an earlier occurrence of the query that are the right output of a trigger."""
     other: Bool[np.ndarray, "query key"]
-    """The other keys after an earlier occurrence of the query: green boxes."""
+    """Green rings: the other keys after an earlier occurrence of the query."""
     triggers: Bool[np.ndarray, " pos"]
     outputs: Bool[np.ndarray, " pos"]
 
@@ -65,7 +65,7 @@ def induction_maps(panels: Sequence[Panel], columns: int, note: str = "") -> Fig
 
 
 def grid(lines: Sequence[Sequence[Panel]], rows: Sequence[str] = (), note: str = "") -> Figure:
-    """Lines of maps, all of one size, `rows` the names of the lines; one scale and one legend for all."""
+    """Lines of maps of equal size, with `rows` as the names of the lines; one scale and one legend for all."""
     every = [panel for line in lines for panel in line]
     width, lengths = max(map(len, lines)), [len(panel.tokens) for panel in every]
     side = min(max(INCHES_A_TOKEN * max(lengths), SMALLEST), LARGEST)
@@ -79,7 +79,7 @@ def grid(lines: Sequence[Sequence[Panel]], rows: Sequence[str] = (), note: str =
     size = (left + width * side + (width - 1) * (ticks + 0.1) + beside, tops[-1] + side + ticks + 0.08 + below)
 
     def place(x: float, y: float, w: float, h: float) -> tuple[float, float, float, float]:
-        """Inches from the upper left corner, as the figure counts them."""
+        """From inches from the upper left corner to the figure's coordinates."""
         return x / size[0], 1 - (y + h) / size[1], w / size[0], h / size[1]
 
     with matplotlib.rc_context({"font.family": ["DejaVu Sans"], "svg.fonttype": "path"}):
@@ -118,7 +118,7 @@ def grid(lines: Sequence[Sequence[Panel]], rows: Sequence[str] = (), note: str =
 
 
 def _points(side: float, n: int) -> float:
-    """The size of the tokens on the axes: most of a cell."""
+    """The font size of the tokens on the axes: most of a cell."""
     return float(np.clip(0.78 * 72 * side / n, 2.0, 9.0))
 
 
@@ -184,7 +184,7 @@ def attention_figure(
     triggers: Bool[np.ndarray, " pos"] | None = None,
     outputs: Bool[np.ndarray, " pos"] | None = None,
 ) -> Figure:
-    """A grid of attention maps over one sequence; `maps[i][j]` stands in row i, column j.
+    """A grid of attention maps over one sequence; `maps[i][j]` is in row i, column j.
 
     `rows` and `columns` are their titles, `right` and `other` the boxes, `triggers` and `outputs` the marked positions.
     """

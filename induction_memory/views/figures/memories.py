@@ -1,8 +1,8 @@
 """Memories as matrices of scores, in the style of the paper's Figure 7.
 
-The cell in column i and row j is v_j^T W u_i. With the target memory W_* = sum of v_j u_i^T over its pairs, what should
-be stored is boxed; the largest scores elsewhere are ringed, and named below the map. Panels of one memory share their
-colours, which end at a strong pair: a few very strong ones do not hide the others.
+The cell in column i and row j is v_j^T W u_i. Boxes are around the pairs of the ideal memory W_* = sum of v_j u_i^T.
+The largest other scores have rings and are named below the map. Panels of one memory share a colour scale, which ends
+at a strong pair, so that a few very strong pairs do not hide the others.
 """
 
 from collections.abc import Sequence
@@ -21,10 +21,10 @@ from induction_memory.shown_tokens import visible
 from induction_memory.views.figures.panels import FAINT, INK, SMALL, TICK, panels, sign, title
 
 STRONG = 75
-"""The colours end at this percentile of the sizes of the stored pairs."""
-NAMED = 3  # unexpected scores of a panel
-SIDE, LARGE = 3.9, 5.6  # inches of a panel, and of one or two
-MOST_NAMES = 100  # an axis with more names says only some
+"""The colour scale ends at this percentile of the sizes of the stored pairs."""
+NAMED = 3  # most unexpected scores per panel
+SIDE, LARGE = 3.9, 5.6  # inches per panel; larger if there are only one or two
+MOST_NAMES = 100  # an axis with more names shows only some
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +43,7 @@ class Scores:
 
     @property
     def boxed(self) -> Bool[np.ndarray, "input output"]:
-        """The ideal pairs, if each input has one partner at most: the bigrams of W_F would box everything."""
+        """The ideal pairs, if each input has at most one: the bigrams of W_F would box everything."""
         return self.ideal & (self.ideal.sum(1) <= 1).all()
 
     @property
@@ -51,9 +51,9 @@ class Scores:
         return self.memory.startswith("W_K1")
 
     def unexpected(self, strong: float, n: int = NAMED) -> list[tuple[int, int]]:
-        """Places (input, output) of the largest scores that no ideal pair explains, above half a strong pair's.
+        """Places (input, output) of the largest scores outside the ideal pairs, above half of a strong pair's score.
 
-        A key later than its query is left out: no head can attend to it.
+        Keys later than the query are left out, because no head can attend to them.
 
         >>> table = pd.DataFrame([[5.0, 0.1], [4.0, 3.0]], ["a", "b"], ["a", "b"])
         >>> Scores("mine", "", table, np.eye(2, dtype=bool)).unexpected(strong=5.0)
@@ -70,13 +70,13 @@ class Scores:
 
     @property
     def strength(self) -> float:
-        """Where the colours end: a strong pair, and never zero."""
+        """The end of the colour scale: the score of a strong pair, never zero."""
         values = self.table.to_numpy()
         return float(np.percentile(np.abs(values[self.boxed] if self.boxed.any() else values), STRONG)) or 1.0
 
 
 def strengths(maps: Sequence[Scores]) -> dict[str, float]:
-    """Where the colours of each memory end: the strongest of its maps."""
+    """The end of each memory's colour scale: the largest over its maps."""
     return {one.memory: max(other.strength for other in maps if other.memory == one.memory) for one in maps}
 
 
@@ -108,7 +108,7 @@ def memories(maps: Sequence[Scores], columns: int = 4, note: str = "") -> Figure
 
 
 def _mark(axes: Axes, one: Scores, cell: float, limit: float) -> None:
-    """Boxes at the stored pairs, where a cell is large enough to hold one, and rings at the unexpected scores."""
+    """Boxes at the stored pairs, if a cell is large enough, and rings at the unexpected scores."""
     if cell >= 2 and one.boxed.any():
         inputs, outputs = np.nonzero(one.boxed)
         size, line = (cell - 0.4) ** 2, float(np.clip(cell / 9, 0.3, 1.0))
@@ -126,7 +126,7 @@ def _named(one: Scores, limit: float) -> str:
 
 
 def _tick(axis: Axis, names: Sequence[str], cell: float) -> None:
-    """All names where they fit, else some, at round places."""
+    """All names if they fit, otherwise some, at round numbers."""
     if len(names) <= MOST_NAMES:
         axis.set_ticks(np.arange(len(names)), names)
         size = float(np.clip(0.8 * cell, 2.0, TICK))

@@ -1,4 +1,4 @@
-"""What the paper's figures share: a grid of plain panels, legends that cover no curve, a note at the foot."""
+"""Parts of the paper's figures: a grid of plain panels, legends outside the panels, a note at the foot."""
 
 import re
 import textwrap
@@ -19,7 +19,7 @@ TITLE, LABEL, TICK, SMALL = 9.5, 9, 8, 7
 def panels(
     rows: int, columns: int, width: float | int, height: float | int, share_y: bool = False
 ) -> tuple[Figure, list[Axes]]:
-    """A figure of rows x columns panels of that size in inches, listed row by row; rows share an axis on request."""
+    """A figure of rows x columns panels of this size in inches, listed row by row; rows share an axis on request."""
     figure = Figure(figsize=(width * columns, height * rows), layout="constrained", facecolor="white")
     grid = figure.subplots(rows, columns, squeeze=False, sharey="row" if share_y else False)
     for axes in (flat := list(grid.flat)):
@@ -36,13 +36,13 @@ def plain(axes: Axes) -> None:
 
 
 def title(axes: Axes, words: str, pad: float | int = 6) -> None:
-    """The panel's title; matrices as the code calls them, W_O2, in the paper's way of writing."""
+    """The panel's title; names of matrices in the code, such as W_O2, become the paper's symbols."""
     words = re.sub(r"\bW_([KOQVF])(\d)\b", r"$W_\1^\2$", words)
     axes.set_title(words, fontsize=TITLE, color=INK, pad=pad)
 
 
 def legend_below(axes: Axes, handles: Sequence[Artist], columns: int = 2) -> None:
-    """The panel's own legend, under its axis label."""
+    """A panel's legend, under its axis label."""
     if handles:
         figure = axes.get_figure()
         assert figure is not None
@@ -63,7 +63,7 @@ def legend_above(figure: Figure, handles: Sequence[Artist]) -> None:
 
 
 def sign(figure: Figure, note: str) -> Figure:
-    """The figure with its note, small and grey, at the foot."""
+    """The figure with a small grey note at the foot."""
     if note:
         letters = int(figure.get_figwidth() * 72 / (0.55 * SMALL))
         figure.supxlabel("\n".join(textwrap.wrap(note, letters)), fontsize=SMALL, color=FAINT)
@@ -71,5 +71,5 @@ def sign(figure: Figure, note: str) -> Figure:
 
 
 def sequential(count: int) -> np.ndarray:
-    """`count` colours from light to dark along one map, none too pale to see."""
+    """`count` colours from light to dark along one colour map, none too pale to see."""
     return matplotlib.colormaps["viridis_r"](np.linspace(0.12, 1.0, count))

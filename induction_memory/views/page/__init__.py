@@ -1,1 +1,1 @@
-"""The page: measurements of a run, packed with plain scripts into one HTML file that needs no network."""
+"""The page: measurements of a run and scripts in one HTML file that needs no network."""

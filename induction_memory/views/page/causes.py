@@ -1,8 +1,8 @@
-"""What is lost without each part over training, how heads share the effect, and which role each head has.
+"""The effect of ablating each component over training, how heads share the effect, and the role of each head.
 
-Each part is replaced by its mean over sequences and positions (`ablate(kind="mean")`). The loss is the difference to
-the intact model on the same sequences. Shares are Shapley values of the game in which every head may be kept or ablated
-(`heads.identify`, game "all"), as fractions of the total effect.
+Each component is replaced by its mean over sequences and positions (`ablate(kind="mean")`). The effect is the
+difference to the intact model on the same sequences. Shares are Shapley values of the game in which every head is kept
+or ablated (`heads.identify`, game "all"), as fractions of the total effect.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ OF_HEADS = ("heads", "shares", "shapley", "shapley_error", "roles", "agreement",
 
 
 def parts_of(source: Any) -> list[str]:
-    """The parts that the page takes away: heads, key and output matrices, feed-forwards."""
+    """The components that the page ablates: heads, key and output matrices, feed-forwards."""
     model = getattr(source, "model_config", None)
     if model is None:
         return ["heads", "feed_forward"]
@@ -32,7 +32,7 @@ def parts_of(source: Any) -> list[str]:
 
 
 def causes(source: Source, steps: Sequence[int], batch: Batch) -> tuple[dict[str, Any], dict[str, str]]:
-    """Tables of ablations, shares and roles at some steps, as the page reads them, and reasons for what is left out."""
+    """Tables of ablations, shares and roles at some steps for the page, and the reasons for missing ones."""
     lost = ablate(source, batch, components=parts_of(source), kind="mean", step=steps)
     titles = group_titles(source.task, batch)
     kinds = ["loss"] if batch.soft else ["loss", "accuracy"]
@@ -68,5 +68,5 @@ def causes(source: Source, steps: Sequence[int], batch: Batch) -> tuple[dict[str
 
 
 def _by_step(table: pd.DataFrame, name: str, steps: Sequence[int]) -> list[list[float | None]]:
-    """One list per step, one number per part in the order of the table."""
+    """One list per step, with one number per component in the order of the table."""
     return plain(table[name].to_numpy(dtype=float).reshape(len(steps), -1))

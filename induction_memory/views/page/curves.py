@@ -1,9 +1,9 @@
-"""The curves of a run: loss and accuracy as training recorded them, recall and KL as probes measure them.
+"""The curves of a run: loss and accuracy recorded in training, recall and KL measured by probes.
 
-A source without a task has loss and accuracy as probes measure them, and the standard scores of heads.
+A source without a task has loss and accuracy measured by probes, and the standard head scores.
 
-Each curve has the panel in which it is drawn, the memory whose colour it has (if any), and the numbers of the
-DataFrame. Births are the change points of the recalls, with their confidence intervals (`probes.change_points`).
+Each curve has a panel, the memory whose colour it has (if any), and the numbers of the DataFrame. Births are the change
+points of the recalls, with confidence intervals (`probes.change_points`).
 """
 
 from collections.abc import Mapping
@@ -36,14 +36,14 @@ PREDICTION = {
 """Probes of a source without a task, on random tokens repeated once."""
 GROUPS = ("loss", "accuracy", "previous", "induction")
 NAMED = 4
-MOST_POINTS = 1200  # drawn of a recorded curve; of a longer curve only every n-th row is drawn
+MOST_POINTS = 1200  # most points of a recorded curve; longer curves show every n-th row
 CAP = 1.5  # the axis of distances ends at this many times the median distance of the first step
 
 
 def curves(
     source: Any, batch: Batch, leaders: Mapping[str, str], n_layers: int
 ) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """Every curve, and the reason for each probe that this source does not have.
+    """Every curve, and the reasons for skipped probes.
 
     `leaders` names for each memory the head that the legend shows (`tables.clearest`).
     """
@@ -107,7 +107,7 @@ def measured(source: Any, batch: Batch, n_layers: int) -> list[dict[str, Any]]:
 
 
 def phases(curves: list[dict[str, Any]]) -> tuple[dict[str, Any] | None, dict[str, float]]:
-    """The phases that the distances to a task's predictors show, in words, and where the axis of distances ends."""
+    """The phases of training in words, and the end of the axis of distances."""
     drawn = {c["label"]: c for c in curves if c["group"] == "kl" and c["name"].startswith("kl_to_")}
     if not drawn:
         return None, {}
@@ -138,7 +138,7 @@ def _curve(
 
 
 def births(source: Any, leaders: Mapping[str, str]) -> list[dict[str, Any]]:
-    """When each memory was born: the change point of the recall of its leading head."""
+    """The birth of each memory: the change point of the recall of its leading head."""
     names = [name for name in ("W_O2", "W_K2", "W_K1") if name in leaders]
     if not names or len(source.steps) < 3:
         return []

@@ -1,8 +1,8 @@
-"""The HTML file: template, style, scripts and data in one, with a content security policy that allows nothing else.
+"""The HTML file with template, style, scripts and data, and a content security policy that allows nothing else.
 
 The scripts are ES modules on the disk. A page opened from a file cannot load modules, so they are joined here, in the
-order of their imports. Each becomes a function that returns the module's exports, and an import takes its names from
-that result. The policy names the hashes of the script and of the style, so nothing else can run.
+order of their imports. Each becomes a function that returns the module's exports; imports read from its result. The
+policy has the hashes of the script and of the style, so nothing else can run.
 """
 
 import base64
@@ -56,7 +56,7 @@ class Page:
 
 
 def source(name: str) -> str:
-    """A file of the page as it stands on the disk."""
+    """The content of one of the page's source files."""
     return (FILES / name).read_text(encoding="utf-8")
 
 
@@ -80,7 +80,7 @@ def script(entry: str = "main") -> str:
 
 
 def document(title: str, blob: bytes, *, induction: bool = True) -> str:
-    """The whole page for one blob of data; `induction` says whether its runs are of the paper's task."""
+    """The whole page for one blob of data; `induction`: its runs are of the paper's task."""
     code, style = script(), source("page.css")
     policy = (
         f"default-src 'none'; script-src {digest(code)}; style-src {digest(style)}; img-src data: blob:; "
@@ -99,5 +99,5 @@ def document(title: str, blob: bytes, *, induction: bool = True) -> str:
 
 
 def digest(text: str) -> str:
-    """The hash by which a policy allows a script or a style."""
+    """The hash with which a policy allows a script or a style."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

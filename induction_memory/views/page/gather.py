@@ -1,8 +1,8 @@
-"""Everything that the page shows of one source, measured through the public functions and put into a Pack.
+"""Measure everything on the page for one source with the public functions, as a Pack.
 
-The sequences are those that `im.source.select(run, sequences=16).batch` draws: the first of a run's evaluation stream,
-or random tokens repeated once for a source whose task is not known. The line of Python beside a panel measures the same
-thing. What a source or its task does not offer is left out, with the reason.
+The sequences are `im.source.select(run, sequences=16).batch`: the first of a run's evaluation stream, or random tokens
+repeated once for a source whose task is not known. The line of Python beside a panel measures the same. Missing parts
+are left out with the reason.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,18 +21,18 @@ from induction_memory.views.attention_maps import telling_rows
 from induction_memory.views.page import causes, curves, live, sequences, tables, words
 from induction_memory.views.page.pack import Pack, Quantised, quantise
 
-EVALUATED = 16  # sequences on which causes and distances are measured
-LENGTH = 64  # tokens of each sequence that is shown
-LIKELY_BIGRAM = 0.1  # pairs of W_F that are marked: pi_b(j | k) at least this
+EVALUATED = 16  # sequences for causes and distances
+LENGTH = 64  # tokens of each shown sequence
+LIKELY_BIGRAM = 0.1  # marked pairs of W_F have at least this pi_b(j | k)
 
 PARTS = 5
-"""Parts that are gathered of each source: attention, memories, curves, causes, and files or weights."""
+"""Number of parts measured per source: attention, memories, curves, causes, and files or weights."""
 
 
 def gather(
     source: Source, steps: Sequence[int], at: Sequence[int], *, shown: int, length: int, parts: Iterator[int]
 ) -> Pack:
-    """Metadata and arrays of one source at the steps that the page shows, causes at `at`; `parts` counts."""
+    """Metadata and arrays of one source at the page's steps, with causes at the steps `at`; `parts` counts progress."""
     chosen = select(source, step=steps, sequences=EVALUATED)
     batch, task = chosen.batch, source.task
     cut = min(length, batch.tokens.shape[1])
@@ -96,13 +96,13 @@ def gather(
 
 
 def spread(steps: Sequence[int], n: int) -> list[int]:
-    """At most n of the steps, evenly by index, the first and the last among them."""
+    """At most n of the steps, evenly by index, with the first and the last."""
     chosen = np.linspace(0, len(steps) - 1, min(n, len(steps)))
     return np.asarray(steps)[np.unique(np.rint(chosen).astype(int))].tolist()
 
 
 def _about(source: Any, found: sequences.Shown) -> str:
-    """A few words on the model, its task and its training."""
+    """A short description of the model, its task and its training."""
     n_heads = len(found.heads) // found.n_layers
     heads = "one head" if n_heads == 1 else f"{n_heads} heads"
     shape = f"{'one layer' if found.n_layers == 1 else f'{found.n_layers} layers'} of {heads}"
@@ -121,14 +121,14 @@ def _about(source: Any, found: sequences.Shown) -> str:
 
 
 def _files(source: Revisions) -> list[str]:
-    """What the files of a series say about it: duplicates, gaps, damage, jumps."""
+    """Problems in the files of a series: duplicates, gaps, damage, jumps."""
     return lines(source) or ["No duplicates, gaps, damage or jumps in the files of its checkpoints."]
 
 
 def _tolerance(
     facts: dict[str, Any], arrays: live.Arrays, tokens: torch.Tensor, exact: sequences.Shown
 ) -> dict[str, float]:
-    """Differences between the page's forward pass and the model's own, over all shown steps and sequences.
+    """Differences between the page's forward pass and the model's, over all shown steps and sequences.
 
     Probabilities are compared at the most likely outputs of each position.
     """

@@ -1,12 +1,12 @@
-"""The weights that the page needs to run the model itself, and the page's forward pass in torch.
+"""The weights with which the page runs the model itself, and the page's forward pass in torch.
 
-The page can run models with attention and linear feed-forwards only, without LayerNorm, with fixed embeddings. In the
+The page can run only models with attention and linear feed-forwards, without LayerNorm, with fixed embeddings. In the
 paper's orientation, with x_t = w_E(z_t) + p_t, each layer computes for each of its heads
 
     a_ts = softmax over s <= t of x_t^T W_K x_s / sqrt(d_head),    x_t += W_O W_V sum_s a_ts x_s
 
-then x_t += W_F x_t if it has a feed-forward; the logits are w_U x_t. A matrix that is trained is stored as its value at
-the first step and, for every step, its change in 8 bits with one scale per row:
+then x_t += W_F x_t if it has a feed-forward; the logits are w_U x_t. A trained matrix is stored as its first value and,
+for every step, its change in 8 bits with one scale per row:
 
     W(step) = W(first) + scale(step, row) * code(step, row, column)
 """
@@ -81,7 +81,7 @@ def pack(run: Any, steps: Sequence[int]) -> tuple[dict[str, Any], Arrays]:
 
 
 def decode(arrays: Arrays, matrix: dict[str, Any], step: int) -> Float[Tensor, "d_out d_in"]:
-    """A matrix at the `step`-th stored step, as the page reads it."""
+    """A matrix at the `step`-th stored step, decoded as in the page."""
     W = torch.from_numpy(arrays[matrix["name"]].copy())
     if not matrix["moves"]:
         return W
@@ -93,7 +93,7 @@ def decode(arrays: Arrays, matrix: dict[str, Any], step: int) -> Float[Tensor, "
 def forward(
     facts: dict[str, Any], arrays: Arrays, step: int, tokens: Int[Tensor, "row pos"]
 ) -> tuple[Float[Tensor, "row head query key"], Float[Tensor, "row pos vocab"]]:
-    """The formulas above in torch: attention of every head and logits, with the weights that the page has."""
+    """The formulas above in torch, with the page's weights: attention of every head, and logits."""
     w_E, p, w_U = (torch.from_numpy(arrays[name].copy()) for name in ("w_E", "p", "w_U"))
     x, maps = w_E[tokens] + p[: tokens.shape[1]], []
     later = torch.ones(tokens.shape[1], tokens.shape[1], dtype=torch.bool).triu(1)

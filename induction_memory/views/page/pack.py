@@ -5,9 +5,9 @@ the dtype, shape and offset of each. Numbers that are shown only as colours are 
 
     value = low + (high - low) * code / (2^bits - 1)
 
-so a value is off by at most half of `step = (high - low) / (2^bits - 1)`. The high bytes of a 16-bit array stand before
-its low bytes, which compresses better. Several runs are joined into one pack, which is reduced until the page fits its
-budget; the page says what was left out.
+so a value is off by at most half of `step = (high - low) / (2^bits - 1)`. A 16-bit array has its high bytes before its
+low bytes, which compresses better. Several runs are joined into one pack, which is reduced until the page fits its
+budget. The page says what was left out.
 """
 
 import gzip
@@ -23,12 +23,12 @@ from jaxtyping import Num, UInt
 from induction_memory.errors import InputError
 from induction_memory.views.page.document import document
 
-LEVEL = 6  # compression level of gzip; higher ones take longer and gain a percent
+LEVEL = 6  # gzip level; higher ones take longer and gain one percent
 
 
 @dataclass(frozen=True, eq=False)
 class Quantised:
-    """Codes of 8 or 16 bits and the range they stand for."""
+    """Codes of 8 or 16 bits and their range."""
 
     codes: UInt[np.ndarray, "..."]
     low: float
@@ -47,7 +47,7 @@ class Quantised:
 def quantise(
     values: Num[np.ndarray, "..."], bits: int = 16, low: float | None = None, high: float | None = None
 ) -> Quantised:
-    """The values in 8 or 16 bits, over their own range or a given one; a nan is kept as the lowest value."""
+    """The values in 8 or 16 bits, over `within`, by default their range; nan becomes the lowest value."""
     finite = values[np.isfinite(values)]
     low = float(finite.min(initial=0.0)) if low is None else low
     high = float(finite.max(initial=0.0)) if high is None else high
@@ -88,7 +88,7 @@ class Pack:
 
 
 def plain(values: Any) -> list[Any]:
-    """Numbers as JSON has them, rows as lists; None where a number is not finite."""
+    """Numbers for JSON, rows as lists; None for a number that is not finite."""
     numbers = np.asarray(values, dtype=float)
     found = numbers.astype(object)
     found[~np.isfinite(numbers)] = None
@@ -96,7 +96,7 @@ def plain(values: Any) -> list[Any]:
 
 
 def unpack(blob: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """The JSON and the arrays' values, as the page reads them."""
+    """The JSON and the arrays' values, decoded as in the page."""
     raw = gzip.decompress(blob)
     (length,) = struct.unpack_from("<I", raw)
     meta = json.loads(raw[4 : 4 + length])
@@ -119,7 +119,7 @@ FEWEST_STEPS = 5
 
 
 def within(packs: Sequence[Pack], title: str, budget: int) -> Pack:
-    """The packs as one, with the first reduction that fits into `budget` bytes of HTML.
+    """The packs joined, with the first reduction that fits into `budget` bytes of HTML.
 
     The reductions are tried in this order: none; 8 bits behind colours; one sequence; half of the steps, repeatedly.
     """

@@ -1,7 +1,7 @@
 """Attention and predictions over the sequences that the page shows, at every step.
 
-Attention is kept below the diagonal only: row t of a map holds its keys 0..t, so a map of n tokens is n (n + 1) / 2
-numbers. For each prediction the page has -log q of the right output (nan where none is asked) and the five most likely
+Attention is stored up to the diagonal: row t of a map has its keys 0..t, so a map of n tokens is n (n + 1) / 2 numbers.
+For each prediction the page has -log q of the right output (nan at positions without one) and the five most likely
 outputs.
 """
 
@@ -24,12 +24,12 @@ LIKELY = 5  # tokens listed for each prediction
 
 @dataclass(frozen=True, eq=False)
 class Shown:
-    """What the models of some steps do on some sequences."""
+    """Attention and predictions of the models of some steps on some sequences."""
 
     attention: Float[np.ndarray, "step row head entry"]
     """The lower triangle of each map, row after row."""
     loss: Float[np.ndarray, "step row pos"]
-    """-log q(right output), in nats; nan where none is asked."""
+    """-log q(right output), in nats; nan at positions without one."""
     likely: Int[np.ndarray, "step row pos five"]
     probability: Float[np.ndarray, "step row pos five"]
     heads: tuple[str, ...]
@@ -74,7 +74,7 @@ def triangle(maps: Float[Tensor, "*lead query key"]) -> Float[Tensor, "*lead ent
 def facts(batch: Batch, rows: Sequence[int], length: int, task: Task | None) -> list[dict[str, Any]]:
     """Tokens, targets, marked positions and boxes of each sequence that is shown.
 
-    A target is -1 where none is asked, or where no single output is right.
+    A target is -1 at positions that are not counted, or if targets are soft.
     """
     targets = torch.full_like(batch.tokens, -1) if batch.soft else torch.where(batch.counted, batch.targets, -1)
     result = []
@@ -98,10 +98,10 @@ def facts(batch: Batch, rows: Sequence[int], length: int, task: Task | None) -> 
 def renumbered(
     facts: Sequence[dict[str, Any]], likely: Int[np.ndarray, "step row pos five"]
 ) -> tuple[Int[np.ndarray, " token"], Int[np.ndarray, "step row pos five"]]:
-    """Number the tokens that the page shows, 0, 1 ..., so that no other of a large vocabulary needs a name.
+    """Renumber the tokens on the page from 0, so that the other tokens of a large vocabulary need no names.
 
-    The tokens and targets of `facts` are changed in place. Returns the tokens in the order of their numbers, and the
-    likely outputs by number.
+    Changes the tokens and targets of `facts` in place. Returns the tokens in the order of their new numbers, and the
+    likely outputs as new numbers.
     """
     used = np.unique(np.concatenate([likely.ravel(), *(one[key] for one in facts for key in ("tokens", "targets"))]))
     used = used[used >= 0]

@@ -1,14 +1,14 @@
 """Score tables of the memories at every step that the page shows.
 
-A row is an input, a column a candidate output, as in `probes.score_matrix`:
+A row is an item of the side that recall fixes, a column one of its candidates:
 
     W_K1   p_t^T W_K1 p_s                       query position t, key position s; the first 64 positions
     W_K2   w_E(k)^T W_K2 Phi_1 w_E(k')          query k, key k'
     W_O2   w_U(j)^T W_O2 W_V2 w_E(k)            input k, output j
     W_F    w_U(j)^T W_F w_E(k)                  input k, output j: the logits of bigrams
 
-With several heads W_K1 and W_O2 have one table per head. W_K2 has one per pair of heads; for each head of layer 2, the
-page shows the pair with the clearest signal at the last step (`clearest`).
+With several heads W_K1 and W_O2 have one table per head. W_K2 has one table per pair of heads; for each layer-2 head,
+the page shows the pair with the clearest signal at the last step (`clearest`).
 """
 
 from collections.abc import Sequence
@@ -37,18 +37,18 @@ class Table:
     head: str
     """Name as in the tables of `probes`: `L1H1`, or `L1H1>L2H1` for a pair; "" for W_F."""
     index: int
-    """Its place among the heads (W_K1, W_O2) or among the pairs of heads (W_K2), counted from 0."""
+    """Its index among the heads (W_K1, W_O2) or the pairs of heads (W_K2), from 0."""
     scores: Float[np.ndarray, "step input output"]
     births: list[float | None] | None
-    """The step from which each input stays recalled; None if it is not recalled at the end."""
+    """The birth step of each row's item; None if it is not recalled at the end."""
     first: int
-    """What the first row stands for: position 1 for W_K1, token 0 otherwise. Columns start at 0."""
+    """The number of the first row's item: position 1 (from 0) for W_K1, otherwise token 0. Columns start at 0."""
     pairs: list[list[int]] | None
-    """[row, column] of the pairs that should be stored; None for W_F, where they are the likely bigrams."""
+    """[row, column] of the pairs to store; None for W_F, where the page marks the likely bigrams."""
 
 
 def tables(source: Any, steps: Sequence[int]) -> tuple[list[Table], dict[str, str]]:
-    """The tables that the page shows, and the reason for each memory that has none."""
+    """The tables on the page, and the reasons for memories without one."""
     if source.task is None:
         return [], {"memories": "the task is not known, and with it the pairs that they should hold"}
     ranked, skipped = clearest(source)
@@ -76,7 +76,7 @@ def score_tables(
 ) -> tuple[Float[Tensor, "step head input output"], list[list[int]]]:
     """All scores of a memory at some steps, with one entry on the head axis per head or pair of heads.
 
-    Also the pairs [row, column] that should be stored.
+    The second value has the pairs [row, column] to store.
     """
     stack = select(source, step=steps).stack
     a = stack.association(WINDOW if memory == "W_K1" else memory)
@@ -87,11 +87,11 @@ def score_tables(
 
 
 def clearest(source: Any) -> tuple[dict[str, list[tuple[int, str]]], dict[str, str]]:
-    """The heads of each memory, as (index, name), clearest signal first; and the reason for each memory without any.
+    """The heads of each memory as (index, name), clearest signal first; and the reasons for memories without any.
 
-    The signal is the signal-to-interference ratio of the ideal pairs at the last step, which also chooses the head that
-    surgery goes through. Recall would mislead where several heads share the work. For W_K2, each layer-2 head has one
-    pair, with the layer-1 head that gives it the clearest signal.
+    The signal is the signal-to-interference ratio of the ideal pairs at the last step, as in surgery's choice of
+    `through`. Recall would mislead if several heads share the work. For W_K2, each layer-2 head is paired with the
+    layer-1 head of the clearest signal.
     """
     table = probes.table(source, list(SIGNALS.values()), step="last")
     ranked: dict[str, list[tuple[int, str]]] = {}
@@ -112,7 +112,7 @@ def clearest(source: Any) -> tuple[dict[str, list[tuple[int, str]]], dict[str, s
 
 
 def facts(table: Table, step: float, name: str) -> dict[str, Any]:
-    """What the page needs to know about a table besides its numbers."""
+    """The page's metadata of a table."""
     rows, columns = table.scores.shape[1:]
     return {
         "memory": table.memory,

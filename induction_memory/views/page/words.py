@@ -1,8 +1,8 @@
-"""What the page calls the tokens, outputs and groups of positions of a run's task.
+"""The page's words for tokens, outputs and groups of positions of a run's task.
 
-Sequences with triggers are described as in the paper. For any other task the groups go by their own names. A source
-whose task is not known reads random tokens repeated once, so its groups are the two halves. Each panel also has lines
-of Python that compute what it shows, in which the page fills in `{step}` and other placeholders.
+Sequences with triggers are described as in the paper. For other tasks the groups have their own names. A source whose
+task is not known reads random tokens repeated once, so its groups are the two halves. Each panel also has lines of
+Python that compute its content; the page fills in `{step}` and other placeholders.
 """
 
 import json
@@ -45,7 +45,7 @@ HALVES = {
 
 
 def wording(task: Any, batch: Batch) -> dict[str, Any]:
-    """The words that differ between kinds of sequences: marked positions, boxes in the maps, groups of positions."""
+    """The words that depend on the kind of sequences: marked positions, boxes in the maps, groups of positions."""
     if task is None:
         return HALVES
     if "triggers" in batch.latents and "outputs" in batch.latents:
@@ -65,7 +65,7 @@ def wording(task: Any, batch: Batch) -> dict[str, Any]:
 
 
 def group_titles(task: Any, batch: Batch) -> dict[str, str]:
-    """The groups that have scores, the main one first, with a heading for each."""
+    """The groups with scores, the main one first, with their headings."""
     scored, titles = scored_groups(batch), wording(task, batch)["titles"]
     found = {}
     for name in (batch.main, *scored):
@@ -92,7 +92,7 @@ def facts(task: Any, batch: Batch, read: Sequence[str], said: Sequence[str]) -> 
 
 
 def follows(batch: Batch) -> bool:
-    """Whether the target of a position is the next token, so that a typed text has targets."""
+    """Whether targets are the next tokens, so that a typed text has targets."""
     if batch.soft or batch.tokens.shape[1] < 2:
         return False
     same = batch.targets[:, :-1] == batch.tokens[:, 1:]
@@ -112,7 +112,7 @@ def _columns(curves: Sequence[Mapping[str, Any]], group: str, *first: str) -> st
 
 
 def of(source: Any, curves: Sequence[Mapping[str, Any]], length: int) -> dict[str, str]:
-    """Snippets by the name of the panel; `curves` are those that the page draws."""
+    """Snippets by the name of the panel; `curves` are the page's curves."""
     opened = (
         f'revisions("{series_folder(source)}")'
         if isinstance(source, Revisions)
