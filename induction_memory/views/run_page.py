@@ -51,9 +51,9 @@ def report(
 ) -> Report:
     """The page of one run or series, or of several side by side (also their folders, or names of shipped runs).
 
-    `step` chooses the stored steps to show: by default all, for a series at most 48. The page shows `sequences` sequences
-    of `length` tokens, with ablations and roles at up to `causal_steps` steps. A page over `budget` bytes is reduced,
-    and says how: 8 bits instead of 16 for numbers behind colours, then fewer sequences, then fewer steps.
+    `step` chooses the stored steps to show: by default all, for a series at most 48. The page shows `sequences`
+    sequences of `length` tokens, with ablations and roles at up to `causal_steps` steps. A page over `budget` bytes is
+    reduced, and says how: 8 bits instead of 16 for numbers behind colours, then fewer sequences, then fewer steps.
 
     >>> import tempfile
     >>> import induction_memory as im
