@@ -1,7 +1,7 @@
 """The paper's figures and claims, from runs that are trained when missing and from records that ship.
 
 reproduce([3], "quick")     train, draw, judge and write a page
-audit()                     judge all claims from what ships
+audit()                     judge all claims from shipped files
 claims.check(records)       the sentences of the paper, each with its measurement
 theory.run()                the paper's statements, each with a measured verdict
 """

@@ -1,12 +1,12 @@
-"""Check what ships: which numbers of the claims are measured again, and which come from sealed records.
+"""Judge the claims from shipped files: which numbers are measured again, and which come from sealed records.
 
 Weights ship for a few runs, thinned to some steps, and the records of all runs ship beside them. For a run with
-weights, everything that they allow is measured again: the metrics are read from the trajectory, the last step is
-measured, and so are the recalls at all exact (not rounded) steps. Everything else comes from the records, whose files
-have checksums.
+weights, the metrics are read from the trajectory, and the last step and the recalls at all exact (not rounded) steps
+are measured again. Everything else comes from the records, whose files have checksums.
 
-`audit` notes what each row of the table of claims reads. A row is "recomputed" if all its numbers were measured again,
-"sealed" if one of them comes from an intact record, and "seal broken" if one comes from a record that was changed.
+`audit` notes which numbers each row of the table of claims reads. A row is "recomputed" if all its numbers were
+measured again, "sealed" if one of them comes from an intact record, and "seal broken" if one comes from a record that
+was changed.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ from induction_memory.trajectory.search import SHIPPED, find, search_path
 from induction_memory.trajectory.trajectory import Trajectory, load
 
 AGREE = 1e-5
-"""Largest difference between a record and its trajectory that rounding explains: records have seven digits."""
+"""Largest difference between a record and its trajectory due to rounding: records have seven digits."""
 
 
 SOURCES = ("recomputed", "sealed", "seal broken")
@@ -38,7 +38,7 @@ SOURCES = ("recomputed", "sealed", "seal broken")
 @field_docs
 @dataclass(frozen=True, eq=False)
 class Audit:
-    """What an audit found."""
+    """The result of an audit."""
 
     verdicts: pd.DataFrame
     """One row per measurement, with its source."""
@@ -47,7 +47,7 @@ class Audit:
     broken: list[str]
     """Records whose files differ from their checksums."""
     folder: Path
-    """Where the records and trajectories were looked for."""
+    """The folder of the records and trajectories."""
     missing: list[str] = field(default_factory=list)
     """Shipped trajectories that are missing."""
 
@@ -69,7 +69,7 @@ class Audit:
         apart = self.compared.loc[~(self.compared["largest difference"] <= AGREE)]
         return [
             *([unchecked] if without else []),
-            *(f"{name}: not in {self.folder}, so nothing of it was measured anew" for name in self.missing),
+            *(f"{name}: not in {self.folder}, so it was not measured again" for name in self.missing),
             *(f"{name}: its record differs from its checksum" for name in self.broken),
             *(
                 f"{row['trajectory']}: differs from its record by {row['largest difference']:.3g} ({row['where']})"
@@ -83,7 +83,7 @@ class AuditedRecord(Record):
     """A record that notes in `sealed_reads` each read of a number that was not measured again."""
 
     anew: frozenset[str] = frozenset()
-    """What was measured again: "metrics", "last", "row 0" ..."""
+    """The parts that were measured again: "metrics", "last", "row 0" ..."""
     sealed_reads: list[str] = field(default_factory=list)
     """The record's name, once per read; one list for all records of an audit."""
 
@@ -93,7 +93,7 @@ class AuditedRecord(Record):
 
 
 def audit(folder: Path | None = None, figures: Sequence[int] = tuple(FIGURES), *, progress: "Progress" = None) -> Audit:
-    """The claims about some figures, from the trajectories and sealed records in a folder: by default what ships.
+    """The claims about some figures, from the trajectories and sealed records in a folder, by default the shipped ones.
 
     Only the trajectories of runs that these figures show are measured. The checksums of all records are checked.
     """
@@ -124,13 +124,13 @@ def audit(folder: Path | None = None, figures: Sequence[int] = tuple(FIGURES), *
 
 
 def sealed_folder() -> Path:
-    """The first folder of the search path with records in it; that of the source tree if none has any."""
+    """The first folder of the search path with records, or else the source tree's."""
     found = [place for place in search_path() if (place / record_files.FOLDER).is_dir()]
     return found[0] if found else SHIPPED
 
 
 def with_shipped(records: Records, planned: Sequence[PaperRun], folder: Path = SHIPPED) -> Records:
-    """The record of each planned job: the given one or, if its settings are the same, the shipped one."""
+    """The record of each planned job: from `records`, or else the shipped one if its settings are equal."""
     shipped, found = record_files.read_all(folder / record_files.FOLDER), []
     for job in planned:
         if job.name in records:
@@ -143,7 +143,7 @@ def with_shipped(records: Records, planned: Sequence[PaperRun], folder: Path = S
 def distance(kept: Record, anew: Record) -> tuple[float, str]:
     """Largest difference between a record and a new measurement, and its column; relative for values above 1.
 
-    Measures of the last step that the record does not have yet are not compared.
+    Measures of the last step that the record lacks are not compared.
     """
     before, now = (record.metrics.set_index("step") for record in (kept, anew))
     tables = [
@@ -169,7 +169,7 @@ def of_exact_steps(run: Trajectory, record: Record) -> Record:
 
 
 def _audited(kept: Record, anew: Record | None, reads: list[str]) -> AuditedRecord:
-    """The record, with its numbers replaced by those that were measured again."""
+    """The record with the numbers that were measured again."""
     known = {entry.name: getattr(kept, entry.name) for entry in fields(Record)}
     if anew is None:
         return AuditedRecord(**known, sealed_reads=reads)

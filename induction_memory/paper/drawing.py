@@ -1,6 +1,6 @@
 """The paper's Figures 2 to 11, each from the records and the trajectories of its runs.
 
-A figure is drawn from the runs that exist. If one that it needs is missing, the error names it.
+If a run of a figure is missing, the error names it.
 """
 
 from collections.abc import Callable, Mapping
@@ -33,7 +33,7 @@ DOTS_AN_INCH = 150
 
 @dataclass(frozen=True, eq=False)
 class Material:
-    """What figures are drawn from: the records, and the trajectory of a preset's first repetition."""
+    """The material of figures: the records, and the trajectories of the presets' first repetitions."""
 
     records: Records
     trajectory: Callable[[str], Trajectory]
@@ -41,7 +41,8 @@ class Material:
 
 
 def figure_2(given: Material) -> Figure:
-    """Attention of the vanilla transformers: the previous token, then what follows triggers or any repeated token."""
+    """Attention of the vanilla transformers: to the previous token, then to the successors of triggers or of repeated
+    tokens."""
     fixed, random = (given.trajectory(plan.TWO_LAYERS[kind]) for kind in ("fixed", "random"))
     maps = [
         *_maps(random, {"L1H1": "first layer"}),
@@ -69,7 +70,7 @@ def figure_4(given: Material) -> Figure:
 
 
 def figure_5(given: Material) -> Figure:
-    """Recall in the five settings; on the triggers alone where they are fixed, as in the paper."""
+    """Recall in the five settings; only on the triggers if they are fixed, as in the paper."""
     settings = _settings(given)
     _require_one(settings, next(iter(plan.SETTINGS.values())))
     return recalls_by_setting({label: _on_triggers(run) for label, run in settings.items()}, note=given.note)
@@ -88,7 +89,7 @@ def figure_7(given: Material) -> Figure:
 
 
 def figure_8(given: Material) -> Figure:
-    """Recall of W_O2 alone by dimension: with one step size, and with the best of several."""
+    """Recall of W_O2, trained alone, by dimension: with one step size, and with the best of several."""
     fixed = {d: given.records.one(f"figure-8-d{d}") for d in plan.DIMENSIONS if _has(given, f"figure-8-d{d}")}
     _require_one(fixed, f"figure-8-d{plan.DIMENSIONS[0]}")
     tuned = {d: tuned_runs(given.records, d)[0] for d in fixed}
@@ -99,7 +100,7 @@ def figure_8(given: Material) -> Figure:
 
 def figure_9(given: Material) -> Figure:
     """One-step recall of W_O2 by dimension (infinite: orthonormal embeddings) and number of batches of 32 sequences;
-    nothing is trained, so that both scales agree.
+    without training, so equal at both scales.
     """
     return one_step(measure_one_step().tables["recall"])
 
@@ -123,7 +124,7 @@ IN_THE_TEXT: dict[int, Callable[[Material], Figure]] = {
     3: lambda given: _freezing(given, plan.FREEZING_IN_THE_TEXT),
     7: lambda given: _memories(given, plan.UNIFORM_IN_THE_TEXT),
 }
-"""Figures that are drawn a second time, from the model of the paper's text."""
+"""Figures that are also drawn from the model of the paper's text."""
 
 
 def draw(figure: int, given: Material, folder: Path) -> list[Path]:

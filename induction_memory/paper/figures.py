@@ -72,13 +72,14 @@ def freezing(runs: Mapping[str, Sequence[RunCurves]], frozen_until: int | None =
 
 
 SETTINGS = ("#d0312d", "#e8952b", "#3b3b3b", "#8fa02e", "#2457a8")
-"""In the order of the experiments: one frequent fixed trigger is red, five rare ones are blue, as in the paper."""
+"""Colours in the order of the experiments, as in the paper: one frequent fixed trigger is red, five rare ones are
+blue."""
 OUTPUTS = {"uniform": "#0f8a96", "bigram": "#b8569a"}
 """The distribution of outputs in training."""
 
 
 def setting_colours(labels: Iterable[str]) -> dict[str, str]:
-    """A colour for each setting: by the distribution it trains on where its label names one, else by its place."""
+    """A colour for each setting: by its training distribution if the label names one, otherwise by its position."""
     colours = {}
     for i, label in enumerate(labels):
         named = sorted((label.index(word), colour) for word, colour in OUTPUTS.items() if word in label)
@@ -137,7 +138,7 @@ def _draw_losses(axes: Axes, run: RunCurves, colour: str) -> None:
 
 
 def _draw_recalls(axes: Axes, run: RunCurves) -> Sequence[Artist]:
-    """The recalls and the divergence of W_F, where there is one; returns what the legend shows."""
+    """The recalls and, if present, the divergence of W_F; returns the legend's lines."""
     curves.draw_recall(axes, run.probes, {name: LABELS[name] for name in curves.RECALLS})
     handles = axes.get_legend_handles_labels()[0]
     divergence = _draw_divergence(axes, probed(run.probes, "W_F_kl")) if "W_F_kl" in run.probes else []
@@ -177,7 +178,7 @@ def recalls_by_setting(runs: Mapping[str, RunCurves], note: str = "") -> Figure:
 
 
 def _draw_divergence(axes: Axes, divergence: pd.Series) -> list[Line2D]:
-    """The divergence of W_F from the bigrams, dashed, on an axis of its own to the right of the recalls."""
+    """The divergence of W_F from the bigrams, dashed, on a separate axis at the right."""
     beside = axes.twinx()
     plain(beside)
     beside.spines["right"].set_visible(True)
@@ -187,12 +188,12 @@ def _draw_divergence(axes: Axes, divergence: pd.Series) -> list[Line2D]:
     beside.tick_params(axis="y", colors=colour)
     beside.spines["right"].set_color(colour)
     top = max(beside.get_ylim()[1], 1e-9)
-    beside.set_ylim(top * SHARE[0] / SHARE[1], top)  # zero where the recalls have theirs
+    beside.set_ylim(top * SHARE[0] / SHARE[1], top)  # zero at the same height as for the recalls
     return lines
 
 
 def _style(label: str) -> str:
-    """Solid where the model is tested on the outputs that it trained on, dashed elsewhere."""
+    """Solid if test outputs are the training outputs, otherwise dashed."""
     train, _, test = label.removeprefix("train ").partition(", test ")
     return "-" if test in ("", train) else "--"
 
@@ -256,7 +257,7 @@ def _number(value: float | int) -> str:
 
 
 def _beside(axes: Axes, heading: str | None = None) -> None:
-    """The legend to the right of the panel, the largest value on top as its curve is."""
+    """The legend to the right of the panel, with the largest value on top, like the curves."""
     handles = axes.get_legend_handles_labels()[0][::-1]
     if handles:
         axes.legend(

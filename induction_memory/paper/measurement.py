@@ -27,12 +27,12 @@ SEQUENCES = 128
 """Sequences on which the accuracy of the last step is measured."""
 
 BATCHES, RESAMPLES = 8, 300
-"""Batches for a standard error over sequences; draws of a bootstrap over associations."""
+"""Number of batches for a standard error over sequences, and of bootstrap draws over associations."""
 UNCERTAIN = ["previous_token_argmax1", "induction_mass2", "induction_other_mass2"]
-"""Attention probes of the last step that claims use."""
+"""Attention probes of the last step in the claims."""
 
 IGNORED = "^checkpoint$|^crc32$|_norm_"
-"""Columns of the metrics that a record leaves out, the norms of weights and gradients among them."""
+"""Columns of the metrics that a record omits, such as the norms of weights and gradients."""
 
 
 def make_record(run: Trajectory, name: str) -> Record:
@@ -50,7 +50,8 @@ def make_record(run: Trajectory, name: str) -> Record:
 
 
 def diagonals(run: Trajectory, step: int) -> dict[str, float]:
-    """Per memory, the scores of its right associations: rank correlation with position or frequency, and spread."""
+    """Per memory, the scores on its diagonal (the right associations): rank correlation with position or frequency, and
+    spread."""
     if run.config.model.n_heads > 1 or run.config.model.n_layers < 2:
         return {}
     found = {}
@@ -83,8 +84,8 @@ def attention_errors(run: Trajectory, step: int) -> dict[str, float]:
 
 
 def _drawn(run: Trajectory, step: int) -> tuple[dict[str, float], dict[str, float]]:
-    """How often layer 1 attends most to the previous token, at the positions that an attention map shows; and the
-    accuracy at triggers first seen at these positions, and at later ones, with standard errors.
+    """How often layer 1 attends most to the previous token at the positions of an attention map; and the accuracy at
+    triggers first seen at these positions or later. With standard errors.
     """
     if run.config.model.n_heads > 1:
         return {}, {}
@@ -137,8 +138,8 @@ def _pair_errors(run: Trajectory, step: int) -> dict[str, float]:
 
 
 def _heads(run: Trajectory) -> tuple[dict[str, float], dict[str, float]]:
-    """Effective number of heads per role, by exact Shapley values; its standard error draws the shares around the
-    measured ones, with their errors.
+    """Effective number of heads per role, by exact Shapley values; its standard error comes from draws of the shares
+    with their errors.
     """
     if run.config.model.n_heads == 1:
         return {}, {}
@@ -154,7 +155,7 @@ def _heads(run: Trajectory) -> tuple[dict[str, float], dict[str, float]]:
 
 
 def provenance(run: Trajectory) -> tuple[str, float | None]:
-    """The command that made the run, and the seconds it took where that is known."""
+    """The command that made the run, and its seconds if known."""
     if isinstance(run, PlainFolder):
         return "", None
     return run.manifest.command or "", run.manifest.seconds

@@ -1,4 +1,4 @@
-"""Which runs each figure of the paper is drawn from, at the paper's own scale or at a reduced one.
+"""The runs of each figure of the paper, at the paper's scale or at a reduced scale.
 
 A run is a preset and a seed. At both scales it is trained with one thread, so that two runs can share two cores and the
 bits do not depend on the machine's number of threads.
@@ -52,10 +52,10 @@ FIGURES: dict[int, tuple[str, ...]] = {
     10: (REALISTIC,),
     11: (FOUR_HEADS,),
 }
-"""Figure -> the presets it is drawn from. Figure 9 takes no training."""
+"""Figure -> its presets. Figure 9 needs no training."""
 
 COMPARED = {10: (OUTPUTS["uniform"],)}
-"""Figure -> presets of other figures that its claims compare it with."""
+"""Figure -> presets of other figures that its claims use for comparison."""
 
 TRAJECTORIES = {
     "random-triggers": OUTPUTS["uniform"],
@@ -67,7 +67,7 @@ TRAJECTORIES = {
     "vanilla-fixed": TWO_LAYERS["fixed"],
     "vanilla-random": TWO_LAYERS["random"],
 }
-"""Trajectory that ships -> the preset whose first repetition it is."""
+"""Shipped trajectory -> its preset; it is the first repetition."""
 
 SEEDS = dict.fromkeys([*FREEZING.values(), *(f"figure-8-d128-eta{eta}" for eta in (3.2, 6.4, 12.8, 25.6, 51.2))], 3)
 """Independent repetitions of a preset's run at the paper's scale; one if not listed."""
@@ -88,14 +88,14 @@ class PaperRun:
 
     @property
     def command(self) -> str:
-        """What trains this run."""
+        """The command that trains this run."""
         if self.scale == "quick":
             return "induction-memory reproduce all --scale quick"
         return f"induction-memory train {self.preset} --seed {self.seed} --set train.threads=1 --out {self.name}"
 
 
 def figures(names: Iterable[str]) -> list[int]:
-    """The figures that are meant: "3", "figure-3", "figure_03"; all of them for "all" or for nothing."""
+    """The numbers of figures: from "3", "figure-3" or "figure_03"; all for "all" or an empty list."""
     chosen: list[int] = []
     for name in list(names) or ["all"]:
         number = name.lower().removeprefix("figure").lstrip("-_ 0")
@@ -109,7 +109,7 @@ def figures(names: Iterable[str]) -> list[int]:
 
 
 def jobs(chosen: Sequence[int], scale: Scale) -> list[PaperRun]:
-    """The runs of these figures and those that their claims compare them with, each once."""
+    """The runs of these figures and of the comparisons in their claims, each once."""
     found: dict[str, PaperRun] = {}
     for figure in chosen:
         for seed in range(max(SEEDS.values())):
@@ -128,7 +128,7 @@ def _config(name: str, seed: int, scale: Scale) -> RunConfig:
 
 
 def describe(scale: Scale) -> str:
-    """The line that stands under a figure of reduced scale."""
+    """The note under a figure of reduced scale."""
     return "" if scale == "paper" else "quick scale: T = 64, batches of 128 sequences, one seed"
 
 

@@ -1,4 +1,4 @@
-"""The record of a run: what the figures' curves and the paper's claims are computed from.
+"""The record of a run: the numbers behind the figures' curves and the paper's claims.
 
 A record holds the configuration, the metrics of every training step, the memory recall at every stored step, and at the
 last step attention, prediction and the shape of the memories. Claims read it through four methods: `curve`, `recalls`,
@@ -10,8 +10,8 @@ Records on the disk: one folder per run, with three files.
     metrics.csv   one row per training step, without the norms of weights and gradients
     probes.csv    one row per stored step
 
-The folder of records that ships is sealed: its file SHA256SUMS holds the checksum of every file in it, in the form that
-`sha256sum -c` reads.
+The shipped folder of records is sealed: its file SHA256SUMS has the checksum of every file, in the format of `sha256sum
+-c`.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ class MissingRunError(InputError):
 
 @dataclass(frozen=True, eq=False)
 class Record:
-    """What is kept of one run."""
+    """The numbers kept of one run."""
 
     name: str
     config: RunConfig
@@ -51,7 +51,7 @@ class Record:
     probes: pd.DataFrame
     """One row per stored step, one column per recall."""
     last: Mapping[str, float]
-    """What was measured only at the last step."""
+    """The measures of the last step."""
     errors: Mapping[str, float] = field(default_factory=dict)
     """Standard errors of some of these, as "NAME over WHAT"."""
 
@@ -71,7 +71,7 @@ class Record:
         return pd.Series(self.probes[name])
 
     def recall(self, name: str, step: int | None = None) -> float:
-        """A recall at the stored step nearest to the given one; at the last by default."""
+        """A recall at the stored step nearest to `step`, by default at the last."""
         row = len(self.probes) - 1 if step is None else int(np.abs(self.probes.index.to_numpy() - step).argmin())
         self._reads(f"row {row}")
         return float(self.probes[name].to_numpy()[row])
@@ -91,7 +91,7 @@ class Record:
         return float("nan"), ""
 
     def _reads(self, *parts: str) -> None:
-        """Called before each read, with what is read: "metrics", "last", "row 0" ..."""
+        """Called before each read with the part that is read: "metrics", "last", "row 0" ..."""
 
     def accuracy(self, first: int | None = None, last: int | None = None) -> float:
         """Mean in-context accuracy of the fresh batches of the steps first..last; of the last twenty by default."""
@@ -101,13 +101,14 @@ class Record:
         return float(np.mean(values[(steps >= start) & (steps <= end)]))
 
     def mean_recall(self, name: str, until: int | None = None) -> float:
-        """The mean of a recall over training, or until a step, each stored step weighted by the time it stands for."""
+        """The mean of a recall over training, or until a step; stored steps are weighted by the time that they
+        represent."""
         recalls = self.recalls(name).loc[:until]
         steps = recalls.index.to_numpy()
         return float(np.trapezoid(recalls.to_numpy(), steps) / (steps[-1] - steps[0]))
 
     def reaches(self, name: str, level: float) -> float:
-        """First stored step from which a recall stays at the level or above; infinite if it does not."""
+        """First stored step from which a recall stays at the level or above; infinite if there is none."""
         recalls = self.recalls(name)
         first = first_lasting(recalls.to_numpy() >= level, recalls.index.to_numpy())
         return float(np.nan_to_num(first, nan=np.inf))
@@ -165,7 +166,7 @@ DIGITS = 7
 
 
 def write(record: Record, folder: Path) -> None:
-    """Write a record to a folder of its own."""
+    """Write a record to its own folder."""
     about = {
         "name": record.name,
         "command": record.command,
@@ -209,7 +210,7 @@ def seal(folder: Path, files: Sequence[str]) -> None:
 
 
 def broken_files(folder: Path, files: Sequence[str] | None = None) -> list[str]:
-    """Which of these files, or of all in a folder, and of those with a checksum are missing, unsealed or changed."""
+    """The missing, unsealed or changed files among these (by default all in the folder) and those with a checksum."""
     seals = folder / SEALS
     if files is None:
         files = [path.name for path in folder.glob("*") if path != seals]

@@ -1,9 +1,9 @@
-"""The whole reproduction: train what is missing, measure, draw, judge, and write the page.
+"""The whole reproduction: train missing runs, measure, draw, judge, and write the page.
 
 Runs are in `folder/NAME`, their records in `folder/records/NAME`. Missing runs are trained a few at a time, with one
-thread each. An interrupted run continues where it stopped, and so does one with fewer steps. A finished run is only
-read. A record is made again when its trajectory has changed. At the paper's scale the records of all runs and the
-trajectories of a few ship with the repository; `auditing.audit` judges the claims from those alone.
+thread each. An interrupted run, or one with fewer steps, continues where it stopped. A finished run is only read. A
+record is remade if its trajectory has changed. At the paper's scale the records of all runs and the trajectories of
+some ship with the repository; `auditing.audit` judges the claims from these alone.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ from induction_memory.trajectory.trajectory import Trajectory, load
 
 @dataclass(frozen=True, eq=False)
 class Reproduction:
-    """What came out: what was measured, the verdicts, the figures drawn, and why others were not."""
+    """The results: records, verdicts, drawn figures, and the reasons for missing ones."""
 
     records: Records
     verdicts: pd.DataFrame
@@ -78,7 +78,7 @@ def reproduce(
 
 
 def _trained(job: PaperRun, folder: Path, records: Records) -> Trajectory:
-    """The trajectory behind a record: the run's own, or the shipped one."""
+    """The trajectory of a record: the run's, or the shipped one."""
     shipped = [SHIPPED / name for name, preset in TRAJECTORIES.items() if preset == job.preset]
     for place in (folder / job.name, *shipped):
         if job.name in records and (place / "manifest.json").exists():
@@ -93,7 +93,7 @@ def gather(
 ) -> Records:
     """The records of all jobs, after training the runs that are missing or unfinished.
 
-    With `train` False those are left out.
+    With `train` False these are left out.
     """
     found = {job.name: record for job in jobs if (record := _stored(job, folder)) is not None}
     missing = [job for job in jobs if job.name not in found]
@@ -105,7 +105,7 @@ def gather(
 
 
 def _work(jobs: Sequence[PaperRun], folder: Path, workers: int, progress: Progress) -> dict[str, Record]:
-    """Train and measure as a sweep: failed runs are reported when the others are done."""
+    """Train and measure as a sweep: failed runs are reported at the end."""
     ended = work_off([_sweep_job(job, folder) for job in jobs], engine(workers), progress=progress)
     failed = [f"{folder / name}: {outcome.error}" for name, outcome in ended.items() if outcome.state != "done"]
     if failed:

@@ -1,15 +1,15 @@
-"""Which embeddings stand in superposition on the residual stream (Figure 1).
+"""Which embeddings are in superposition on the residual stream (Figure 1).
 
 In a transformer of one head per layer without LayerNorm and without a feed-forward before its last layer, the residual
 stream of position t is a sum of embeddings with coefficients that attention a^l determines:
 
     layer 0     w_E(z_t) + p_t
-    layer 1     that, and  sum_s a^1_ts (Phi_1 w_E(z_s) + Phi_1 p_s)
-    layer 2     that, and  Phi_2 of everything on layer 1 of position s, with a^2_ts
+    layer 1     this, and  sum_s a^1_ts (Phi_1 w_E(z_s) + Phi_1 p_s)
+    layer 2     this, and  Phi_2 of everything on layer 1 of position s, with a^2_ts
 
 A row of the table is one embedding on one stream: w_E(a), p(3), w_1(a) = Phi_1 w_E(a), w_1(p 3), w_2(a) = Phi_2 w_E(a),
-w_2(w_1(a)) ... with its coefficient. Nothing is fitted: `residual` adds the rows up again, and a test compares the sum
-with the stream that the model computes. A feed-forward of the last layer adds to layer 2 and is left out here.
+w_2(w_1(a)) ... with its coefficient. Nothing is fitted: `residual` sums the rows, and a test compares the sum with the
+model's stream. A feed-forward of the last layer also adds to layer 2 and is left out.
 """
 
 from collections import defaultdict
@@ -26,7 +26,7 @@ from induction_memory.model.memories import embedding, matrix
 
 COLUMNS = ["layer", "position", "embedding", "coefficient"]
 Atom = tuple[str, int, tuple[int, ...]]
-"""w_E or p, which token or position, and the layers whose Phi it went through, in that order."""
+"""w_E or p, the token or position, and the layers whose Phi were applied, in order."""
 
 
 def superposition(

@@ -1,8 +1,8 @@
-"""A measurement of a statement of the paper: a value with its uncertainty, the interval it has to lie in, a verdict.
+"""A measurement of a statement of the paper: a value with its error, the interval where it should lie, and a verdict.
 
 It holds if the value is inside the interval by at least its error, does not hold if it is outside by more, and is
-undecided in between. The claims about trained runs and the checks of the theory both consist of such measurements. The
-error is half of a 95 % interval (`claims/estimate.py` says what it is taken over), and 0 for what is computed exactly.
+undecided in between. Both the claims about trained runs and the checks of the theory consist of such measurements. The
+error is half of a 95 % interval (`claims/estimate.py`), and 0 for exact computations.
 """
 
 import math
@@ -13,12 +13,12 @@ from induction_memory.field_docs import field_docs
 
 Verdict = Literal["holds", "undecided", "does not hold", "no run"]
 VERDICTS: tuple[Verdict, ...] = ("no run", "does not hold", "undecided", "holds")
-"""The worst first."""
+"""The worst verdict first."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value, half of its 95 % interval, and what the interval is over."""
+    """A value, half of its 95 % interval, and the replicates of that interval (seeds, draws ...)."""
 
     value: float
     error: float
@@ -43,20 +43,20 @@ def known(value: float) -> Estimate:
 @field_docs
 @dataclass(frozen=True)
 class Measurement:
-    """One row: what was measured, with its error, and the interval in which it has to lie."""
+    """One row: a measured value, its error, and the interval where it should lie."""
 
     statement: str
     found: Estimate
     predicted: float
     """The bound, or the centre of the interval."""
     tolerance: str
-    """"at least", "at most", or the distance from the centre in words."""
+    """"at least", "at most", or the allowed distance from the centre, in words."""
     low: float = -math.inf
     high: float = math.inf
     ours: bool = False
-    """True for a stricter reading or a cause that the paper does not claim."""
+    """True if the paper does not claim it: a stricter reading, or a cause."""
     slip: bool = False
-    """True for a statement that is known not to hold as the paper prints it; another row has the corrected one."""
+    """True for a known error of the paper; another row has the corrected statement."""
 
     @property
     def measured(self) -> float:
@@ -77,7 +77,7 @@ class Measurement:
 
     @property
     def expected(self) -> bool:
-        """False if a statement fails, or if a known slip of the paper holds."""
+        """False if a statement fails, or a known error in the paper holds."""
         return self.holds != self.slip
 
     @property
@@ -114,7 +114,7 @@ def sampled(statement: str, predicted: float, found: float, error: float) -> Mea
 
 
 def known_slip(row: Measurement) -> Measurement:
-    """A statement that is known not to hold as the paper prints it."""
+    """A statement that is a known error of the paper."""
     return replace(row, slip=True)
 
 

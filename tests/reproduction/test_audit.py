@@ -108,7 +108,7 @@ def test_a_trajectory_without_its_record_is_a_problem(quick, copy):
 
 def test_a_trajectory_that_is_not_there_is_a_problem(quick, copy):
     (copy / "four-heads").unlink()
-    assert audit(copy).problems == [f"four-heads: not in {copy}, so nothing of it was measured anew"]
+    assert audit(copy).problems == [f"four-heads: not in {copy}, so it was not measured again"]
 
 
 def test_a_sealed_record_that_was_changed_is_named_beside_its_rows(quick, copy):

@@ -1,8 +1,8 @@
 """The claims of the paper's text, each a function of stored records with a threshold and a verdict.
 
-A claim quotes the paper, states beforehand what would count as true and why, and returns what was measured, with its
-uncertainty. Numbers are means over the repetitions of a run where there are several. `check(records)` is the table of
-all of them; `CLAIMS` has them by name, in the order of the paper's figures.
+A claim quotes the paper, states its thresholds and the reasons for them, and returns measurements with errors. Numbers
+are means over the repetitions of a run. `check(records)` is the table of all claims; `CLAIMS` has them by name, in the
+order of the paper's figures.
 """
 
 # Importing a module adds its claims, in this order.

@@ -16,12 +16,12 @@ COLUMNS = ("claim", "figure", "measure", "whose", "value", "error", "over", "thr
 
 
 def later(row: Measurement) -> Measurement:
-    """A measure that was added after a first look at the runs, with the mark for it."""
+    """Mark a measure that was added after a first look at the runs."""
     return replace(row, statement=f"{row.statement} {DAGGER}")
 
 
 def ours(row: Measurement) -> Measurement:
-    """A measure of something that the paper does not claim."""
+    """Mark a measure that the paper does not claim."""
     return replace(row, ours=True)
 
 
@@ -47,8 +47,8 @@ CLAIMS: dict[str, Claim] = {}
 def claim(figure: int, reason: str) -> Callable[[Measure], Measure]:
     """Add a claim: the docstring quotes the paper, the name is the function's with hyphens.
 
-    The function yields its rows. Between two rows it reads all the numbers of the later one, so that an audit can say
-    where each number comes from.
+    The function yields its rows. It reads all numbers of a row after yielding the row before, so that an audit can tell
+    the source of each number.
     """
 
     def add(measure: Measure) -> Measure:
@@ -62,8 +62,8 @@ def claim(figure: int, reason: str) -> Callable[[Measure], Measure]:
 def check(records: Records, names: Sequence[str] | None = None) -> pd.DataFrame:
     """One row per measurement: claim, figure, measure, whose, value, error, over, threshold, verdict.
 
-    The verdict is "holds", "undecided", "does not hold", or "no run" if what it needs has not been trained. The measure
-    is the paper's, or ours if the paper does not claim it. The error is half of a 95 % interval.
+    The verdict is "holds", "undecided", "does not hold", or "no run" if a run has not been trained. `whose` is "paper",
+    or "ours" if the paper does not claim it. The error is half of a 95 % interval.
 
     >>> from induction_memory.paper.records import Records
     >>> check(Records([]), ["two-layers"])[["measure", "verdict"]].values.tolist()
@@ -74,7 +74,7 @@ def check(records: Records, names: Sequence[str] | None = None) -> pd.DataFrame:
 
 
 def measured(entry: Claim, records: Records) -> Iterator[Row]:
-    """The rows of one claim, each measured when it is asked for."""
+    """The rows of one claim, measured one by one."""
     try:
         for row in entry.measure(records):
             found, whose = row.found, "ours" if row.ours else "paper"
@@ -85,5 +85,5 @@ def measured(entry: Claim, records: Records) -> Iterator[Row]:
 
 
 def called(memory: str) -> str:
-    """A recall's name as the measures write it."""
+    """A recall's name in the measures."""
     return "W_K1 (t < 64)" if memory == "W_K1_first64" else memory

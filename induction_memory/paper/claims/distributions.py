@@ -153,7 +153,7 @@ def outputs_fit(records: Records) -> Iterator[Measurement]:
 
 
 def _fall(fast: Record, slow: Record, memory: str) -> Estimate:
-    """How much higher a recall is, in the mean over training.
+    """The difference of two runs' recalls, as means over training.
 
     For fixed triggers, recall of W_K2 is among the triggers alone, as in the paper's figure.
     """
@@ -162,7 +162,8 @@ def _fall(fast: Record, slow: Record, memory: str) -> Estimate:
 
 
 def _left(records: Records, memory: str) -> Estimate:
-    """The fall of a recall from five triggers to one with the same learned W_O2 in both, divided by that without it."""
+    """The fall of a recall from five triggers to one with the same learned W_O2 in both, divided by the fall without
+    it."""
     plain, grafted = (
         _fall(records.one(names[5]), records.one(names[1]), memory) for names in (plan.LATE_KEYS, plan.GRAFTED)
     )

@@ -2,16 +2,14 @@
 
 The error of an estimate is half of its 95 % interval. Where it comes from:
 
-    seeds       t * s / sqrt(n) for the mean of n runs. s is the spread between seeds, and Figure 3 has the only
-                repetitions of whole runs: s is pooled over its five settings (`SEED_SPREAD`), 10 degrees of freedom.
-                A measure of a single run has n = 1. The spread of an accuracy p goes with sqrt(p (1 - p)), as that of
-                any share of independent answers does.
-    draws       t * s / sqrt(n) for n repetitions of the measurement itself, with their own spread
-    sequences   at the last step: the spread over batches of fresh sequences
-    pairs       at the last step: bootstrap over the associations of a memory
-    steps       bootstrap over the steps of a training curve (its noise is resampled)
+    seeds       t * s / sqrt(n) for the mean of n runs. s is the spread between seeds, pooled over the five settings of
+    Figure 3 (`SEED_SPREAD`, 10 degrees of freedom), which has the only repetitions of whole runs. A measure of a single
+    run has n = 1. The spread of an accuracy p is proportional to sqrt(p (1 - p)), as for any share of independent
+    answers. draws       t * s / sqrt(n) for n repetitions of the measurement, with their own spread sequences
+    at the last step: the spread over batches of fresh sequences pairs       at the last step: bootstrap over the
+    associations of a memory steps       bootstrap over the steps of a training curve (its noise is resampled)
 
-When a loss is learned, and how far a probe has moved: numbers read from a curve, with the error from its noise.
+`slower_to_learn` and `from_extreme` read numbers from a curve, with the error from its noise.
 """
 
 import math
@@ -26,13 +24,13 @@ from induction_memory.paper.verdicts import Estimate
 
 LEVEL = 0.95
 SEED_SPREAD = {"accuracy": 0.0175, "mean accuracy": 0.0081, "recall": 0.0264, "mean recall": 0.0175}
-"""Standard deviation between seeds in Figure 3 (measured by a test) of an accuracy and of a recall, each at a step and
-as a mean over training. That of the accuracy is in units of sqrt(p (1 - p))."""
+"""Standard deviation between seeds in Figure 3 (measured by a test) of accuracy and recall, each at a step and as a
+mean over training. For the accuracy, the unit is sqrt(p (1 - p))."""
 SPREAD_FREEDOM = 10
 
 
 def over_seeds(values: Sequence[float], kind: str) -> Estimate:
-    """The mean over runs of a number of that kind, with the spread between seeds of Figure 3."""
+    """The mean over runs, with the spread between seeds of Figure 3 for this kind of number."""
     n, mean = len(values), float(np.mean(values))
     unit = math.sqrt(max(mean * (1 - mean), 0.0)) if kind == "accuracy" else 1.0
     error = _quantile(SPREAD_FREEDOM) * SEED_SPREAD[kind] * unit / math.sqrt(n)
@@ -40,14 +38,14 @@ def over_seeds(values: Sequence[float], kind: str) -> Estimate:
 
 
 def over_draws(values: Sequence[float] | Float[np.ndarray, " draw"]) -> Estimate:
-    """The mean over repetitions, with their own spread; unknown for a single one."""
+    """The mean over repetitions, with their spread; unknown for a single one."""
     n = len(values)
     error = _quantile(n - 1) * float(np.std(values, ddof=1)) / math.sqrt(n) if n > 1 else math.nan
     return Estimate(float(np.mean(values)), error, f"{n} draws")
 
 
 def pooled(values: Sequence[float], repeated: Sequence[Sequence[float]]) -> Estimate:
-    """The mean of some runs, with the spread that repetitions of similar runs have; unknown if there are none."""
+    """The mean of some runs, with the spread of repetitions of similar runs; unknown without repetitions."""
     freedom = sum(len(some) - 1 for some in repeated)
     if freedom == 0:
         return Estimate(float(np.mean(values)), math.nan, "")
@@ -76,7 +74,7 @@ def mean_recall(runs: Sequence[Record], name: str, until: int | None = None) -> 
 
 
 def final(run: Record, name: str) -> Estimate:
-    """A number of the last step, with the error that was measured beside it."""
+    """A number of the last step, with its measured error."""
     error, over = run.final_error(name)
     return Estimate(run.final(name), _quantile(math.inf) * error, over)
 
@@ -86,7 +84,7 @@ def _quantile(freedom: float | int) -> float:
 
 
 DROP = 0.9
-"""A loss is learned when it has fallen by this share of its whole fall."""
+"""A loss is learned after this share of its whole fall."""
 WINDOW = 5
 RESAMPLES = 200
 

@@ -82,7 +82,7 @@ def near_perfect(records: Records) -> Iterator[Measurement]:
 
 
 def _dated(end: str, row: Measurement) -> Measurement:
-    """The measurement, marked as added later if it is of the text's parametrisation."""
+    """The measurement, marked as added later for the text's parametrisation."""
     return later(row) if end else row
 
 

@@ -1,4 +1,4 @@
-"""Appendix, Figures 7 to 9: what the memories look like, and how their dimension matters."""
+"""Appendix, Figures 7 to 9: the structure of the memories, and the effect of dimension."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -13,7 +13,7 @@ from induction_memory.paper.theory.first_step_recall import DIMENSIONS, repeated
 from induction_memory.paper.verdicts import Estimate, Measurement, at_least, at_most
 
 FEW = 10
-"""Steps that count as a few iterations."""
+"""The number of steps for "a few iterations"."""
 
 
 @claim(

@@ -1,7 +1,7 @@
 """The paper's statements, each with a measured verdict: lemmas, the three-step theorem, the appendices.
 
 `run()` measures and returns one table; `names()` lists the checks. `analyses/theory_page.py` writes docs/theory.md from
-what it measured.
+these measurements.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ def __dir__() -> list[str]:
 
 
 SLIP = "[known slip]"
-"""Ends a statement of the paper that is known not to hold as printed."""
+"""The end of the text of a statement that is a known error of the paper."""
 COLUMNS = ["check", "statement", "predicted", "measured", "tolerance", "verdict", "expected"]
 
 

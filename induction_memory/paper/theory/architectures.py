@@ -27,7 +27,7 @@ def expanded(initial: nonlinear.Factors, inputs: Float[Tensor, "i d"], outputs: 
 
 
 def printed_product(initial: nonlinear.Factors, inputs: Float[Tensor, "i d"], outputs: Float[Tensor, "i d"]) -> Product:
-    """U V as the paper prints it: the third term is sum_i (U_0^T y_i) x_i^T, whose shape only fits when d' = d."""
+    """U V as the paper prints it: the third term is sum_i (U_0^T y_i) x_i^T, whose shape fits only if d' = d."""
     U_0, V_0 = initial
     first = U_0 @ V_0 + outputs.mT @ (inputs @ V_0.mT) @ V_0
     return first + (outputs @ U_0).mT @ inputs + outputs.mT @ (inputs @ V_0.mT) @ (outputs @ U_0).mT @ inputs
@@ -36,8 +36,8 @@ def printed_product(initial: nonlinear.Factors, inputs: Float[Tensor, "i d"], ou
 def factorised_noise(n: int, d: int, rank: int) -> float:
     """Root mean square of y_k^T W x_l for k != l. Each of the four terms of U V is a product of overlaps.
 
-    The second and third term share y_k^T y_l, x_k^T x_l and the n products of both. These add up coherently to the
-    interference 2/d + n/d^2 of the unfactorised memory. The bottleneck d' adds the rest.
+    The second and third terms share y_k^T y_l, x_k^T x_l and the n products of both, which add up coherently to the
+    interference 2/d + n/d^2 of the unfactorised memory. The bottleneck d' adds the other terms.
     """
     bottleneck = 4 / rank + 4 * n / (d * rank) + n**2 / (d**2 * rank)
     return (2 / d + n / d**2 + bottleneck / 4) ** 0.5
@@ -144,7 +144,7 @@ def mlp_memory() -> Result:
 
 
 def shared_elements(size: int) -> float:
-    """1 - delta: the overlap of two sets of a size that share all but one element."""
+    """1 - delta: the overlap of two sets of equal size that share all but one element."""
     return (size - 1) / size
 
 
@@ -183,7 +183,7 @@ def set_memory() -> Result:
 
 
 def _missed(written: Float[Tensor, "i d"], wanted: Float[Tensor, "i d"]) -> float:
-    """Squared norm of the difference, divided by that of the target."""
+    """Squared norm of the difference, divided by the target's."""
     return ((written - wanted).square().sum() / wanted.square().sum()).item()
 
 

@@ -1,7 +1,6 @@
 """The checks of the theory by name, in the paper's order: each measures one statement and returns its rows.
 
-A statement that is known not to hold as the paper prints it is marked as a slip, and a second row has the corrected
-statement.
+A known error of the paper is marked as a slip, and a second row has the corrected statement.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,14 +21,14 @@ TOLERANCE = 1e-5
 
 @dataclass(frozen=True)
 class Result:
-    """What one named check returns: its rows, and the tables its figure is drawn from."""
+    """The result of one check: its rows, and the tables for its figure."""
 
     checks: tuple[Measurement, ...]
     tables: Mapping[str, pd.DataFrame] = field(default_factory=dict)
 
 
 def column(table: pd.DataFrame, name: str, **where: object) -> Float[np.ndarray, " row"]:
-    """A column as numbers, of the rows whose other columns have the given values."""
+    """A column as numbers, for the rows whose other columns have these values."""
     kept = np.ones(len(table), dtype=bool)
     for other, value in where.items():
         kept &= np.asarray(table[other] == value)
@@ -110,7 +109,7 @@ def names() -> dict[str, str]:
 
 
 def find(wanted: Sequence[str] | None) -> tuple[Entry, ...]:
-    """The entries of the given names, in the paper's order; all of them for None."""
+    """The entries of these names in the paper's order; None for all."""
     known = names()
     several = wanted is None or (isinstance(wanted, list | tuple) and len(wanted) > 0)
     require(several, "checks", "a list of names, or none for all", repr(wanted))

@@ -12,9 +12,9 @@ The paper has the bracketed positions in its step on W_K2 and drops them in its 
 they are added ("everywhere" includes the query, which then always carries p_T). In the step on W_O2 the values are
 x_{t,0} + x_{t,1} (`both_streams`). As in the appendix, rows of W_K belong to keys.
 
-Since everything is linear in embeddings, a batch only needs the small score tables between them.
+Everything is linear in embeddings, so a batch needs only the small tables of scores between them.
 
-**Without simplifications** (`residual_logits`): one residual stream for all (the model of Section 4.2 without W_F).
+**Without simplifications** (`residual_logits`): one residual stream, the model of Section 4.2 without W_F.
 
     x_t    = w_E(z_t) + p_t
     x_t'   = x_t + Phi_1 sum_{s <= t} softmax over s of (x_s^T W_K1 x_t) x_s
@@ -23,10 +23,10 @@ Since everything is linear in embeddings, a batch only needs the small score tab
 Every residual stream is a combination of the columns of E = [w_E, p] and of Phi_1 E. So a sequence is represented by
 its coefficients on these columns, and only the last position is computed in d dimensions.
 
-**The data**: K = 1, all distributions uniform, the last input the trigger's second occurrence. A sequence
-z_1..z_T of the bigram task with one trigger q and its output o, both uniform on [N], conditioned on the event that q
-occurs exactly twice, the second time at T; the label is y = o. Write t_q for the first occurrence and t_o = t_q + 1.
-Counting probabilities (each free token costs a factor (N - 1) / N, each trigger 1 / N) gives
+**The data**: sequences z_1..z_T of the bigram task with K = 1 and uniform distributions: one trigger q and its output
+o, both uniform on [N], conditioned on the event that q occurs exactly twice, the second time at T. The label is y = o.
+Write t_q for the first occurrence and t_o = t_q + 1. Counting probabilities (each free token costs a factor (N - 1) /
+N, each trigger 1 / N) gives
 
     t_q uniform on {1, .., T - 1},    t_q = T - 1 exactly when o = q,
     given q and t_q < T - 1: z_{t_o} = o uniform on [N] \ {q},    all tokens except at t_q, t_o, T i.i.d. likewise,
@@ -35,7 +35,7 @@ so that P(y = k) = 1/N but P(q = k | y = k) = 1/(T - 1), not 1/N. `sample` draws
 `enumerate_all` goes through every (q, o, z) of the task itself and keeps those in the event. Positions are counted from
 1 in `first` (= t_q), as in the paper.
 
-**The steps** (`take_steps`): each memory in turn makes one step of gradient descent from zero, with fresh sequences.
+**The steps** (`take_steps`): one step of gradient descent from zero for each memory in turn, on fresh sequences.
 """
 
 from collections.abc import Callable, Sequence
@@ -114,7 +114,7 @@ Positions = Literal["none", "keys and values", "everywhere"]
 
 @dataclass(frozen=True)
 class Embeddings:
-    """Everything that is frozen."""
+    """The frozen embeddings and maps."""
 
     w_E: Float[Tensor, "vocab d_model"]
     p: Float[Tensor, "pos d_model"]
@@ -177,7 +177,7 @@ def position_scores(e: Embeddings, c: Circuit) -> Float[Tensor, "key query"]:
 
 
 def first_attention(e: Embeddings, c: Circuit) -> Float[Tensor, "query key"]:
-    """A[t, s]: the same for every sequence, as only positions take part."""
+    """A[t, s], equal for all sequences, because it depends only on positions."""
     causal = torch.ones(len(e.p), len(e.p), dtype=torch.bool).tril()
     return position_scores(e, c).mT.masked_fill(~causal, -torch.inf).softmax(-1)
 
@@ -185,7 +185,7 @@ def first_attention(e: Embeddings, c: Circuit) -> Float[Tensor, "query key"]:
 def second_attention(
     e: Embeddings, c: Circuit, tokens: Int64[Tensor, "batch pos"], positions: Positions = "none"
 ) -> Float[Tensor, "batch pos"]:
-    """Attention of the last position over all."""
+    """Attention of the last position over all positions."""
     queries = e.w_E + e.p[-1] if positions == "everywhere" else e.w_E
     wanted = queries @ c.W_K2.mT @ e.Phi_1
     match = (wanted @ e.w_E.mT)[tokens[:, -1:], tokens]
@@ -218,7 +218,7 @@ def logits(
 def gradient(
     e: Embeddings, c: Circuit, matrix: Matrix, data: TriggerSequences, forward: Forward = logits
 ) -> Float[Tensor, "d_model d_model"]:
-    """The gradient of the expected cross-entropy in one matrix, by autograd through the whole circuit."""
+    """The gradient of the expected cross-entropy with respect to one matrix, by autograd through the whole circuit."""
     W = getattr(c, matrix).clone().requires_grad_()
     xi = forward(e, replace(c, **{matrix: W}), data.tokens)
     return torch.autograd.grad(cross_entropy(xi, data.labels, data.weights), W)[0]
@@ -300,11 +300,11 @@ def _spread(
 TOP_DOWN: tuple[Matrix, ...] = ("W_O2", "W_K2", "W_K1")
 
 Architecture = Callable[[Matrix], Forward]
-"""The forward through which each matrix's gradient is taken."""
+"""The forward for each matrix's gradient."""
 
 
 def simplified(matrix: Matrix, positions: Positions = "none") -> Forward:
-    """The paper's split streams: both go through W_O2 while it learns, then only x_{t,0} does."""
+    """The paper's split streams: both go through W_O2 while W_O2 learns, afterwards only x_{t,0}."""
     return partial(logits, positions=positions, both_streams=matrix == "W_O2")
 
 
@@ -349,7 +349,7 @@ def accuracy(
 
 
 def recalls(e: Embeddings, c: Circuit) -> dict[Matrix, float]:
-    """Recall of each memory's own pairs; for W_K1 among the positions that the causal mask allows."""
+    """Recall of each memory's pairs; for W_K1 among the positions that the causal mask allows."""
     T = len(e.p)
     memories: dict[Matrix, Association] = {
         "W_O2": matching(c.W_O2, e.w_E @ e.W_V2.mT, e.w_U),

@@ -31,7 +31,7 @@ DIMENSIONS = (16, 32, 64, 128, 256, 512, 1024)
 
 @dataclass(frozen=True)
 class Frequencies:
-    """Sums over in-context positions: enough to compute every class mean, and additive over batches."""
+    """Sums over in-context positions, from which every class mean follows; they add up over batches."""
 
     by_label: Float[Tensor, "vocab vocab"]
     "row k: sum of the token frequencies up to t, over positions whose label is k"

@@ -26,7 +26,7 @@ from induction_memory.paper.verdicts import at_least, at_most, known_slip, near,
 
 Loss = Callable[[Tensor], Tensor]
 N, D, STEPS, ETA, DECAY = 12, 48, 100, 2.0, 0.02
-"""Of the descent whose iterates are taken apart."""
+"""Settings of the descent in `iterates`."""
 
 
 def lemma_1() -> Result:

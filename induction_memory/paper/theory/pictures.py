@@ -29,9 +29,9 @@ def _axes(panels: int, width: float = 3.4, height: float = 2.8) -> tuple[Figure,
 def _curves(
     axes: Axes, table: pd.DataFrame, x: str, *curves: tuple[str, str, str, str | None], ms: int = 6, **setting: object
 ) -> None:
-    """Columns against x, each with a style, a colour and a label; `setting` is that of the axes.
+    """Columns against x, each with a style, a colour and a label; `setting` is for the axes.
 
-    Ticks of a logarithmic axis stand at the values measured, and nowhere else.
+    A logarithmic axis has ticks only at the measured values.
     """
     for column, style, colour, label in curves:
         axes.plot(table[x], table[column], style, ms=ms, color=colour, label=label)

@@ -64,9 +64,9 @@ def random_vectors() -> Result:
 def predicted_recall(n: int, d: int) -> float:
     """Recall of n pairs of random vectors in d dimensions, from Gaussian scores.
 
-    A rival's score v_j^T W u_i is a sum of two overlaps that involve i or j themselves, of variance 1/d each, and of
-    n - 2 products of two overlaps, of variance 1/d^2 each. The target's score is 1 with variance 4/d + (n - 1)/d^2. All
-    rivals of an input must lose: P = E[ Phi(s / sigma)^(n - 1) ]."""
+    A rival's score v_j^T W u_i is a sum of two overlaps with i or j, of variance 1/d each, and of n - 2 products of two
+    overlaps, of variance 1/d^2 each. The target's score is 1 with variance 4/d + (n - 1)/d^2. All rivals of an input
+    must lose: P = E[ Phi(s / sigma)^(n - 1) ]."""
     sigma = math.sqrt(2 / d + (n - 2) / d**2)
     spread = math.sqrt(4 / d + (n - 1) / d**2)
     grid = torch.linspace(-8, 8, 2001, dtype=torch.float64)

@@ -2,7 +2,7 @@
 
 With orthonormal embeddings and p_hat = 1/N the three gradient steps depend only on two tables over t_q = 1 .. T - 1:
 
-    u[t_q, t] = P(z_t = y | t_q)        v[t_q, t] = 1{z_t = q}, which t_q decides.
+    u[t_q, t] = P(z_t = y | t_q)        v[t_q, t] = 1{z_t = q}, a function of t_q.
 
 Write E for the mean over t_q, v_t for the running mean of v over s <= t, and alpha, alpha' for the contrasts
 (diagonal minus off-diagonal) of the first two memories. The gradient steps of size eta then give, exactly,
@@ -66,7 +66,7 @@ from induction_memory.paper.verdicts import Measurement, at_least, at_most, know
 
 N, T = 64, 32
 SMALL = 1e-3
-"""Memories this weak leave the predictions at 1/N, as the paper assumes."""
+"""With memories this weak, the predictions stay at 1/N, as the paper assumes."""
 VOCABULARIES = (16, 32, 64, 128, 256, 512)
 
 
@@ -103,7 +103,7 @@ def label_law(N: int, T: int) -> Float[Tensor, "first pos"]:
 
 
 def trigger_places(T: int) -> Float[Tensor, "first pos"]:
-    """v: the trigger stands at t_q and at T."""
+    """v: the trigger is at t_q and at T."""
     v = torch.eye(T, dtype=torch.float64)[:-1]
     v[:, -1] = 1
     return v
@@ -446,7 +446,7 @@ def trigger_prediction() -> Result:
 
 
 def two_memories(e: Embeddings, alpha: float, strength: float) -> Circuit:
-    """W_O2 and W_K2 as they should be, with the given scores of a stored pair, and W_K1 = 0."""
+    """The ideal W_O2 and W_K2 at these scores of a stored pair, and W_K1 = 0."""
     W_O2 = alpha * e.w_U.mT @ e.w_E @ e.W_V2.mT
     W_K2 = strength * (e.w_E @ e.Phi_1.mT).mT @ e.w_E
     return Circuit(W_O2, W_K2, torch.zeros_like(W_O2))

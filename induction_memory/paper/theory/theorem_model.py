@@ -31,7 +31,7 @@ from induction_memory.paper.theory.circuit import (
 from induction_memory.paper.verdicts import at_least, at_most, known_slip, within
 
 GOAL = 0.95
-"""Accuracy of a model that has an induction head."""
+"""Accuracy from which a model counts as having an induction head."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def _reached(setting: Setting, seed: int) -> float:
 
 
 def _sweep() -> pd.DataFrame:
-    """Accuracy, saturation and recalls while one of step size, N, T and d varies from the main setting."""
+    """Accuracy, saturation and recalls for different values of step size, N, T or d, one at a time."""
     axes: dict[str, list[Setting]] = {
         "scale": [Setting(scale=float(s)) for s in (1, 2, 3, 5, 7, 10, 20, 40, 80)],
         "N": [Setting(N=n) for n in (4, 8, 16, 32, 64, 128)],
@@ -187,7 +187,7 @@ def _sweep() -> pd.DataFrame:
 
 
 def _positional_gain() -> float:
-    """How much more p_T in the query changes layer 2's attention to positions than the query's token does."""
+    """The effect of p_T in the query on layer 2's attention to positions, over the effect of the query's token."""
     generator = torch.Generator().manual_seed(2)
     e = SMALL.embeddings(generator)
     c = take_steps(e, SMALL.eta, generator, TOP_DOWN[:2], partial(simplified, positions="everywhere"))[-1]
