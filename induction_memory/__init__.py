@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from induction_memory.trajectory.trajectory import load as load
     from induction_memory.trajectory.verification import verify as verify
     from induction_memory.views.attention_maps import attention as attention
+    from induction_memory.views.explanation import why as why
     from induction_memory.views.memory_maps import memory_map as memory_map
     from induction_memory.views.run_page import report as report
     from induction_memory.views.share import share as share

@@ -28,6 +28,7 @@ from induction_memory.cli.theory import theory
 from induction_memory.cli.train import train
 from induction_memory.cli.usage import import_own_modules, usage_errors
 from induction_memory.cli.verify import verify
+from induction_memory.cli.why import why
 from induction_memory.errors import Error, printable, shortened
 
 COMMANDS = (
@@ -37,6 +38,7 @@ COMMANDS = (
     branch,
     probe,
     attention,
+    why,
     memory,
     ablate,
     patch,

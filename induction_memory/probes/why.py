@@ -393,6 +393,8 @@ class Reason:
 
     step: int
     tokens: tuple[str, ...]
+    ids: tuple[int, ...]
+    """The tokens as numbers."""
     position: int
     predicted: str
     target: str
@@ -493,11 +495,9 @@ def explain(
     held = ["attention"] + ["LayerNorm scales"] * any(name.endswith("hook_scale") for name in a.cache)
     held += ["ReLU masks"] * bool(masked) + [f"{w} (one part)" for w in feed if not streams.split(w)]
     terms, p = pd.DataFrame(table.rows, columns=COLUMNS), float(logits.double().softmax(-1)[y])
-    against_name = "" if against is None else named[2]
-    return Reason(
-        a.at.step, tuple(words[0]), position, named[0], named[1], against_name, p, logit, remainder, tuple(held), terms,
-        tuple(attended),
-    )  # fmt: skip
+    ids, against_name = tuple(streams.tokens.tolist()), "" if against is None else named[2]
+    said = named[0], named[1], against_name, p, logit, remainder
+    return Reason(a.at.step, tuple(words[0]), ids, position, *said, tuple(held), terms, tuple(attended))
 
 
 def _followed(table: _Terms, head: str, t: int, effect: float) -> Iterator[Attended]:
