@@ -1,26 +1,32 @@
 """`make release`: check what `python -m build` made, and try the wheel in an empty environment.
 
     python -m tests.release dist
+    python -m tests.release dist --tag v0.1.0     # instead of trying it: may it be published under this tag?
 
 The environment is empty but for what the wheel asks for, at the versions of constraints.txt. The wheel is used from a
-folder without the source tree: it must load the run that it brings, run a command, and refuse a mistake in one line.
+folder without the source tree: the README's code and commands must work on the run that it brings, a mistake is refused
+in one line, and for a run that only the source has, that line says how to get it.
 """
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tarfile
 import tempfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import induction_memory
+from induction_memory.trajectory.search import SOURCE
 
 ROOT = Path(__file__).parents[1]
 IN_WHEEL = ("py.typed", "views/page/static/", "trajectory/data/induction-small/manifest.json", "task/data/")
 IN_SOURCE = ("LICENSE", "README.md", "pyproject.toml", "induction_memory/__init__.py")
 LARGEST = 4_000_000
+CAPTURED: dict[str, Any] = {"capture_output": True, "text": True, "check": False}
 
 
 def problems(dist: Path) -> list[str]:
@@ -54,40 +60,59 @@ def unreleased(changelog: str, version: str) -> bool:
     return re.search(rf"^## {re.escape(version)} \(\d{{4}}-\d\d-\d\d\)", changelog, re.M) is None
 
 
+def uses(readme: str) -> tuple[str, list[str]]:
+    """What the README tells a reader to do: the code of its three uses, and its commands of an installed package."""
+    code = re.search(r"```python\n(.*?)```", readme, re.S)
+    assert code is not None, "README.md shows no Python"
+    return code[1], re.findall(r"^induction-memory .*$", readme, re.M)
+
+
 def tried(wheel: Path) -> list[str]:
     """What the wheel does wrong in an empty environment."""
+    code, commands = uses((ROOT / "README.md").read_text(encoding="utf-8"))
     with tempfile.TemporaryDirectory() as name:
         env = {"PATH": os.environ["PATH"], "HOME": name} | {k: v for k, v in os.environ.items() if k.startswith("PIP_")}
-        env["PIP_CONSTRAINT"] = str(ROOT / "constraints.txt")
-        run = {"cwd": name, "env": env, "capture_output": True, "text": True}
+        pins = Path(name, "constraints.txt")
+        tested = [sys.executable, str(ROOT / "tests" / "pins.py"), "tested"]
+        pins.write_text(subprocess.run(tested, check=True, capture_output=True, text=True).stdout)
+        env["PIP_CONSTRAINT"] = str(pins)
         subprocess.run([sys.executable, "-m", "venv", f"{name}/venv"], check=True)
         for what in ("torch", str(wheel.resolve())):  # torch first, for the build at hand
             subprocess.run([f"{name}/venv/bin/pip", "install", "-q", what], check=True, cwd=name, env=env)
-        command = f"{name}/venv/bin/induction-memory"
-        help_ = subprocess.run([command, "--help"], **run)
-        probe = subprocess.run([command, "probe", "induction-small", "--format", "csv"], **run)
-        mistake = subprocess.run([command, "probe", "no-such-run"], **run)
-        load = "import induction_memory as im; print(im.__file__, len(im.load('induction-small').steps))"
-        python = subprocess.run([f"{name}/venv/bin/python", "-c", load], **run)
-    found = [f"--help: exit code {help_.returncode}: {help_.stderr[-200:]}"] * (help_.returncode != 0)
-    found += [f"probe: exit code {probe.returncode}: {probe.stderr[-200:]}"] * (probe.returncode != 0)
-    found += ["probe: no W_O2 in its table"] * ("W_O2" not in probe.stdout)
+
+        def run(*words: str) -> subprocess.CompletedProcess[str]:
+            return subprocess.run([f"{name}/venv/bin/{words[0]}", *words[1:]], cwd=name, env=env, **CAPTURED)
+
+        ended = {line: run(*shlex.split(line)) for line in (*commands, "induction-memory --help")}
+        ended["the three uses"] = run("python", "-c", f"{code}\nprint(im.__file__)")
+        mistake = run("induction-memory", "probe", "random-triggers")
+        missing = [one for one in ("map.html", "map.png") if not Path(name, one).is_file()]
+    found = [
+        f"{what}: exit code {one.returncode}: {one.stderr[-200:]}" for what, one in ended.items() if one.returncode
+    ]
+    found += [f"no {one} was drawn" for one in missing]
+    found += ["the package comes from elsewhere"] * (f"{name}/venv" not in ended["the three uses"].stdout)
     found += [f"a mistake: exit code {mistake.returncode}"] * (mistake.returncode != 2)
     found += ["a mistake: more than one line"] * (len(mistake.stderr.strip().splitlines()) != 1)
-    right = python.stdout.split()[1:] == ["5"] and f"{name}/venv" in python.stdout
-    return found + [f"Python: {python.stdout}{python.stderr[-200:]}"] * (not right)
+    return found + ["a shipped run: no word of how to get it"] * ("git clone " not in mistake.stderr)
 
 
-def main(dist: Path) -> int:
+def main(dist: Path, tag: str | None) -> int:
+    version, changelog = induction_memory.__version__, (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     wrong = problems(dist)
-    wrong += [] if wrong else tried(next(dist.glob("*.whl")))
+    if tag is None:
+        wrong += [] if wrong else tried(next(dist.glob("*.whl")))
+    else:
+        wrong += [f"the tag {tag} is not v{version}"] * (tag != f"v{version}")
+        wrong += [f"CHANGELOG.md has no date for {version}"] * unreleased(changelog, version)
+        wrong += ["the organisation is still a placeholder"] * ("ORGANISATION" in SOURCE)
     for path in sorted(dist.iterdir()):
         print(f"{path}  {path.stat().st_size:,} bytes")
-    print("\n".join(wrong) or "checked, and tried in an empty environment")
-    if unreleased((ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), induction_memory.__version__):
-        print(f"not a release yet: CHANGELOG.md has no date for {induction_memory.__version__}")
+    print("\n".join(wrong) or ("checked, and tried in an empty environment" if tag is None else "ready"))
+    if unreleased(changelog, version):
+        print(f"not a release yet: CHANGELOG.md has no date for {version}")
     return int(bool(wrong))
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main(Path(sys.argv[1]), sys.argv[3] if sys.argv[2:3] == ["--tag"] else None))

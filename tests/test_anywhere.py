@@ -16,7 +16,7 @@ import transformer_lens
 for module in ("fcntl", "resource", "termios", "pwd", "grp"):
     sys.modules[module] = None
 for name in ("O_NONBLOCK", "O_NOFOLLOW", "O_CLOEXEC", "fchmod", "pread", "pwrite", "fork", "geteuid", "getuid"):
-    delattr(os, name)
+    vars(os).pop(name, None)
 warnings.filterwarnings("error", category=EncodingWarning, module="induction_memory")  # Windows reads other than UTF-8
 
 import induction_memory as im

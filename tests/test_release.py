@@ -50,3 +50,15 @@ def test_a_version_is_released_when_its_section_has_a_date():
     assert release.unreleased("# Changelog\n\n## 0.1.0 (unreleased)\n", "0.1.0")
     assert not release.unreleased("# Changelog\n\n## 0.1.0 (2026-12-01)\n", "0.1.0")
     assert release.unreleased("# Changelog\n\n## 0.1.1 (2026-12-01)\n", "0.1.0")
+
+
+def test_the_uses_of_the_readme_are_found_and_need_only_the_run_inside_the_package():
+    code, commands = release.uses((release.ROOT / "README.md").read_text(encoding="utf-8"))
+    assert code.count("im.") >= 4
+    assert [line.split()[1] for line in commands] == ["attention", "probe", "attention", "ablate"]
+    assert all("induction-small" in line for line in (*commands, code))
+
+
+def test_only_the_tag_of_the_version_is_published(tmp_path, capsys):
+    assert release.main(archives(tmp_path), "v9") == 1
+    assert f"the tag v9 is not v{induction_memory.__version__}" in capsys.readouterr().out

@@ -22,6 +22,7 @@ from induction_memory.errors import InputError, nearest, require
 from induction_memory.trajectory.manifest import CONFIG, MANIFEST
 
 VARIABLE = "INDUCTION_MEMORY_PATH"
+SOURCE = "https://github.com/ORGANISATION/induction_memory"
 SHIPPED = Path(__file__).parents[2] / "checkpoints"
 """The shipped trajectories, in the source tree."""
 PACKAGED = Path(__file__).parent / "data"
@@ -50,7 +51,7 @@ def find(path: str | Path) -> Path:
         raise InputError(told, entry="unknown-run")
     raise InputError(
         f"run: expected the folder of a trajectory or one of {', '.join(names)}, got {got} (the shipped "
-        f"ones are in checkpoints/ of the source; {VARIABLE} names folders with others)",
+        f"ones are in checkpoints/ of the source: git clone {SOURCE}, and name that folder in {VARIABLE})",
         entry="unknown-run",
     )
 
