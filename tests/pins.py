@@ -28,7 +28,6 @@ TOO_NEW_FOR_THE_OLDEST = (
     "sympy",
     "tokenizers",
     "transformers",
-    "typer",
 )
 """Packages whose pinned version does not go with the lower bounds."""
 OLDER = {"pyparsing": "3.1.4"}
