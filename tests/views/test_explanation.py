@@ -27,7 +27,8 @@ def test_terms_add_up_at_each_step_to_the_logit_of_the_last_prediction(over_step
         with torch.no_grad():
             own = run.model(step)(tokens)[0, -1, y].item()
         assert sums[step] == pytest.approx(own, rel=1e-4, abs=1e-4)
-    assert over_steps.memories[["W_O1", "W_O2", "direct"]].sum(axis=1).tolist() == pytest.approx(sums.tolist(), abs=1e-6)
+    by_memory = over_steps.memories[["W_O1", "W_O2", "direct"]].sum(axis=1)
+    assert by_memory.tolist() == pytest.approx(sums.tolist(), abs=1e-6)
     pairs = over_steps.pairs
     assert pairs[pairs["of"] == "logit"].groupby("step")["value"].sum().tolist() == pytest.approx(sums.tolist())
     assert over_steps.terms.attrs["held"] == ("attention",)

@@ -131,6 +131,8 @@ def of(source: Any, curves: Sequence[Mapping[str, Any]], length: int) -> dict[st
         return found
     return found | {
         "attention_text": f"{start}im.attention(run, step={{step}}, text={{text}})",
+        "why": f"{start}{BATCH}\nim.why(run, step={{step}}, batch=batch, row={{row}}, position={{position}})",
+        "why_text": f"{start}im.why(run, step={{step}}, text={{text}}, position={{position}})",
         "memory": f'{start}im.probes.score_matrix(run, "{{memory}}", step={{step}}, head="{{head}}")',
         "memory_W_F": (
             f'{start}W_F, w_E, w_U = run.memory("W_F", [{{step}}])[0], run.embedding("w_E"), run.embedding("w_U")\n'

@@ -12,6 +12,7 @@ import { nearest, Run } from "./run.js";
 import { SequencePanel } from "./sequence.js";
 import { fromHash, Store } from "./state.js";
 import { Transport } from "./transport.js";
+import { WhyPanel } from "./why.js";
 
 const KEYS = [
   ["← →", "one checkpoint back or on"],
@@ -56,6 +57,7 @@ class Page {
       memories: names.map((name) => new MemoryPanel(this, run, name)),
       curves: groups.map((group) => new CurvePanel(this, run, group)),
       causes: new CausesPanel(this, run),
+      why: run.model ? [new WhyPanel(this, run)] : [],
     };
     const choice = (key, label, options) => {
       const node = el("select", { "aria-label": label, onchange: () => this.store.set({ [key]: node.value }) }, ...Object.entries(options).map(([value, text]) => el("option", { value }, text)));
@@ -72,14 +74,15 @@ class Page {
       { class: "run", "aria-labelledby": `run-${run.number}` },
       el("div", { class: "block about" }, heading, el("p", {}, run.meta.about), ...run.meta.files.map((text) => el("p", { class: "note" }, text))),
       block("first", el("div", { class: "stack" }, panels.sequence.node, panels.causes.shares.node), panels.attention.node),
+      ...panels.why.map((panel) => block("why", panel.node)),
       this.heading("Over training", scale),
       block("curves", ...panels.curves.map((panel) => panel.node)),
       ...(names.length ? [this.heading("Memories", sort), block("memories", ...panels.memories.map((panel) => panel.node))] : []),
       block("causes", panels.causes.node),
       block("notes", ...left.map((text) => el("p", { class: "note" }, text))),
     );
-    const all = [scale, sort, panels.sequence, panels.attention, ...panels.curves, ...panels.memories, panels.causes];
-    return { run, node, all, pointers: [panels.sequence, panels.attention, ...panels.memories] };
+    const all = [scale, sort, panels.sequence, panels.attention, ...panels.why, ...panels.curves, ...panels.memories, panels.causes];
+    return { run, node, all, pointers: [panels.sequence, panels.attention, ...panels.why, ...panels.memories] };
   }
 
   /** The run's name where there are several, so that no two parts of the page have the same name. */
