@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+import induction_memory as im
 from tests.test_public_names import PUBLIC
 
 FUNCTIONS = {name: value for name, value in PUBLIC.items() if callable(value) and not inspect.isclass(value)}
@@ -73,6 +74,17 @@ def test_only_what_makes_changes_or_runs_one_model_takes_a_model_first():
     assert {call for call in models if not re.match(TAKES_A_MODEL, call)} == set()
 
 
+def test_what_runs_on_a_batch_says_how_many_sequences_it_draws(caplog):
+    small = {"heads": ["L1H1"], "step": [0, 600], "progress": False}
+    assert im.ablate("induction-small", **small).attrs["sequences"] == 16
+    assert [record.getMessage()[:26] for record in caplog.records] == ["16 sequences are drawn, not"[:26]]
+    assert im.ablate("induction-small", sequences=3, **small).attrs["sequences"] == 3
+    assert len(caplog.records) == 1
+    takes = {call for call, function in FUNCTIONS.items() if {"source", "batch", "step"} <= set(parameters(function))}
+    drawn_by_hand = {"im.attention", "im.probes.table", "im.probes.learning_coefficient"}
+    assert {call for call in takes - drawn_by_hand if "sequences" not in parameters(FUNCTIONS[call])} == set()
+
+
 def test_steps_default_to_the_last_one_or_to_all_and_progress_to_a_line():
     for call, function in FUNCTIONS.items():
         given = parameters(function)
@@ -102,8 +114,6 @@ def test_help_shows_short_types():
 
 
 def test_standard_errors_and_intervals_are_named_after_what_they_belong_to():
-    import induction_memory as im
-
     run, small = "induction-small", {"step": 600, "progress": False}
     tables = [
         im.ablate(run, run_batch(), heads="all", **small),
@@ -120,6 +130,4 @@ def test_standard_errors_and_intervals_are_named_after_what_they_belong_to():
 
 
 def run_batch():
-    import induction_memory as im
-
     return im.load("induction-small").task.sample(2, im.task.step_rng(0, 0))

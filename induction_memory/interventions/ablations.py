@@ -282,6 +282,7 @@ def ablate(
     initial: "Mapping[str, Tensor] | nn.Module | None" = None,
     via: Via | None = None,
     seed: int = 0,
+    sequences: int | None = None,
     progress: "Progress" = None,
 ) -> pd.DataFrame:
     """One row per component and kind of ablation (and step): in-context and global scores, KL, and standard errors.
@@ -290,7 +291,7 @@ def ablate(
     as "L2H1". `components` are names, or groups of them: heads, layers, feed_forward, embeddings, matrices, parts,
     edges, paths, all. The default is the first six groups, and at several steps the first five. `kind` is a name
     (`kinds`), a function, several of these, or "all": by default "mean", as on the command line. `step` is a stored
-    step, several, or "all". Without a batch 64 sequences are drawn, or 16 for several steps (`attrs["sequences"]`);
+    step, several, or "all". Without a batch `sequences` are drawn: 64, or 16 for several steps (`attrs["sequences"]`);
     without a task they are random tokens repeated once. `attrs["left_out"]`, and a line in the log, say which kinds of
     "all" the sequences do not allow, and why. `via="hooks"` runs one hooked forward per row with different patches.
     `progress` is that of `im.measure`.
@@ -302,7 +303,9 @@ def ablate(
     2      L2H1  mean                 0.01
     """
     require_seed(seed)
-    chosen = select(source, step=step, batch=batch, task=task, initial=initial, via=via, progress=progress)
+    chosen = select(
+        source, step=step, batch=batch, task=task, sequences=sequences, initial=initial, via=via, progress=progress
+    )
     if len(chosen.steps) > 1 and heads is None and components is None:
         components = GROUPS[:5]
     return ablate_selection(chosen, heads=heads, components=components, kind=kind, seed=seed)

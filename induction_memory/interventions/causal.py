@@ -43,6 +43,7 @@ def causal_curves(
     step: "Steps" = "all",
     via: Via | None = None,
     seed: int = 0,
+    sequences: int | None = None,
     progress: "Progress" = None,
 ) -> pd.DataFrame:
     """One row per step, component and kind: necessity, accuracy with and without it, and recall if it has a probe.
@@ -60,7 +61,7 @@ def causal_curves(
     3   600      W_O2  mean       0.59    0.94     0.35        0.17     1.0
     """
     require_seed(seed)
-    chosen = select(source, step=step, batch=batch, via=via, progress=progress)
+    chosen = select(source, step=step, batch=batch, sequences=sequences, via=via, progress=progress)
     main = chosen.batch.main
     ablated = ablate_selection(chosen, components=components, kind=kind, seed=seed, group=main)
     accuracy = f"{main}_accuracy"

@@ -128,6 +128,7 @@ def discover(
     task: Task | None = None,
     via: Via | None = None,
     seed: int = 0,
+    sequences: int | None = None,
     progress: "Progress" = None,
 ) -> Discovery:
     """Rank the edges of a model (or of one step of a trajectory), find its circuit, and score circuits of every size.
@@ -148,7 +149,7 @@ def discover(
     require(len(rankings) > 0, "rankings", "at least one", "none")
     for name in rankings:
         require_known(name, get_args(Ranking), "rankings")
-    at = select(source, step=step, batch=batch, task=task, via=via).only
+    at = select(source, step=step, batch=batch, task=task, sequences=sequences, via=via).only
     initial = at.chosen.initial() if kind == "initial" or callable(kind) else None
     bench = _bench(at.runner, at.batch, kind, initial, seed)
     edges = bench.graph.edges

@@ -126,6 +126,7 @@ def surgery(
     through: str | None = None,
     step: "Steps" = None,
     task: Task | None = None,
+    sequences: int = SEQUENCES,
     progress: "Progress" = None,
 ) -> pd.DataFrame:
     """The effect of one edit: rows for target, bystanders and all positions, at each step.
@@ -143,7 +144,7 @@ def surgery(
     1  bystanders    0.92                 0.92
     2         all    0.93                 0.79
     """
-    chosen = select(source, step=step, batch=batch, task=task, sequences=SEQUENCES, progress=progress)
+    chosen = select(source, step=step, batch=batch, task=task, sequences=sequences, progress=progress)
     require(not chosen.batch.soft, "batch", "sequences with one right output for each position", "soft targets")
     wanted: dict[str, Any] = {"erase": erase, "insert": insert, "swap": swap}
     wanted |= {"project": project, "truncate": truncate, "transplant": transplant}

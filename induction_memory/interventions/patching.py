@@ -96,6 +96,7 @@ def patch(
     via: Via | None = None,
     seed: int = 0,
     intact: bool = False,
+    sequences: int = SEQUENCES,
     progress: "Progress" = None,
 ) -> pd.DataFrame:
     """Activation patching (one row per component and position) or path patching (one row per edge), for each step.
@@ -115,7 +116,7 @@ def patch(
     """
     require_known(kind, get_args(PatchKind), "kind")
     require_seed(seed)
-    chosen = select(source, step=step, batch=batch, task=task, sequences=SEQUENCES, via=via, progress=progress)
+    chosen = select(source, step=step, batch=batch, task=task, sequences=sequences, via=via, progress=progress)
     pairs = pairs_of(chosen.task, chosen.batch, corruption, np.random.default_rng(seed), query)
 
     def measure(at: At) -> dict[str, pd.DataFrame]:

@@ -9,6 +9,7 @@ Each is a `Source`. `select` chooses steps and sequences; `measuring.py` loops o
 measure as an `At`. No analysis depends on the form of its source.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -39,6 +40,8 @@ from induction_memory.terminal import Progress
 from induction_memory.trajectory.search import Steps, chosen_steps, find, is_series
 from induction_memory.trajectory.series import revisions
 from induction_memory.trajectory.trajectory import load
+
+logger = logging.getLogger("induction_memory")
 
 SEQUENCES, SEQUENCES_PER_STEP = 64, 16  # sequences drawn without a batch: for one step, and for each of several steps
 Sequences = Batch | Int[Tensor, "batch pos"] | None
@@ -286,6 +289,8 @@ class Selection:
     given_initial: Weights | nn.Module | None = None
     via: Via | None = None
     progress: "Progress" = None
+    reduced: bool = False
+    """Whether fewer sequences are drawn than for a single step."""
 
     @property
     def name(self) -> str:
@@ -312,6 +317,8 @@ class Selection:
                 require(low >= 0 and high < size, "batch", f"tokens from 0 to {size - 1}", f"{low} to {high}")
         elif self.task is not None:
             found = self.task.sample(self.drawn, step_rng(self.eval_seed, 0))
+            if self.reduced:
+                logger.warning("%d sequences are drawn, not %d, since there are several steps", self.drawn, SEQUENCES)
         else:
             found = batch_of_tokens(within_context(*self.source.context(), self.drawn))
         own = getattr(self.source, "own", None)
@@ -436,8 +443,10 @@ def select(
         require_integer(sequences, "sequences", 1, None)
     opened = open_source(source)
     steps = opened.choose(step)
-    drawn = sequences or (SEQUENCES if len(steps) == 1 else SEQUENCES_PER_STEP)
-    return Selection(opened, np.array(steps, dtype=np.int64), task or opened.task, batch, drawn, initial, via, progress)
+    reduced = sequences is None and len(steps) != 1
+    drawn = sequences or (SEQUENCES_PER_STEP if reduced else SEQUENCES)
+    chosen = np.array(steps, dtype=np.int64)
+    return Selection(opened, chosen, task or opened.task, batch, drawn, initial, via, progress, reduced)
 
 
 def model_weights(model: nn.Module) -> dict[str, Tensor]:

@@ -19,7 +19,7 @@ queries of the main group.
 import base64
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,8 +44,9 @@ from induction_memory.task.ideals import after_same_context, sources_of
 from induction_memory.task.protocol import Task, offered
 from induction_memory.trajectory.search import Steps
 from induction_memory.views.attention_page import framed, page
-from induction_memory.views.light_maps import legend
+from induction_memory.views.light_maps import WORDS, legend
 from induction_memory.views.light_maps import picture as light_picture
+from induction_memory.views.page.words import legend_words
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -128,6 +129,8 @@ class AttentionView:
     """The other boxed keys."""
     triggers: Bool[np.ndarray, " pos"]
     outputs: Bool[np.ndarray, " pos"]
+    words: Mapping[str, str] = field(default_factory=lambda: WORDS)
+    """What the legend calls each kind of mark."""
 
     def __repr__(self) -> str:
         shown = f"{len(self.heads)} heads, {len(self.tokens)} tokens"
@@ -139,7 +142,7 @@ class AttentionView:
 
         rows, columns, maps = self._arranged()
         marks = dict(zip(("right", "other", "triggers", "outputs"), self._marks, strict=True))
-        return attention_figure(maps, self.tokens, rows=rows, columns=columns, **marks)
+        return attention_figure(maps, self.tokens, rows=rows, columns=columns, words=self.words, **marks)
 
     def _arranged(self) -> tuple[list[str], list[str], list[list[Float[np.ndarray, "query key"]]]]:
         """Titles of rows (none if there is one row) and of columns, and the maps in this arrangement."""
@@ -177,7 +180,7 @@ class AttentionView:
         kinds = ["trigger" if t else "output" if o else "" for t, o in zip(self.triggers, self.outputs, strict=True)]
         patterns = self.patterns.reshape(-1, *self.patterns.shape[-2:])
         shown = [visible(token) for token in self.tokens]
-        words = legend(*self._marks)
+        words = legend(*self._marks, self.words)
         return page(self.title, shown, list(patterns), names, picture=picture, classes=kinds, legend=words)
 
     def _repr_html_(self) -> str:
@@ -239,8 +242,11 @@ def attention(
     )
     cut = SHOWN if length is None and text is None and batch is None else length
     reader = next((one for one in read if getattr(one.source, "reads_text", False)), read[0])
+    words: Mapping[str, str] = WORDS
     if text is None:
-        tokens, boxes = _of_batch(read[0].batch, row, cut, task if isinstance(batch, Batch | None) else None)
+        whose = task if isinstance(batch, Batch | None) else None
+        tokens, boxes = _of_batch(read[0].batch, row, cut, whose)
+        words = legend_words(whose, read[0].batch)
     else:
         whole = tokens_of(reader, text, task)
         tokens = whole[:cut]
@@ -261,6 +267,7 @@ def attention(
         heads=labels[0],
         columns=_column_titles(columns),
         patterns=np.stack(patterns),
+        words=words,
         **boxes,
     )
 

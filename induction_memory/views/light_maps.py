@@ -7,7 +7,7 @@ is saved. Both have the same boxes, colours and order.
 import base64
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from xml.sax.saxutils import escape
 
 import numpy as np
@@ -22,12 +22,12 @@ BEYOND = "#f2f3f5"
 ATTENTION = ("#f7fbff", "#c6dbef", "#6baed6", "#2171b5", "#08306b")
 """Colours from attention 0 to 1, in even steps."""
 WORDS = {
-    "right": "after an earlier occurrence, the right output",
-    "other": "after an earlier occurrence",
+    "right": "key after an earlier occurrence, the right output",
+    "other": "key after an earlier occurrence",
     "trigger": "trigger",
     "output": "its output",
 }
-"""The legend's words for squares, rings, bold tokens, and bold and underlined tokens."""
+"""The legend's words for squares, rings, bold tokens, and bold and underlined tokens, if sequences have triggers."""
 
 WIDTH, HEIGHT = 928, 760  # largest width and height of a picture in pixels: a notebook cell, a screen
 SIDE, GAP, TITLE = 330.0, 14, 20  # pixels: largest map, space between maps, space above a map
@@ -68,10 +68,11 @@ def legend(
     other: Bool[np.ndarray, "query key"],
     triggers: Bool[np.ndarray, " pos"],
     outputs: Bool[np.ndarray, " pos"],
+    words: Mapping[str, str],
 ) -> dict[str, str]:
     """The words for each kind of mark in the maps."""
-    marks = zip(WORDS.items(), (right, other, triggers, outputs), strict=True)
-    return {kind: words for (kind, words), marked in marks if marked.any()}
+    marks = zip(WORDS, (right, other, triggers, outputs), strict=True)
+    return {kind: words[kind] for kind, marked in marks if marked.any()}
 
 
 def picture(

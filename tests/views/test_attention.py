@@ -356,3 +356,12 @@ def test_a_text_is_read_by_the_models_own_tokenizer():
     assert view.tokens == ("up", "and", "down", "and", "up")
     same = attention(model, batch=torch.tensor([[1, 2, 3, 2, 1, 0]]))
     assert np.allclose(view.patterns, same.patterns)
+
+
+@pytest.mark.parametrize("name", ["markov-1", "copying-any", "causal-graph", "factual-recall"])
+def test_a_task_without_triggers_has_its_own_words_in_its_legend(name):
+    view = attention(name, step=-1, length=24)
+    (words,) = re.findall(r'<p class="legend">(.*?)</p></div>', view.html()[: view.html().index('id="one"')])
+    drawn = [text.get_text() for legend in view.figure().legends for text in legend.get_texts()]
+    assert "trigger" not in re.sub("<[^>]*>", "", words) + " ".join(drawn)
+    assert view.triggers.all() or not view.triggers.any() or any("group" in text for text in drawn)

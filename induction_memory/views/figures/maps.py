@@ -5,8 +5,8 @@ occurrence of its token (z_{s-1} = z_t for s <= t) are marked: a red square if t
 otherwise a green ring. On the axes triggers are bold, their outputs bold and underlined.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import matplotlib
@@ -22,7 +22,7 @@ from matplotlib.text import Text
 from induction_memory.errors import require
 from induction_memory.shown_tokens import visible
 from induction_memory.views.figures.panels import FAINT, INK, SMALL, TITLE
-from induction_memory.views.light_maps import BEYOND, OTHER, OUTPUT, RIGHT, TRIGGER, legend
+from induction_memory.views.light_maps import BEYOND, OTHER, OUTPUT, RIGHT, TRIGGER, WORDS, legend
 
 INCHES_A_TOKEN, SMALLEST, LARGEST = 0.13, 2.4, 9.0
 
@@ -40,6 +40,7 @@ class Panel:
     """Green rings: the other keys after an earlier occurrence of the query."""
     triggers: Bool[np.ndarray, " pos"]
     outputs: Bool[np.ndarray, " pos"]
+    words: Mapping[str, str] = field(default_factory=lambda: WORDS)
 
     def __post_init__(self):
         n = len(self.tokens)
@@ -164,7 +165,7 @@ def _handles(panels: Sequence[Panel]) -> list[Line2D]:
     """A legend entry for each kind of box and of token that the panels hold."""
     kinds: dict[str, str] = {}
     for panel in panels:
-        kinds |= legend(panel.right, panel.other, panel.triggers, panel.outputs)
+        kinds |= legend(panel.right, panel.other, panel.triggers, panel.outputs, panel.words)
     marks = {"right": ("s", RIGHT), "other": ("o", OTHER), "trigger": ("", TRIGGER), "output": ("", OUTPUT)}
     return [
         Line2D([], [], marker=marker, color=colour, linestyle="", markersize=5, fillstyle="none", label=kinds[kind])
@@ -183,10 +184,12 @@ def attention_figure(
     other: Bool[np.ndarray, "query key"] | None = None,
     triggers: Bool[np.ndarray, " pos"] | None = None,
     outputs: Bool[np.ndarray, " pos"] | None = None,
+    words: Mapping[str, str] = WORDS,
 ) -> Figure:
     """A grid of attention maps over one sequence; `maps[i][j]` is in row i, column j.
 
-    `rows` and `columns` are their titles, `right` and `other` the boxes, `triggers` and `outputs` the marked positions.
+    `rows` and `columns` are their titles, `right` and `other` the boxes, `triggers` and `outputs` the marked positions,
+    `words` their legend.
     """
     n = len(tokens)
     right, other = (np.zeros((n, n), dtype=bool) if boxes is None else boxes for boxes in (right, other))
@@ -194,6 +197,6 @@ def attention_figure(
 
     def panel(i: int, j: int) -> Panel:
         title = columns[j] if columns and i == 0 else ""
-        return Panel(title, maps[i][j], tokens, right, other, triggers, outputs)
+        return Panel(title, maps[i][j], tokens, right, other, triggers, outputs, words)
 
     return grid([[panel(i, j) for j in range(len(maps[i]))] for i in range(len(maps))], rows)

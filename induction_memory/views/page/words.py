@@ -15,15 +15,13 @@ from induction_memory.shown_tokens import visible
 from induction_memory.task.batch import Batch, scored_groups
 from induction_memory.task.protocol import offered
 from induction_memory.trajectory.series import Revisions
+from induction_memory.views.light_maps import WORDS
 
 TRIGGERS = {
     "words": {
         "main": "at triggers seen before",
-        "marked": ["trigger", "its output"],
-        "boxes": {
-            "right": "key after an earlier occurrence of the query, with the right output",
-            "other": "the other keys after one",
-        },
+        "marked": [WORDS["trigger"], WORDS["output"]],
+        "boxes": {kind: WORDS[kind] for kind in ("right", "other")},
     },
     "titles": {"in_context": "At triggers seen before", "global": "Elsewhere"},
     "recorded": {
@@ -55,13 +53,19 @@ def wording(task: Any, batch: Batch) -> dict[str, Any]:
             "main": f"at positions of the group {batch.main}",
             "marked": [] if bool(batch.group().all()) else [f"group {batch.main}"],
             "boxes": {
-                "right": "source that the task names, for a query of the group that is asked",
-                "other": "for the other queries",
+                "right": f"source of the answer, for a query of the group {batch.main}",
+                "other": "source of the answer, for another query",
             },
         },
         "titles": {},
         "recorded": {},
     }
+
+
+def legend_words(task: Any, batch: Batch) -> dict[str, str]:
+    """The words for each kind of mark in a map of attention, by the names of `light_maps.WORDS`."""
+    words = wording(task, batch)["words"]
+    return dict(zip(("trigger", "output"), words["marked"], strict=False)) | words["boxes"]
 
 
 def group_titles(task: Any, batch: Batch) -> dict[str, str]:
