@@ -81,7 +81,7 @@ def test_what_runs_on_a_batch_says_how_many_sequences_it_draws(caplog):
     assert im.ablate("induction-small", sequences=3, **small).attrs["sequences"] == 3
     assert len(caplog.records) == 1
     takes = {call for call, function in FUNCTIONS.items() if {"source", "batch", "step"} <= set(parameters(function))}
-    drawn_by_hand = {"im.attention", "im.probes.table", "im.probes.learning_coefficient"}
+    drawn_by_hand = {"im.attention", "im.why", "im.probes.table", "im.probes.learning_coefficient"}
     assert {call for call in takes - drawn_by_hand if "sequences" not in parameters(FUNCTIONS[call])} == set()
 
 

@@ -27,7 +27,7 @@ WORDS = {
     "trigger": "trigger",
     "output": "its output",
 }
-"""The legend's words for squares, rings, bold tokens, and bold and underlined tokens, if sequences have triggers."""
+"""The legend's words for squares, rings, bold and underlined tokens, for tasks with triggers."""
 
 WIDTH, HEIGHT = 928, 760  # largest width and height of a picture in pixels: a notebook cell, a screen
 SIDE, GAP, TITLE = 330.0, 14, 20  # pixels: largest map, space between maps, space above a map
