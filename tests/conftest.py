@@ -18,6 +18,7 @@ NEW_LENS = int(version("transformer-lens").split(".")[0]) >= 4
 if NEW_LENS:
     # They ask about HookedTransformers of configurations that TransformerLens 4 can no longer make.
     collect_ignore = [
+        "architectures/test_matrix.py",
         "heads/test_examination.py",
         "interventions/test_bridges.py",
         "interventions/test_recall_by_hooks.py",

@@ -95,7 +95,7 @@ ROUTES = ("out", "ff", "q", "k", "v")
 
 
 def edges(graph: Graph, head: str, route: str) -> list[str]:
-    """The edges by which a head reaches the readers of a route."""
+    """The edges by which a head reaches the readers of a route; none if the model does not allow all of them."""
     if route in ("q", "k", "v"):
         readers = [name for name in graph.inputs if name.endswith(f".{route}")]
     elif route == "ff":
@@ -103,7 +103,8 @@ def edges(graph: Graph, head: str, route: str) -> list[str]:
     else:
         readers = [f"FF{graph.n_layers}"] if graph.n_layers in graph.feed_forwards else []
         readers.append("out")
-    return [f"{head}->{name}" for name in readers if head in graph.writers_before(name)]
+    found = [f"{head}->{name}" for name in readers if head in graph.writers_before(name)]
+    return found if all(map(graph.allows, found)) else []
 
 
 @dataclass(frozen=True, eq=False)

@@ -32,6 +32,7 @@ def mediation(v: ValueFunction, together: Sequence[tuple[str, ...]] = ()) -> pd.
     """One row per source and path: effect, effect_se, and part (of the source's total effect; nan if that is not
     clear).
 
+    Paths through edges that the model does not allow (`runner/checked.py`) are left out, and count in the rest.
     The sources are every head, then the sets in `together`. Columns `target` (a head or ""), `input` (q, k, v or "").
     """
     graph = v.recording.graph
@@ -51,6 +52,7 @@ def mediation(v: ValueFunction, together: Sequence[tuple[str, ...]] = ()) -> pd.
             if layer_of(target) > max(map(layer_of, source)):
                 for letter in "qkv":
                     paths["indirect", target, letter] = [f"{head}{ARROW}{target}.{letter}" for head in source]
+        paths = {cell: found for cell, found in paths.items() if all(map(graph.allows, found))}
         planned.append(paths)
         for edges_of_path in paths.values():
             variants.append([Patch(edge, v.absent[edge.split(ARROW)[0]]) for edge in edges_of_path])

@@ -34,9 +34,10 @@ from torch import Tensor, nn
 from induction_memory.errors import require, require_known
 from induction_memory.interventions.ablations import Kind, Replacements
 from induction_memory.memory.association import Association, Side
+from induction_memory.runner.checked import RESULT, SPLIT, UNGROUPED, Hook, checked, projection, shares_keys
 from induction_memory.runner.choice import runner
 from induction_memory.runner.components import ARROW, Graph, head_of, layer_of
-from induction_memory.runner.hooked import SPLIT, Hook, head_projections, patch_hooks
+from induction_memory.runner.hooked import patch_hooks
 from induction_memory.runner.recording import Patch
 from induction_memory.runner.support import keep
 from induction_memory.source.sources import Sequences, select
@@ -138,7 +139,7 @@ def edit(model: nn.Module, component: str, function: Callable[[Tensor], Tensor])
     >>> noted["L2H1"].min()
     tensor(0.)
     """
-    sites = Graph.of(model).resolve(component)
+    sites = runner(model).graph.resolve(component)
     return _hooks(model, [_Edit(site, torch.zeros(1, 1, 1), function=function) for site in sites])
 
 
@@ -164,7 +165,8 @@ def record(model: nn.Module, components: Sequence[str]) -> tuple[list[Hook], dic
 
         return keep
 
-    sites = [site for name in components for site in Graph.of(model).resolve(name)]
+    graph = runner(model).graph
+    sites = [site for name in components for site in graph.resolve(name)]
     for site in sites:
         require(ARROW not in site, "components", "writers, or queries, keys and values of heads", repr(site))
     return _hooks(model, [_Edit(site, torch.zeros(1, 1, 1), function=note(site)) for site in sites]), kept
@@ -253,16 +255,19 @@ class _Edit(Patch):
 
 
 def _hooks(model: Any, patches: Sequence[Patch]) -> list[Hook]:
-    projected = ()
-    targets = [patch.site.split(ARROW)[1] for patch in patches if ARROW in patch.site]
-    for target in targets:
-        flag = SPLIT if "." in target else "use_hook_mlp_in" if target.startswith("FF") else None
-        ready = flag is None or getattr(model.cfg, flag, False)
-        if flag == SPLIT and not ready:
-            projected = projected or head_projections(model)
-            ready = bool(projected)
-        require(ready, "model", f"set_{flag}(True) for hooks on an edge into {target}", "it unset")
-    return patch_hooks(Graph.of(model), patches, [block.attn.W_O.detach() for block in model.blocks], projected)
+    graph, check = Graph.of(model), None if runner(model).via == "fast" else checked(model)
+    summed, split = (True, True) if check is None else (check.summed, check.split)
+    for patch in patches:
+        source, _, target = patch.site.rpartition(ARROW)
+        written, read = source or target, target if source else ""
+        flags = [RESULT] if written in graph.heads and not summed else []
+        flags += [SPLIT] if "." in read and split else ["use_hook_mlp_in"] if read.startswith("FF") else []
+        flags += [UNGROUPED] if target.endswith((".k", ".v")) and shares_keys(model) else []
+        for flag in flags:
+            ready = getattr(model.cfg, flag, False)
+            require(ready, "model", f"set_{flag}(True) for hooks at {patch.site}", "it unset")
+    W_O = [block.attn.W_O.detach() for block in model.blocks] if summed else []
+    return patch_hooks(graph, patches, W_O, () if split else tuple(map(projection, model.blocks)))
 
 
 @torch.no_grad()

@@ -16,6 +16,7 @@ is also a check: every parameter that the loader has filled must be a tensor of 
 
 import gc
 import json
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,7 +26,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from induction_memory.errors import InputError, require
+from induction_memory.errors import InputError, UnsupportedError, require
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
@@ -41,11 +42,30 @@ def boot(folder: Path, inner: nn.Module | None = None) -> nn.Module:
     own = has_tokenizer(folder)
     inner = load_whole(folder) if inner is None else inner
     with reading(folder):
+        logits = None if inner is None else _logits(inner)  # the bridge changes its modules
         tokenizer = None if own else _stand_in()
         model = TransformerBridge.boot_transformers(str(folder), device="cpu", hf_model=inner, tokenizer=tokenizer)
+        off = 0.0 if logits is None else float((_logits(model.eval()) - logits).abs().max() / logits.abs().max())
+    if logits is None:
+        logging.getLogger("induction_memory").warning("%s: its logits were not compared with transformers'", folder)
+    if off > TOLERANCE:
+        wanted = "a model whose logits in TransformerBridge are those of transformers"
+        raise UnsupportedError(f"{folder}: expected {wanted}, got a largest deviation of {off:.2g}")
     if not own:
         model.tokenizer = None
     return model.eval()
+
+
+TOLERANCE = 1e-3
+"""The largest deviation of a bridge's logits, relative to the largest logit."""
+
+
+@torch.no_grad()
+def _logits(model: Any) -> Tensor:
+    """Logits on the first tokens of the vocabulary."""
+    cfg: Any = getattr(model, "config", None) or model.cfg
+    found = model(torch.arange(min(16, cfg.vocab_size if hasattr(cfg, "vocab_size") else cfg.d_vocab))[None])
+    return getattr(found, "logits", found)
 
 
 ONLY_FILES = {"local_files_only": True, "trust_remote_code": False}

@@ -30,6 +30,7 @@ from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import lru_cache
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, assert_never
 
 import numpy as np
@@ -238,7 +239,8 @@ def remap(model: HookedTransformer, name: str, seed: int) -> None:
         parameter.copy_(torch.randn(parameter.shape, generator=generator(seed, f"{name} remap")) / math.sqrt(fan_in))
 
 
-_NOT_COMPUTED_WITH = {"training", "name", "cfg"}
+_NOT_COMPUTED_WITH = {"training", "name", "cfg", "alibi"}
+"""Attributes that say nothing about what is computed, or are made from the configuration in the first forward."""
 _OF_THE_WHOLE_MODEL = {"hook_dict", "mod_dict", "is_caching", "context_level", "dataset", "tokenizer"}
 _OF_THE_WHOLE_MODEL |= {"trainable", "model_config"}
 _ABOUT_TOKENS_AND_INITIALISATION = {"default_prepend_bos", "init_mode", "init_weights", "initializer_range", "seed"}
@@ -255,7 +257,7 @@ def departure(model: nn.Module, expected: nn.Module | None = None) -> str | None
             return "the model's configuration is not a ModelConfig"
         if not isinstance(config, ModelConfig):
             return "the model was not made by induction_memory.model.building"
-        expected = _skeleton(config)
+        expected = as_configured(config)
     assert expected is not None
     settings, built = vars(model.cfg), vars(expected.cfg)
     for name in sorted((settings.keys() | built.keys()) - _ABOUT_TOKENS_AND_INITIALISATION):
@@ -265,6 +267,9 @@ def departure(model: nn.Module, expected: nn.Module | None = None) -> str | None
         return "torch has a global hook on every module"
     found = dict(model.named_modules())
     parts = dict(expected.named_modules())
+    for kind in dict.fromkeys(map(type, found.values())):
+        if (method := _replaced(kind)) is not None:
+            return f"the class {kind.__name__} has another {method}"
     for name in sorted(found.keys() ^ parts.keys()):
         return f"the module {name} was {'added' if name in found else 'taken away'}"
     for name, module in found.items():
@@ -289,8 +294,18 @@ def has_hooks(module: nn.Module) -> bool:
 
 
 @lru_cache(maxsize=8)
-def _skeleton(config: ModelConfig) -> Any:
+def as_configured(config: AnyModel) -> Any:
+    """The skeleton of a configuration, to compare with."""
     return skeleton(config)
+
+
+def _replaced(kind: type) -> str | None:
+    """A method that is not defined where its class is."""
+    for base in kind.__mro__[: kind.__mro__.index(nn.Module)]:  # transformers adds methods to torch's own
+        for name, own in vars(base).items():
+            if isinstance(own, FunctionType) and own.__module__ != base.__module__:
+                return name
+    return None
 
 
 def _module_departure(module: nn.Module, built: nn.Module, whole: bool) -> str | None:

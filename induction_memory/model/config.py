@@ -272,9 +272,9 @@ class Architecture:
         values = {f.name: getattr(cfg, f.name) for f in fields(cfg)} | FIXED
         architecture = cls(tuple((name, _plain(name, value)) for name, value in values.items()))
         if is_model:
-            from induction_memory.model.building import departure, skeleton
+            from induction_memory.model.building import as_configured, departure
 
-            reason = departure(given, skeleton(architecture))
+            reason = departure(given, as_configured(architecture))
             require(reason is None, "model", "a HookedTransformer as its configuration makes it", f"one where {reason}")
         return architecture
 

@@ -51,12 +51,21 @@ def runner(
     reason = objection(model)
     if reason is None:
         cfg: Any = model.cfg
-        return FastRunner(Graph.of(model), cfg.n_ctx, parameters(model), partial(maps_of_model, model))
+        changed = partial(_if_changed, model)
+        return FastRunner(Graph.of(model), cfg.n_ctx, parameters(model), partial(maps_of_model, model), changed)
     require(via is None, "via", "hooks (the fast path does not support this model)", f"fast for one with {reason}")
     if reason not in _said:
         _said.add(reason)
         logger.warning("this model runs with TransformerLens's hooks, one forward per variant: it has %s", reason)
     return HookedRunner(model)
+
+
+def _if_changed(model: nn.Module) -> Runner | None:
+    """The runner with hooks, if the fast path no longer supports the model: hooks or methods have been added."""
+    from induction_memory.runner.hooked import HookedRunner
+    from induction_memory.runner.support import objection
+
+    return HookedRunner(model) if objection(model) else None
 
 
 def record(model: "nn.Module | Runner", tokens: Int[Tensor, "batch pos"], via: Via | None = None) -> Recording:

@@ -20,12 +20,12 @@ All names are checked against a graph, without a model.
 """
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
-from induction_memory.errors import InputError, nearest, require
+from induction_memory.errors import InputError, UnsupportedError, nearest, require
 from induction_memory.field_docs import field_docs
 from induction_memory.model.config import ModelConfig
 
@@ -58,15 +58,15 @@ class Graph:
     """Whether a feed-forward reads the same stream as its layer's heads, without their output."""
     linear: bool = False
     """Whether the feed-forwards are linear: W_F instead of W_in and W_out."""
-    normed: frozenset[str] = frozenset()
-    """Writers whose output passes a norm before it is added to the stream. They have no single edges."""
+    refused: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+    """What a model's activations do not confirm -> why: `L1H1`, or `L1H1->` and `->FF1` for edges from and into it."""
 
     @classmethod
     def of(cls, model: Any) -> "Graph":
         """The graph of a TransformerLens model."""
         cfg, blocks = model.cfg, len(model.blocks)
         require(blocks >= cfg.n_layers, "model", f"{cfg.n_layers} blocks, as its configuration says", blocks)
-        graph = cls(
+        return cls(
             n_layers=cfg.n_layers,
             n_heads=cfg.n_heads,
             feed_forwards=_with_feed_forward(model),
@@ -74,10 +74,6 @@ class Graph:
             parallel=bool(getattr(cfg, "parallel_attn_mlp", False)),
             linear=any(hasattr(getattr(block, "mlp", None), "W_F") for block in model.blocks),
         )
-        normed = ("embed", "pos") if getattr(cfg, "post_embedding_ln", False) else ()
-        if getattr(cfg, "use_normalization_before_and_after", False) or _is_post_norm(cfg):
-            normed += graph.heads
-        return replace(graph, normed=frozenset(normed))
 
     @classmethod
     def of_config(cls, config: ModelConfig) -> "Graph":
@@ -119,7 +115,7 @@ class Graph:
             f"{writer}{ARROW}{name}"
             for name in self.inputs
             for writer in self.writers_before(name)
-            if writer not in self.normed
+            if self._refusal(f"{writer}{ARROW}{name}") is None
         )
 
     @cached_property
@@ -147,16 +143,16 @@ class Graph:
         if self.n_heads == 1:
             sources, targets = ([re.sub(r"^(L\d+)", r"\1H1", name) for name in names] for names in (sources, targets))
         names = [f"{source}{ARROW}{target}" for target in targets for source in sources]
-        return tuple(name for name in names if self._edges(name))
+        return tuple(name for name in names if self.allows(name))
 
     @cached_property
     def paths(self) -> tuple[str, ...]:
         """The paths of each head: the direct path, and the queries, keys and values of later heads."""
         names = []
-        for head in (head for head in self.heads if head not in self.normed):
+        for head in self.heads:
             readers = [name for name in self.inputs if "." in name and head in self.writers_before(name)]
             names += [f"{head}{ARROW}{DIRECT}", *(f"{head}{ARROW}{name}" for name in readers)]
-        return tuple(names)
+        return tuple(name for name in names if self.allows(name))
 
     def heads_of(self, layer: int) -> tuple[str, ...]:
         return self.heads[(layer - 1) * self.n_heads : layer * self.n_heads]
@@ -175,17 +171,21 @@ class Graph:
         name = _component(name)
         stream = _STREAM.match(name)
         if stream is not None and 1 <= int(stream[1]) <= self.n_layers:
-            return self._stream(int(stream[1]))
-        sites = self._edges(name) if ARROW in name else self._nodes(name)
+            sites = self._stream(int(stream[1]))
+        else:
+            sites = self._edges(name) if ARROW in name else self._nodes(name)
+        reason = next((reason for site in sites if (reason := self._refusal(site)) is not None), None)
+        if reason is not None:
+            raise UnsupportedError(
+                f"{field}: expected what this model's own activations confirm, got {name!r}: {reason}"
+            )
         if sites:
             return sites
         known, near = (*self.writers, *self.matrices), ""
         if ARROW in name:
             source, target = name.split(ARROW, 1)
             exist = bool(self._nodes(source)) and bool(self._inputs(target))
-            if source in self.normed:
-                wanted = "an edge from a writer whose output reaches the stream without a norm"
-            elif exist:
+            if exist:
                 wanted = "a writer that comes before the input"
             else:
                 wanted = f"one of {', '.join(self.writers)} {ARROW} one of {', '.join(self.inputs)}"
@@ -259,8 +259,6 @@ class Graph:
 
     def _stream(self, layer: int) -> tuple[str, ...]:
         """The edges from everything before a layer to this layer and everything after it."""
-        wanted = "a model without norms after its components"
-        require(not self.normed, "component", wanted, f"stream{layer} of one with")
         inputs = self.inputs[self.inputs.index(f"L{layer}H1.q") :]
         return tuple(f"{writer}{ARROW}{name}" for name in inputs for writer in self.writers_before(inputs[0]))
 
@@ -270,8 +268,19 @@ class Graph:
             f"{writer}{ARROW}{reader}"
             for writer in self._nodes(source)
             for reader in self._inputs(target)
-            if writer in self.writers_before(reader) and writer not in self.normed
+            if writer in self.writers_before(reader)
         )
+
+    def _refusal(self, site: str) -> str | None:
+        """Why a site cannot be patched; None if it can."""
+        source, arrow, target = site.partition(ARROW)
+        names = (source, source + ARROW, ARROW + target) if arrow else (site,)
+        return next((self.refused[name] for name in names if name in self.refused), None)
+
+    def allows(self, name: str) -> bool:
+        """Whether a name stands for sites, all of which can be patched."""
+        sites = self._edges(name) if ARROW in name else self._nodes(name)
+        return bool(sites) and all(self._refusal(site) is None for site in sites)
 
 
 def _component(name: str) -> str:
@@ -298,13 +307,6 @@ def layer_of(writer: str) -> int:
     return int(writer[2:]) if writer.startswith("FF") else head_of(writer)[0]
 
 
-def _is_post_norm(cfg: Any) -> bool:
-    """Whether this architecture normalises the outputs of its layers in TransformerLens (OLMo 2 and 3)."""
-    from transformer_lens.utilities.architectures import POST_NORM_ARCHITECTURES
-
-    return getattr(cfg, "original_architecture", None) in POST_NORM_ARCHITECTURES
-
-
 def _with_feed_forward(model: Any) -> tuple[int, ...]:
     """Layers with a feed-forward; a block without one may have a module that adds zeros."""
     from induction_memory.model.building import NoFeedForward
@@ -325,7 +327,8 @@ def component_names(
         components = "all"
     names: list[str] = []
     if heads is not None:
-        names += graph.heads if isinstance(heads, str) and heads == "all" else map(graph.head, listed(heads, "heads"))
+        every = isinstance(heads, str) and heads == "all"
+        names += _group(graph, "heads") if every else map(graph.head, listed(heads, "heads"))
     for name in [] if components is None else listed(components, "components"):
         require(isinstance(name, str), "components", "names", repr(name))
         names += _group(graph, name) if name in (*GROUPS, "all") else [name]
@@ -336,6 +339,7 @@ def component_names(
 
 
 def _group(graph: Graph, name: str) -> Iterable[str]:
+    """The members of a group that can be patched; all of them if none can."""
     groups: dict[str, Iterable[str]] = {
         "heads": graph.heads,
         "layers": [f"L{layer}" for layer in range(1, graph.n_layers + 1)] if graph.n_heads > 1 else [],
@@ -346,9 +350,8 @@ def _group(graph: Graph, name: str) -> Iterable[str]:
         "edges": graph.edges,
         "paths": graph.paths,
     }
-    if name != "all":
-        return groups[name]
-    return [component for group in GROUPS[:6] for component in groups[group]]
+    members = groups[name] if name != "all" else [one for group in GROUPS[:6] for one in groups[group]]
+    return list(filter(graph.allows, members)) or members
 
 
 def listed(names: Any, field: str) -> Sequence[Any]:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from induction_memory.runner.components import ARROW, Graph, layer_of
 from induction_memory.runner.maps import Layer, Maps, of_heads, same
-from induction_memory.runner.recording import Patches, Recording, Variant, Via, require_length, take
+from induction_memory.runner.recording import Patches, Recording, Runner, Variant, Via, require_length, take
 
 
 class FastRunner:
@@ -30,12 +30,21 @@ class FastRunner:
     """Memories can be read from every model that the fast path supports."""
 
     def __init__(
-        self, graph: Graph, n_ctx: int, weights: Mapping[str, Tensor], maps: Callable[[Mapping[str, Tensor]], Maps]
+        self,
+        graph: Graph,
+        n_ctx: int,
+        weights: Mapping[str, Tensor],
+        maps: Callable[[Mapping[str, Tensor]], Maps],
+        other: Callable[[], Runner | None] = lambda: None,
     ) -> None:
         self.graph, self.n_ctx, self.weights, self._maps = graph, n_ctx, weights, maps
+        self._other = other
+        """The runner that takes over once the model has changed."""
 
     def record(self, tokens: Int[Tensor, "batch pos"], weights: Mapping[str, Tensor] | None = None) -> Recording:
-        runner = self
+        runner, other = self, self._other()
+        if other is not None:
+            return other.record(tokens, weights)
         if weights:
             runner = FastRunner(self.graph, self.n_ctx, {**self.weights, **weights}, self._maps)
         require_length(tokens, self.n_ctx)
@@ -62,7 +71,7 @@ class FastRunner:
 
     def patterns(self, tokens: Int[Tensor, "batch pos"]) -> list[Float[Tensor, "batch head query key"]]:
         recording = self.record(tokens)
-        return [self.pattern(recording, layer) for layer in range(1, self.graph.n_layers + 1)]
+        return [recording.pattern(layer) for layer in range(1, self.graph.n_layers + 1)]
 
     def pattern(self, recording: Recording, layer: int) -> Float[Tensor, "batch head query key"]:
         assert recording.maps is not None

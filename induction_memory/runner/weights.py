@@ -2,7 +2,8 @@
 
 A TransformerBridge is read through its accessors. Gains are converted to the factors of the stream: some architectures
 store gain - 1, and some have norms without weights. Keys and values that several heads share are listed as `_W_K` and
-`_W_V`, as in HookedTransformer. The epsilon of a norm is listed as `<norm>.eps` if it is not 1e-5.
+`_W_V`, as in HookedTransformer. The epsilon of a norm is listed as `<norm>.eps` if it is not 1e-5. A norm without
+weights, as TransformerLens makes it when it folds them, is listed with gain 1 (and bias 0, if it centres).
 
 `replaced` exchanges the data of parameters inside a block and restores them afterwards, also after an exception. The
 model's numbers are never overwritten.
@@ -25,6 +26,11 @@ def parameters(model: nn.Module) -> dict[str, Tensor]:
     """Name -> tensor, detached; for a TransformerBridge, the names that its accessors share with HookedTransformer."""
     named = {name: parameter.detach() for name, parameter in model.named_parameters()}
     if "embed.W_E" in named:
+        for name, module in model.named_modules():
+            if type(module).__name__ in ("LayerNormPre", "RMSNormPre") and ".mlp." not in name:
+                named[f"{name}.w"] = torch.ones_like(named["embed.W_E"][0])
+                if type(module).__name__ == "LayerNormPre":
+                    named[f"{name}.b"] = torch.zeros_like(named["embed.W_E"][0])
         eps = float(getattr(model.cfg, "eps", EPS))
         gains = [name for name in named if name.endswith(".w")]
         return named | ({} if eps == EPS else {f"{name[:-2]}.eps": torch.tensor(eps) for name in gains})

@@ -31,7 +31,6 @@ from induction_memory.model.config import Architecture
 from induction_memory.model.memories import LazyWeights, Memories, has_step_axis
 from induction_memory.runner.choice import runner
 from induction_memory.runner.recording import Runner, Via
-from induction_memory.runner.support import unreadable
 from induction_memory.runner.weights import parameters
 from induction_memory.task.batch import Batch, within_context
 from induction_memory.task.protocol import Task, ask
@@ -394,7 +393,7 @@ class At:
         """The weights, each read on use."""
         known = {"n_steps": len(self.steps), "task": self.chosen.task, "before": self.chosen.initial}
         if self.loaded is not None:
-            return Stack(model_weights(self.loaded), **known, refusal=unreadable(self.loaded))
+            return Stack(model_weights(self.loaded), **known, refusal=self.runner.refusal)
         source: Any = self.chosen.source
         weights, config = source.stacked(self.steps), getattr(source, "model_config", None)
         if isinstance(config, Architecture) and not is_plain_relu(config["act_fn"], config["gated_mlp"]):

@@ -17,7 +17,7 @@ cannot be known, they are None.
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property, partial, wraps
+from functools import cached_property, wraps
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
@@ -353,10 +353,7 @@ class Trajectory(ByStep[HookedTransformer]):
     @property
     def refusal(self) -> str | None:
         """Why memories cannot be read from the weights; None if they can."""
-        from induction_memory.runner.support import of_settings
-
-        config = self.model_config
-        return of_settings(dict(config.settings)) if isinstance(config, Architecture) else None
+        return self.runner(int(self.steps[-1])).refusal if isinstance(self.model_config, Architecture) else None
 
     def stack(self, parameter: str, step: "Steps" = "all") -> Shaped[Tensor, "step ..."]:
         """One parameter over all steps, or some, in TransformerLens's orientation.
@@ -375,7 +372,23 @@ class Trajectory(ByStep[HookedTransformer]):
     def stacked(self, steps: Sequence[int] | None = None) -> LazyWeights:
         """Every parameter by name, read on use; parameters that change have a leading step axis."""
         chosen = tuple(self.steps.tolist() if steps is None else steps)
-        return LazyWeights((*self.frozen, *self.moving), partial(self.read_stack, steps=chosen))
+        stored = (*self.frozen, *self.moving)
+
+        def read(name: str) -> Tensor:
+            return self.read_stack(name, chosen) if name in stored else self._of_norms[name]
+
+        return LazyWeights((*stored, *self._of_norms), read)
+
+    @cached_property
+    def _of_norms(self) -> dict[str, Tensor]:
+        """What memories need of a model's norms beside its parameters: epsilons, and gains that were folded."""
+        if not isinstance(self.model_config, Architecture):
+            return {}
+        from induction_memory.model.building import as_configured
+        from induction_memory.runner.weights import parameters
+
+        known = {*self.frozen, *self.moving}
+        return {n: value for n, value in parameters(as_configured(self.model_config)).items() if n not in known}
 
     def memory(self, name: str, step: "Steps" = "all") -> Float[Tensor, "step *head d_out d_in"]:
         """A matrix over all steps, or some, in the paper's orientation; names as in `model.memories`."""

@@ -85,20 +85,32 @@ def test_the_papers_models_take_the_shortcut(config):
         (lambda m: m.cfg.__setattr__("use_logn_attn", True), "use_logn_attn = True"),
         (lambda m: m.cfg.__setattr__("original_architecture", "Olmo2ForCausalLM"), "original_architecture"),
         (lambda m: m.cfg.__setattr__("dtype", torch.bfloat16), "dtype"),
-        (lambda m: m.add_hook("blocks.1.hook_mlp_out", lambda v, hook: None), "a hook at blocks.1.hook_mlp_out"),
-        (lambda m: m.blocks[0].register_forward_pre_hook(lambda *_: None), "a hook at blocks.0"),
-        (lambda m: m.blocks[0].attn.__setattr__("forward", lambda **_: 0), "blocks.0.attn with a forward"),
-        (lambda m: m.blocks[0].attn.__setattr__("apply_causal_mask", lambda *_: 0), "a apply_causal_mask"),
-        (lambda m: m.blocks[1].__setattr__("mlp", torch.nn.Conv1d(12, 12, 1)), "blocks.1.mlp, a Conv1d"),
+        (lambda m: m.add_hook("blocks.1.hook_mlp_out", lambda v, hook: None), "blocks.1.hook_mlp_out has hooks"),
+        (lambda m: m.blocks[0].register_forward_pre_hook(lambda *_: None), "blocks.0 has hooks"),
+        (lambda m: m.blocks[0].attn.__setattr__("forward", lambda **_: 0), "blocks.0.attn has another forward"),
+        (
+            lambda m: m.blocks[0].attn.__setattr__("apply_causal_mask", lambda *_: 0),
+            "blocks.0.attn has another apply_causal_mask",
+        ),
+        (
+            lambda m: m.blocks[1].__setattr__("mlp", torch.nn.Conv1d(12, 12, 1)),
+            "the module blocks.1.mlp.hook_post was taken away",
+        ),
         (lambda m: m.blocks[1].attn.__setattr__("_attention_dir_override", "bidirectional"), "_attention_dir_override"),
-        (lambda m: m.blocks[0].attn.__setattr__("attn_type", "local"), "blocks.0.attn with attn_type = local"),
-        (lambda m: m.blocks[0].attn.IGNORE.fill_(-1), "blocks.0.attn with IGNORE"),
-        (lambda m: m.cfg.__setattr__("n_layers", 1), "n_layers = 1 and 2 blocks"),
-        (lambda m: m.blocks.__delitem__(1), "n_layers = 2 and 1 blocks"),
-        (lambda m: m.blocks[0].__setattr__("mlp", torch.nn.Identity()), "blocks.0.mlp, a Identity"),
-        (lambda m: m.blocks[0].attn.__setattr__("hook_z", torch.nn.Linear(8, 8)), "blocks.0.attn.hook_z, a Linear"),
-        (lambda m: m.half(), "embed.W_E = torch.float16"),
-        (lambda m: m.unembed.__setattr__("b_U", None), "unembed.b_U = None"),
+        (lambda m: m.blocks[0].attn.__setattr__("attn_type", "local"), "blocks.0.attn has another attn_type"),
+        (lambda m: m.blocks[0].attn.IGNORE.fill_(-1), "blocks.0.attn has another IGNORE"),
+        (lambda m: m.cfg.__setattr__("n_layers", 1), "the module blocks.1 was added"),
+        (lambda m: m.blocks.__delitem__(1), "the module blocks.1 was taken away"),
+        (
+            lambda m: m.blocks[0].__setattr__("mlp", torch.nn.Identity()),
+            "the module blocks.0.mlp.hook_post was taken away",
+        ),
+        (
+            lambda m: m.blocks[0].attn.__setattr__("hook_z", torch.nn.Linear(8, 8)),
+            "blocks.0.attn.hook_z is a Linear, not a HookPoint",
+        ),
+        (lambda m: m.half(), "another embed.W_E"),
+        (lambda m: m.unembed.__setattr__("b_U", None), "another unembed.b_U"),
         (lambda m: torch.nn.utils.parametrizations.weight_norm(m.blocks[0].attn, "W_O"), "Parametrized"),
     ],
 )
@@ -115,7 +127,7 @@ def test_a_norm_in_a_model_that_should_have_none_is_objected_to_and_counts(name)
     assert objection(model) is None
     setattr(model.blocks[0], name, LayerNormPre(model.cfg))
     model.setup()
-    assert objection(model) == f"blocks.0.{name}, a LayerNormPre"
+    assert objection(model) == f"the module blocks.0.{name}.hook_normalized was added"
     tokens = torch.randint(11, (3, 12), generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(runner(model).record(tokens).logits, model(tokens))
 
