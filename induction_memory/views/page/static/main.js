@@ -74,7 +74,7 @@ class Page {
       { class: "run", "aria-labelledby": `run-${run.number}` },
       el("div", { class: "block about" }, heading, el("p", {}, run.meta.about), ...run.meta.files.map((text) => el("p", { class: "note" }, text))),
       block("first", el("div", { class: "stack" }, panels.sequence.node, panels.causes.shares.node), panels.attention.node),
-      ...panels.why.map((panel) => block("why", panel.node)),
+      block("why", ...panels.why.map((panel) => panel.node)),
       this.heading("Over training", scale),
       block("curves", ...panels.curves.map((panel) => panel.node)),
       ...(names.length ? [this.heading("Memories", sort), block("memories", ...panels.memories.map((panel) => panel.node))] : []),
