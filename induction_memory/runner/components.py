@@ -174,8 +174,8 @@ class Graph:
             sites = self._stream(int(stream[1]))
         else:
             sites = self._edges(name) if ARROW in name else self._nodes(name)
-        reason = next((reason for site in sites if (reason := self._refusal(site)) is not None), None)
-        if reason is not None:
+        reasons = [reason for site in sites if (reason := self._refusal(site)) is not None] if self.refused else []
+        for reason in reasons[:1]:
             raise UnsupportedError(
                 f"{field}: expected what this model's own activations confirm, got {name!r}: {reason}"
             )
@@ -340,18 +340,18 @@ def component_names(
 
 def _group(graph: Graph, name: str) -> Iterable[str]:
     """The members of a group that can be patched; all of them if none can."""
-    groups: dict[str, Iterable[str]] = {
-        "heads": graph.heads,
-        "layers": [f"L{layer}" for layer in range(1, graph.n_layers + 1)] if graph.n_heads > 1 else [],
-        "feed_forward": [f"FF{layer}" for layer in graph.feed_forwards],
-        "embeddings": ["embed", "pos"] if graph.positions else ["embed"],
-        "matrices": graph.matrices,
-        "parts": graph.parts,
-        "edges": graph.edges,
-        "paths": graph.paths,
-    }
-    members = groups[name] if name != "all" else [one for group in GROUPS[:6] for one in groups[group]]
-    return list(filter(graph.allows, members)) or members
+    match name:
+        case "all":
+            members = [one for group in GROUPS[:6] for one in _group(graph, group)]
+        case "layers":
+            members = [f"L{layer}" for layer in range(1, graph.n_layers + 1)] if graph.n_heads > 1 else []
+        case "feed_forward":
+            members = [f"FF{layer}" for layer in graph.feed_forwards]
+        case "embeddings":
+            members = ["embed", "pos"] if graph.positions else ["embed"]
+        case _:
+            members = getattr(graph, name)
+    return (list(filter(graph.allows, members)) if graph.refused else members) or members
 
 
 def listed(names: Any, field: str) -> Sequence[Any]:

@@ -35,14 +35,14 @@ class FastRunner:
         n_ctx: int,
         weights: Mapping[str, Tensor],
         maps: Callable[[Mapping[str, Tensor]], Maps],
-        other: Callable[[], Runner | None] = lambda: None,
+        other: Callable[[], Runner | None] | None = None,
     ) -> None:
         self.graph, self.n_ctx, self.weights, self._maps = graph, n_ctx, weights, maps
         self._other = other
         """The runner that takes over once the model has changed."""
 
     def record(self, tokens: Int[Tensor, "batch pos"], weights: Mapping[str, Tensor] | None = None) -> Recording:
-        runner, other = self, self._other()
+        runner, other = self, None if self._other is None else self._other()
         if other is not None:
             return other.record(tokens, weights)
         if weights:
