@@ -156,7 +156,15 @@ def test_births_of_associations_are_those_of_the_atlas(run, page):
 
 def test_every_line_of_python_runs(run, page):
     snippets = page.pack.meta["runs"][0]["snippets"]
-    values = {"step": int(run.steps[-1]), "row": 0, "text": '"aba"', "memory": "W_O2", "head": "L2H1", "query": 3, "position": 3}
+    values = {
+        "step": int(run.steps[-1]),
+        "row": 0,
+        "text": '"aba"',
+        "memory": "W_O2",
+        "head": "L2H1",
+        "query": 3,
+        "position": 3,
+    }
     for name, code in snippets.items():
         for key, value in values.items():
             code = code.replace(f"{{{key}}}", str(value))
