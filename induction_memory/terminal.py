@@ -411,7 +411,7 @@ def _described(works: Sequence[_Work], now: float, columns: int = WIDTH) -> str:
 
 @contextmanager
 def keeping(done: Sized, what: str) -> Iterator[None]:
-    """End the block at an interruption (Ctrl-C) and keep what is done so far; with nothing done, raise it.
+    """An interruption (Ctrl-C) ends the block and keeps completed results; without any, it is raised.
 
     >>> steps = []
     >>> with keeping(steps, "steps"):

@@ -5,9 +5,9 @@
     effective      number of heads that share a game: participation ratio, (sum s)^2 / sum s^2, and exp(entropy)
     redundancy     of a pair, 1 - (single_a + single_b) / joint: 1 if either is enough, 0 if they add up
     strength       of a pair, I_ab / G_ab (shapley.py), from -1 (either is enough) to 1 (both are needed). Redundancy
-    compares ablations in the full model, strength averages over all coalitions of other heads takeover       the cost
-    of ablating `other` if `cut` is absent, minus its cost in the full model: the work that `other` takes over (the
-    hydra effect)
+                   compares ablations in the full model, strength averages over all coalitions of other heads
+    takeover       the cost of ablating `other` if `cut` is absent, minus its cost in the full model: the work that
+                   `other` takes over (the hydra effect)
 
 A game has shares only if its total is clearly above zero: by three standard errors, and by at least LEAST of the effect
 of all heads. If all heads together have no clear effect, there are two cases. If the total plus three standard errors

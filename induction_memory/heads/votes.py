@@ -9,18 +9,16 @@ weights     the smaller of two recalls, corrected for chance, because a role nee
                           current: s = t there, or w_E(k)^T W_K w_E(k') -> k' = k, the better of the two
                           induction: the match a^T W_K b -> same token, with a = w_E(k) or Phi_h w_E(k) and
                           b = Phi_h' w_E(k), best over earlier heads h, h'
-            value-output  previous (current): the match of a later head in which Phi w_E(k) is b (a), best over later
-            heads
+            value-output  previous (current): the match of a later head, with Phi w_E(k) as b (a); best over later heads
                           induction: w_U(j)^T Phi w_E(k) -> j = k
 attention   mean attention to the previous position, to the own position, to the tokens after earlier occurrences;
             corrected for chance
             Weights and attention use the first 64 positions, as the paper's probe of W_K1 does: later ones are learned
             late, if ever. If a task names other keys (its sources `parent` and `induction`), these are used. If it
             names no source `induction`, no head has that role.
-causes      the head's Shapley share of the effect of all heads by the route of the role: previous-token heads act
-through
-            later heads' keys, current-token heads through their queries, induction heads on the output; 0 if a head has
-            no such route, or if the heads together have no effect; nan if their effect is not known
+causes      the head's Shapley share of the effect of all heads by the role's route: through later heads' keys
+            (previous-token), through their queries (current-token), or on the output (induction); 0 if a head has no
+            such route, or if the heads together have no effect; nan if their effect is not known
 """
 
 from collections.abc import Mapping

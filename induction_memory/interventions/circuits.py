@@ -5,8 +5,7 @@ at the positions of the task's main group. Edges are ranked by that loss, exactl
 derivative (one backward pass for all, or integrated over several). The circuit of the first n edges E_n is scored by
 
     faithfulness(n)   (M(only E_n) - M(nothing)) / (M(everything) - M(nothing))    does the circuit suffice?
-    completeness(n)   (M(everything) - M(all but E_n)) / (M(everything) - M(nothing))    does all performance depend on
-    it?
+    completeness(n)   (M(everything) - M(all but E_n)) / (M(everything) - M(nothing))    does everything depend on it?
 
 where all edges that are not kept are ablated together. Random orders of the edges are the baseline.
 

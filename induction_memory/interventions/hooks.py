@@ -12,11 +12,11 @@ Memory recall through hooks computes v_j^T W u_i with the model's own modules, f
 into the residual stream in front of a layer; another reads the layer's result:
 
     written            the output of a head or a feed-forward for each u_i. The sequence has one position, so a head
-    attends fully to u_i attention_scores   the score, before the softmax, that a head gives to the key u_i, `distance`
-    positions before the
+                       attends fully to u_i
+    attention_scores   the score, before the softmax, that a head gives to the key u_i, `distance` positions before the
                        query v_j
     output_logits      the logits of the output of a head or a feed-forward for u_i, with nothing else in the last
-    stream
+                       stream
 
 The results include the model's norms, biases, rotary positions and scale of scores. Where the weight algebra of
 `model/associations.py` applies, both agree: without norms and biases attention_scores * sqrt(d_head) is v_j^T W_K u_i,

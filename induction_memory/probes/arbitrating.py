@@ -6,9 +6,10 @@ pi_b( . | z_t), where 0 is the likeliest:
 
     in-context accuracy    at second and later occurrences of a trigger: share of argmax q = o, by the rank of the
                            output o
-    copying                at tokens that are not triggers and have had only one successor so far: share of argmax q =
-    that successor, by its rank. The context cannot tell them from triggers copying, ambiguous     at tokens that have
-    had different successors, so they cannot be triggers: share of argmax q = the last successor, by its rank
+    copying                at tokens that are not triggers and have had only one successor so far: share of
+                           argmax q = that successor, by its rank. The context cannot tell them from triggers
+    copying, ambiguous     at tokens that have had different successors, so they cannot be triggers: share of
+                           argmax q = the last successor, by its rank
 
 Both sources predict a retrieved token of rank 0, so rows of rank 0 do not tell them apart. `by_bigrams` is the share of
 hits of a model that always predicts the likeliest global bigram.

@@ -4,7 +4,7 @@ With A[t, s] the attention of query t to key s <= t, and z the tokens:
 
     previous token   A[t, t-1], for t >= 1
     induction        sum of A[t, s] over the s <= t with z_{s-1} = z_t: the tokens after earlier occurrences of z_t. If
-    a task names other keys as its source `induction`, they are used
+                     a task names other keys as its source `induction`, they are used
 
 The mass is this sum; the argmax is whether the most attended key is one of these keys. A head that attends uniformly
 gets c_t = (number of these keys) / (t + 1) in both cases, so both are corrected for chance: (mean - mean c) / (1 - mean

@@ -7,8 +7,8 @@
     finish    the last metrics are flushed, trained.safetensors and optimizer.safetensors written from the steps, then
               the manifest says "finished", and only then steps/ and latest.safetensors are removed
     resume    the latest intact state is read, the metrics are cut before line n, and training continues: whenever a
-    file with the state of step n exists, the metrics of all steps before n are on the disk lengthen  the files in
-    steps/ of a finished run are written again, then the manifest says "training" with the new
+              file with the state of step n exists, the metrics of all steps before n are on the disk
+    lengthen  the files in steps/ of a finished run are written again, then the manifest says "training" with the new
               number of steps, and only then the stacked files are removed
 
 Later steps of a killed run are recomputed, with the same bits. A step whose file is damaged, or belongs to another run,

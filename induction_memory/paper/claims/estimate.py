@@ -3,11 +3,13 @@
 The error of an estimate is half of its 95 % interval. Where it comes from:
 
     seeds       t * s / sqrt(n) for the mean of n runs. s is the spread between seeds, pooled over the five settings of
-    Figure 3 (`SEED_SPREAD`, 10 degrees of freedom), which has the only repetitions of whole runs. A measure of a single
-    run has n = 1. The spread of an accuracy p is proportional to sqrt(p (1 - p)), as for any share of independent
-    answers. draws       t * s / sqrt(n) for n repetitions of the measurement, with their own spread sequences
-    at the last step: the spread over batches of fresh sequences pairs       at the last step: bootstrap over the
-    associations of a memory steps       bootstrap over the steps of a training curve (its noise is resampled)
+                Figure 3 (`SEED_SPREAD`, 10 degrees of freedom), which has the only repetitions of whole runs. A measure
+                of a single run has n = 1. The spread of an accuracy p is proportional to sqrt(p (1 - p)), as for any
+                share of independent answers.
+    draws       t * s / sqrt(n) for n repetitions of the measurement, with their own spread
+    sequences   at the last step: the spread over batches of fresh sequences
+    pairs       at the last step: bootstrap over the associations of a memory
+    steps       bootstrap over the steps of a training curve (its noise is resampled)
 
 `slower_to_learn` and `from_extreme` read numbers from a curve, with the error from its noise.
 """

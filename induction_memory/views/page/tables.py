@@ -42,7 +42,7 @@ class Table:
     births: list[float | None] | None
     """The birth step of each row's item; None if it is not recalled at the end."""
     first: int
-    """The number of the first row's item: position 1 (from 0) for W_K1, otherwise token 0. Columns start at 0."""
+    """The index of the first row's position or token: 1 for W_K1, otherwise 0. Columns start at 0."""
     pairs: list[list[int]] | None
     """[row, column] of the pairs to store; None for W_F, where the page marks the likely bigrams."""
 
