@@ -37,6 +37,7 @@ from induction_memory.heads.shapley import ORDERS
 from induction_memory.heads.votes import votes
 from induction_memory.interventions.ablations import Kind, own_kinds
 from induction_memory.runner.recording import Via
+from induction_memory.source.elsewhere import Engine
 from induction_memory.source.measuring import over_steps
 from induction_memory.source.replicates import labels
 from induction_memory.source.sources import At, Selection, select
@@ -183,6 +184,7 @@ def identify(
     via: Via | None = None,
     seed: int = 0,
     progress: "Progress" = None,
+    engine: Engine | None = None,
 ) -> Identification:
     """Roles, shares and paths of the heads of models, runs or series (one, a folder, or a list).
 
@@ -190,7 +192,7 @@ def identify(
     Batch, tokens, or a function from a number of sequences to tokens. By default a run reads its task, and a model or a
     series reads random tokens repeated once. `kind` is what replaces an ablated head (as in `im.ablate`). `orders` is
     the number of random orders if there are too many heads to evaluate all coalitions. An interruption keeps the
-    completed steps.
+    completed steps. `engine`, such as `im.sweep.Workers(4)`, examines the steps in other processes.
 
     >>> identify("induction-small", sequences=8).roles[["head", "role"]]
        head            role
@@ -203,7 +205,7 @@ def identify(
     require_integer(orders, "orders", 1, MOST_ORDERS)
     require_seed(seed)
     given = batch(sequences) if callable(batch) else batch
-    how = {"step": step, "batch": given, "sequences": sequences, "via": via, "progress": progress}
+    how = {"step": step, "batch": given, "sequences": sequences, "via": via, "progress": progress, "engine": engine}
     opened = [select(one, **how) for one in every]
     names, parts = _names(opened), []
     settings: dict[str, Any] = {"kind": kind, "metric": metric, "orders": orders, "seed": seed}
@@ -211,8 +213,7 @@ def identify(
     for name, chosen, label in track(each, "runs", progress=progress if len(each) > 1 else None):
         end = int(chosen.steps[-1]) if len(chosen.steps) else None
         task = chosen.task if isinstance(chosen.given, Batch | None) else None
-        initial = chosen.initial() if kind == "initial" or callable(kind) else None
-        examine = partial(_examine, end=end, task=task, initial=initial, **settings)
+        examine = partial(_examine, end=end, task=task, **settings)
         kept = {"identify": settings, "own": own_kinds([kind]), "sequences": chosen.batch, "end": end}
         tables = over_steps(chosen, examine, settings=kept)
         for table in tables.values():
@@ -233,7 +234,8 @@ def identify(
 
 def _examine(at: At, *, end: int | None, **settings: Any) -> Tables:
     """All tables of one step; the mediation of the last step only."""
-    v = value_function(at.runner, at.batch, **settings)
+    initial = at.chosen.initial() if settings["kind"] == "initial" or callable(settings["kind"]) else None
+    v = value_function(at.runner, at.batch, initial=initial, **settings)
     games, questions = solve_games(v), v.questions
     whole, known = sharing.whole_effect(games, questions)
     shares, totals = sharing.shares_and_totals(games, questions, whole)

@@ -35,6 +35,7 @@ from induction_memory.interventions.scores import Scorer
 from induction_memory.runner.components import ARROW, GROUPS, component_names, listed
 from induction_memory.runner.recording import Patch, Recording, Via, take
 from induction_memory.runner.weights import mixed, parameters
+from induction_memory.source.elsewhere import Engine
 from induction_memory.source.measuring import over_steps
 from induction_memory.source.sources import At, Selection, Sequences, select
 from induction_memory.task.batch import Batch
@@ -284,6 +285,7 @@ def ablate(
     seed: int = 0,
     sequences: int | None = None,
     progress: "Progress" = None,
+    engine: Engine | None = None,
 ) -> pd.DataFrame:
     """One row per component and kind of ablation (and step): in-context and global scores, KL, and standard errors.
 
@@ -294,7 +296,7 @@ def ablate(
     step, several, or "all". Without a batch `sequences` are drawn: 64, or 16 for several steps (`attrs["sequences"]`);
     without a task they are random tokens repeated once. `attrs["left_out"]`, and a line in the log, say which kinds of
     "all" the sequences do not allow, and why. `via="hooks"` runs one hooked forward per row with different patches.
-    `progress` is that of `im.measure`.
+    `progress` is that of `im.measure`. `engine`, such as `im.sweep.Workers(4)`, measures the steps in other processes.
 
     >>> ablate("induction-small", heads="all")[["component", "kind", "in_context_accuracy"]].round(2)
       component  kind  in_context_accuracy
@@ -304,7 +306,15 @@ def ablate(
     """
     require_seed(seed)
     chosen = select(
-        source, step=step, batch=batch, task=task, sequences=sequences, initial=initial, via=via, progress=progress
+        source,
+        step=step,
+        batch=batch,
+        task=task,
+        sequences=sequences,
+        initial=initial,
+        via=via,
+        progress=progress,
+        engine=engine,
     )
     if len(chosen.steps) > 1 and heads is None and components is None:
         components = GROUPS[:5]
@@ -324,8 +334,7 @@ def ablate_selection(
     kinds = list(_KINDS) if kind == "all" else listed(kind, "kind")
     how = {"heads": heads, "components": components, "kinds": kinds, "seed": seed, "group": group}
     how["skip"] = kind == "all"
-    needed = "initial" in kinds or any(map(callable, kinds))
-    measure = partial(_ablate_one, initial=chosen.initial() if needed else None, **how)
+    measure = partial(_ablate_one, **how)
     settings = {"ablate": how, "own": own_kinds(kinds), "batch": chosen.batch, "initial": chosen.given_initial}
     rows = over_steps(chosen, measure, settings=settings)["rows"]
     if rows.attrs["left_out"]:
@@ -341,14 +350,14 @@ def _ablate_one(
     components: Any,
     kinds: Sequence[Kind],
     skip: bool,
-    initial: Mapping[str, Tensor] | nn.Module | None,
     seed: int,
     group: str | None,
 ) -> dict[str, pd.DataFrame]:
     """The rows of one step. `skip` leaves out the kinds that the sequences do not allow."""
     recording = at.runner.record(at.batch.tokens)
     batch = at.batch.to(recording.logits.device)
-    replacements = Replacements(recording, batch, initial, seed)
+    needed = "initial" in kinds or any(map(callable, kinds))
+    replacements = Replacements(recording, batch, at.chosen.initial() if needed else None, seed)
     kinds, left_out = list(kinds), dict[str, str]()
     rows, variants = [(INTACT, INTACT)], [list[Patch]()]
     place_of, places = {frozenset(): 0}, [0]

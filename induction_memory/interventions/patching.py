@@ -33,6 +33,7 @@ which path reaches a component, look at the edges into it.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -55,6 +56,7 @@ from induction_memory.interventions.scores import (
 )
 from induction_memory.runner.components import ARROW, component_names
 from induction_memory.runner.recording import Patch, Via
+from induction_memory.source.elsewhere import Engine
 from induction_memory.source.measuring import over_steps
 from induction_memory.source.sources import SEQUENCES, At, Sequences, select
 from induction_memory.task.corruptions import Pairs, Query, pairs_of
@@ -98,12 +100,13 @@ def patch(
     intact: bool = False,
     sequences: int = SEQUENCES,
     progress: "Progress" = None,
+    engine: Engine | None = None,
 ) -> pd.DataFrame:
     """Activation patching (one row per component and position) or path patching (one row per edge), for each step.
 
     `components` are names of sites, groups of them as in `ablate`, or for paths the edges; by default all. `corruption`
-    is one of the task's, by default the first: `trigger` for in-context bigrams. `source`, `batch`, `step`, `via` and
-    `progress` are as in `ablate`.
+    is one of the task's, by default the first: `trigger` for in-context bigrams. `source`, `batch`, `step`, `via`,
+    `progress` and `engine` are as in `ablate`.
 
     >>> import induction_memory as im
     >>> batch = im.load("induction-small").task.sample(4, im.task.step_rng(0, 0))
@@ -116,23 +119,36 @@ def patch(
     """
     require_known(kind, get_args(PatchKind), "kind")
     require_seed(seed)
-    chosen = select(source, step=step, batch=batch, task=task, sequences=sequences, via=via, progress=progress)
+    chosen = select(
+        source, step=step, batch=batch, task=task, sequences=sequences, via=via, progress=progress, engine=engine
+    )
     pairs = pairs_of(chosen.task, chosen.batch, corruption, np.random.default_rng(seed), query)
-
-    def measure(at: At) -> dict[str, pd.DataFrame]:
-        runs = contrast(at.runner, pairs, direction)
-        if kind == "path":
-            edges = None if components is None else component_names(runs.start.graph, None, components)
-            table, names = patch_paths(runs, edges), ["source", "target"]
-        else:
-            table, names = patch_activations(runs, components, positions), ["component", "position"]
-        if intact:
-            first = pd.DataFrame([(INTACT, INTACT)], columns=names).join(effects(runs, [[]]))
-            table = pd.concat([first, table], ignore_index=True)
-        return {"rows": table}
-
     settings = {"patch": [kind, direction, components, positions, intact], "pairs": pairs}
-    return over_steps(chosen, measure, settings=settings)["rows"]
+    how = {"kind": kind, "direction": direction, "components": components, "positions": positions, "intact": intact}
+    return over_steps(chosen, partial(_patch_one, pairs=pairs, **how), settings=settings)["rows"]
+
+
+def _patch_one(
+    at: At,
+    *,
+    pairs: Pairs,
+    kind: PatchKind,
+    direction: Direction,
+    components: str | Sequence[str] | None,
+    positions: Positions,
+    intact: bool,
+) -> dict[str, pd.DataFrame]:
+    """The rows of one step."""
+    runs = contrast(at.runner, pairs, direction)
+    if kind == "path":
+        edges = None if components is None else component_names(runs.start.graph, None, components)
+        table, names = patch_paths(runs, edges), ["source", "target"]
+    else:
+        table, names = patch_activations(runs, components, positions), ["component", "position"]
+    if intact:
+        first = pd.DataFrame([(INTACT, INTACT)], columns=names).join(effects(runs, [[]]))
+        table = pd.concat([first, table], ignore_index=True)
+    return {"rows": table}
 
 
 def patch_activations(

@@ -39,6 +39,7 @@ from induction_memory.probes import (
 )
 from induction_memory.probes.activations import Activations
 from induction_memory.probes.registry import Probe, registered, split_layer
+from induction_memory.source.elsewhere import Engine
 from induction_memory.source.measuring import over_steps
 from induction_memory.source.sources import SEQUENCES, At, Selection, Sequences, select
 from induction_memory.task.protocol import Task, offered
@@ -173,13 +174,15 @@ def table(
     batch: "Sequences" = None,
     task: Task | None = None,
     progress: "Progress" = None,
+    engine: Engine | None = None,
 ) -> pd.DataFrame:
     """Probes of any source at all steps or some: step, probe, head, value.
 
     `names` are probes, families or functions. None means the paper's recall probes (for tasks without such memories,
     the distances to the predictors, else loss and accuracy); "all" means every probe. Activation probes run on `batch`,
     by default on 64 sequences from the task with the run's evaluation seed, or without a task on random tokens repeated
-    once. An interruption keeps the completed steps.
+    once. An interruption keeps the completed steps. `engine`, such as `im.sweep.Workers(4)`, measures activation probes
+    in other processes.
 
     >>> table("induction-small", ["W_O2", "norm_W_O2"], step=[0, 600]).round(2)
        step      probe  head  value
@@ -188,7 +191,7 @@ def table(
     2     0  norm_W_O2  L2H1   6.55
     3   600  norm_W_O2  L2H1  25.36
     """
-    chosen = select(source, step=step, batch=batch, task=task, sequences=SEQUENCES, progress=progress)
+    chosen = select(source, step=step, batch=batch, task=task, sequences=SEQUENCES, progress=progress, engine=engine)
     if names is None and chosen.task is None and not hasattr(chosen.source, "stacked"):
         how = {"probes": "standard", "batch": batch}
         return _joined([over_steps(chosen, _standard_scores, settings=how)])
@@ -201,7 +204,8 @@ def table(
     if others:
         own = [probe.measure for probe in others if probe.family not in (*FAMILIES, *OF_TASK)]
         how = {"probes": [probe.name for probe in others], "own": own, "batch": batch}
-        parts.append(over_steps(chosen, partial(_measured, others, {}), settings=how))
+        here, there = partial(_measured, others, {}), partial(_measured_there, names=names)
+        parts.append(over_steps(chosen, here if engine is None else there, settings=how))
     tidy = _joined(parts)
     place = pd.Index([probe.name for probe in probes]).get_indexer(pd.Index(tidy["probe"]))
     order = np.lexsort([tidy["step"].to_numpy(), place])
@@ -338,6 +342,11 @@ def _measured(probes: Sequence[Probe], facts: dict[str, Any], at: At) -> Tables:
     empty = pd.DataFrame({"step": pd.Series(dtype=int), "probe": [], "head": [], "value": pd.Series(dtype=float)})
     skipped = pd.DataFrame({"probe": list(reasons), "reason": list(reasons.values())}, dtype=object)
     return {"table": pd.concat(parts, ignore_index=True) if parts else empty, "skipped": skipped}
+
+
+def _measured_there(at: At, *, names: Names) -> Tables:
+    """The values of activation probes in another process, which finds them by name."""
+    return _measured([probe for probe in resolve(names, at.chosen) if probe.of == "activations"], {}, at)
 
 
 def _standard_scores(at: At) -> Tables:

@@ -13,7 +13,8 @@ from typing import Any
 
 import pandas as pd
 
-from induction_memory.errors import require
+from induction_memory.errors import StorageError, require
+from induction_memory.source.elsewhere import measure_elsewhere
 from induction_memory.source.sources import At, Selection, Sequences, select
 from induction_memory.source.store import Store, code, key_of
 from induction_memory.terminal import Progress, keeping, track
@@ -73,6 +74,17 @@ def over_steps(
             missing.append(one)
         else:
             done.append(([one], found))
+    if chosen.engine is not None and settings is not None:
+        allowed = "a run or a series on the disk, and measures of this package"
+        require(store is not None, "engine", allowed, "what keeps no results")
+        if missing:
+            measure_elsewhere(chosen, what, {one: keys[one] for one in missing})
+        for one in missing:
+            found = None if store is None else store.get(keys[one])
+            if found is None:
+                raise StorageError(f"{keep}: expected the results of step {one} to be kept there, got none")
+            done.append(([one], found))
+        missing = []
     parts = max(1, -(-len(missing) // size))
     groups = chosen.in_turn(missing if steps else None, size)
     turns = track(groups, "steps", parts, progress=chosen.progress, before=len(done))

@@ -32,6 +32,7 @@ from induction_memory.model.memories import LazyWeights, Memories, has_step_axis
 from induction_memory.runner.choice import runner
 from induction_memory.runner.recording import Runner, Via
 from induction_memory.runner.weights import parameters
+from induction_memory.source.elsewhere import Engine
 from induction_memory.task.batch import Batch, within_context
 from induction_memory.task.protocol import Task, ask
 from induction_memory.task.sampler import step_rng, with_counts
@@ -290,6 +291,8 @@ class Selection:
     progress: "Progress" = None
     reduced: bool = False
     """Whether fewer sequences are drawn than for a single step."""
+    engine: Engine | None = None
+    """Measures the steps in other processes; None for this process."""
 
     @property
     def name(self) -> str:
@@ -422,6 +425,7 @@ def select(
     initial: "Weights | nn.Module | None" = None,
     via: Via | None = None,
     progress: "Progress" = None,
+    engine: Engine | None = None,
 ) -> Selection:
     """Choose steps and sequences of a source.
 
@@ -444,8 +448,9 @@ def select(
     steps = opened.choose(step)
     reduced = sequences is None and len(steps) != 1
     drawn = sequences or (SEQUENCES_PER_STEP if reduced else SEQUENCES)
+    require(engine is None or isinstance(engine, Engine), "engine", "such as im.sweep.Workers(4)", repr(engine))
     chosen = np.array(steps, dtype=np.int64)
-    return Selection(opened, chosen, task or opened.task, batch, drawn, initial, via, progress, reduced)
+    return Selection(opened, chosen, task or opened.task, batch, drawn, initial, via, progress, reduced, engine)
 
 
 def model_weights(model: nn.Module) -> dict[str, Tensor]:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from induction_memory.lazy import lazily
 
 if TYPE_CHECKING:
+    from induction_memory.sweep.loop import Workers as Workers
     from induction_memory.sweep.loop import start as start
     from induction_memory.sweep.plan import Sweep as Sweep
     from induction_memory.sweep.plan import read as read

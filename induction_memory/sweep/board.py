@@ -69,17 +69,24 @@ class Board:
 
     def _table(self, done: int, failed: int, running: list[str], left: float | None) -> Table:
         table = Table.grid(padding=(0, 2))
-        title = f"{done} of {len(self._jobs)} runs done, {len(running)} running, {failed} failed"
+        title = f"{done} of {len(self._jobs)} {unit(self._jobs)} done, {len(running)} running, {failed} failed"
         table.add_row(Text(title + ("" if left is None else f"; {clock(left)} left")))
         rows = Table.grid(padding=(0, 2))
         for name in running[:MOST_ROWS]:
             job = self._jobs[name]
-            step = round(share_done(job) * (job.steps + 1))
-            rows.add_row(Text(name, overflow="ellipsis", no_wrap=True), f"step {max(0, step - 1)} of {job.steps}")
+            step = max(0, round(share_done(job) * (job.steps + 1)) - 1)
+            rows.add_row(
+                Text(name, overflow="ellipsis", no_wrap=True), f"step {step} of {job.steps}" if job.steps else ""
+            )
         if len(running) > MOST_ROWS:
             rows.add_row(Text(f"and {len(running) - MOST_ROWS} more"), "")
         table.add_row(rows)
         return table
+
+
+def unit(jobs: Mapping[str, Job]) -> str:
+    """What is counted: runs to train, or the steps of an analysis, which have no steps themselves."""
+    return "runs" if any(job.steps for job in jobs.values()) else "steps"
 
 
 def share_done(job: Job) -> float:

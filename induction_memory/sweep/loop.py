@@ -19,13 +19,14 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from induction_memory.errors import DamagedError, Error, InputError, Stopped, require
 from induction_memory.field_docs import field_docs
 from induction_memory.files import make_folder, require_folder, write_file
 from induction_memory.sweep import job as jobs
 from induction_memory.sweep import plan
-from induction_memory.sweep.board import Board
+from induction_memory.sweep.board import Board, unit
 from induction_memory.sweep.job import Engine, Job, Outcome, Pool
 from induction_memory.sweep.plan import PlannedRun, cost
 from induction_memory.terminal import Progress
@@ -60,7 +61,7 @@ def work_off(jobs: Sequence[Job], on: Engine, *, progress: "Progress" = None) ->
                     board.note(line)
                 board.show(work.done, work.failed, on.running)
     except Stopped as stop:
-        told = f"stopped by {stop} after {len(work.done)} of {len(by_name)} runs; the same command continues"
+        told = f"stopped by {stop} after {len(work.done)} of {len(by_name)} {unit(by_name)}; the same command continues"
         raise Stopped(stop.number, told) from None
     return work.ended
 
@@ -97,7 +98,7 @@ class _Work:
                     self._told.add(outcome.error)
                     return f"waiting: {outcome.error}"
             case "stopped":
-                raise Error(f"{outcome.error}; what was trained is kept, and the same command continues")
+                raise Error(f"{outcome.error}; what was done is kept, and the same command continues")
             case _:
                 self.ended[name] = outcome
                 (self.done if outcome.state == "done" else self.failed).append(name)
@@ -135,6 +136,40 @@ def _signals() -> Iterator[Callable[[], None]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+@field_docs
+@dataclass(frozen=True)
+class Workers:
+    """Processes that measure the steps of a run or a series, here or on a Dask cluster: the `engine` of analyses.
+
+    Each process has one thread and reads its own checkpoints.
+
+    >>> import induction_memory as im
+    >>> table = im.ablate("induction-small", heads="all", step="all", engine=im.sweep.Workers(2), progress=False)
+    >>> table["step"].nunique()
+    5
+    """
+
+    workers: int = 2
+    """Processes on this machine."""
+    scheduler: str | None = None
+    """The address of a Dask scheduler, whose workers are used instead; they share this machine's file system."""
+
+    def run(
+        self,
+        function: Callable[..., None],
+        calls: Mapping[str, Mapping[str, Any]],
+        folder: Path,
+        progress: "Progress" = None,
+    ) -> None:
+        """Call a function of a module with each of the plain arguments; the first error is raised after all calls."""
+        on = engine(min(require_workers(self.workers), len(calls)), self.scheduler)
+        path = jobs.path_of(function)
+        ended = work_off([Job(name, path, call, folder, 0) for name, call in calls.items()], on, progress=progress)
+        for name, outcome in ended.items():
+            if outcome.state != "done":
+                raise (InputError if outcome.state == "mistake" else Error)(f"{name}: {outcome.error}")
 
 
 COPY = "sweep.toml"

@@ -222,13 +222,13 @@ def revisions(source: "Source", *, keep: str | Path | Literal[False] | None = No
         path = Path(source)
         require(path.is_dir(), "source", "a folder of checkpoints", repr(str(path)))
         found = _hub_cache(path) if (path / "snapshots").is_dir() else checkpoint_folders(path)
-        return Revisions(path.resolve().name, _in_order(found, path), path / BESIDE if keep is None else folder)
+        return Revisions(path.resolve().name, in_order(found, path), path / BESIDE if keep is None else folder)
     require(isinstance(source, Iterable), "source", "a folder, paths, or (step, model) pairs", type(source).__name__)
     if isinstance(source, Sequence) and source and all(isinstance(one, str | PathLike) for one in source):
         paths = [Path(one) for one in source]  # type: ignore[arg-type]
         for path in paths:
             require(path.is_dir(), "source", "folders of checkpoints", repr(str(path)))
-        return Revisions(paths[-1].resolve().parent.name, _in_order({p.name: p for p in paths}, "source"), folder)
+        return Revisions(paths[-1].resolve().parent.name, in_order({p.name: p for p in paths}, "source"), folder)
     require(not keep, "keep", "none for (step, model) pairs, because models have no identity", repr(keep))
     return GivenModels(source)  # type: ignore[arg-type]
 
@@ -245,7 +245,7 @@ def _hub_cache(path: Path) -> dict[str, Path]:
     return found
 
 
-def _in_order(found: dict[str, Path], where: str | Path) -> list[Checkpoint]:
+def in_order(found: dict[str, Path], where: str | Path) -> list[Checkpoint]:
     checkpoints: dict[int, Checkpoint] = {}
     for name, folder in found.items():
         said = label(name)
