@@ -1,9 +1,9 @@
-"""The logit lens: what the model would predict if it ended after each layer.
+"""The logit lens: the prediction if the model ended after each layer.
 
     q_l = softmax(logits(x_l)),    x_l the residual stream after l layers,    logits = unembedding of the final norm
 
-Layer 0 is the stream that enters the first layer. To read x_l, the model runs once more with x_l in place of its last
-stream. So the norm and the unembedding are those of the model itself, whatever they are.
+Layer 0 is the stream that enters the first layer. To read x_l, the model runs again with x_l instead of its last
+stream, so its own norm and unembedding are used.
 """
 
 from typing import Any
@@ -35,8 +35,8 @@ def logit_lens(
     """Loss, accuracy and logit of the target, read from the stream after each layer, at the last step or at others.
 
     One row per layer, 0 before the first. The columns are those of `ablate`, `<group>_loss` and so on, each with its
-    standard error `_se`. `<group>_logit` is the target's logit above the average. Where targets are distributions, only
-    the loss has a meaning. Works for every source with a model.
+    standard error `_se`. `<group>_logit` is the target's logit above the average. For soft targets, only the loss has a
+    meaning. Works for every source with a model.
 
     >>> import induction_memory as im
     >>> lens = im.probes.logit_lens("induction-small", step=600, sequences=4)

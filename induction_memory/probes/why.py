@@ -4,7 +4,8 @@ Every residual stream is a sum of what its writers added, and what a head added 
 
     x_t  =  w_E(z_t) + p_t + sum over heads of sum_s A[t, s] Phi x_s + sum over feed-forwards of W_F x_t + biases
 
-so f^T x_t is, for any vector f, a sum over paths from an embedding to the place where f reads. Each path ends with
+so for any vector f, f^T x_t is a sum over paths from an embedding to the place where f reads. The term of
+a path is
 
     weight * f'^T e,    weight = product of the attentions on the way,    f' = ... Phi^T W_F^T f,    e = w_E(z_s) or p_s
 
@@ -13,12 +14,13 @@ and `expand` goes backwards from f. Two choices of f give the two questions:
     logit       f = w_U(y)                           y's logit at t; w_U(y) - w_U(y') for the difference to another
     score       f = W_K q_i / sqrt(d_head)           q_i a part of the query, read at a key: the score sums over i
 
-A term that an ideal memory stores is its signal, every other term is interference: in W_K2 the pair w_E(k), Phi_1
-w_E(k), in W_K1 the pair p_t, p_{t-1}, in W_O2 the value w_E(k) and its output w_U(k), in W_F the bigrams.
+A term of a pair that the ideal memory stores is signal, every other term is interference. The stored pairs are in W_K2
+w_E(k) and Phi_1 w_E(k), in W_K1 p_t and p_{t-1}, in W_O2 the value w_E(k) and its output w_U(k), in W_F the bigrams.
 
-Exact for one input, with three things held as they were: attention, the scale of each LayerNorm, and the mask of each
-ReLU. What is computed otherwise (a GELU) stays one part. Paths go through at most two heads in small models and one in
-others; what earlier heads wrote is one part then. The remainder, model minus sum, must be rounding, and is checked.
+The sum is exact for one input, with three things fixed: attention, the scale of each LayerNorm, and the mask of each
+ReLU. Other nonlinear components (a GELU) stay one part. Paths go through at most two heads in small models and one in
+others; then the output of earlier heads is one part. A check ensures that the remainder, model minus sum, is only
+rounding.
 """
 
 from collections.abc import Iterator, Sequence
@@ -44,11 +46,11 @@ from induction_memory.terminal import Progress
 from induction_memory.trajectory.search import Steps
 
 SMALL = 16
-"""Models with at most so many heads are split along paths through two heads, others through one."""
+"""In models with at most this many heads, paths go through two heads, otherwise through one."""
 FEW = 0.1
 """Heads whose effect is below this share of the largest one are not followed."""
 ROUNDING = 1e-3
-"""The largest remainder, as a share of the sum of the terms' sizes, that can be rounding."""
+"""The largest remainder that counts as rounding, as a share of the sum of the terms' sizes."""
 WHOLE = "a model whose weights say all that it computes"
 
 
@@ -58,17 +60,17 @@ class Leaf:
     """The end of a path: one part of the stream, read at each position."""
 
     path: tuple[str, ...]
-    """The components passed, from the reader backwards: `L2H1`, `L1H1`."""
+    """The components on the path, from the reader backwards: `L2H1`, `L1H1`."""
     part: str
     """`embed`, `pos`, `bias`, or a component that is not split."""
     weight: Float[Tensor, "n #pos"]
-    """The attention on the way, over the scales of the LayerNorms."""
+    """The product of attentions on the path, divided by the scales of the LayerNorms."""
     value: Float[Tensor, "n #pos"]
-    """Weight times what f reads in the part."""
+    """Weight times the product of f and the part."""
 
 
 class Streams:
-    """One sequence of a batch: everything that adds to its streams, and what that adds up to."""
+    """One sequence of a batch: all parts of its streams, and their sums."""
 
     def __init__(self, activations: Activations, row: int = 0, *, deep: bool = True) -> None:
         self.a, self.row = activations, row
@@ -83,7 +85,7 @@ class Streams:
         return self.a.once(name, lambda: self.a.stack.parameter(name)[0])
 
     def bias(self, name: str) -> Tensor | None:
-        """A bias, if the model has it. A bridge lists none among its weights, but has them as attributes."""
+        """A bias, if the model has it. A bridge has biases as attributes, not among its weights."""
         if name in self.a.stack.weights:
             return self.weight(name)
         place, _, kind = name.rpartition(".")
@@ -101,7 +103,7 @@ class Streams:
         return self.a.pattern(layer)[self.row, number - 1]
 
     def part(self, writer: str) -> Float[Tensor, "pos d"]:
-        """What a writer adds to the stream at each position."""
+        """The output of a writer at each position."""
         if writer in ("embed", "pos"):
             return self.cached("hook_embed" if writer == "embed" else "hook_pos_embed")
         if writer.startswith("FF"):
@@ -118,7 +120,7 @@ class Streams:
         return sum(found[1:], found[0]) if found else None
 
     def stream(self, reader: str) -> Float[Tensor, "pos d"]:
-        """What a reader reads, before its norm: all parts added up."""
+        """The input of a reader before its norm: the sum of all parts."""
         if reader not in self._kept:
             bias = self.output_bias(reader)
             parts = [self.part(writer) for writer in self.graph.writers_before(reader)]
@@ -126,7 +128,7 @@ class Streams:
         return self._kept[reader]
 
     def linear(self, norm: str, x: Tensor, *, functional: bool = False) -> Tensor:
-        """Centring and gain of a norm, on vectors; on functionals the same two the other way round."""
+        """Centring and gain of a norm, applied to vectors; for functionals in the reverse order."""
         if f"{norm}.hook_scale" not in self.a.cache:
             return x
         gain = self.weight(f"{norm}.w") if f"{norm}.w" in self.a.stack.weights else 1.0
@@ -145,7 +147,7 @@ class Streams:
         return self.weight(f"{norm}.b") if f"{norm}.b" in self.a.stack.weights else 0.0
 
     def split(self, writer: str) -> bool:
-        """Whether a feed-forward is a memory, linear or ReLU; any other stays one part."""
+        """Whether a feed-forward can be split (linear or ReLU); any other stays one part."""
         block = f"blocks.{int(writer[2:]) - 1}.mlp"
         return f"{block}.W_F" in self.a.stack.weights or f"{block}.W_in" in self.a.stack.weights
 
@@ -169,7 +171,8 @@ class Streams:
         depth: int | None = None,
         path: tuple[str, ...] = (),
     ) -> Iterator[Leaf]:
-        """The leaves of sum_s weight_s f_s^T x_s, with x what `reader` reads behind its norm; x at `at` alone if given.
+        """The leaves of sum_s weight_s f_s^T x_s, with x the normed input of `reader`; with `at`, only x at this
+        position.
 
         The norm's own factors are already in f and weight (`behind`).
         """
@@ -188,7 +191,7 @@ class Streams:
     def behind(
         self, norm: str, f: Tensor, weight: Tensor, at: Int[Tensor, " n"] | None
     ) -> tuple[Tensor, Float[Tensor, "n #pos"], Float[Tensor, "n #pos"]]:
-        """f^T N(x) as f'^T x: f', its weight, and what the norm's bias adds."""
+        """f^T N(x) as f'^T x: f', its weight, and the term of the norm's bias."""
         constant = weight * (f * self.shift(norm)).sum(-1)
         scale = self.scale(norm)[:, 0]
         return self.linear(norm, f, functional=True), weight / (scale if at is None else scale[at][:, None]), constant
@@ -234,7 +237,7 @@ class Streams:
     def logits(
         self, positions: Int[Tensor, " n"], targets: Int[Tensor, " n"], against: Int[Tensor, " n"] | None = None
     ) -> Iterator[Leaf]:
-        """The leaves of the targets' logits at some positions, or of their differences to others'."""
+        """The leaves of the targets' logits at some positions, or of their differences to other logits."""
         w_U = self.weight("unembed.W_U").T
         b_U, f = self.bias("unembed.b_U"), w_U[targets]
         constant = torch.zeros(len(f), 1).to(f) if b_U is None else b_U[targets][:, None]
@@ -248,7 +251,7 @@ class Streams:
     def scores(
         self, head: str, queries: Int[Tensor, " n"], keys: Int[Tensor, " n"], only: Sequence[str] | None = None
     ) -> Iterator[tuple[str, Leaf]]:
-        """For each part of the query, the leaves of its scores with the keys; `only` some parts."""
+        """For each part of the query (or those in `only`), the leaves of its scores with the keys."""
         layer, number = head_of(head)
         block, turns = f"blocks.{layer - 1}", self.turns(layer)
         norm, W_Q, W_K = f"{block}.ln1", self.weight(f"{block}.attn.W_Q")[number - 1], self.weight(f"{block}.attn.W_K")
@@ -271,7 +274,7 @@ class Streams:
                 yield writer, leaf
 
     def attention_scale(self, layer: int) -> float:
-        """What scores are divided by."""
+        """The divisor of scores."""
         if self.model is None:
             source: Any = self.a.at.chosen.source
             return source.model_config.head_dimension**0.5 if source.model_config.scale_scores else 1.0
@@ -280,7 +283,7 @@ class Streams:
         return float((cfg.attn_scale if cfg.attn_scale > 0 else cfg.d_head**0.5) if own is None else own)
 
     def turns(self, layer: int) -> Float[Tensor, "pos d_head d_head"] | None:
-        """What rotary positions do to queries and keys (rows) at each position; None without them."""
+        """The rotations of queries and keys (rows) at each position; None without rotary positions."""
         kind = "standard" if self.model is None else self.model.cfg.positional_embedding_type
         if kind == "standard":
             return None
@@ -296,7 +299,7 @@ class Streams:
         return self._kept["turns", layer]
 
     def all_scores(self, head: str, queries: Int[Tensor, " n"]) -> Float[Tensor, "n pos"]:
-        """The scores of some queries with every key, -inf with later ones: those whose softmax is the attention."""
+        """The scores of some queries with every key, -inf for later keys; their softmax is the attention."""
         layer, number = head_of(head)
         block, turns, sides = f"blocks.{layer - 1}", self.turns(layer), list[Tensor]()
         norm = f"{block}.ln1"
@@ -318,7 +321,7 @@ class Streams:
         return self.a.batch.tokens[self.row]
 
     def memory(self, component: str) -> str:
-        """The matrix with which a component writes; the component itself if no task names its memories."""
+        """The memory that a component writes with; the component's name if no task names its memories."""
         if self.a.stack.task is None:
             return component
         if component[0] == "L":
@@ -327,12 +330,12 @@ class Streams:
         return ("W_F" if layer_of(component) == self.graph.n_layers else f"W_F{component[2:]}") if linear else component
 
     def ideal(self, name: str) -> Ideal | None:
-        """What the task's ideal memory of this name stores, if there is one."""
+        """The task's ideal memory of this name, if there is one."""
         task = self.a.stack.task
         return self.a.once("ideal", lambda: {} if task is None else offered(task, "associations") or {}).get(name)
 
     def output_signal(self, targets: Sequence[int], leaf: Leaf, at: Sequence[int]) -> Bool[np.ndarray, " m"]:
-        """At which of the positions a leaf of these outputs' logits is an ideal pair's, also if W_F passes it on."""
+        """The positions at which a leaf of these outputs' logits belongs to an ideal pair, also through W_F."""
         *later, own = leaf.path or ("",)
         stored = self.ideal(self.memory(own)) if own and leaf.part == "embed" else None
         passed = own[:1] == "L" and all(one[0] == "F" for one in later)
@@ -343,7 +346,7 @@ class Streams:
     def score_signal(
         self, head: str, query_part: str, query: int, leaf: Leaf, at: Sequence[int]
     ) -> Bool[np.ndarray, " m"]:
-        """At which of the positions a leaf of a query's scores is an ideal pair's."""
+        """The positions at which a leaf of a query's scores belongs to an ideal pair."""
         stored, parts = self.ideal(f"W_K{layer_of(head)}"), (query_part, leaf.part)
         sides = ("", "") if stored is None else (stored.inputs, stored.outputs)
         if stored is not None and sides == ("position", "position") and parts == ("pos", "pos") and not leaf.path:
@@ -362,34 +365,35 @@ def _dot(f: Float[Tensor, "n #pos d"], part: Float[Tensor, "pos d"], at: Int[Ten
 
 
 COLUMNS = ["of", "query", "key", "path", "part", "position", "input", "query_part", "output", "memory", "role", "value"]
-"""Columns of the terms: position 0 stands for a bias, or for the terms of a path that are too small to be listed."""
+"""Columns of the terms. Position 0 means a bias, or the sum of a path's terms that are too small to be listed."""
 
 
 @field_docs
 @dataclass(frozen=True, eq=False)
 class Attended:
-    """What one head attends to, and why there rather than elsewhere. Positions count from 1."""
+    """The key that one head attends to, and why not to another key. Positions count from 1."""
 
     head: str
     query: int
     key: int
     """The key with the most attention."""
     weight: float
-    """Its attention, with that of the other keys of the same token."""
+    """The attention to this key and to the other keys with the same token."""
     rival: int
-    """The key with the most attention among those of other tokens; 0 if there is none."""
+    """The key with the most attention among keys with other tokens; 0 if there is none."""
     odds: float
     """log A[query, key] - log A[query, rival]: the difference of the scores, or the score alone without a rival."""
     signal: float
-    """The part of it that ideal pairs contribute; everything else is interference."""
+    """The part of it from ideal pairs; everything else is interference."""
     effect: float
-    """What the head adds to the logit on all its paths; nan for a head whose output the head before it finds."""
+    """The head's contribution to the logit on all its paths; nan for a head that is listed because the previous one
+    reads its output."""
 
 
 @field_docs
 @dataclass(frozen=True, eq=False)
 class Reason:
-    """One prediction of one model, taken apart. Positions count from 1."""
+    """One prediction of one model as a sum of terms. Positions count from 1."""
 
     step: int
     tokens: tuple[str, ...]
@@ -398,21 +402,21 @@ class Reason:
     position: int
     predicted: str
     target: str
-    """The output whose logit is explained: the predicted one unless another was chosen."""
+    """The output whose logit is explained, by default the predicted one."""
     against: str
     """The output whose logit is subtracted; empty for none."""
     probability: float
-    """What the model gives the target."""
+    """The model's probability of the target."""
     logit: float
     """The target's logit, less that of `against`."""
     remainder: float
     """Logit minus the sum of its terms."""
     held: tuple[str, ...]
-    """What was held as it was in this forward."""
+    """The parts of this forward that were held fixed."""
     terms: pd.DataFrame
     """Rows of "logit" add up to the logit, those of a head to the log-odds of its attention."""
     heads: tuple[Attended, ...]
-    """The heads with the largest effects, each followed by the head that wrote what it finds at its key."""
+    """The heads with the largest effects, each followed by the head whose output it reads at its key."""
 
 
 class _Terms:
@@ -449,7 +453,7 @@ class _Terms:
         return float(values[roles].sum())
 
     def close(self, of: str, query: int, own: float) -> float:
-        """What the sum of the terms misses to the model's own number; an error if it is no rounding."""
+        """The model's number minus the sum of the terms; an error if it is more than rounding."""
         values = [row[-1] for row in self.rows if row[0] == of and row[1] == query + 1]
         missing = own - sum(values)
         if abs(missing) > ROUNDING * max(1.0, sum(map(abs, values))):
@@ -468,7 +472,7 @@ def explain(
     least: float = 0.01,
     most_heads: int = 3,
 ) -> Reason:
-    """Take the prediction at a position (from 1) of a sequence apart.
+    """The prediction at a position (from 1) of a sequence as a sum of terms.
 
     `words` are the names of the sequence's tokens and of the outputs. Terms below `least` are added up per path.
     """
@@ -501,7 +505,7 @@ def explain(
 
 
 def _followed(table: _Terms, head: str, t: int, effect: float) -> Iterator[Attended]:
-    """A head at a query, then the head that wrote most of what it finds at its key, and so on."""
+    """A head at a query, then the head that wrote most of what it reads at its key, and so on."""
     streams, done = table.streams, {(row[0], row[1]) for row in table.rows}
     if (head, t + 1) in done:
         return
@@ -538,10 +542,11 @@ def reasons(
     sequences: int | None = None,
     progress: Progress = None,
 ) -> pd.DataFrame:
-    """One row per position of the task's main group: the predicted output's logit by memory, and what its head attends.
+    """One row per position of the task's main group: the predicted output's logit by memory, and the key that the head
+    attends to.
 
-    `logit` is the sum of the columns of the memories and `direct`; `written` is what the tokens at the head's key
-    add of it, on all paths. `odds`, `signal` and `interference` are as in `explain`, for the head of the last layer
+    `logit` is the sum of the columns of the memories and `direct`; `written` is the contribution of the tokens at the
+    head's key, on all paths. `odds`, `signal` and `interference` are as in `explain`, for the head of the last layer
     with the largest effect.
 
     >>> import induction_memory as im
@@ -609,7 +614,7 @@ def _of_sequence(streams: Streams, positions: Int[Tensor, " n"], names: Sequence
 
 
 def _signal(streams: Streams, head: str, queries: Tensor, keys: Tensor) -> Float[Tensor, " n"]:
-    """What the ideal pairs of tokens add to scores."""
+    """The contribution of ideal pairs of tokens to scores."""
     found = torch.zeros(len(queries)).to(streams.part("embed"))
     stored = streams.ideal(f"W_K{layer_of(head)}")
     if stored is not None and stored.inputs == "token":

@@ -1,6 +1,7 @@
-"""What holds in a model that this package did not build, checked on its own activations.
+"""Which analyses are exact on a foreign model, checked on its own activations.
 
-One forward records what each analysis rests on, and each line is compared with the model's own weights and norms:
+One forward records the activations, and each line is compared with the model's own weights and norms. The right column
+has the analyses that need the line:
 
     x_1 = embed + pos                                         edges from embeddings, memories
     x_{l+1} - x_l = attn_out + mlp_out                        edges from this layer and those before it
@@ -12,9 +13,10 @@ One forward records what each analysis rests on, and each line is compared with 
     x_1 = w_E(z) + p, scores(t, t) ~ q.k, q = N_1(x_l) W_Q + b_Q, k = N_1(x_l) W_K + b_K,
     z W_O + b_O is added to the stream as it is, logits = N(x) W_U + b_U        memories from the weights
 
-Rotary positions cancel at distance 0. What does not hold is refused, in one sentence with the largest deviation. So
-norms behind a block, caps, scales, masks, shared keys and replaced methods need no list. The check is kept with the
-model until its methods or hooks change. Models that the fast path supports (`support.py`) need none.
+Rotary positions cancel at distance 0. If a line does not hold, its analyses are refused, in one sentence with the
+largest deviation. So norms after a block, caps, scales, masks, shared keys and replaced methods need no list. The
+result is kept with the model until its methods or hooks change. Models that the fast path supports (`support.py`) need
+no check.
 """
 
 import logging
@@ -46,22 +48,22 @@ POINTS = {
 """TransformerLens's flag -> the hook points of a block that it activates."""
 RECORDED = ("hook_resid_pre", "attn.hook_q", "attn.hook_k", "attn.hook_v", "attn.hook_attn_scores", "attn.hook_pattern")
 RECORDED += ("attn.hook_z", "hook_attn_out", "hook_mlp_out", "hook_resid_post")
-"""The points of a block that are compared, beside those of the flags."""
+"""The hook points of a block that are compared, in addition to the flags'."""
 Hook = tuple[str, Callable[..., Tensor | None]]
 ROWS, QUERIES = 2, 64
-"""How many sequences and query positions of a forward are compared."""
+"""Number of sequences and query positions that are compared."""
 
 
 @dataclass(frozen=True, eq=False)
 class Check:
-    """What does not hold, with the reason."""
+    """The lines that do not hold, with the reasons."""
 
     refused: Mapping[str, str]
     """A component that cannot be patched (`L1H1`), or `L1H1->` and `->FF1` for edges that leave or enter it."""
     summed: bool
     """Whether z W_O + b_O is the output of every layer's attention."""
     split: bool
-    """Whether each head has inputs of its own (hook_q_input)."""
+    """Whether each head has its own inputs (hook_q_input)."""
     maps: str | None
     memories: str | None
 
@@ -194,7 +196,7 @@ class _Comparison:
         return set() if not first else set(self.graph.writers[self.graph.writers.index(first[0]) :])
 
     def heads(self, layer: int, block: Any, name: str) -> bool:
-        """Whether z W_O + b_O is the output of the attention; what heads write is refused where nothing says it."""
+        """Whether z W_O + b_O is the output of the attention; if the output of heads is not known, it is refused."""
         out, z, result = (self.at(name + one) for one in ("hook_attn_out", "attn.hook_z", "attn.hook_result"))
         b_O, heads = getattr(block.attn, "b_O", None), self.graph.heads_of(layer)
         bias = [] if b_O is None else [b_O]
@@ -316,7 +318,7 @@ def shares_keys(model: Any) -> bool:
 
 
 def offers(model: Any, flag: str) -> bool:
-    """Whether a model knows a flag: some bridges do not, and none gives heads that share keys inputs of their own."""
+    """Whether a model has a flag: some bridges do not, and none offers separate inputs for heads that share keys."""
     if flag == UNGROUPED:
         return shares_keys(model)
     if flag == SPLIT and shares_keys(model) and not hasattr(model, f"set_{UNGROUPED}"):
@@ -352,7 +354,7 @@ def separated(model: Any, flags: Sequence[str]) -> Iterator[list[Hook]]:
 
 @contextmanager
 def _repeated(bridge: Any) -> Iterator[list[Hook]]:
-    """Hooks that give each head of a bridge keys and values of its own, where transformers would repeat them."""
+    """Hooks that give each head of a bridge its own keys and values, where transformers repeats them."""
     heads, groups = bridge.cfg.n_heads, "num_key_value_groups"
     inner = [getattr(block.attn, "original_component", None) for block in bridge.blocks]
     able = [(layer, one) for layer, one in enumerate(inner) if getattr(one, groups, 1) > 1]
