@@ -1,4 +1,4 @@
-"""The picture of the page that opens the README: docs/page.png, from docs/pages/random-triggers.html (`make pages`).
+"""The pictures of the page that open the README and the site: docs/page.png and docs/page-dark.png.
 
 python docs/page_picture.py
 
@@ -23,12 +23,14 @@ def main() -> None:
         raise SystemExit(f"{PAGE}: run `make pages` first")
     with launched() as browser:
         size = {"width": WIDTH, "height": HEIGHT}
-        tab = browser.new_page(viewport=size, device_scale_factor=SCALE, color_scheme="light")
-        tab.goto(f"{PAGE.as_uri()}#at={STEP}")
-        tab.wait_for_selector("#slider")
-        tab.wait_for_function(f"document.querySelector('#slider').getAttribute('aria-valuetext').includes('{STEP}')")
-        tab.screenshot(path=DOCS / "page.png")
-    print(DOCS / "page.png")
+        for scheme, name in (("light", "page.png"), ("dark", "page-dark.png")):
+            tab = browser.new_page(viewport=size, device_scale_factor=SCALE, color_scheme=scheme)
+            tab.goto(f"{PAGE.as_uri()}#at={STEP}")
+            tab.wait_for_selector("#slider")
+            told = "document.querySelector('#slider').getAttribute('aria-valuetext')"
+            tab.wait_for_function(f"{told}.includes('{STEP}')")
+            tab.screenshot(path=DOCS / name)
+            print(DOCS / name)
 
 
 if __name__ == "__main__":

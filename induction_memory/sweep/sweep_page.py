@@ -5,6 +5,7 @@ It is one HTML file without scripts. Its content security policy allows only its
 
 import html
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ POINTS = 80
 """The largest number of points of a curve."""
 WIDTH, HEIGHT = 240.0, 64.0
 FIRST = ("run", "state", "error")
+SEED = re.compile(r"\bseed$|_seed$")
+"""Settings in which repetitions of one configuration differ."""
 TRAINED = ("steps", "seconds")
 
 
@@ -42,7 +45,8 @@ def page(folder: str | Path) -> Page:
     loss = max((float(np.nanmax(drawn["loss"])) for drawn in curves.values() if "loss" in drawn), default=1.0)
     settings = [name for name in found.columns if "." in name or name == "seed"]
     shown = [name for name in found.columns if name.startswith(("loss", "accuracy"))]
-    parts = [_table(found, settings, shown, curves, loss)]
+    parts = [_together(found, [name for name in settings if not SEED.search(name)], curves, loss)]
+    parts += [_table(found, settings, shown, curves, loss)]
     parts += [_one(i, found, settings, curves, loss, commands) for i in range(len(found))]
     return Page(title, _document(title, found, "\n".join(parts)))
 
@@ -64,6 +68,46 @@ def _document(title: str, found: pd.DataFrame, body: str) -> str:
         'and <span class="key-loss">loss</span> from 0 to the largest of all runs, over the steps of the run.</p>\n'
         f"</header>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
     )
+
+
+def _together(found: pd.DataFrame, settings: list[str], curves: dict[str, dict[str, np.ndarray]], loss: float) -> str:
+    """The curves of all runs one over another, and those of each configuration with mean and spread over seeds."""
+    groups: Any = found.groupby(settings, dropna=False, sort=False) if settings else [((), found)]
+    rows = [((), found), *((values, members) for values, members in groups if len(members) > 1)]
+    lines = []
+    for n, (values, members) in enumerate(rows):
+        drawn = [curves[name] for name in members["run"] if curves[name]]
+        cells = [f'<td>{"each seed" if n else "all runs"}</td><td class="number">{len(drawn)}</td>']
+        for name, most in (("accuracy", 1.0), ("loss", loss)):
+            cells.append(f"<td>{_overlay([one for one in drawn if name in one], name, most, averaged=n > 0)}</td>")
+        cells += [f'<td class="{_kind(value)}">{_cell(value)}</td>' for value in values]
+        lines.append(f"<tr>{''.join(cells)}</tr>")
+    head = "".join(f"<th>{_text(name)}</th>" for name in ("", "runs", "accuracy", "loss", *settings))
+    told = "Thin lines: runs. Thick line, band and number: mean and standard deviation over seeds, at the steps of all."
+    return (
+        f'<div class="sweep together"><table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n'
+        + "\n".join(lines)
+        + f"\n</tbody></table>\n{f'<p>{told}</p>' if len(rows) > 1 else ''}</div>"
+    )
+
+
+def _overlay(runs: Sequence[dict[str, np.ndarray]], name: str, most: float, *, averaged: bool) -> str:
+    """The curves of several runs on one axis of steps, and if they differ by chance alone their mean with its band."""
+    if not runs:
+        return ""
+    last, shared = (choose(one["step"][-1] for one in runs) for choose in (max, min))
+    lines = [_line(one[name], most, f"{name} run", one["step"] / max(last, 1)) for one in runs]
+    if not averaged or len(runs) < 2:
+        return _framed(lines, f"{name} by step")
+    at = np.linspace(0, shared, POINTS)
+    known = [(one["step"][ok], one[name][ok]) for one in runs if (ok := np.isfinite(one[name])).any()]
+    values = np.stack([np.interp(at, step, curve) for step, curve in known])
+    mean, spread = values.mean(0), values.std(0, ddof=1)
+    edges = np.concatenate([mean + spread, (mean - spread)[::-1]])
+    lines.append(_line(edges, most, f"{name} band", np.concatenate([at, at[::-1]]) / max(last, 1)))
+    lines.append(_line(mean, most, f"{name} mean", at / max(last, 1)))
+    told = f"{number(float(mean[-1]))} ± {number(float(spread[-1]))}"
+    return f"{_framed(lines, f'{name} by step')}<div>{told}</div>"
 
 
 def _table(
@@ -117,7 +161,7 @@ def _curves(folder: Path) -> dict[str, np.ndarray]:
         metrics, main = run.metrics, getattr(run.task, "main", None)
     except Error:
         return {}
-    columns = {"loss": "loss", "accuracy": f"accuracy_{main}"}
+    columns = {"step": "step", "loss": "loss", "accuracy": f"accuracy_{main}"}
     chosen = np.unique(np.linspace(0, max(len(metrics) - 1, 0), POINTS).round().astype(int))
     return {
         name: metrics[column].to_numpy(dtype=float)[chosen]
@@ -129,20 +173,30 @@ def _curves(folder: Path) -> dict[str, np.ndarray]:
 def _drawing(curves: dict[str, np.ndarray], loss: float) -> str:
     if not curves:
         return ""
-    lines = "".join(_line(values, 1.0 if name == "accuracy" else loss, name) for name, values in curves.items())
+    shown = {name: values for name, values in curves.items() if name != "step"}
+    lines = [_line(values, 1.0 if name == "accuracy" else loss, name) for name, values in shown.items()]
+    return _framed(lines, f"{', '.join(shown)} by step")
+
+
+def _framed(lines: Sequence[str], label: str) -> str:
     return (
-        f'<svg class="curves" viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img" aria-label="{", ".join(curves)} by step">'
-        f'<line x1="0" y1="{HEIGHT:g}" x2="{WIDTH:g}" y2="{HEIGHT:g}"/>{lines}</svg>'
+        f'<svg class="curves" viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img" aria-label="{label}">'
+        f'<line x1="0" y1="{HEIGHT:g}" x2="{WIDTH:g}" y2="{HEIGHT:g}"/>{"".join(lines)}</svg>'
     )
 
 
-def _line(values: Sequence[float] | np.ndarray, most: float, name: str) -> str:
-    """A curve from 0 at the bottom to `most` at the top, without steps that were not measured."""
-    across = WIDTH / max(len(values) - 1, 1)
+def _line(values: np.ndarray, most: float, name: str, across: np.ndarray | None = None) -> str:
+    """A curve from 0 at the bottom to `most` at the top, without steps that were not measured.
+
+    `across` are the places from 0 to 1, evenly spaced when not given.
+    """
+    x = np.linspace(0, 1, len(values)) if across is None else across
     finite = [
-        (i * across, HEIGHT * (1 - min(value / most, 1))) for i, value in enumerate(values) if math.isfinite(value)
+        (a * WIDTH, HEIGHT * (1 - float(np.clip(value / most, 0, 1))))
+        for a, value in zip(x, values, strict=True)
+        if math.isfinite(value)
     ]
-    return f'<polyline class="{name}" points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in finite)}"/>'
+    return f'<polyline class="{name}" points="{" ".join(f"{a:.1f},{b:.1f}" for a, b in finite)}"/>'
 
 
 def _kind(value: Any) -> str:

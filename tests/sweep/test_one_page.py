@@ -4,8 +4,10 @@ import re
 import shutil
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 
+import induction_memory as im
 from induction_memory.errors import InputError
 from induction_memory.sweep import page, table
 from induction_memory.training.run import start
@@ -46,7 +48,7 @@ def test_every_run_has_a_row_its_settings_its_results_and_curves(folder):
     text, rows = page(folder).html(), table(folder)
     found = Reader(text)
     assert len([name for name in found.ids if name.startswith("row-")]) == len(rows) == 3
-    assert found.tags.count("polyline") == 2 * 2 * 2  # loss and accuracy of two runs, in the table and below
+    assert found.tags.count("polyline") == 3 * 2 * 2  # loss and accuracy of two runs: together, in the table, below
     assert {link[1:] for link in found.links} <= {*found.ids}
     assert "train.learning_rate" in text
     shown = re.sub(r"<[^>]*>", " ", text)
@@ -54,6 +56,16 @@ def test_every_run_has_a_row_its_settings_its_results_and_curves(folder):
     finished = rows[rows["state"] == "finished"]
     for value in finished["loss"]:
         assert f"{value:.3g}" in shown
+
+
+def test_runs_that_differ_in_their_seed_have_a_mean_and_a_spread(tmp_path):
+    for seed in (1, 2, 3):
+        start(tiny(init_seed=seed), tmp_path / f"seed-{seed}", progress=False)
+    text = page(tmp_path).html()
+    ends = [im.load(tmp_path / f"seed-{seed}").metrics["loss"].iloc[-1] for seed in (1, 2, 3)]
+    assert f"{np.mean(ends):.3g} ± {np.std(ends, ddof=1):.3g}" in text
+    assert text.count('class="loss mean"') == text.count('class="loss band"') == 1
+    assert text.count('class="loss run"') == 2 * 3
 
 
 def test_a_name_breaks_nothing_and_the_policy_admits_the_style_alone(folder, tmp_path):

@@ -12,14 +12,14 @@ from matplotlib.figure import Figure
 from induction_memory.errors import require
 
 COLOURS = {
-    "W_O2": "#2a9d4a",
-    "W_K2": "#c8503c",
+    "W_O2": "#1f7a3d",
+    "W_K2": "#b8432f",
     "W_K2_triggers": "#e79a84",
-    "W_K1": "#8a8a8a",
-    "W_K1_first64": "#7b4fa3",
-    "W_F_kl": "#2f6fb3",
+    "W_K1": "#7b4fa3",
+    "W_K1_first64": "#bd9be6",
+    "W_F_kl": "#2563a8",
 }
-"""One colour per memory, the same in every figure."""
+"""One colour per memory, the same in every figure and on the page; a part of a memory has a lighter shade of it."""
 
 LABELS = {
     "W_O2": r"$W_O^2$",
@@ -123,6 +123,7 @@ def birth_figure(metrics: pd.DataFrame, recalls: pd.DataFrame, title: str) -> Fi
         values = measured(metrics, column)
         loss.plot(values.index, values, color=colour, lw=1, label=label)
     loss.set(ylabel="loss (nats)", title=title)
+    loss.set_ylim(bottom=0)
     draw_accuracy(accuracy, metrics)
     draw_recall(recall, recalls)
     recall.set_xlabel("step")

@@ -1,6 +1,5 @@
 // Attention of every head: thumbnails by layer, one head in focus; hover a query row, click to pin it.
 
-import { MEMORY_OF_LAYER } from "./colour.js";
 import { el, number, percent } from "./dom.js";
 import { HeatMap, paint } from "./heatmap.js";
 import { Panel } from "./panel.js";
@@ -45,7 +44,7 @@ export class AttentionPanel {
     const n = view.sequence.tokens.length;
     const { palette } = this.page;
     const roles = this.page.rolesAt(this.run, view.step);
-    const style = (head) => ({ lut: palette.sequential(MEMORY_OF_LAYER(layerOf(head))), low: 0, high: 1, causal: true, beyond: palette.beyond });
+    const style = (head) => ({ lut: palette.sequential("attention"), low: 0, high: 1, causal: true, beyond: palette.beyond });
     for (const { head, i, canvas, button, role } of this.thumbs) {
       paint(canvas, view.map(i), n, n, style(head));
       const off = view.off.includes(head);

@@ -6,6 +6,7 @@ import { Panel } from "./panel.js";
 import { nearest } from "./run.js";
 
 const [ROW, LABEL] = [24, 52];
+const FLOOR = 0.1; // the smallest end of the axis, so that noise before training does not fill it
 
 /** Loss that is added, or accuracy that is lost, without a part: [causal step][part]. */
 export function lost(causes, measure) {
@@ -69,7 +70,7 @@ export class CausesPanel {
     const grid = lost(this.causes, measure);
     const errors = this.causes.error[measure];
     const ends = grid.flatMap((row, s) => row.flatMap((value, i) => [(value ?? 0) + (errors[s][i] ?? 0), (value ?? 0) - (errors[s][i] ?? 0)]));
-    const [low, top] = [Math.min(0, ...ends), Math.max(1e-6, ...ends)];
+    const [low, top] = [Math.min(0, ...ends), Math.max(FLOOR, ...ends)];
     const width = widthOf(chart);
     const x0 = LABEL + sparkWidth(width) + 24;
     const x = (value) => x0 + ((value - low) / (top - low)) * (width - x0 - 62);

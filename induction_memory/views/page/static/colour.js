@@ -6,7 +6,7 @@ export const MEMORY_OF_LAYER = (layer) => (layer <= 1 ? "W_K1" : "W_K2");
 
 /** The custom property that holds a memory's colour, or the ink's where there is none. */
 export function variableOf(memory) {
-  const known = ["W_K1", "W_K2", "W_O2", "W_F"];
+  const known = ["W_K1", "W_K2", "W_O2", "W_F", "attention"];
   const base = memory === "W_O1" ? "W_K1" : memory;
   return known.includes(base) ? `--${base.toLowerCase().replace("_", "-")}` : "--ink";
 }

@@ -23,6 +23,7 @@ const MEASURED = {
 };
 const PREDICTORS = "KL from each predictor of the task to the model, in nats, at the stored steps. Bands: which predictor is the closest. The axis is cut.";
 const DASHES = ["", "5 3", "1.5 2.5", "8 3 2 3"];
+const FLOOR = 0.5; // the smallest end of an axis, so that noise before training does not fill it
 const [LEFT, RIGHT, TOP, BOTTOM, HEIGHT] = [34, 8, 8, 22, 190];
 
 /** Round numbers that cut [low, high] into about n parts. */
@@ -90,7 +91,7 @@ export class CurvePanel {
     if (!this.width || !this.curves.length) return;
     const values = this.curves.flatMap((curve) => curve.values);
     const shares = this.group === "recall" || this.group === "accuracy";
-    const top = shares ? 1 : (this.run.meta.caps[this.group] ?? Math.max(...values));
+    const top = shares ? 1 : (this.run.meta.caps[this.group] ?? Math.max(FLOOR, ...values));
     const low = Math.min(0, ...values);
     const y = (value) => TOP + (1 - (Math.min(value, top) - low) / (top - low || 1)) * (HEIGHT - TOP - BOTTOM);
     const { x } = this;

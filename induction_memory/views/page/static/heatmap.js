@@ -86,7 +86,7 @@ export class HeatMap {
     const drawn = svg("g", { class: "boxes" });
     for (const [kind, cells] of Object.entries(boxes))
       for (const [i, j] of cells)
-        drawn.append(svg("rect", { class: kind, x: left + j * cell, y: i * cell, width: cell, height: cell }));
+        drawn.append(kind === "other" ? svg("circle", { class: kind, cx: left + (j + 0.5) * cell, cy: (i + 0.5) * cell, r: cell / 2 }) : svg("rect", { class: kind, x: left + j * cell, y: i * cell, width: cell, height: cell }));
     this.rowMark = svg("rect", { class: "mark", x: left, width: cell * columns, height: cell, visibility: "hidden" });
     this.columnMark = svg("rect", { class: "mark", y: 0, width: cell, height: cell * rows, visibility: "hidden" });
     const border = svg("rect", { class: "border", x: left, y: 0, width: cell * columns, height: cell * rows });

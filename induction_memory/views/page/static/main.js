@@ -22,6 +22,12 @@ const KEYS = [
   ["Esc", "unpin the query"],
   ["?", "this help"],
 ];
+const WORDS = [
+  ["born", "the step at which the recall of a memory crosses the middle between its early and its late level"],
+  ["share", "Shapley value: what a head adds to the effect of all heads, averaged over the orders of switching them on"],
+  ["elsewhere", "positions outside the main group; for sequences with triggers, tokens that are no triggers"],
+  ["role", "what a head does by the votes of weights, attention and ablations; in brackets, how far they agree"],
+];
 
 class Page {
   constructor(meta, arrays) {
@@ -220,7 +226,7 @@ class Page {
     theme.addEventListener("click", () => this.cycleTheme());
     document.querySelector("#help-button").addEventListener("click", () => this.help());
     document.querySelector("#help-close").addEventListener("click", () => this.help());
-    document.querySelector("#help dl").append(...KEYS.flatMap(([key, text]) => [el("dt", {}, key), el("dd", {}, text)]));
+    document.querySelector("#help dl").append(...[...WORDS, ...KEYS].flatMap(([key, text]) => [el("dt", {}, key), el("dd", {}, text)]));
     const paper = document.querySelector("#paper");
     const toPaper = () => {
       const { theme: now } = document.documentElement.dataset;

@@ -1,6 +1,6 @@
 // On paper: five steps as small multiples, each with every head's attention and every memory.
 
-import { MEMORY_OF_LAYER, variableOf } from "./colour.js";
+import { variableOf } from "./colour.js";
 import { el } from "./dom.js";
 import { paint } from "./heatmap.js";
 import { strongest } from "./memories.js";
@@ -24,7 +24,7 @@ export function printed(page, run) {
     const n = view.sequence.tokens.length;
     const maps = run.meta.heads.map((head, i) => {
       const canvas = el("canvas", { class: "cells" });
-      const lut = palette.sequential(MEMORY_OF_LAYER(Number(/^L(\d+)/.exec(head)[1])));
+      const lut = palette.sequential("attention");
       paint(canvas, view.map(i), n, n, { lut, low: 0, high: 1, causal: true, beyond: palette.beyond });
       return figure(canvas, head, "");
     });

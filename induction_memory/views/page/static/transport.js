@@ -16,7 +16,7 @@ export class Transport {
     this.track = el("div", { class: "track" }, this.slider, this.ticks);
     this.chips = el("div", { class: "chips", role: "group", "aria-label": "Births: jump to a step" });
     this.align = el("select", { "aria-label": "Runs are aligned by", onchange: () => page.realign(this.align.value) }, el("option", { value: "step" }, "aligned by step"), el("option", { value: "birth" }, "aligned by birth"));
-    const tools = el("div", { class: "tools" }, page.runs.length > 1 ? this.align : null);
+    const tools = el("div", { class: "tools" }, el("span", { class: "caption" }, "one place per checkpoint"), page.runs.length > 1 ? this.align : null);
     this.node = el("div", { class: "transport" }, el("div", { class: "row" }, this.play, this.now, this.track), el("div", { class: "row under" }, this.chips, tools));
     new ResizeObserver(() => this.drawTicks()).observe(this.track);
     this.renew();
