@@ -77,7 +77,7 @@ def _together(found: pd.DataFrame, settings: list[str], curves: dict[str, dict[s
     lines = []
     for n, (values, members) in enumerate(rows):
         drawn = [curves[name] for name in members["run"] if curves[name]]
-        cells = [f'<td>{"each seed" if n else "all runs"}</td><td class="number">{len(drawn)}</td>']
+        cells = [f'<td>{"over seeds" if n else "all runs"}</td><td class="number">{len(drawn)}</td>']
         for name, most in (("accuracy", 1.0), ("loss", loss)):
             cells.append(f"<td>{_overlay([one for one in drawn if name in one], name, most, averaged=n > 0)}</td>")
         cells += [f'<td class="{_kind(value)}">{_cell(value)}</td>' for value in values]

@@ -2,8 +2,6 @@
 
 const KNEE = 0.66; // where a ramp has reached the memory's own colour
 
-export const MEMORY_OF_LAYER = (layer) => (layer <= 1 ? "W_K1" : "W_K2");
-
 /** The custom property that holds a memory's colour, or the ink's where there is none. */
 export function variableOf(memory) {
   const known = ["W_K1", "W_K2", "W_O2", "W_F", "attention"];

@@ -2,7 +2,7 @@
 
 import { kindOf } from "./attention.js";
 import { classOf } from "./causes.js";
-import { MEMORY_OF_LAYER, variableOf } from "./colour.js";
+import { variableOf } from "./colour.js";
 import { el, number, percent, svg } from "./dom.js";
 import { Panel } from "./panel.js";
 
@@ -106,7 +106,7 @@ export class SequencePanel {
     const n = view.sequence.tokens.length;
     const head = this.page.focusOf(this.run);
     const map = view.map(head);
-    const colour = variableOf(MEMORY_OF_LAYER(Number(/^L(\d+)/.exec(this.run.meta.heads[head])[1])));
+    const colour = "--attention";
     this.strip.style.setProperty("--of", `var(${colour})`);
     this.strip.setAttribute("aria-activedescendant", this.tokens[query].id);
     this.tokens.forEach((node, t) => {
