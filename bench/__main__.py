@@ -6,7 +6,7 @@ import sys
 import time
 from statistics import median
 
-MODULES = ("sampler", "training", "probes", "interventions", "waiting", "page", "series", "sweep")
+MODULES = ("sampler", "training", "probes", "why", "interventions", "waiting", "page", "series", "sweep")
 
 
 def start_up_rows(repeats: int = 5) -> list[dict]:

@@ -485,7 +485,7 @@ def explain(
     table, effects = _Terms(streams, words[0], least), dict[str, float]()
     at, *j = (torch.tensor([i], device=logits.device) for i in (t, *targets))
     for leaf in streams.logits(at, *j):
-        table.add("logit", t, t, leaf, " over ".join(named[1:]), partial(streams.output_signal, targets))
+        table.add("logit", t, t, leaf, "−".join(named[1:]), partial(streams.output_signal, targets))
         for head in [component for component in leaf.path if component[0] == "L"][:1]:
             effects[head] = effects.get(head, 0.0) + float(leaf.value.sum())
     logit = float(logits[y] - (0 if against is None else logits[against]))

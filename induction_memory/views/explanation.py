@@ -100,9 +100,13 @@ class Explanation:
 
     @property
     def pairs(self) -> pd.DataFrame:
-        """The terms by stored pair: those of one path, input and output at all positions, largest first."""
+        """The terms by stored pair, largest first: those of one path, input and output at all positions.
+
+        `position` is the last of these positions, 0 for the terms that are too small to be listed.
+        """
         keys = ["step", "of", "query", "memory", "path", "part", "input", "query_part", "output", "role"]
-        table: pd.DataFrame = self.terms.groupby(keys, sort=False)["value"].sum().reset_index()  # pyright: ignore
+        how = {"position": "max", "value": "sum"}
+        table: pd.DataFrame = self.terms.groupby(keys, sort=False).agg(how).reset_index()  # pyright: ignore
         return table.sort_values("value", key=lambda v: -v.abs(), kind="stable", ignore_index=True)
 
     @property
@@ -225,7 +229,7 @@ def _number(name: str | int | None, outputs: Sequence[str], field: str) -> int |
 
 
 def _output(r: Reason) -> str:
-    return f"`{visible(r.target)}`" + (f" over `{visible(r.against)}`" if r.against else "")
+    return f"`{visible(r.target)}`" + (f"−`{visible(r.against)}`" if r.against else "")
 
 
 def _sentence(r: Reason) -> str:
@@ -270,12 +274,13 @@ def _head_clause(r: Reason, one: Attended, logit: pd.DataFrame) -> str:
 
 
 def _largest(pairs: pd.DataFrame, most: int = 5) -> tuple[Node, ...]:
+    named = pairs.loc[pairs["position"] > 0]
     shown = [
         Node(f"{row['path']}: {visible(row['input'])}→{visible(row['output'])}", row["value"])
-        for row in pairs.head(most).to_dict("records")
+        for row in named.head(most).to_dict("records")
     ]
-    rest = pairs["value"].iloc[most:].sum()
-    return (*shown, *([Node(f"{len(pairs) - most} others", rest)] if len(pairs) > most else []))
+    others = pairs["value"].sum() - named["value"].head(most).sum()
+    return (*shown, *([Node("others", others)] if len(pairs) > len(shown) else []))
 
 
 def _of_head(one: Attended, pairs: pd.DataFrame) -> Node:

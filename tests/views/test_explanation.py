@@ -84,7 +84,7 @@ def test_a_difference_of_logits_and_a_chosen_position(over_steps):
     found = im.why("induction-small", text=TEXT, position=9, target="a", against="e")
     terms = found.last.terms
     assert terms.loc[terms["of"] == "logit", "value"].sum() == pytest.approx(found.last.logit, abs=1e-4)
-    assert (terms.loc[terms["of"] == "logit", "output"] == "a over e").all()
+    assert (terms.loc[terms["of"] == "logit", "output"] == "a−e").all()
     assert f"gives `a` {found.last.probability:.2f}" in found.sentence or "predicts `a`" in found.sentence
 
 

@@ -100,17 +100,17 @@ def _arc(axes: Axes, one: Attended, place: dict[int, float], number: int) -> Non
                             linewidth=0.6 + 3 * one.weight, color=colour, alpha=0.8)  # fmt: skip
     axes.add_patch(arrow)
     words = f"{one.head} {one.weight:.2f}: {one.signal:+.1f} of {one.odds:+.1f}"
-    axes.text((start + end) / 2, 0.55 + min(high, 0.5 * abs(start - end)), words, ha="center", va="bottom",
+    axes.text((start + end) / 2, 0.5 + min(1.6, 0.3 * abs(start - end)), words, ha="center", va="bottom",
               fontsize=SMALL, color=colour)  # fmt: skip
 
 
 def _bars(axes: Axes, table: pd.DataFrame, total: float) -> None:
-    top = table.head(BARS)
+    top = table.loc[table["position"] > 0].head(BARS)
     rows = top.to_dict("records")
     ends = [row["path"].removesuffix(">out") for row in rows]
     names = [f"{end}: {visible(row['input'])}→{visible(row['output'])}" for end, row in zip(ends, rows, strict=True)]
-    values: Sequence[float] = [*top["value"], table["value"].iloc[BARS:].sum(), total]
-    names += [f"{max(0, len(table) - BARS)} others", "sum"]
+    values: Sequence[float] = [*top["value"], table["value"].sum() - top["value"].sum(), total]
+    names += ["others", "sum"]
     starts = np.concatenate([[0.0], np.cumsum(values[:-2]), [0.0]])
     colours = [*(COLOURS.get(row["memory"], FAINT) for row in rows), FAINT, INK]
     axes.barh(range(len(values)), values, left=starts, color=colours, height=0.7)
