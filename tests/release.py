@@ -61,7 +61,7 @@ def unreleased(changelog: str, version: str) -> bool:
 
 
 def uses(readme: str) -> tuple[str, list[str]]:
-    """What the README tells a reader to do: the code of its three uses, and its commands of an installed package."""
+    """What the README tells a reader to do: the code of its four uses, and its commands of an installed package."""
     code = re.search(r"```python\n(.*?)```", readme, re.S)
     assert code is not None, "README.md shows no Python"
     return code[1], re.findall(r"^induction-memory .*$", readme, re.M)
@@ -84,14 +84,14 @@ def tried(wheel: Path) -> list[str]:
             return subprocess.run([f"{name}/venv/bin/{words[0]}", *words[1:]], cwd=name, env=env, **CAPTURED)
 
         ended = {line: run(*shlex.split(line)) for line in (*commands, "induction-memory --help")}
-        ended["the three uses"] = run("python", "-c", f"{code}\nprint(im.__file__)")
+        ended["the four uses"] = run("python", "-c", f"{code}\nprint(im.__file__)")
         mistake = run("induction-memory", "probe", "random-triggers")
         missing = [one for one in ("map.html", "map.png") if not Path(name, one).is_file()]
     found = [
         f"{what}: exit code {one.returncode}: {one.stderr[-200:]}" for what, one in ended.items() if one.returncode
     ]
     found += [f"no {one} was drawn" for one in missing]
-    found += ["the package comes from elsewhere"] * (f"{name}/venv" not in ended["the three uses"].stdout)
+    found += ["the package comes from elsewhere"] * (f"{name}/venv" not in ended["the four uses"].stdout)
     found += [f"a mistake: exit code {mistake.returncode}"] * (mistake.returncode != 2)
     found += ["a mistake: more than one line"] * (len(mistake.stderr.strip().splitlines()) != 1)
     return found + ["a shipped run: no word of how to get it"] * ("git clone " not in mistake.stderr)

@@ -16,6 +16,7 @@ GROUPS = {
         "Trajectory",
         "attention",
         "memory_map",
+        "why",
         "report",
         "verify",
         "thin",
