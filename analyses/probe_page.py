@@ -41,14 +41,14 @@ QUESTIONS = (
     Question(
         "Margin",
         f"{MEMORY}_margin",
-        "How far is the right partner ahead of its best rival?",
+        "How far is the target ahead of its best rival?",
         "Positive where the pairs are stored, negative where wrong pairs are. The size depends on the scale of "
         "the weights: compare signs.",
     ),
     Question(
         "Rank",
         f"{MEMORY}_rank",
-        "In which place is the right partner?",
+        "In which place is the target?",
         "It is first where the pairs are stored, and in the middle of the candidates by chance.",
     ),
     Question(
@@ -258,7 +258,7 @@ def _memories() -> list[str]:
     """A table of the memories and the pairs that each is asked for."""
     probes = tables.FAMILIES["recall"].PROBES.items()
     rows = [(name, probe.about.partition("; ")[0]) for name, probe in probes if _kind(name)[0] == "<memory>"]
-    lines = ["Which pairs is each memory asked for? The arrow points to the right answer.", ""]
+    lines = ["Which pairs should each memory recall? The arrow points to the target.", ""]
     lines += ["| memory | score and right answer |", "| --- | --- |"]
     return [*lines, *(f"| `{name}` | {_escaped(pairs)} |" for name, pairs in rows), ""]
 
@@ -337,7 +337,7 @@ probes take any layer's number, and `loss_occurrence<n>` any n.
 
 In a model with LayerNorm there are three recalls of W_K1 and W_K2. `W_K2` has the norm's linear part folded into the
 matrix. `W_K2_normed` applies the model's own norms to each embedding, as the model does. The two differ, because recall
-compares keys and every key has a norm of its own. `W_K2_raw` leaves the norms out, as the authors measured it. In a
+compares keys, which have different norms. `W_K2_raw` leaves the norms out, as the authors measured it. In a
 model without LayerNorm all three are equal, and only the first is measured. `_reversed` fixes the key and lets queries
 compete, which is the formula as the paper prints it."""
 

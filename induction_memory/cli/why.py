@@ -1,4 +1,4 @@
-"""`why`: take one prediction apart."""
+"""`why`: explain one prediction."""
 
 from induction_memory.cli.arguments import OptionalInt, OptionalPath, OptionalStr, Run, Text, load_any, step_of, text_of
 from induction_memory.errors import printable
@@ -17,7 +17,7 @@ def why(
     """Say why a model predicts what it predicts, in a sentence and as an exact sum over stored pairs.
 
     Args:
-        run: trajectory's folder or the name of a shipped one, or a folder of checkpoints that others trained.
+        run: a trajectory's folder, the name of a shipped one, or a folder with a series of checkpoints.
         text: text to explain, or @FILE with it; by default a sequence of the run's task.
         position: position of the prediction, from 1; by default the last one.
         step: a stored step, several (0,300,600), last, or all.

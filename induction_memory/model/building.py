@@ -211,7 +211,7 @@ def _hooked(config: Architecture, seed: int | None) -> HookedTransformer:
     """
     if HookedTransformer.__module__.startswith("induction_memory."):
         got = "TransformerLens 4, which removed HookedTransformer"
-        raise InputError(f"model: expected TransformerLens 3.9 for a HookedTransformer of one's own, got {got}")
+        raise InputError(f"model: expected TransformerLens 3.9 for your own HookedTransformer, got {got}")
     known = {f.name for f in fields(HookedTransformerConfig)}
     settings: dict[str, Any] = {n: list(v) if isinstance(v, tuple) else v for n, v in config.settings}
     for name in settings:

@@ -228,7 +228,7 @@ def one_step(table: pd.DataFrame, note: str = "") -> Figure:
     """Figure 9: recall R_1 of the one-step estimate against d and against the number of batches.
 
     `table` has columns d, batches and recall; several rows of one (d, batches) are repetitions, drawn as their mean
-    with their range as a band. d = inf stands for orthonormal embeddings and has a curve but no place on an axis.
+    with their range as a band. d = inf means orthonormal embeddings: it has a curve but no place on an axis.
     """
     missing = {"d", "batches", "recall"} - set(table.columns)
     require(not missing, "table", "columns d, batches and recall", list(table.columns))

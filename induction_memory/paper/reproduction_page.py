@@ -89,7 +89,7 @@ def _provenance(scale: Scale) -> list[str]:
 
 
 def _summary(verdicts: pd.DataFrame) -> str:
-    """How many measurements hold: the paper's claims, then what is asked for here."""
+    """How many measurements hold: the paper's claims, then ours."""
     words = {"holds": "hold", "undecided": "are undecided", "does not hold": "do not hold"}
     parts = []
     for whose, called in (("paper", "the paper's claims"), ("ours", "our own")):

@@ -191,7 +191,7 @@ class Streams:
     def behind(
         self, norm: str, f: Tensor, weight: Tensor, at: Int[Tensor, " n"] | None
     ) -> tuple[Tensor, Float[Tensor, "n #pos"], Float[Tensor, "n #pos"]]:
-        """f^T N(x) as f'^T x: f', its weight, and the term of the norm's bias."""
+        """Rewrite weight f^T N(x) as weight' f'^T x + constant, with N the norm; returns f', weight' and constant."""
         constant = weight * (f * self.shift(norm)).sum(-1)
         scale = self.scale(norm)[:, 0]
         return self.linear(norm, f, functional=True), weight / (scale if at is None else scale[at][:, None]), constant
@@ -408,7 +408,7 @@ class Reason:
     probability: float
     """The model's probability of the target."""
     logit: float
-    """The target's logit, less that of `against`."""
+    """The target's logit minus the logit of `against`."""
     remainder: float
     """Logit minus the sum of its terms."""
     held: tuple[str, ...]

@@ -278,7 +278,7 @@ class Graph:
         return next((self.refused[name] for name in names if name in self.refused), None)
 
     def allows(self, name: str) -> bool:
-        """Whether a name stands for sites, all of which can be patched."""
+        """Whether all sites of a name can be patched."""
         sites = self._edges(name) if ARROW in name else self._nodes(name)
         return bool(sites) and all(self._refusal(site) is None for site in sites)
 

@@ -1,9 +1,9 @@
 """Steps of a source measured in other processes, on this machine or on a cluster.
 
 A step is sent as the address of its weights, the sequences, and the name of a function of this package with its
-arguments, all as JSON. The process reads its own checkpoint and keeps the tables under the key at which the caller
-looks for them. So results are kept as soon as they are there, and a step whose process was killed is measured again.
-The tables have the bits of those that one process with one thread measures.
+arguments, all as JSON. The process reads the checkpoint itself and keeps the tables under the caller's key. So results
+are kept at once, and a step whose process was killed is measured again. The tables have the same bits as with one
+process and one thread.
 """
 
 from collections.abc import Callable, Mapping
@@ -39,7 +39,7 @@ class Engine(Protocol):
 
 
 def measure_elsewhere(chosen: Any, what: Callable[..., Any], keys: Mapping[int, str]) -> None:
-    """Have the engine of a selection measure steps and keep the tables under their keys."""
+    """Measure steps with the engine of a selection and keep the tables under their keys."""
     function, arguments = (what.func, what.keywords) if isinstance(what, partial) else (what, {})
     source, keep = chosen.source, Path(chosen.source.keep).absolute()
     own_task = None if chosen.task is source.task else chosen.task
@@ -106,7 +106,7 @@ def _at(path: str) -> Any:
 
 
 def _sent(value: Any) -> Any:
-    """A value as JSON has it; tensors, tasks and the package's dataclasses as a mapping from what they are."""
+    """A value for JSON; tensors, tasks and the package's dataclasses become mappings with their kind."""
     if isinstance(value, str | int | float | None):
         return value
     if isinstance(value, np.generic):

@@ -2,7 +2,7 @@
 descent", arXiv 2402.14735).
 
 A graph gives each position i of 1..T a parent p(i) < i, or none; it is the same for all sequences. Each sequence has a
-transition matrix of its own, with rows pi( . | s) ~ Dirichlet(alpha, ..., alpha), and
+different transition matrix, with rows pi( . | s) ~ Dirichlet(alpha, ..., alpha), and
 
     z_i ~ pi( . | z_{p(i)}),        uniform if i has no parent.
 

@@ -1,7 +1,7 @@
 """Markov chains of order n (Edelman et al. 2024, "The evolution of statistical induction heads"; Park et al. 2024,
 "Competition dynamics shape algorithmic phases of in-context learning", arXiv 2412.01003).
 
-Each sequence has a chain of its own. Its first n symbols are uniform, and then
+Each sequence has its own chain. Its first n symbols are uniform, and then
 
     p(z_{t+1} = j | z_1..z_t) = P(j | z_{t-n+1}..z_t),        each row P( . | context) ~ Dirichlet(alpha, ..., alpha).
 

@@ -177,7 +177,7 @@ class GivenModels(Revisions):
         raise InputError("series: expected series.items() for pairs of steps and models, which are read once")
 
     def resolve(self, step: Any, nearest: bool = False) -> int:
-        raise InputError("step: expected none: pairs of steps and models are read once, in the order given")
+        raise InputError("step: expected none: pairs of steps and models are read once, in their order")
 
     def model(self, step: int | None = None) -> nn.Module:
         raise InputError("source: expected checkpoints on the disk to choose from, got pairs of steps and models")

@@ -5,7 +5,7 @@
     im.why(run, text="...", step="all").terms                 the terms at each step, for the output of the last one
     im.why(model, batch=tokens, position=7).save("why.pdf")   .png, .svg, .pdf, .csv (terms) or .json (graph)
 
-The decomposition is that of `probes/why.py`; positions count from 1.
+`probes/why.py` has the decomposition; positions count from 1.
 """
 
 import io
@@ -42,7 +42,7 @@ FORMATS = (".png", ".svg", ".pdf", ".csv", ".json")
 SHARE = 0.25
 """Clauses of the sentence about less than this share of the largest one are left out."""
 NOTHING = 0.05
-"""Smaller terms are not said in it."""
+"""The sentence leaves out smaller terms."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Node:
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
-    """One prediction, taken apart at one step or at several."""
+    """One prediction as a sum of terms, at one step or at several."""
 
     title: str
     reasons: tuple[Reason, ...]
@@ -100,7 +100,7 @@ class Explanation:
 
     @property
     def pairs(self) -> pd.DataFrame:
-        """The terms by stored pair, largest first: those of one path, input and output at all positions.
+        """The terms by stored pair, largest first: one row per path, input and output, summed over positions.
 
         `position` is the last of these positions, 0 for the terms that are too small to be listed.
         """
@@ -117,7 +117,7 @@ class Explanation:
 
     @property
     def tree(self) -> Node:
-        """The last step's logit by memory and pair; then the log-odds of each head, which are sums of their own."""
+        """The last step's logit by memory and pair; then the log-odds of each head, which are separate sums."""
         r, pairs = self.last, Explanation("", (self.last,)).pairs
         logit = pairs.loc[pairs["of"] == "logit"]
         groups = [Node(str(memory), group["value"].sum(), _largest(group)) for memory, group in logit.groupby("memory")]
@@ -128,7 +128,7 @@ class Explanation:
     def graph(self) -> dict[str, Any]:
         """The last step as nodes and links, with the field names of circuit-tracer's attribution graphs.
 
-        One node per embedding, per path and for the output. What enters a path's node is what leaves it.
+        One node per embedding and per path, and one for the output. A path's node passes on the sum of its inputs.
         """
         return _graph(self.title, self.last)
 
@@ -177,11 +177,11 @@ def why(
     task: Task | None = None,
     progress: Progress = None,
 ) -> Explanation:
-    """Take one prediction apart: logit, attention and the pairs that memories store for them, as exact sums.
+    """Explain one prediction: its logit and attention as exact sums over the pairs that memories store.
 
-    The sequence is `text`, or a row of `batch`, or else one of the run's task. `position` counts from 1; without it,
-    it is the last token of a text, or the last position of the main group. `target` is the output to explain, the
-    predicted one of the last step if not given, and `against` an output whose logit is subtracted.
+    The sequence is `text`, a row of `batch`, or by default one of the run's task. `position` counts from 1; the default
+    is the last token of a text, or the last position of the main group. `target` is the output to explain, by default
+    the last step's prediction, and `against` an output whose logit is subtracted.
 
     >>> import induction_memory as im
     >>> im.why("induction-small", step=600, text="the tree at the t").last.predicted
@@ -212,7 +212,7 @@ def why(
 
 
 def _alone(tokens: Int[Tensor, "one pos"]) -> Batch:
-    """A text as a batch in which only its last position asks for an output."""
+    """A text as a batch in which only the last position counts."""
     last = torch.zeros_like(tokens, dtype=torch.bool)
     last[:, -1] = True
     return Batch(tokens, tokens, last, {"last": last}, "last")
@@ -248,7 +248,7 @@ def _sentence(r: Reason) -> str:
 
 
 def _head_clause(r: Reason, one: Attended, logit: pd.DataFrame) -> str:
-    """Where a head attends, why, and what it writes from there."""
+    """The clause on a head: where it attends, why, and what it writes."""
     token = r.tokens[one.key - 1]
     terms = r.terms.loc[(r.terms["of"] == one.head) & (r.terms["query"] == one.query)]
     ideal = terms.loc[terms["role"] == "signal"]

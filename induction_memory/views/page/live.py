@@ -32,7 +32,7 @@ def why_not(source: Any) -> str:
     if source.task is None:
         return "the task is not known, and with it the tokens of a text"
     if not isinstance(model, ModelConfig):
-        return "the model has a configuration of its own"
+        return "the model's configuration is not a ModelConfig"
     if model.layer_norm:
         return "the model has LayerNorms"
     if model.feed_forward == "relu":
