@@ -14,7 +14,7 @@ def why(
     against: OptionalStr = None,
     out: OptionalPath = None,
 ) -> None:
-    """Say why a model predicts what it predicts, in a sentence and as an exact sum over stored pairs.
+    """Explain a prediction in a sentence and as an exact sum over stored pairs.
 
     Args:
         run: a trajectory's folder, the name of a shipped one, or a folder with a series of checkpoints.
