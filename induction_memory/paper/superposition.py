@@ -1,15 +1,16 @@
-"""Which embeddings are in superposition on the residual stream (Figure 1).
+"""Which embeddings stand in superposition on the residual stream (Figure 1).
 
 In a transformer of one head per layer without LayerNorm and without a feed-forward before its last layer, the residual
 stream of position t is a sum of embeddings with coefficients that attention a^l determines:
 
     layer 0     w_E(z_t) + p_t
-    layer 1     this, and  sum_s a^1_ts (Phi_1 w_E(z_s) + Phi_1 p_s)
-    layer 2     this, and  Phi_2 of everything on layer 1 of position s, with a^2_ts
+    layer 1     that, and  sum_s a^1_ts (Phi_1 w_E(z_s) + Phi_1 p_s)
+    layer 2     that, and  Phi_2 of everything on layer 1 of position s, with a^2_ts
 
 A row of the table is one embedding on one stream: w_E(a), p(3), w_1(a) = Phi_1 w_E(a), w_1(p 3), w_2(a) = Phi_2 w_E(a),
-w_2(w_1(a)) ... with its coefficient. Nothing is fitted: `residual` sums the rows, and a test compares the sum with the
-model's stream. A feed-forward of the last layer also adds to layer 2 and is left out.
+w_2(w_1(a)) ... with its coefficient: the weight of its paths (`probes/why.py`). Nothing is fitted: `residual` adds the
+rows up again, and a test compares the sum with the stream that the model computes. A feed-forward of the last layer
+adds to layer 2 and is left out here.
 """
 
 from collections import defaultdict
@@ -23,10 +24,15 @@ from torch import Tensor, nn
 
 from induction_memory.errors import require
 from induction_memory.model.memories import embedding, matrix
+from induction_memory.probes.activations import Activations
+from induction_memory.probes.why import Streams
+from induction_memory.runner.components import layer_of
+from induction_memory.source.sources import select
+from induction_memory.task.batch import Batch
 
 COLUMNS = ["layer", "position", "embedding", "coefficient"]
 Atom = tuple[str, int, tuple[int, ...]]
-"""w_E or p, the token or position, and the layers whose Phi were applied, in order."""
+"""w_E or p, which token or position, and the layers whose Phi it went through, in that order."""
 
 
 def superposition(
@@ -67,37 +73,40 @@ def residual(model: nn.Module, tokens: Int[Tensor, " pos"], layer: int) -> Float
 
 def attention_of(model: nn.Module, tokens: Int[Tensor, " pos"]) -> list[Float[Tensor, "query key"]]:
     """The attention of each layer's one head."""
-    hooked: Any = model
-    config = hooked.cfg
+    streams = _of(model, tokens)
+    return [streams.pattern(head) for head in streams.graph.heads]
+
+
+def _of(model: nn.Module, tokens: Int[Tensor, " pos"]) -> Streams:
+    config: Any = model.cfg
     found = f"{config.n_heads} heads, {config.normalization_type or 'no'} LayerNorm"
     require(config.n_heads == 1 and config.normalization_type is None, "model", "one head and no LayerNorm", found)
-    early = [i + 1 for i, block in enumerate(hooked.blocks[:-1]) if not _is_empty(getattr(block, "mlp", None))]
-    require(not early, "model", "no feed-forward before the last layer", f"one in layer {early}")
-    with torch.no_grad():
-        _, cache = hooked.run_with_cache(tokens.unsqueeze(0), names_filter=lambda name: name.endswith("hook_pattern"))
-    return [cache[f"blocks.{i}.attn.hook_pattern"][0, 0] for i in range(config.n_layers)]
-
-
-def _is_empty(feed_forward: nn.Module | None) -> bool:
-    from induction_memory.model.building import NoFeedForward
-
-    return feed_forward is None or isinstance(feed_forward, NoFeedForward)
+    everywhere = torch.ones(1, len(tokens), dtype=torch.bool)
+    batch = Batch(tokens[None].long(), tokens[None].long(), everywhere, {"all": everywhere}, "all")
+    streams = Streams(Activations(select(model, batch=batch).at()))
+    early = [w for w in streams.graph.writers_before(streams.graph.heads[-1] + ".q") if w.startswith("FF")]
+    require(not early, "model", "no feed-forward before the last layer", f"one in layer {[int(w[2:]) for w in early]}")
+    return streams
 
 
 def _streams(model: nn.Module, tokens: Int[Tensor, " pos"]) -> list[list[dict[Atom, float]]]:
     """Per layer, from 0 on, and position: atom -> coefficient."""
-    now: list[dict[Atom, float]] = [{("w_E", int(k), ()): 1.0, ("p", t, ()): 1.0} for t, k in enumerate(tokens)]
-    found = [now]
-    for number, pattern in enumerate(attention_of(model, tokens), 1):
-        after = []
-        for t, stream in enumerate(now):
-            sums: defaultdict[Atom, float] = defaultdict(float, stream)
-            for s in range(t + 1):
-                for (kind, which, through), value in now[s].items():
-                    sums[kind, which, (*through, number)] += float(pattern[t, s]) * value
-            after.append(dict(sums))
-        now = after
-        found.append(now)
+    streams, layers = _of(model, tokens), range(1, len(model.blocks) + 1)  # pyright: ignore
+    readers = [*(f"L{layer}H1.q" for layer in layers), "out"]
+    at, nothing = torch.arange(len(tokens)), torch.zeros(len(tokens), 1, streams.part("embed").shape[-1])
+    found = []
+    for reader in readers:
+        sums = [defaultdict[Atom, float](float) for _ in tokens]
+        leaves = streams.expand(reader, nothing, torch.ones(len(tokens), 1), at, depth=len(layers))
+        for leaf in leaves:
+            if leaf.part not in ("embed", "pos") or any(one[0] == "F" for one in leaf.path):
+                continue
+            through = tuple(layer_of(head) for head in reversed(leaf.path))
+            for t, weights in enumerate(leaf.weight.tolist()):
+                for s, value in enumerate(weights[: t + 1]) if leaf.path else [(t, weights[0])]:
+                    which = int(tokens[s]) if leaf.part == "embed" else s
+                    sums[t]["w_E" if leaf.part == "embed" else "p", which, through] += value
+        found.append([dict(one) for one in sums])
     return found
 
 
