@@ -65,7 +65,8 @@ def agreement(stability: pd.DataFrame, n_heads: int) -> str:
     if np.isnan([looks, shares, same]).any():
         return "There are too few independent runs to compare."
     return (
-        f"In independent runs {looks:.1f} heads look back and {shares:.1f} share the induction, on average. The "
+        f"In independent runs {looks:.1f} heads have the previous-token role and {shares:.1f} "
+        f"share the induction, on average. The "
         f"leading previous-token heads of two runs have the same name in {100 * same:.0f} % of the pairs, where "
         f"chance gives {100 / n_heads:.0f} %."
     )
@@ -84,7 +85,8 @@ def largest_paths(mediation: pd.DataFrame) -> str:
     through = {name: sum(row["effect"] for row in own if row["input"] == name) for name in "qkv"}
     return (
         f"Of the heads that later heads read, {total['source']} has the largest effect, "
-        f"{total['effect']:.1f} logits. If it is cut at one input of one later head at a time, the losses add up to "
+        f"{total['effect']:.1f} logits. If it is ablated at one input of one later head at a time, the "
+        f"effects add up to "
         f"{through['k']:.1f} through keys, {through['q']:.1f} through queries and {through['v']:.1f} through values. "
         f"The direct effect is {direct:.1f}."
     ).replace("-0.0", "0.0")
@@ -185,9 +187,10 @@ def page(
 def _introduction(found: Identification, config: RunConfig) -> str:
     model = config.model
     return "# Heads of several seeds\n\n" + _wrapped(
-        f"""**Does one head look back and do several share the induction, as the paper says, and would other seeds
-        agree?** This page compares {len(found.runs)} runs of the model with {model.n_heads} heads in each of
-        {model.n_layers} layers. [Which head does what](guides/heads.md) explains roles, votes and shares on one run."""
+        f"""**Is there one previous-token head, do several heads share the induction, as the paper says, and would other
+        seeds agree?** This page compares {len(found.runs)} runs of the model with {model.n_heads} heads in
+        each of {model.n_layers} layers. [Which head does what](guides/heads.md) explains roles, votes and
+        shares on one run."""
     )
 
 
@@ -222,11 +225,11 @@ def _paper(found: Identification, pictures: str, figure_11: Mapping[str, float])
 
 """
         + _wrapped(
-            f"""The numbers are means over {runs} independent runs, with 95 % bootstrap intervals over runs. The
-        effective number is the participation ratio of exact Shapley values. A mechanism counts as mostly one head's up
-        to {MOSTLY_ONE}, as distributed from {DISTRIBUTED} on. It agrees with the paper *on average* if the mean is on
-        the paper's side and the interval is not. The run of Figure 11 itself (`four-heads`, batches of 512) has
-        {figure_11["previous-token"]:.2f} and {figure_11["induction"]:.2f}."""
+            f"""The numbers are means over {runs} independent runs, with 95 % bootstrap intervals over runs. The effective
+        number is the participation ratio of exact Shapley values. A mechanism counts as mostly in one head up
+        to {MOSTLY_ONE}, as distributed from {DISTRIBUTED} on. It agrees with the paper *on average* if the mean
+        is on the paper's side and the interval is not. The run of Figure 11 itself (`four-heads`, batches of
+        512) has {figure_11["previous-token"]:.2f} and {figure_11["induction"]:.2f}."""
         )
         + f"""
 
@@ -309,8 +312,8 @@ def _prediction(found: Identification, pictures: str) -> str:
 def _mediation(found: Identification, pictures: str) -> str:
     return f"""## Mediation
 
-Which path does a head's effect take? The figure shows the first run. Each row is a head that is cut. The columns are
-the direct effect on the output and the effects through the queries, keys and values of each later head.
+Which path does a head's effect take? The figure shows the first run. Each row is an ablated head. The columns are the
+direct effect on the output and the effects through the queries, keys and values of each later head.
 
 ![mediation]({pictures}/mediation.png)
 
