@@ -86,7 +86,7 @@ def largest_paths(mediation: pd.DataFrame) -> str:
     return (
         f"Of the heads that later heads read, {total['source']} has the largest effect, "
         f"{total['effect']:.1f} logits. If it is ablated at one input of one later head at a time, the "
-        f"effects add up to "
+        "effects add up to "
         f"{through['k']:.1f} through keys, {through['q']:.1f} through queries and {through['v']:.1f} through values. "
         f"The direct effect is {direct:.1f}."
     ).replace("-0.0", "0.0")
@@ -225,8 +225,8 @@ def _paper(found: Identification, pictures: str, figure_11: Mapping[str, float])
 
 """
         + _wrapped(
-            f"""The numbers are means over {runs} independent runs, with 95 % bootstrap intervals over runs. The effective
-        number is the participation ratio of exact Shapley values. A mechanism counts as mostly in one head up
+            f"""The numbers are means over {runs} independent runs, with 95 % bootstrap intervals over runs. The
+        effective number is the participation ratio of exact Shapley values. A mechanism counts as mostly in one head up
         to {MOSTLY_ONE}, as distributed from {DISTRIBUTED} on. It agrees with the paper *on average* if the mean
         is on the paper's side and the interval is not. The run of Figure 11 itself (`four-heads`, batches of
         512) has {figure_11["previous-token"]:.2f} and {figure_11["induction"]:.2f}."""

@@ -300,7 +300,7 @@ def as_configured(config: AnyModel) -> Any:
 
 
 def _replaced(kind: type) -> str | None:
-    """A method that is not defined where its class is."""
+    """The name of a method that was replaced on a class: it is defined in another module than the class."""
     for base in kind.__mro__[: kind.__mro__.index(nn.Module)]:  # transformers adds methods to torch's own
         for name, own in vars(base).items():
             if isinstance(own, FunctionType) and own.__module__ != base.__module__:

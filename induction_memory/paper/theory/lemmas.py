@@ -128,8 +128,8 @@ def lemma_2() -> Result:
     $$
 
     Here $x$ is the average of the token and position embeddings of a sequence, and the distribution is the theorem's
-    with $N = 4$, $T = 5$, enumerated. For a class without mass $\hat\mu_k$ is undefined but $p(y = k) \hat\mu_k$ is
-    not, and that is what is used."""
+    with $N = 4$, $T = 5$, enumerated. For a class without mass $\hat\mu_k$ is undefined, so $p(y = k) \hat\mu_k$ is
+    computed, which is always defined."""
     generator = torch.Generator().manual_seed(1)
     data, _ = _sequences(generator)
     x, w_U = data.X.mean(1), gaussian_embeddings(4, 24, generator)
