@@ -13,7 +13,8 @@ heads is split further by what their values read, because W_O2 W_V2 acts on each
     dla_W_O2_layer1     sum_s A[t, s] of Phi_2 (what layer 1 wrote at s), where the spurious memory is read
 
 and a linear W_F likewise by the part of the stream it reads. A LayerNorm divides by the scale that it had in that
-forward pass and its bias is left out, so that attributions stay linear. With several heads, one value per head.
+forward pass and its bias is left out, so that attributions stay linear. With several heads, one value per head. All of
+them are sums over the paths of `why.py`.
 """
 
 from collections.abc import Callable
@@ -26,38 +27,26 @@ from torch import Tensor
 from induction_memory.errors import UnsupportedError
 from induction_memory.probes.activations import Activations
 from induction_memory.probes.registry import Probe
+from induction_memory.probes.why import Streams
 
 _W_O2 = {"token": "Phi_2 w_E(z_s)", "position": "Phi_2 p_s", "layer1": "Phi_2 x layer 1's output at s"}
 _W_F = {"token": "W_F w_E(z_t)", "position": "W_F p_t", "layer1": "W_F x layer 1's output", "layer2": "W_F x layer 2's"}
+Effects = dict[tuple[str, ...], Tensor]
+"""The components on a path and its end -> mean effect, with paths through one head at most."""
 
 
-def above_average(
-    stream: Float[Tensor, "*lead d"], target: Float[Tensor, "*#lead d"], mean: Float[Tensor, " d"]
-) -> Float[Tensor, "*lead"]:
-    """(w_U(y) - mean_j w_U(j))^T x for each x."""
-    return (stream * (target - mean)).sum(-1)
-
-
-def _mean(a: Activations, added: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
-    """Mean direct effect of additions to the stream at the triggers, through the last LayerNorm."""
-    w_U = a.stack.embedding("w_U")[0, 0]
-    return _scaled(a, above_average(added, w_U[a.batch.targets[_triggers(a)]], w_U.mean(0))).mean(0)
-
-
-def _of_heads(a: Activations, layer: int) -> Float[Tensor, " head"]:
-    """Mean direct effect of each head of a layer, W_O z: the unembedding is applied to W_O first, then to z."""
-    z, W_O = _values_and_output(a, layer)
-    triggers, w_U = _triggers(a), a.stack.embedding("w_U")[0, 0]
-    read = torch.einsum("vd,hde->vhe", w_U - w_U.mean(0), W_O)
-    return _scaled(a, torch.linalg.vecdot(z[triggers], read[a.batch.targets[triggers]])).mean(0)
-
-
-def _scaled(a: Activations, effect: Float[Tensor, "n *head"]) -> Float[Tensor, "n *head"]:
-    """Direct effects at the triggers over the scale of the last LayerNorm, in double precision."""
-    if "ln_final.hook_scale" in a.cache:
-        scale = a.cache["ln_final.hook_scale"][_triggers(a)]
-        effect = effect / (scale if effect.dim() == 2 else scale.squeeze(-1))
-    return effect.double()
+def _effects(a: Activations) -> Effects:
+    """The mean over triggers of each path's effect on (w_U(y) - mean of w_U)^T N(x), without the bias of N."""
+    triggers, found = _triggers(a), Effects()
+    for row, at in enumerate(one.nonzero().flatten() for one in triggers):
+        streams = Streams(a, row, deep=False)
+        w_U = streams.weight("unembed.W_U").T
+        f = w_U[a.batch.targets[row, at]] - w_U.mean(0)
+        f, weight, _ = streams.behind("ln_final", f[:, None], torch.ones_like(f[:, :1]), at)
+        for leaf in streams.expand("out", f, weight, at):
+            path = (*leaf.path, leaf.part)
+            found[path] = found.get(path, 0.0) + leaf.value.double().sum() / triggers.sum()
+    return found
 
 
 def _triggers(a: Activations) -> Bool[Tensor, "batch pos"]:
@@ -70,80 +59,47 @@ def _triggers(a: Activations) -> Bool[Tensor, "batch pos"]:
     return triggers
 
 
-def _stream(a: Activations, part: str) -> Float[Tensor, "batch pos d"]:
-    """What the embeddings or a whole layer's heads add to the stream."""
-    if part in ("token", "position"):
-        name = "hook_embed" if part == "token" else "hook_pos_embed"
-        if name not in a.cache:
-            raise UnsupportedError(f"needs the hook {name}, the model has none")
-        value = a.cache[name]
-        return value.expand(len(a.batch), -1, -1)
-    layer = int(part.removeprefix("layer"))
-    z, W_O = _values_and_output(a, layer)
-    if a.runner is None:
-        written = torch.einsum("bphe,hde->bpd", z, W_O)
-    else:  # the recording has the sum over heads
-        b_O = a.runner.weights.get(f"blocks.{layer - 1}.attn.b_O", 0.0)
-        written = a.cache[f"blocks.{layer - 1}.hook_attn_out"] - b_O
-    return written + _feed_forward(a, layer) if layer < a.n_layers and _has_feed_forward(a, layer) else written
+def _sum(a: Activations, *starts: tuple[str, ...]) -> Float[Tensor, ""]:
+    """The effect of all paths that begin with one of these."""
+    effects = a.once("effects of paths", lambda: _effects(a))
+    chosen = [value for path, value in effects.items() if any(path[: len(start)] == start for start in starts)]
+    return torch.stack(chosen).sum() if chosen else torch.zeros((), dtype=torch.float64)
 
 
-def _values_and_output(
-    a: Activations, layer: int
-) -> tuple[Float[Tensor, "batch pos head d_head"], Float[Tensor, "head d d_head"]]:
-    """The attended values z of each head of a layer, and the matrix W_O that writes them."""
+def _heads(a: Activations, layer: int) -> list[str]:
     a.pattern(layer)  # raises an error if there is no such layer
-    return a.cache[f"blocks.{layer - 1}.attn.hook_z"], a.stack.memory(f"W_O{layer}")[0]
+    return [f"L{layer}H{head}" for head in range(1, a.n_heads + 1)]
 
 
-def _has_feed_forward(a: Activations, layer: int) -> bool:
-    """Whether the layer has a feed-forward with weights (not a stand-in that returns zeros)."""
-    if f"blocks.{layer - 1}.hook_mlp_out" not in a.cache:
-        return False
-    return a.runner is not None or next(a.model.get_submodule(f"blocks.{layer - 1}.mlp").parameters(), None) is not None
+def _of_heads(a: Activations, layer: int, read: str | None = None) -> Float[Tensor, " head"]:
+    """The effect of each head of a layer, or that of what its values read."""
+    parts = [()] if read is None else [(part,) for part in _parts(a, read)]
+    return torch.stack([_sum(a, *((head, *part) for part in parts)) for head in _heads(a, layer)])
 
 
-def _feed_forward(a: Activations, layer: int) -> Float[Tensor, "batch pos d"]:
+def _parts(a: Activations, read: str) -> list[str]:
+    """The parts of the stream that `token`, `position` or `layer1` stand for."""
+    if read in ("token", "position"):
+        hook = "hook_embed" if read == "token" else "hook_pos_embed"
+        if hook not in a.cache:
+            raise UnsupportedError(f"needs the hook {hook}, the model has none")
+        return ["embed" if read == "token" else "pos"]
+    layer = int(read.removeprefix("layer"))
+    return [*_heads(a, layer), f"FF{layer}"]
+
+
+def _of_feed_forward(a: Activations, layer: int, read: str | None = None) -> Float[Tensor, ""]:
+    """The effect of a feed-forward, or that of what W_F reads."""
     a.pattern(layer)
-    if not _has_feed_forward(a, layer):
-        raise UnsupportedError(f"needs a feed-forward in layer {layer}, the model has none")
-    return a.cache[f"blocks.{layer - 1}.hook_mlp_out"]
-
-
-def _read_by_values(a: Activations, part: str) -> Float[Tensor, " head"]:
-    """Mean direct effect of what layer 2's heads write because of one part of the stream they read."""
-    effect = a.once("effect of values", lambda: _effect_of_values(a))
-    read = _normalised(a, _stream(a, part), "blocks.1.ln1.hook_scale")
-    return torch.linalg.vecdot(effect.flatten(2), read.flatten(1)).double().sum(-1)
-
-
-def _effect_of_values(a: Activations) -> Float[Tensor, "head batch key d"]:
-    """The g_s with mean over triggers t of sum_s A[t, s] (w_U(y_t) - mean)^T Phi_2 x_s = sum_s g_s^T x_s for any x.
-
-    The attention of triggers with the same target is added up first, to save multiplications.
-    """
-    triggers = _triggers(a)
-    attention = a.pattern(2).movedim(1, 2)[triggers] / triggers.sum()
-    if "ln_final.hook_scale" in a.cache:
-        attention = attention / a.cache["ln_final.hook_scale"][triggers].unsqueeze(-1)
-    w_U = a.stack.embedding("w_U")[0, 0]
-    row = triggers.nonzero()[:, 0] * len(w_U) + a.batch.targets[triggers]
-    to_target = attention.new_zeros(len(triggers) * len(w_U), *attention.shape[1:]).index_add_(0, row, attention)
-    written = (w_U - w_U.mean(0)) @ a.stack.memory("Phi_2")[0]
-    return torch.einsum("bvhk,hvd->hbkd", to_target.unflatten(0, (-1, len(w_U))), written)
-
-
-def _read_by_feed_forward(a: Activations, part: str) -> Float[Tensor, "batch pos d"]:
+    name = f"FF{layer}"
+    if read is None:
+        if layer not in Streams(a).graph.feed_forwards:
+            raise UnsupportedError(f"needs a feed-forward in layer {layer}, the model has none")
+        return _sum(a, (name,))
     a.stack.require_weights("blocks.1.mlp.W_F", "a linear feed-forward in layer 2")
     if a.parallel:
         raise UnsupportedError("needs sequential blocks, in this model W_F does not read layer 2's output")
-    read = _normalised(a, _stream(a, part), "blocks.1.ln2.hook_scale")
-    return read @ a.stack.memory("W_F")[0, 0].mT
-
-
-def _normalised(a: Activations, stream: Tensor, hook: str) -> Tensor:
-    """The stream over its LayerNorm's scale (centring and gain are folded into the matrices)."""
-    return stream / a.cache[hook] if hook in a.cache else stream
+    return _sum(a, *((name, part) for part in _parts(a, read)))
 
 
 ABOVE = "logit of the target above the average, on triggers"
@@ -151,45 +107,33 @@ ABOVE = "logit of the target above the average, on triggers"
 
 def heads_probe(layer: int) -> Probe:
     about = f"layer {layer}: output of each head -> {ABOVE}"
-    name, family = f"dla_heads{layer}", "attribution"
-    return Probe(name, about, lambda a: _of_heads(a, layer), "activations", (layer,), family)
+    return Probe(f"dla_heads{layer}", about, partial(_of_heads, layer=layer), "activations", (layer,), "attribution")
 
 
 def feed_forward_probe(layer: int) -> Probe:
     about = f"feed-forward of layer {layer} -> {ABOVE}"
-    return _probe(f"dla_feed_forward{layer}", about, lambda a: _feed_forward(a, layer))
+    return _probe(f"dla_feed_forward{layer}", about, partial(_of_feed_forward, layer=layer))
 
 
-def _probe(name: str, about: str, stream: Callable[[Activations], Tensor]) -> Probe:
-    return Probe(name, about, lambda a: _mean(a, stream(a)[_triggers(a)]), "activations", (), "attribution")
+def _probe(name: str, about: str, measure: Callable[[Activations], Tensor], layers: tuple[int, ...] = ()) -> Probe:
+    return Probe(name, about, measure, "activations", layers, "attribution")
+
+
+def _direct(a: Activations, read: str) -> Float[Tensor, ""]:
+    return _sum(a, *((part,) for part in _parts(a, read)))
 
 
 NUMBERED = {"dla_heads": heads_probe, "dla_feed_forward": feed_forward_probe}
-PROBES = {
-    probe.name: probe
-    for probe in [
-        _probe("dla_token", f"w_E(z_t) -> {ABOVE}", partial(_stream, part="token")),
-        _probe("dla_position", f"p_t -> {ABOVE}", partial(_stream, part="position")),
-        *(heads_probe(layer) for layer in (1, 2)),
-        *(feed_forward_probe(layer) for layer in (1, 2)),
-        *(
-            Probe(
-                f"dla_W_O2_{part}",
-                f"sum_s A[t, s] of {what} -> logit of the target, on triggers",
-                partial(_read_by_values, part=part),
-                "activations",
-                (2,),
-                "attribution",
-            )
-            for part, what in _W_O2.items()
-        ),
-        *(
-            _probe(
-                f"dla_W_F_{part}",
-                f"{what} -> logit of the target, on triggers",
-                partial(_read_by_feed_forward, part=part),
-            )
-            for part, what in _W_F.items()
-        ),
-    ]
-}
+_LISTED = [
+    _probe("dla_token", f"w_E(z_t) -> {ABOVE}", partial(_direct, read="token")),
+    _probe("dla_position", f"p_t -> {ABOVE}", partial(_direct, read="position")),
+    *(heads_probe(layer) for layer in (1, 2)),
+    *(feed_forward_probe(layer) for layer in (1, 2)),
+]
+for _read, _what in _W_O2.items():
+    _about = f"sum_s A[t, s] of {_what} -> logit of the target, on triggers"
+    _LISTED.append(_probe(f"dla_W_O2_{_read}", _about, partial(_of_heads, layer=2, read=_read), (2,)))
+for _read, _what in _W_F.items():
+    _about = f"{_what} -> logit of the target, on triggers"
+    _LISTED.append(_probe(f"dla_W_F_{_read}", _about, partial(_of_feed_forward, layer=2, read=_read)))
+PROBES = {probe.name: probe for probe in _LISTED}

@@ -84,15 +84,20 @@ class Streams:
         """A parameter of the model by TransformerLens's name."""
         return self.a.once(name, lambda: self.a.stack.parameter(name)[0])
 
-    def bias(self, name: str) -> Tensor | None:
-        """A bias, if the model has it. A bridge has biases as attributes, not among its weights."""
+    def bias(self, name: str) -> Tensor:
+        """A bias, zeros if the model has none. A bridge has biases as attributes, not among its weights."""
         if name in self.a.stack.weights:
             return self.weight(name)
-        place, _, kind = name.rpartition(".")
+        (place, _, kind), W = name.rpartition("."), self.weight(name.replace(".b_", ".W_"))
         found = None if self.model is None else getattr(self.model.get_submodule(place), kind, None)
-        if isinstance(found, Tensor) and kind in ("b_K", "b_V"):
-            found = found.repeat_interleave(self.graph.n_heads // len(found), 0)
-        return found.detach() if isinstance(found, Tensor) else None
+        if not isinstance(found, Tensor):
+            return W.new_zeros(W.shape[-1] if kind == "b_O" else (*W.shape[:-2], W.shape[-1]))
+        return found.detach().repeat_interleave(self.graph.n_heads // len(found) if kind in ("b_K", "b_V") else 1, 0)
+
+    def of_head(self, head: str, letter: str) -> tuple[Float[Tensor, "d d_head"], Float[Tensor, " d_head"]]:
+        """The matrix and bias with which a head makes its queries, keys or values."""
+        block, number = f"blocks.{layer_of(head) - 1}.attn", head_of(head)[1] - 1
+        return self.weight(f"{block}.W_{letter}")[number], self.bias(f"{block}.b_{letter}")[number]
 
     def cached(self, hook: str) -> Tensor:
         found = self.a.cache[hook]
@@ -113,18 +118,17 @@ class Streams:
             self._kept[writer] = self.cached(f"{block}.hook_z")[:, number] @ self.weight(f"{block}.W_O")[number]
         return self._kept[writer]
 
-    def output_bias(self, reader: str) -> Tensor | None:
+    def output_bias(self, reader: str) -> Float[Tensor, " d"]:
         """The sum of the b_O of the layers before a reader."""
         layers = {layer_of(w) for w in self.graph.writers_before(reader) if w[0] == "L"}
-        found = [b for layer in sorted(layers) if (b := self.bias(f"blocks.{layer - 1}.attn.b_O")) is not None]
-        return sum(found[1:], found[0]) if found else None
+        found = [self.bias(f"blocks.{layer - 1}.attn.b_O") for layer in sorted(layers)]
+        return sum(found, torch.zeros_like(self.part("embed")[0]))
 
     def stream(self, reader: str) -> Float[Tensor, "pos d"]:
         """The input of a reader before its norm: the sum of all parts."""
         if reader not in self._kept:
-            bias = self.output_bias(reader)
             parts = [self.part(writer) for writer in self.graph.writers_before(reader)]
-            self._kept[reader] = sum(parts[1:], parts[0]) + (0 if bias is None else bias)
+            self._kept[reader] = sum(parts, self.output_bias(reader))
         return self._kept[reader]
 
     def linear(self, norm: str, x: Tensor, *, functional: bool = False) -> Tensor:
@@ -137,14 +141,16 @@ class Streams:
         return x if functional else x * gain
 
     def scale(self, norm: str) -> Float[Tensor, "pos one"]:
-        hook = f"{norm}.hook_scale"
-        return (
-            self.cached(hook).flatten(1)[:, :1] if hook in self.a.cache else torch.ones_like(self.part("embed")[:, :1])
-        )
+        if f"{norm}.hook_scale" in self.a.cache:
+            return self.cached(f"{norm}.hook_scale").flatten(1)[:, :1]
+        return torch.ones_like(self.part("embed")[:, :1])
 
     def shift(self, norm: str) -> Tensor | float:
         """The bias of a norm."""
         return self.weight(f"{norm}.b") if f"{norm}.b" in self.a.stack.weights else 0.0
+
+    def normed(self, norm: str, x: Float[Tensor, "pos d"]) -> Float[Tensor, "pos d"]:
+        return self.linear(norm, x) / self.scale(norm) + self.shift(norm)
 
     def split(self, writer: str) -> bool:
         """Whether a feed-forward can be split (linear or ReLU); any other stays one part."""
@@ -155,9 +161,8 @@ class Streams:
         """Which hidden units of a ReLU feed-forward are on."""
         if ("mask", writer) not in self._kept:
             block = f"blocks.{int(writer[2:]) - 1}"
-            norm, b_in = f"{block}.ln2", self.bias(f"{block}.mlp.b_in")
-            x = self.linear(norm, self.stream(writer)) / self.scale(norm) + self.shift(norm)
-            hidden = x @ self.weight(f"{block}.mlp.W_in") + (0 if b_in is None else b_in)
+            x = self.normed(f"{block}.ln2", self.stream(writer))
+            hidden = x @ self.weight(f"{block}.mlp.W_in") + self.bias(f"{block}.mlp.b_in")
             self._kept["mask", writer] = (hidden > 0).to(x)
         return self._kept["mask", writer]
 
@@ -184,9 +189,7 @@ class Streams:
                 yield from self._through_head(writer, f, weight, at, depth, path)
             else:
                 yield Leaf(path, writer, weight, weight * _dot(f, self.part(writer), at))
-        bias = self.output_bias(reader)
-        if bias is not None:
-            yield Leaf(path, "bias", weight, weight * (f @ bias))
+        yield Leaf(path, "bias", weight, weight * (f @ self.output_bias(reader)))
 
     def behind(
         self, norm: str, f: Tensor, weight: Tensor, at: Int[Tensor, " n"] | None
@@ -200,11 +203,9 @@ class Streams:
         self, head: str, f: Tensor, weight: Tensor, at: Tensor | None, depth: int, path: tuple[str, ...]
     ) -> Iterator[Leaf]:
         layer, number = head_of(head)
-        block, A, path = f"blocks.{layer - 1}", self.pattern(head), (*path, head)
+        block, A, path, (W_V, b_V) = f"blocks.{layer - 1}", self.pattern(head), (*path, head), self.of_head(head, "V")
         read = f @ self.weight(f"{block}.attn.W_O")[number - 1].T
-        b_V = self.bias(f"{block}.attn.b_V")
-        constant = torch.zeros_like(weight) if b_V is None else weight * (read @ b_V[number - 1])
-        f = read @ self.weight(f"{block}.attn.W_V")[number - 1].T
+        constant, f = weight * (read @ b_V), read @ W_V.T
         if at is not None:
             weight = weight * A[at]
         elif f.shape[1] == 1:
@@ -220,15 +221,13 @@ class Streams:
         self, writer: str, f: Tensor, weight: Tensor, at: Tensor | None, depth: int, path: tuple[str, ...]
     ) -> Iterator[Leaf]:
         block, path = f"blocks.{int(writer[2:]) - 1}", (*path, writer)
-        constant: Tensor | float = 0.0
+        constant = torch.zeros_like(weight)
         if f"{block}.mlp.W_F" in self.a.stack.weights:
             f = f @ self.weight(f"{block}.mlp.W_F").T
         else:
             mask = self.mask(writer)
             hidden = f @ self.weight(f"{block}.mlp.W_out").T * (mask if at is None else mask[at][:, None])
-            for name, read in (("b_out", f), ("b_in", hidden)):
-                b = self.bias(f"{block}.mlp.{name}")
-                constant = constant if b is None else constant + weight * (read @ b)
+            constant = weight * (f @ self.bias(f"{block}.mlp.b_out") + hidden @ self.bias(f"{block}.mlp.b_in"))
             f = hidden @ self.weight(f"{block}.mlp.W_in").T
         f, weight, shifted = self.behind(f"{block}.ln2", f, weight, at)
         yield Leaf(path, "bias", weight, constant + shifted)
@@ -238,12 +237,10 @@ class Streams:
         self, positions: Int[Tensor, " n"], targets: Int[Tensor, " n"], against: Int[Tensor, " n"] | None = None
     ) -> Iterator[Leaf]:
         """The leaves of the targets' logits at some positions, or of their differences to other logits."""
-        w_U = self.weight("unembed.W_U").T
-        b_U, f = self.bias("unembed.b_U"), w_U[targets]
-        constant = torch.zeros(len(f), 1).to(f) if b_U is None else b_U[targets][:, None]
+        w_U, b_U = self.weight("unembed.W_U").T, self.bias("unembed.b_U")
+        f, constant = w_U[targets], b_U[targets][:, None]
         if against is not None:
-            f = f - w_U[against]
-            constant = constant if b_U is None else constant - b_U[against][:, None]
+            f, constant = f - w_U[against], constant - b_U[against][:, None]
         f, weight, shifted = self.behind("ln_final", f[:, None], torch.ones_like(constant), positions)
         yield Leaf((), "bias", weight, constant + shifted)
         yield from self.expand("out", f, weight, positions)
@@ -252,24 +249,18 @@ class Streams:
         self, head: str, queries: Int[Tensor, " n"], keys: Int[Tensor, " n"], only: Sequence[str] | None = None
     ) -> Iterator[tuple[str, Leaf]]:
         """For each part of the query (or those in `only`), the leaves of its scores with the keys."""
-        layer, number = head_of(head)
-        block, turns = f"blocks.{layer - 1}", self.turns(layer)
-        norm, W_Q, W_K = f"{block}.ln1", self.weight(f"{block}.attn.W_Q")[number - 1], self.weight(f"{block}.attn.W_K")
-        b_Q, b_K = self.bias(f"{block}.attn.b_Q"), self.bias(f"{block}.attn.b_K")
-        parts = {w: self.part(w)[queries] for w in self.graph.writers_before(f"{head}.q") if only is None or w in only}
-        bias, scale = self.output_bias(f"{head}.q"), self.scale(norm)[queries]
-        read = {writer: self.linear(norm, x) / scale @ W_Q for writer, x in parts.items()}
-        if only is None:
-            constant = torch.zeros_like(self.part("embed")[queries]) if bias is None else bias.expand(len(queries), -1)
-            constant = (self.linear(norm, constant) / scale + self.shift(norm)) @ W_Q
-            read["bias"] = constant if b_Q is None else constant + b_Q[number - 1]
-        for writer, q in read.items():
+        layer, turns = layer_of(head), self.turns(layer_of(head))
+        norm, (W_Q, b_Q), (W_K, b_K) = f"blocks.{layer - 1}.ln1", self.of_head(head, "Q"), self.of_head(head, "K")
+        parts = {w: self.part(w)[queries] for w in self.graph.writers_before(f"{head}.q")}
+        parts["bias"] = self.output_bias(f"{head}.q").expand(len(queries), -1)
+        for writer in parts if only is None else only:
+            q = self.linear(norm, parts[writer]) / self.scale(norm)[queries] @ W_Q
+            q = q + (self.shift(norm) * torch.ones_like(parts[writer]) @ W_Q + b_Q if writer == "bias" else 0)
             if turns is not None:  # R_s^T R_t q, what a query at t asks of a key at s before it is turned
                 q = torch.einsum("nd,nde,nfe->nf", q, turns[queries], turns[keys])
             q = q / self.attention_scale(layer)
-            f, weight, shifted = self.behind(norm, (q @ W_K[number - 1].T)[:, None], torch.ones_like(q[:, :1]), keys)
-            shifted = shifted if b_K is None else shifted + q @ b_K[number - 1][:, None]
-            yield writer, Leaf((), "bias", weight, shifted)
+            f, weight, shifted = self.behind(norm, (q @ W_K.T)[:, None], torch.ones_like(q[:, :1]), keys)
+            yield writer, Leaf((), "bias", weight, shifted + q @ b_K[:, None])
             for leaf in self.expand(f"{head}.k", f, weight, keys, depth=1 if len(self.graph.heads) <= SMALL else 0):
                 yield writer, leaf
 
@@ -300,14 +291,10 @@ class Streams:
 
     def all_scores(self, head: str, queries: Int[Tensor, " n"]) -> Float[Tensor, "n pos"]:
         """The scores of some queries with every key, -inf for later keys; their softmax is the attention."""
-        layer, number = head_of(head)
-        block, turns, sides = f"blocks.{layer - 1}", self.turns(layer), list[Tensor]()
-        norm = f"{block}.ln1"
-        read = self.linear(norm, self.stream(f"{head}.q")) / self.scale(norm) + self.shift(norm)
-        for letter in "QK":
-            b = self.bias(f"{block}.attn.b_{letter}")
-            one = read @ self.weight(f"{block}.attn.W_{letter}")[number - 1] + (0 if b is None else b[number - 1])
-            sides.append(one if turns is None else torch.einsum("pd,pde->pe", one, turns))
+        layer, turns, sides = layer_of(head), self.turns(layer_of(head)), list[Tensor]()
+        read = self.normed(f"blocks.{layer - 1}.ln1", self.stream(f"{head}.q"))
+        for W, b in (self.of_head(head, "Q"), self.of_head(head, "K")):
+            sides.append(read @ W + b if turns is None else torch.einsum("pd,pde->pe", read @ W + b, turns))
         found = sides[0][queries] @ sides[1].T / self.attention_scale(layer)
         later = torch.arange(len(self.tokens), device=queries.device) > queries[:, None]
         found = found.masked_fill(later, -torch.inf)

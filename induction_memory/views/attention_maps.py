@@ -17,7 +17,6 @@ queries of the main group.
 """
 
 import base64
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -192,18 +191,10 @@ class AttentionView:
         if path.suffix == ".html":
             write_file(path, self.html())
         else:
-            drawn = io.BytesIO()
-            self._draw(drawn, path.suffix[1:])
-            write_file(path, drawn.getvalue())
+            from induction_memory.views.figures.panels import drawn
+
+            write_file(path, drawn(self.figure(), path.suffix[1:], dpi=200))
         return path
-
-    def _draw(self, file: Any, kind: str) -> None:
-        """Write the figure without a date or random names, so that the same maps give the same bytes."""
-        import matplotlib
-
-        undated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(kind, {})
-        with matplotlib.rc_context({"svg.hashsalt": "attention"}):
-            self.figure().savefig(file, format=kind, dpi=200, metadata=undated)
 
 
 def attention(

@@ -8,7 +8,6 @@
 `probes/why.py` has the decomposition; positions count from 1.
 """
 
-import io
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -148,20 +147,15 @@ class Explanation:
         elif path.suffix == ".json":
             write_file(path, json.dumps(self.graph(), indent=1))
         else:
-            write_file(path, self._drawn(path.suffix[1:]))
+            from induction_memory.views.figures.panels import drawn
+
+            write_file(path, drawn(self.figure(), path.suffix[1:]))
         return path
 
     def _repr_png_(self) -> bytes:
-        return self._drawn("png")
+        from induction_memory.views.figures.panels import drawn
 
-    def _drawn(self, kind: str) -> bytes:
-        import matplotlib
-
-        file = io.BytesIO()
-        undated: dict[str, Any] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(kind, {})
-        with matplotlib.rc_context({"svg.hashsalt": "reasons"}):
-            self.figure().savefig(file, format=kind, dpi=150, metadata=undated)
-        return file.getvalue()
+        return drawn(self.figure(), "png")
 
 
 def why(
@@ -172,8 +166,8 @@ def why(
     batch: Sequences = None,
     row: int = 0,
     position: int | None = None,
-    target: str | int | None = None,
-    against: str | int | None = None,
+    target: str | None = None,
+    against: str | None = None,
     task: Task | None = None,
     progress: Progress = None,
 ) -> Explanation:
@@ -200,7 +194,9 @@ def why(
     t = asked[-1] + 1 if position is None else position
     require_integer(t, "position", 1, sequence.tokens.shape[1])
     words, outputs = words_of(chosen, sequence.tokens[0], reader), words_of_outputs(chosen)
-    y, other = (_number(name, outputs, field) for name, field in ((target, "target"), (against, "against")))
+    for field, name in (("target", target), ("against", against)):
+        require(name is None or name in outputs, field, "one of the outputs", repr(name))
+    y, other = (None if name is None else outputs.index(name) for name in (target, against))
     chosen, reasons = replace(chosen, given=sequence), list[Reason]()
     with torch.no_grad():
         if y is None:
@@ -216,16 +212,6 @@ def _alone(tokens: Int[Tensor, "one pos"]) -> Batch:
     last = torch.zeros_like(tokens, dtype=torch.bool)
     last[:, -1] = True
     return Batch(tokens, tokens, last, {"last": last}, "last")
-
-
-def _number(name: str | int | None, outputs: Sequence[str], field: str) -> int | None:
-    if name is None:
-        return None
-    if isinstance(name, str):
-        require(name in outputs, field, "one of the outputs", repr(name))
-        return list(outputs).index(name)
-    require_integer(name, field, 0, len(outputs) - 1)
-    return name
 
 
 def _output(r: Reason) -> str:

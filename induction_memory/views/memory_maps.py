@@ -5,7 +5,6 @@ im.memory_map(run, "W_K2", step=[0, 100, 300])        steps side by side, in the
 im.memory_map("four-heads", "W_O2").save("W_O2.pdf")  one map per head; .png, .pdf or .svg
 """
 
-import io
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,23 +56,17 @@ class MemoryMap:
         return memories(self.maps, note=self.title)
 
     def _repr_png_(self) -> bytes:
-        return self._drawn("png")
+        from induction_memory.views.figures.panels import drawn
+
+        return drawn(self.figure(), "png")
 
     def save(self, path: str | Path) -> Path:
         """Write the figure (.png, .pdf, .svg)."""
         path = require_file(path, FORMATS)
-        write_file(path, self._drawn(path.suffix[1:]))
+        from induction_memory.views.figures.panels import drawn
+
+        write_file(path, drawn(self.figure(), path.suffix[1:]))
         return path
-
-    def _drawn(self, kind: str) -> bytes:
-        """The picture without a date or random names, so that the same maps give the same bytes."""
-        import matplotlib
-
-        file = io.BytesIO()
-        undated: dict[str, Any] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(kind, {})
-        with matplotlib.rc_context({"svg.hashsalt": "memories"}):
-            self.figure().savefig(file, format=kind, dpi=150, metadata=undated)
-        return file.getvalue()
 
 
 def memory_map(

@@ -1,8 +1,10 @@
 """Parts of the paper's figures: a grid of plain panels, legends outside the panels, a note at the foot."""
 
+import io
 import re
 import textwrap
 from collections.abc import Sequence
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -73,3 +75,12 @@ def sign(figure: Figure, note: str) -> Figure:
 def sequential(count: int) -> np.ndarray:
     """`count` colours from light to dark along one colour map, none too pale to see."""
     return matplotlib.colormaps["viridis_r"](np.linspace(0.12, 1.0, count))
+
+
+def drawn(figure: Figure, kind: str, dpi: int = 150) -> bytes:
+    """The figure as png, pdf or svg, without a date and random names, so that the same figure gives the same bytes."""
+    undated: dict[str, Any] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(kind, {})
+    file = io.BytesIO()
+    with matplotlib.rc_context({"svg.hashsalt": "figure"}):
+        figure.savefig(file, format=kind, dpi=dpi, metadata=undated)
+    return file.getvalue()
