@@ -4,7 +4,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from induction_memory.cli.arguments import OptionalVia, Text, listed, load_any, optional, sequences_of, step_of
+from induction_memory.cli.arguments import (
+    HERE,
+    OptionalVia,
+    Text,
+    Where,
+    listed,
+    load_any,
+    optional,
+    sequences_of,
+    step_of,
+)
 from induction_memory.cli.output import TERMINAL, TableOutput
 from induction_memory.errors import InputError, require
 
@@ -24,6 +34,7 @@ def ablate(
     list: bool = False,
     text: Text = None,
     sequences: int = 64,
+    where: Where = HERE,
     output: TableOutput = TERMINAL,
 ) -> None:
     """Ablate components of a model and measure the effect.
@@ -52,7 +63,9 @@ def ablate(
     require(sequences >= 1, "--sequences", "at least 1", sequences)
     opened, names = load_any(run), listed(components, "--components")
     batch = sequences_of(opened, text, sequences)
-    table = measure(opened, batch, components=names or None, kind=kind, step=step_of(step), via=via)
+    table = measure(
+        opened, batch, components=names or None, kind=kind, step=step_of(step), via=via, engine=where.engine
+    )
     shown = ("step", "component", "kind", *scores_of(table)[:2], "kl")
     output.write(worst_first(table) if output.format == "table" else table, shown)
 

@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -31,6 +32,33 @@ OptionalInt = Annotated[int | None, optional("INT")]
 OptionalFloat = Annotated[float | None, optional("FLOAT")]
 OptionalPath = Annotated[Path | None, optional("PATH")]
 OptionalVia = Annotated[Via | None, optional("{hooks,fast}")]
+
+
+@dataclass(frozen=True)
+class Processes:
+    """The options of commands that measure many steps."""
+
+    workers: OptionalInt = None
+    """Processes that measure the steps, each with one thread; by default none but this one."""
+
+    scheduler: OptionalStr = None
+    """Address of a Dask scheduler whose workers measure the steps instead."""
+
+    def __post_init__(self) -> None:
+        require(self.workers is None or self.scheduler is None, "--workers", "it or --scheduler", "both")
+
+    @property
+    def engine(self) -> Any:
+        """What measures the steps; None for this process."""
+        if self.workers is None and self.scheduler is None:
+            return None
+        from induction_memory.sweep.loop import Workers, require_workers
+
+        return Workers(require_workers(2 if self.workers is None else self.workers), self.scheduler)
+
+
+Where = Annotated[Processes, tyro.conf.arg(name="")]
+HERE = Processes()
 SEQUENCE = 64  # tokens per sequence of a series' text
 
 

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from induction_memory.cli.arguments import OptionalStr, Text, load_any, sequences_of, step_of
+from induction_memory.cli.arguments import HERE, OptionalStr, Text, Where, load_any, sequences_of, step_of
 from induction_memory.cli.output import TERMINAL, TableOutput
 from induction_memory.errors import InputError, require
 
@@ -46,6 +46,7 @@ def heads(
     table: Table = "roles",
     sequences: int = 32,
     text: Text = None,
+    where: Where = HERE,
     output: TableOutput = TERMINAL,
 ) -> None:
     """Say which head does what, by three votes, and how stable that is across runs.
@@ -69,5 +70,5 @@ def heads(
     from induction_memory.heads import identify
 
     batch = sequences_of(opened[0], text, sequences)
-    found = getattr(identify(opened, step=chosen, batch=batch, sequences=sequences), table)
+    found = getattr(identify(opened, step=chosen, batch=batch, sequences=sequences, engine=where.engine), table)
     output.write(found, COLUMNS.get(table), empty=EMPTY.get(table, "no rows"))

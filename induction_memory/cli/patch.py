@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from induction_memory.cli.arguments import OptionalStr, OptionalVia, Run, load, step_of
+from induction_memory.cli.arguments import HERE, OptionalStr, OptionalVia, Run, Where, load, step_of
 from induction_memory.cli.output import TERMINAL, TableOutput
 
 COLUMNS = ("step", "component", "position", "source", "target", "effect", "accuracy", "logit", "kl")
@@ -17,6 +17,7 @@ def patch(
     kind: Literal["activation", "path"] = "activation",
     corruption: OptionalStr = None,
     via: OptionalVia = None,
+    where: Where = HERE,
     output: TableOutput = TERMINAL,
 ) -> None:
     """Patch activations or paths between a clean and a corrupted sequence.
@@ -34,7 +35,9 @@ def patch(
     from induction_memory.interventions.ablations import INTACT
     from induction_memory.interventions.patching import patch as measure
 
-    table = measure(load(run), kind=kind, corruption=corruption, step=step_of(step), via=via, intact=True)
+    table = measure(
+        load(run), kind=kind, corruption=corruption, step=step_of(step), via=via, intact=True, engine=where.engine
+    )
     if output.format != "table":
         output.write(table, COLUMNS)
         return

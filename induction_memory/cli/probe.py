@@ -5,7 +5,7 @@ from typing import Annotated
 
 import tyro
 
-from induction_memory.cli.arguments import Names, Text, listed, load_any, optional, sequences_of, step_of
+from induction_memory.cli.arguments import HERE, Names, Text, Where, listed, load_any, optional, sequences_of, step_of
 from induction_memory.cli.output import TERMINAL, TableOutput
 from induction_memory.errors import InputError, require
 
@@ -20,6 +20,7 @@ def probe(
     list: bool = False,
     text: Text = None,
     tokens: Names = (),
+    where: Where = HERE,
     output: TableOutput = TERMINAL,
 ) -> None:
     """Measure a trajectory: memory recall, attention, predictions, weights.
@@ -53,7 +54,7 @@ def probe(
         output.write(library.recall(opened, tokens=chosen, step=chosen_step))
         return
     batch = sequences_of(opened, text, TEXT_SEQUENCES)
-    table = library.table(opened, names or None, step=chosen_step, batch=batch)
+    table = library.table(opened, names or None, step=chosen_step, batch=batch, engine=where.engine)
     skipped = table.attrs.get("skipped", {})
     if table.empty and skipped:
         name, reason = next(iter(skipped.items()))

@@ -37,6 +37,7 @@ class Cluster:
             "none installed",
         )
         from distributed import Client
+        from distributed.comm.addressing import get_address_host_port
 
         self._address = address
         self._ended: queue.SimpleQueue[tuple[str, Outcome]] = queue.SimpleQueue()
@@ -47,6 +48,7 @@ class Cluster:
         self._quiet = contextlib.ExitStack()
         self._quiet.enter_context(_silent_logs())  # errors are reported here, in one line
         try:
+            get_address_host_port(address)  # a client of no address at all would wait 20 seconds for itself at the end
             self._client = Client(address, timeout=SECONDS_TO_CONNECT, set_as_default=False)
         except (OSError, ValueError) as error:
             self._quiet.close()

@@ -177,3 +177,31 @@ def test_the_recipe_for_slurm_starts_workers_that_work(tmp_path):
     finally:
         os.killpg(process.pid, signal.SIGTERM)
         process.communicate()
+
+
+@pytest.mark.hard
+def test_the_steps_of_a_series_are_measured_by_two_dask_workers_of_which_one_is_killed(tmp_path):
+    import pandas as pd
+
+    import induction_memory as im
+    from induction_memory.sweep import Workers
+    from tests.trajectory.series import write_series
+
+    folder = write_series("neox", tmp_path / "series", range(20))
+    machines = Machines(tmp_path)
+    try:
+        kept, killed = tmp_path / "there", []
+
+        def kill_once(done, every):
+            if not killed and done >= 3:
+                killed.append(machines.worker_processes()[0])
+                os.kill(killed[0], signal.SIGKILL)
+
+        how = {"heads": "all", "kind": ["zero", "mean"], "step": "all"}
+        there, here = (im.revisions(folder, keep=tmp_path / place) for place in ("there", "here"))
+        shared = im.ablate(there, engine=Workers(scheduler=machines.address), progress=kill_once, **how)
+        assert killed
+        assert len(list(kept.iterdir())) == 20
+    finally:
+        machines.close()
+    pd.testing.assert_frame_equal(im.ablate(here, **how), shared, check_exact=True)
