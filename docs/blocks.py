@@ -184,8 +184,8 @@ class Page:
         if words[0].endswith("induction-memory"):
             return cli(words[1:], run=not (parse_only or LONG.search(line)))
         if words[0] == "make":
-            targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M)
-            assert set(words[1:]) <= set(targets), f"no target {words[1:]} in the Makefile"
+            rules = re.findall(r"^([\w -]+):", (ROOT / "Makefile").read_text(), re.M)
+            assert set(words[1:]) <= set(" ".join(rules).split()), f"no target {words[1:]} in the Makefile"
         elif words[0] == "python" and words[1:2] != ["-m"]:
             assert (ROOT / words[1]).exists(), f"no file {words[1]}"
             if not (parse_only or LONG.search(line)):
