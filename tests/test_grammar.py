@@ -37,8 +37,8 @@ OWN = {"im.train": {"steps"}, "im.branch": {"steps"}, "im.sweep.page": {"folder"
 OWN |= {"im.paper.reproduce": {"runs"}, "im.paper.audit": {"folder"}}
 """The number of training steps. The folder of a sweep or of what ships, which is read, and no source."""
 OWN |= {f"im.Trajectory.{name}": {"steps"} for name in ("in_turn", "read_stack", "stacked")}
-OWN |= {"im.source.Source.in_turn": {"steps"}}
-"""By these the package's own loop reads a source."""
+OWN |= {"im.source.Source.in_turn": {"steps"}, "im.sweep.Workers.run": {"folder"}}
+"""By these the package's own loops read a source, and work off a folder of jobs."""
 TAKES_A_MODEL = r"im\.(hooks|runner|interventions)\.|im\.heads\.permuted|im\.model\.set_matrix"
 TAKES_A_SOURCE = r"im\.probes\.|im\.heads\.identify|im\.source\.(?!batch)|im\.model\.(?!set)"
 TAKES_A_SOURCE += r"|im\.interventions\.(discover|causal)"
