@@ -135,7 +135,7 @@ def _block(cells: Mapping[str, Sequence[str]], numeric: set[str], width: int, he
     if not headings:
         return "\n".join(lines)
     above = itertools.compress(headings, begins)
-    return "\n".join(GAP + line if line else next(above) for line in lines)
+    return "\n".join(GAP + line if line else textwrap.fill(next(above), width + len(GAP)) for line in lines)
 
 
 def _size(name: str, cells: Sequence[str]) -> int:

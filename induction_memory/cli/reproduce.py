@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 COLUMNS = ("verdict", "claim", "source", "measure", "value", "threshold")
-GROUPS = ("verdict", "claim", "source")
+GROUPS = ("verdict", "source", "claim")
 NOTE = "± half of a 95 % interval, † a measure added after a first look at the runs"
 
 
@@ -92,10 +92,12 @@ def _show(verdicts: "pd.DataFrame", format: Format, columns: Columns) -> None:
 
 def _worst_first(verdicts: "pd.DataFrame") -> "pd.DataFrame":
     """Rows that have no run or do not hold come first, then undecided ones; a value and its error share a cell."""
+    from induction_memory.paper.claims import CLAIMS
     from induction_memory.paper.verdicts import VERDICTS
 
     rows = verdicts.to_dict("records")
     ranked = verdicts.rename(columns={"error": "value_se"}).assign(
+        claim=[f"“{CLAIMS[name].says}”" if name in CLAIMS else name for name in verdicts["claim"]],
         rank=[VERDICTS.index(verdict) for verdict in verdicts["verdict"]],
         measure=[f"{row['measure']} (ours)" if row["whose"] == "ours" else row["measure"] for row in rows],
     )

@@ -1,6 +1,7 @@
 """`sweep`: many runs from one file."""
 
 import sys
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -67,6 +68,7 @@ def _list(file: Path, out: Path, workers: int) -> None:
         )
     seconds, disk = total(found, workers)
     left = sum(one.state != "done" for one in found)
+    seconds += time.process_time() if left else 0.0  # a worker starts as this process did
     about = f"about {clock(seconds)} on {workers} workers, {_megabytes(disk)} of disk"
     print(f"{left} of {len(found)} runs to train: {about}")
 

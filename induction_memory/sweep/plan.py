@@ -20,7 +20,8 @@ with one thread unless the file says otherwise.
 
 `estimate` predicts a sweep's time and disk space. Time: three steps of each kind of run (task, model, batch, loss) are
 trained, and the faster of the last two counts. After MOST_MEASURED kinds, the time of the others is scaled by their
-number of multiplications. Disk: the bytes of the stored parameters. A finished run holds them once, and twice while it
+number of multiplications. Each run also takes what the first evaluations take. Disk: the bytes of the stored
+parameters. A finished run holds them once, and twice while it
 is compacted. Adaptive checkpoints keep more.
 """
 
@@ -45,6 +46,7 @@ from induction_memory.experiment.presets import preset as find_preset
 from induction_memory.experiment.presets import with_seed
 from induction_memory.experiment.run_config import RunConfig
 from induction_memory.field_docs import field_docs
+from induction_memory.terminal import track
 
 MOST_RUNS = 100_000
 LONGEST_NAME = 120
@@ -237,19 +239,21 @@ class Estimate:
 def estimate(runs: Sequence[PlannedRun], states: dict[str, str], begun: dict[str, float]) -> list[Estimate]:
     """One estimate per run; `begun` has the completed share of each unfinished run."""
     measured: dict[str, float] = {}  # kind of run -> seconds per step
+    once = 0.0  # seconds that a run takes beside its steps
     sizes: dict[str, tuple[int, int]] = {}
     work = taken = 0.0
     found = []
-    for run in runs:
+    for run in track(runs, "estimates"):
         config, state, seconds = run.config, states[run.name], 0.0
         kind = _kind(config)
         key = json.dumps(kind.to_dict())
         if state != "done":
             if key not in measured and len(measured) < MOST_MEASURED:
-                measured[key] = _seconds_per_step(kind)
+                measured[key], beside = _seconds(kind)
+                once = max(once, beside)
                 work, taken = work + cost(kind), taken + measured[key]
             per_step = measured[key] if key in measured else cost(kind) * taken / work
-            seconds = per_step * config.train.steps * (1 - begun.get(run.name, 0.0))
+            seconds = per_step * config.train.steps * (1 - begun.get(run.name, 0.0)) + once
         if key not in sizes:
             sizes[key] = _numbers(config)
         found.append(Estimate(run.name, state, config.train.steps, seconds, _bytes(config, *sizes[key])))
@@ -284,7 +288,8 @@ def _kind(config: RunConfig) -> RunConfig:
     return replace(config, train=train)
 
 
-def _seconds_per_step(config: RunConfig) -> float:
+def _seconds(config: RunConfig) -> tuple[float, float]:
+    """Seconds per step, and those that a run takes beside its steps."""
     import torch
 
     from induction_memory.model.building import build
@@ -292,11 +297,13 @@ def _seconds_per_step(config: RunConfig) -> float:
 
     before = torch.get_num_threads()
     torch.set_num_threads(config.train.threads or 1)
+    model, began = build(config.model, 0), time.perf_counter()
     try:
-        moments = [time.perf_counter() for _ in train(config.task, build(config.model, 0), config.train)]
+        moments = [time.perf_counter() for _ in train(config.task, model, config.train)]
     finally:
         torch.set_num_threads(before)
-    return min(after - earlier for earlier, after in pairwise(moments))
+    step = min(after - earlier for earlier, after in pairwise(moments))
+    return step, moments[-1] - began - step * (len(moments) - 1)
 
 
 def _bytes(config: RunConfig, still: int, moving: int) -> int:

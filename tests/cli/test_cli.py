@@ -333,6 +333,8 @@ def test_a_check_without_runs_fails(run, tmp_path, monkeypatch):
     assert f"0 of 20 hold, 20 without a run; {problems} problems" in out.splitlines()[-1]
     of_one = [claim for claim in fewer.values() if claim.figure == 3]
     code, out, err = run("reproduce", "3", "--check")
+    assert all(" ".join(claim.says.split()[:4]) in " ".join(out.split()) for claim in of_one)
+    assert max(map(len, out.splitlines())) <= 100
     assert (code, 0 < len(of_one) < len(fewer)) == (1, True)
     assert f"0 of {len(of_one)} hold" in out.splitlines()[-1]
 
