@@ -428,4 +428,13 @@ def keeping(done: Sized, what: str) -> Iterator[None]:
         if not len(done):
             raise
         _LINE.write("")
+        _cut.append(what)
         print(f"interrupted: {len(done)} {what} are kept", file=sys.stderr)
+
+
+_cut: list[str] = []
+
+
+def interruptions() -> int:
+    """How many results of this process an interruption has left incomplete."""
+    return len(_cut)

@@ -30,6 +30,7 @@ from induction_memory.cli.usage import import_own_modules, usage_errors
 from induction_memory.cli.verify import verify
 from induction_memory.cli.why import why
 from induction_memory.errors import Error, printable, shortened
+from induction_memory.terminal import interruptions
 
 COMMANDS = (
     demo,
@@ -61,6 +62,8 @@ def main() -> None:
             command = parse()
             import_own_modules()
             command()
+            if interruptions():
+                sys.exit(128 + signal.SIGINT)
         finally:
             sys.stdout.flush()
     except Error as error:

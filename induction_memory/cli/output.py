@@ -41,13 +41,15 @@ class Output:
     ) -> None:
         """Print the table, or save it and print the path. The terminal shows `columns`; `empty` says why it is empty.
 
-        A `note` on units is printed below the table in the terminal. Rows appear in the order given.
+        A `note` on units is printed below the table in the terminal. Rows appear in the order given. After an
+        interruption, the file is NAME.part.csv.
         """
-        from induction_memory.terminal import save, show
+        from induction_memory.terminal import interruptions, save, show
 
-        if self.out is not None:
-            save(table, self.out)
-            print(printable(str(self.out)))
+        if self.out is not None:  # no complete file is replaced by an incomplete one
+            path = self.out.with_stem(f"{self.out.stem}.part") if interruptions() else self.out
+            save(table, path)
+            print(printable(str(path)))
             return
         if table.empty:
             print(empty, file=sys.stderr)

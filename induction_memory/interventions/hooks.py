@@ -32,11 +32,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from induction_memory.errors import require, require_known
+from induction_memory.fields import require_integer, require_seed
 from induction_memory.interventions.ablations import Kind, Replacements
 from induction_memory.memory.association import Association, Side
-from induction_memory.runner.checked import RESULT, SPLIT, UNGROUPED, Hook, checked, projection, shares_keys
+from induction_memory.runner.checked import RESULT, SPLIT, UNGROUPED, Hook, checked, projection
 from induction_memory.runner.choice import runner
-from induction_memory.runner.components import ARROW, Graph, head_of, layer_of
+from induction_memory.runner.components import ARROW, Graph, head_of, layer_of, shares_keys
 from induction_memory.runner.hooked import patch_hooks
 from induction_memory.runner.recording import Patch
 from induction_memory.runner.support import keep
@@ -80,6 +81,7 @@ def ablate(
     >>> model.run_with_hooks(batch.tokens, fwd_hooks=hooks).shape
     torch.Size([4, 256, 65])
     """
+    require_seed(seed)
     sequences = select(model, batch=batch).at().batch
     recording = runner(model).record(sequences.tokens)
     return _hooks(model, Replacements(recording, sequences, initial, seed).patches(component, kind))
@@ -103,6 +105,8 @@ def patch(
     torch.Size([4, 256, 65])
     """
     other = runner(model).record(tokens)
+    fits = where is None or (isinstance(where, Tensor) and where.dtype == torch.bool and where.shape == tokens.shape)
+    require(fits, "where", f"true or false for each of the tokens {tuple(tokens.shape)}", repr(where))
     sites = other.graph.resolve(component)
     return _hooks(model, [Patch(site, other.at(site.split(ARROW)[0]), where) for site in sites])
 
@@ -139,6 +143,7 @@ def edit(model: nn.Module, component: str, function: Callable[[Tensor], Tensor])
     >>> noted["L2H1"].min()
     tensor(0.)
     """
+    require(callable(function), "function", "a function of an activation", repr(function))
     sites = runner(model).graph.resolve(component)
     return _hooks(model, [_Edit(site, torch.zeros(1, 1, 1), function=function) for site in sites])
 
@@ -213,10 +218,9 @@ def attention_scores(
     torch.Size([3, 5])
     """
     transformer: Any = model
-    layer, number = head_of(Graph.of(model).head(head, "head"))
+    layer, number = head_of(runner(model).graph.head(head, "head"))
     rows = {"keys": _checked(model, keys, "keys"), "queries": _checked(model, queries, "queries")}
-    require(distance >= 1, "distance", "1 or more", distance)
-    require(distance < transformer.cfg.n_ctx, "distance", f"less than {transformer.cfg.n_ctx} (n_ctx)", distance)
+    require_integer(distance, "distance", 1, transformer.cfg.n_ctx - 1)
     j, i = (torch.arange(len(side), device=rows["keys"].device) for side in (queries, keys))
     pairs = torch.cartesian_prod(j, i)
     found = []
@@ -273,7 +277,7 @@ def _hooks(model: Any, patches: Sequence[Patch]) -> list[Hook]:
 @torch.no_grad()
 def _of_rows(model: Any, writer: str, inputs: Tensor, result: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     """`result` of a writer's output for each row, and of the logits of this output alone."""
-    graph = Graph.of(model)
+    graph = runner(model).graph
     allowed = [name for name in graph.writers if layer_of(name)]
     require_known(writer, allowed, "writer")
     layer, rows = layer_of(writer), _checked(model, inputs, "inputs")
@@ -314,6 +318,7 @@ def _run(model: Any, stream: Float[Tensor, "batch pos d_model"], layer: int, hoo
 
 def _checked(model: Any, rows: Tensor, field: str) -> Tensor:
     d = model.cfg.d_model
+    require(isinstance(rows, Tensor), field, "a tensor", type(rows).__name__)
     require(rows.dim() == 2 and rows.shape[-1] == d, field, f"rows of d_model = {d} numbers", tuple(rows.shape))
     return rows.detach().to(next(model.parameters()))
 

@@ -45,6 +45,8 @@ from induction_memory.memory.association import Association
 from induction_memory.model.associations import associate, carrier, parameter_of, written
 from induction_memory.model.building import HookedTransformer
 from induction_memory.model.memories import head_names, weights_of
+from induction_memory.runner.choice import runner
+from induction_memory.runner.components import shares_keys
 from induction_memory.runner.weights import replaced
 from induction_memory.shown_tokens import visible
 from induction_memory.source.measuring import over_steps
@@ -196,6 +198,9 @@ def place(
 ) -> tuple[Association, dict[str, str]]:
     """The stored memory of a model with two layers, and the heads of the edit: head ("all" or one) and through."""
     one, writer = edited_heads(memory, model.cfg.n_layers, model.cfg.n_heads, head=head, through=through)
+    if (reason := runner(model).refusal) is not None:
+        raise InputError(f"memory: {memory} {reason}")
+    require(not shares_keys(model), "model", "keys and values of each head's own, to edit them", "one that shares them")
     if memory == "W_K2" and writer is None:
         writer = carrier(model, task, head=one)
     try:

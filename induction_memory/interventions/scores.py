@@ -46,6 +46,9 @@ class Scorer:
 
         Where targets are soft the loss is their cross-entropy, and there is no accuracy.
         """
+        logits = (
+            logits if logits.dtype == torch.float64 else logits.float()
+        )  # half precision is too coarse for averages
         log_p, batch = logits.log_softmax(-1), self.batch
         p, log_intact = self._intact
         if batch.soft:
@@ -73,8 +76,13 @@ class Scorer:
     @cached_property
     def _intact(self) -> tuple[Tensor, Tensor]:
         """The intact run's probabilities, and their logarithms."""
-        log_p = self.intact.log_softmax(-1)
+        log_p = _log_p(self.intact)
         return log_p.exp(), log_p
+
+
+def _log_p(logits: Float[Tensor, "*lead vocab"]) -> Float[Tensor, "*lead vocab"]:
+    """Log-probabilities in single precision at least: half precision is too coarse for averages."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
 
 
 def is_right(logits: Float[Tensor, "*lead vocab"], targets: Int[Tensor, "*lead"]) -> Float[Tensor, "*lead"]:

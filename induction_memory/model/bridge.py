@@ -72,6 +72,10 @@ ONLY_FILES = {"local_files_only": True, "trust_remote_code": False}
 """For every call that reads a folder with transformers: nothing is fetched, and no code of the folder runs."""
 
 
+_BUFFERS = ("attention.bias", "attn.bias", "masked_bias", "inv_freq")
+"""Endings of tensors that older versions of transformers stored and that can be computed."""
+
+
 def load_whole(folder: Path) -> nn.Module | None:
     """The transformers model in a folder; refused if any of its weights is not in the files.
 
@@ -91,6 +95,8 @@ def load_whole(folder: Path) -> nn.Module | None:
     model, found = loaded
     lost = sorted(map(str, found["missing_keys"]))
     require(not lost, str(folder), "files with all tensors of the model", f"none with {', '.join(lost[:3])}")
+    more = sorted(name for name in map(str, found["unexpected_keys"]) if not name.endswith(_BUFFERS))
+    require(not more, str(folder), "files with tensors of the model alone", f"also {', '.join(more[:3])}")
     return model
 
 
@@ -105,8 +111,14 @@ def reading(folder: Path) -> Iterator[None]:
             raise InputError(f"{folder}: expected a model that TransformerBridge can load, got: {reason}") from error
 
 
+LAYERS, MOST_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers"), 1000
+
+
 def _require_readable(folder: Path) -> None:
-    """Refuse a checkpoint if a weight file, or the list of them, cannot be read; the error names the file."""
+    """Refuse a checkpoint if its configuration, a weight file, or the list of them, cannot be read."""
+    config = configuration(folder)
+    layers = max((config[name] for name in LAYERS if isinstance(config.get(name), int)), default=0)
+    require(layers <= MOST_LAYERS, str(folder), f"at most {MOST_LAYERS} layers", layers)
     for path in sorted(folder.glob("*.safetensors")):
         try:
             with safe_open(path, framework="pt"):
@@ -184,7 +196,7 @@ class Refill:
                 pass
         self._model, self._named = None, {}
         gc.collect()
-        if not (self._possible and configuration(folder).get("architectures", [None])[0] in ARCHITECTURES):
+        if not (self._possible and _architecture(folder) in ARCHITECTURES):
             return boot(folder)
         try:
             self._set_up(folder, files)
@@ -280,11 +292,19 @@ class Refill:
 
 def configuration(folder: Path) -> dict[str, Any]:
     """The fields of config.json that affect what a model computes."""
+    path = folder / "config.json"
+    require(path.is_file(), str(path), "a file", "none")
     try:
-        values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InputError(f"{folder}: expected a readable config.json, got {type(error).__name__}") from error
+    require(isinstance(values, dict), str(path), "fields by name", type(values).__name__)
     return {name: value for name, value in values.items() if name not in PASSING}
+
+
+def _architecture(folder: Path) -> str | None:
+    named = configuration(folder).get("architectures")
+    return named[0] if isinstance(named, list) and named and isinstance(named[0], str) else None
 
 
 def _same(parameter: Tensor, tensor: Tensor) -> bool:

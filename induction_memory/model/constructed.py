@@ -99,7 +99,8 @@ def construct(
     require(isinstance(task, BigramTask), "task", "a BigramTask", repr(task))
     require(config is None or isinstance(config, ModelConfig), "config", "a ModelConfig", repr(config))
     config = config or ModelConfig.simplified(d_vocab=task.vocab_size, n_ctx=task.length)
-    scales = scales or Scales()
+    scales = Scales() if scales is None else scales
+    require(isinstance(scales, Scales), "scales", "Scales", repr(scales))
     require(
         config.identity_queries and config.n_layers == 2 and config.n_heads == 1 and not config.layer_norm,
         "model",

@@ -28,7 +28,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from induction_memory.errors import UnsupportedError, require
+from induction_memory.errors import UnsupportedError
+from induction_memory.fields import require_integer
 from induction_memory.model.memories import head_name
 from induction_memory.probes.activations import Activations, mean_where, run_repeated
 from induction_memory.probes.registry import Probe
@@ -284,7 +285,8 @@ def head_scores(
     def measure(at: At) -> dict[str, pd.DataFrame]:
         cfg, rows = at.model.cfg, []
         longest = cfg.n_ctx // 2
-        require(length is None or 2 <= length <= longest, "length", f"2 to {longest} (half the context)", length)
+        if length is not None:
+            require_integer(length, "length", 2, longest, "half the context")
         for layer, pattern in enumerate(run_repeated(at.model, cfg.n_layers, length), start=1):
             previous, repeated = previous_mass(pattern), repeated_induction(pattern)
             for head in range(cfg.n_heads):

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 from induction_memory.errors import InputError
 from induction_memory.model.memories import Memories, ungrouped
-from induction_memory.runner.components import ARROW, Graph
+from induction_memory.runner.components import ARROW, Graph, shares_keys
 from induction_memory.runner.support import asleep
 from induction_memory.runner.weights import parameters
 
@@ -310,11 +310,6 @@ def projection(block: Any) -> Projection:
     norm = getattr(block, "ln1", None)
     plain: Any = nn.Identity() if norm is None else getattr(norm, "original_component", norm)
     return Projection(plain, {letter: getattr(block.attn, f"W_{letter.upper()}").detach() for letter in "qkv"})
-
-
-def shares_keys(model: Any) -> bool:
-    """Whether several heads of a model have the same keys and values."""
-    return getattr(model.cfg, "n_key_value_heads", None) not in (None, model.cfg.n_heads)
 
 
 def offers(model: Any, flag: str) -> bool:

@@ -307,6 +307,11 @@ def layer_of(writer: str) -> int:
     return int(writer[2:]) if writer.startswith("FF") else head_of(writer)[0]
 
 
+def shares_keys(model: Any) -> bool:
+    """Whether several heads of a model have the same keys and values."""
+    return getattr(model.cfg, "n_key_value_heads", None) not in (None, model.cfg.n_heads)
+
+
 def _with_feed_forward(model: Any) -> tuple[int, ...]:
     """Layers with a feed-forward; a block without one may have a module that adds zeros."""
     from induction_memory.model.building import NoFeedForward

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from induction_memory.runner.components import ARROW, Graph, layer_of
 from induction_memory.runner.maps import Layer, Maps, of_heads, same
-from induction_memory.runner.recording import Patches, Recording, Runner, Variant, Via, require_length, take
+from induction_memory.runner.recording import Patches, Recording, Runner, Variant, Via, require_tokens, take
 
 
 class FastRunner:
@@ -47,7 +47,7 @@ class FastRunner:
             return other.record(tokens, weights)
         if weights:
             runner = FastRunner(self.graph, self.n_ctx, {**self.weights, **weights}, self._maps)
-        require_length(tokens, self.n_ctx)
+        require_tokens(tokens, self.n_ctx, len(self.weights["embed.W_E"]))
         tokens = tokens.to(self.weights["embed.W_E"].device)
         maps = self._maps(runner.weights)
         with torch.no_grad():

@@ -38,10 +38,9 @@ from induction_memory.runner.checked import (
     checked,
     projection,
     separated,
-    shares_keys,
 )
-from induction_memory.runner.components import ARROW, Graph, head_of
-from induction_memory.runner.recording import Patches, Recording, Variant, Via, require_length, take
+from induction_memory.runner.components import ARROW, Graph, head_of, shares_keys
+from induction_memory.runner.recording import Patches, Recording, Variant, Via, require_tokens, take
 from induction_memory.runner.support import keep
 from induction_memory.runner.weights import parameters, replaced
 
@@ -172,7 +171,7 @@ class HookedRunner:
     def record(self, tokens: Int[Tensor, "batch pos"], weights: Mapping[str, Tensor] | None = None) -> Recording:
         """One forward with hooks; attention is recorded by another forward on first use."""
         runner = HookedRunner(self.model, {**self._swapped, **weights}) if weights else self
-        require_length(tokens, self.n_ctx)
+        require_tokens(tokens, self.n_ctx, self.model.cfg.d_vocab)
         tokens, flags = tokens.to(next(self.model.parameters()).device), _flags(self.model)
         runner._check = check = checked(self.model, tokens)
         graph, flags, W_O = self._plain, [flag for flag in flags if flag != RESULT or not check.summed], ()
@@ -208,7 +207,7 @@ class HookedRunner:
         return self._patterns(recording.tokens, [layer])[0]
 
     def patterns(self, tokens: Int[Tensor, "batch pos"]) -> list[Float[Tensor, "batch head query key"]]:
-        require_length(tokens, self.n_ctx)
+        require_tokens(tokens, self.n_ctx, self.model.cfg.d_vocab)
         tokens = tokens.to(next(self.model.parameters()).device)
         return self._patterns(tokens, range(1, self.graph.n_layers + 1))
 

@@ -247,6 +247,15 @@ class Recording:
         return torch.stack(list(self.run(variants, queries=queries)))
 
 
+def require_tokens(tokens: Int[Tensor, "batch pos"], n_ctx: int, vocabulary: int) -> None:
+    """Refuse sequences that are too long, or have tokens that the model does not know."""
+    whole = isinstance(tokens, Tensor) and tokens.dim() == 2 and not tokens.is_floating_point() and len(tokens) > 0
+    require(whole, "tokens", "whole numbers of shape [batch, pos]", getattr(tokens, "shape", type(tokens).__name__))
+    require_length(tokens, n_ctx)
+    low, high = int(tokens.min()), int(tokens.max())
+    require(low >= 0 and high < vocabulary, "tokens", f"tokens from 0 to {vocabulary - 1}", f"{low} to {high}")
+
+
 def require_length(tokens: Int[Tensor, "batch pos"], n_ctx: int, field: str = "tokens") -> None:
     """Refuse sequences that a model cannot read."""
     length = tokens.shape[1]

@@ -89,14 +89,14 @@ class Checkpoint:
     @property
     def fingerprint(self) -> str:
         """A hash of the names and the content of its files."""
-        facts = [(p.name, _content(p, *_state(p))) for p in sorted(self.folder.iterdir()) if p.is_file()]
+        facts = [(p.name, content(p, *file_state(p))) for p in sorted(self.folder.iterdir()) if p.is_file()]
         return hashlib.sha256(repr(facts).encode()).hexdigest()
 
     def damaged(self) -> list[Path]:
         """The files in a Hub cache that differ from the hash that names them."""
         blobs = [(path, path.resolve()) for path in sorted(self.folder.iterdir()) if path.is_symlink()]
         named = [(path, blob) for path, blob in blobs if blob.parent.name == "blobs" and _BLOB.fullmatch(blob.name)]
-        return [path for path, blob in named if not blob.is_file() or _hash(blob, *_state(blob)) != blob.name]
+        return [path for path, blob in named if not blob.is_file() or _hash(blob, *file_state(blob)) != blob.name]
 
     def require_intact(self) -> None:
         """Refuse a file that differs from the hash that names it."""
@@ -109,14 +109,14 @@ class Checkpoint:
         return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 
 
-def _state(path: Path) -> tuple[int, ...]:
+def file_state(path: Path) -> tuple[int, ...]:
     """The file's size, times and inode, which change if it is rewritten or replaced."""
     stat = path.stat()
     return stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino
 
 
 @lru_cache(maxsize=4096)
-def _content(path: Path, *state: int) -> str:
+def content(path: Path, *state: int) -> str:
     """SHA-256 of a file, recomputed when its state changes; for a file of a Hub cache, the hash in its name."""
     blob = path.resolve()
     if blob.parent.name == "blobs" and _BLOB.fullmatch(blob.name):

@@ -28,6 +28,7 @@ from induction_memory.files import make_folder, require_folder
 from induction_memory.model.config import AnyModel, Architecture, model_from_dict
 from induction_memory.task import protocol
 from induction_memory.task.protocol import Task
+from induction_memory.trajectory.checkpoint_files import content, file_state
 from induction_memory.trajectory.lock import CACHE
 from induction_memory.trajectory.manifest import CONFIG, digest, piece_of, read_sealed, write_piece, write_sealed
 from induction_memory.trajectory.tensors import checksum, stored_names, with_tied
@@ -45,8 +46,15 @@ class PlainFolder(Trajectory):
         files = _numbered(path)
         self._open(path, files, model, task, TrainConfig(steps=max(files)))
         self.model_config = _all_trained(model)
-        facts = [(p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in files.values()]
-        self.fingerprint = digest([self.model_config.to_dict(), sorted(facts)])
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return digest([self.model_config.to_dict(), *map(self.identity, self._files)])
+
+    def identity(self, step: int) -> str:
+        """The step and the content of its file, as it is now."""
+        path = self._files[step]
+        return f"{path.name} {content(path, *file_state(path))} {digest(self.model_config.to_dict())} {step}"
 
     def _open(self, path: Path, files: dict[int, Path], model: AnyModel, task: Task | None, train: TrainConfig) -> None:
         self.path, self.name, self.keep = path, path.resolve().name, path / CACHE
@@ -55,7 +63,7 @@ class PlainFolder(Trajectory):
         self.finished, self.parent, self.frozen = True, None, ()
         self.initial_checksum = None  # unknown: the seed in `train` is a default
         self._given, self._files = model, files
-        self._last: tuple[int, dict[str, Tensor]] | None = None
+        self._last: tuple[tuple[int, ...], dict[str, Tensor]] | None = None
 
     @cached_property
     def moving(self) -> tuple[str, ...]:
@@ -75,9 +83,9 @@ class PlainFolder(Trajectory):
 
     def _read(self, step: int) -> dict[str, Tensor]:
         """Every parameter at one step."""
-        if self._last is None or self._last[0] != step:
-            state = read_state(self._files[step], self._given)
-            self._last = step, with_tied(self._given, state)
+        now = step, *file_state(self._files[step])
+        if self._last is None or self._last[0] != now:
+            self._last = now, with_tied(self._given, read_state(self._files[step], self._given))
         return self._last[1]
 
 
@@ -97,6 +105,9 @@ def read_state(path: Path, config: AnyModel) -> dict[str, Tensor]:
     named = isinstance(values, dict) and all(isinstance(v, Tensor) for v in values.values())
     require(named, str(path), "a state dict, parameter name -> tensor", type(values).__name__)
     state = {n: v.float() for n, v in values.items() if not n.endswith(_BUFFERS) and v.is_floating_point()}
+    for name in state:
+        known = name in config.shapes or name.replace(".b_", ".W_") in config.shapes
+        require(known, str(path), "parameters of the model's configuration alone", name)
     for name, shape in config.shapes.items():
         require(name in state, str(path), f"the parameter {name}", "none")
         found = tuple(state[name].shape)

@@ -25,6 +25,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from induction_memory.errors import InputError, require
+from induction_memory.files import require_folder
 from induction_memory.trajectory.checkpoint_files import Checkpoint, label, read_ahead
 from induction_memory.trajectory.search import ByStep, Steps, checkpoint_folders
 
@@ -217,7 +218,7 @@ def revisions(source: "Source", *, keep: str | Path | Literal[False] | None = No
     >>> im.measure(series, lambda at: {"norm": at.model.W_O[1].norm().item()})["norm"].round(1).tolist()
     [6.5, 25.4]
     """
-    folder = Path(keep) if keep else None
+    folder = None if keep is None or keep is False else require_folder(keep, "keep")
     if isinstance(source, str | PathLike):
         path = Path(source)
         require(path.is_dir(), "source", "a folder of checkpoints", repr(str(path)))

@@ -7,13 +7,15 @@ The folder is a trajectory: `im.load("shared")` reads it, `induction-memory veri
 """
 
 import json
-import shutil
+from html import escape
 from pathlib import Path
 from typing import Any
 
 from induction_memory.errors import InputError, require
+from induction_memory.files import make_folder, require_folder, write_file
 from induction_memory.trajectory.manifest import MANIFEST, PIECES
 from induction_memory.trajectory.trajectory import Trajectory, opened
+from induction_memory.trajectory.verification import verify
 
 CARD, CONFIG, FIGURES = "README.md", "config.json", "figures"
 
@@ -29,18 +31,20 @@ def share(source: Trajectory | str | Path, out: str | Path, *, upload: str | Non
     >>> sorted(path.name for path in out.iterdir())[:3]
     ['README.md', 'config.json', 'figures']
     """
-    run, out = opened(source), Path(out)
+    run, out = opened(source), require_folder(out)
     named = upload is None or (isinstance(upload, str) and upload.count("/") == 1 and all(upload.split("/")))
     require(named, "upload", "owner/name of a repository", repr(upload))
     require(not out.exists() or not any(out.iterdir()), "out", "a new or an empty folder", repr(str(out)))
     finished = run.finished and (run.path / MANIFEST).exists()
     require(finished, "run", "a finished run of this package", f"{run.name}, which is none")
-    (out / FIGURES).mkdir(parents=True)
-    for name in (MANIFEST, *PIECES):
+    damaged = verify(run.path)
+    require(not damaged, "run", "undamaged files", "; ".join(damaged))
+    make_folder(out / FIGURES)
+    write_file(out / CONFIG, json.dumps(_configuration(run), indent=1) + "\n")
+    write_file(out / CARD, card(run, _figures(run, out / FIGURES)))
+    for name in (*PIECES, MANIFEST):  # the manifest is last: without it the folder does not load
         if (run.path / name).exists():
-            shutil.copyfile(run.path / name, out / name)
-    (out / CONFIG).write_text(json.dumps(_configuration(run), indent=1) + "\n", encoding="utf-8")
-    (out / CARD).write_text(card(run, _figures(run, out / FIGURES)), encoding="utf-8")
+            write_file(out / name, (run.path / name).read_bytes())
     if upload is not None:
         _upload(out, upload)
     return out
@@ -59,7 +63,7 @@ tags:
 - induction-heads
 - training-trajectory
 ---
-# {run.name}
+# {escape(run.name)}
 
 A training trajectory of a small transformer: {len(run.steps)} stored steps from {run.steps[0]} to {run.steps[-1]}.
 

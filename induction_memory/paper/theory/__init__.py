@@ -11,7 +11,7 @@ import pandas as pd
 
 from induction_memory.files import require_folder, write_figure, write_file
 from induction_memory.paper.theory.checks import Entry, Result, find, names
-from induction_memory.terminal import Progress, keeping, track
+from induction_memory.terminal import Progress, interruptions, keeping, track
 
 __all__ = ["measure", "names", "run", "table"]
 
@@ -55,7 +55,7 @@ def table(entry: Entry, result: Result) -> pd.DataFrame:
 def run(names: Sequence[str] | None = None, out: Path | None = None, *, progress: "Progress" = None) -> pd.DataFrame:
     """Measure the named checks (all by default); with `out`, draw their pictures and write the table there.
 
-    An interruption keeps the completed checks.
+    An interruption keeps the completed checks, and writes no table.
 
     >>> import induction_memory as im
     >>> im.paper.theory.run(["lemma-1"])[["check", "expected"]].head(2)
@@ -65,14 +65,14 @@ def run(names: Sequence[str] | None = None, out: Path | None = None, *, progress
     """
     if out is not None:
         out = require_folder(out)
-    tables = []
+    tables, before = [], interruptions()
     with keeping(tables, "checks"):
         for entry, result in measure(names, progress=progress):
             tables.append(table(entry, result))
             if out is not None:
                 save_picture(entry, result, out)
     whole = pd.concat(tables, ignore_index=True)
-    if out is not None:
+    if out is not None and interruptions() == before:
         write_file(out / "theory.csv", whole.to_csv(index=False))
     return whole
 
