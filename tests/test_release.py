@@ -55,7 +55,7 @@ def test_a_version_is_released_when_its_section_has_a_date():
 def test_the_uses_of_the_readme_are_found_and_need_only_the_run_inside_the_package():
     code, commands = release.uses((release.ROOT / "README.md").read_text(encoding="utf-8"))
     assert code.count("im.") >= 4
-    assert [line.split()[1] for line in commands] == ["attention", "probe", "attention", "ablate"]
+    assert [line.split()[1] for line in commands] == ["attention", "probe", "attention", "ablate", "why"]
     assert all("induction-small" in line for line in (*commands, code))
 
 
