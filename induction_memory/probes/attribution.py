@@ -17,7 +17,6 @@ forward pass and its bias is left out, so that attributions stay linear. With se
 them are sums over the paths of `why.py`.
 """
 
-from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -66,17 +65,6 @@ def _sum(a: Activations, *starts: tuple[str, ...]) -> Float[Tensor, ""]:
     return torch.stack(chosen).sum() if chosen else torch.zeros((), dtype=torch.float64)
 
 
-def _heads(a: Activations, layer: int) -> list[str]:
-    a.pattern(layer)  # raises an error if there is no such layer
-    return [f"L{layer}H{head}" for head in range(1, a.n_heads + 1)]
-
-
-def _of_heads(a: Activations, layer: int, read: str | None = None) -> Float[Tensor, " head"]:
-    """The effect of each head of a layer, or that of what its values read."""
-    parts = [()] if read is None else [(part,) for part in _parts(a, read)]
-    return torch.stack([_sum(a, *((head, *part) for part in parts)) for head in _heads(a, layer)])
-
-
 def _parts(a: Activations, read: str) -> list[str]:
     """The parts of the stream that `token`, `position` or `layer1` stand for."""
     if read in ("token", "position"):
@@ -85,55 +73,62 @@ def _parts(a: Activations, read: str) -> list[str]:
             raise UnsupportedError(f"needs the hook {hook}, the model has none")
         return ["embed" if read == "token" else "pos"]
     layer = int(read.removeprefix("layer"))
-    return [*_heads(a, layer), f"FF{layer}"]
-
-
-def _of_feed_forward(a: Activations, layer: int, read: str | None = None) -> Float[Tensor, ""]:
-    """The effect of a feed-forward, or that of what W_F reads."""
-    a.pattern(layer)
-    name = f"FF{layer}"
-    if read is None:
-        if layer not in Streams(a).graph.feed_forwards:
-            raise UnsupportedError(f"needs a feed-forward in layer {layer}, the model has none")
-        return _sum(a, (name,))
-    a.stack.require_weights("blocks.1.mlp.W_F", "a linear feed-forward in layer 2")
-    if a.parallel:
-        raise UnsupportedError("needs sequential blocks, in this model W_F does not read layer 2's output")
-    return _sum(a, *((name, part) for part in _parts(a, read)))
-
-
-ABOVE = "logit of the target above the average, on triggers"
-
-
-def heads_probe(layer: int) -> Probe:
-    about = f"layer {layer}: output of each head -> {ABOVE}"
-    return Probe(f"dla_heads{layer}", about, partial(_of_heads, layer=layer), "activations", (layer,), "attribution")
-
-
-def feed_forward_probe(layer: int) -> Probe:
-    about = f"feed-forward of layer {layer} -> {ABOVE}"
-    return _probe(f"dla_feed_forward{layer}", about, partial(_of_feed_forward, layer=layer))
-
-
-def _probe(name: str, about: str, measure: Callable[[Activations], Tensor], layers: tuple[int, ...] = ()) -> Probe:
-    return Probe(name, about, measure, "activations", layers, "attribution")
+    a.pattern(layer)  # raises an error if there is no such layer
+    return [*(f"L{layer}H{head}" for head in range(1, a.n_heads + 1)), f"FF{layer}"]
 
 
 def _direct(a: Activations, read: str) -> Float[Tensor, ""]:
     return _sum(a, *((part,) for part in _parts(a, read)))
 
 
+def _of_heads(a: Activations, layer: int, read: str | None = None) -> Float[Tensor, " head"]:
+    """The effect of each head of a layer, or that of what its values read."""
+    parts = [()] if read is None else [(part,) for part in _parts(a, read)]
+    return torch.stack([_sum(a, *((head, *part) for part in parts)) for head in _parts(a, f"layer{layer}")[:-1]])
+
+
+def _of_feed_forward(a: Activations, layer: int, read: str | None = None) -> Float[Tensor, ""]:
+    """The effect of a feed-forward, or that of what W_F reads."""
+    own = _parts(a, f"layer{layer}")[-1]
+    if read is None and layer not in Streams(a).graph.feed_forwards:
+        raise UnsupportedError(f"needs a feed-forward in layer {layer}, the model has none")
+    if read is not None:
+        a.stack.require_weights("blocks.1.mlp.W_F", "a linear feed-forward in layer 2")
+    if read is not None and a.parallel:
+        raise UnsupportedError("needs sequential blocks, in this model W_F does not read layer 2's output")
+    return _sum(a, *((own, part) for part in _parts(a, read))) if read else _sum(a, (own,))
+
+
+ABOVE = "logit of the target above the average, on triggers"
+
+
+def heads_probe(layer: int, read: str | None = None) -> Probe:
+    name = f"dla_heads{layer}" if read is None else f"dla_W_O2_{read}"
+    about = f"layer {layer}: output of each head -> {ABOVE}"
+    if read is not None:
+        about = f"sum_s A[t, s] of {_W_O2[read]} -> logit of the target, on triggers"
+    return Probe(name, about, partial(_of_heads, layer=layer, read=read), "activations", (layer,), "attribution")
+
+
+def feed_forward_probe(layer: int, read: str | None = None) -> Probe:
+    name = f"dla_feed_forward{layer}" if read is None else f"dla_W_F_{read}"
+    about = f"feed-forward of layer {layer} -> {ABOVE}"
+    about = about if read is None else f"{_W_F[read]} -> logit of the target, on triggers"
+    return Probe(name, about, partial(_of_feed_forward, layer=layer, read=read), "activations", (), "attribution")
+
+
+def _embedding_probe(read: str, name: str) -> Probe:
+    return Probe(f"dla_{read}", f"{name} -> {ABOVE}", partial(_direct, read=read), "activations", (), "attribution")
+
+
 NUMBERED = {"dla_heads": heads_probe, "dla_feed_forward": feed_forward_probe}
-_LISTED = [
-    _probe("dla_token", f"w_E(z_t) -> {ABOVE}", partial(_direct, read="token")),
-    _probe("dla_position", f"p_t -> {ABOVE}", partial(_direct, read="position")),
-    *(heads_probe(layer) for layer in (1, 2)),
-    *(feed_forward_probe(layer) for layer in (1, 2)),
-]
-for _read, _what in _W_O2.items():
-    _about = f"sum_s A[t, s] of {_what} -> logit of the target, on triggers"
-    _LISTED.append(_probe(f"dla_W_O2_{_read}", _about, partial(_of_heads, layer=2, read=_read), (2,)))
-for _read, _what in _W_F.items():
-    _about = f"{_what} -> logit of the target, on triggers"
-    _LISTED.append(_probe(f"dla_W_F_{_read}", _about, partial(_of_feed_forward, layer=2, read=_read)))
-PROBES = {probe.name: probe for probe in _LISTED}
+PROBES = {
+    probe.name: probe
+    for probe in [
+        *(_embedding_probe(read, name) for read, name in (("token", "w_E(z_t)"), ("position", "p_t"))),
+        *map(heads_probe, (1, 2)),
+        *map(feed_forward_probe, (1, 2)),
+        *(heads_probe(2, read) for read in _W_O2),
+        *(feed_forward_probe(2, read) for read in _W_F),
+    ]
+}
