@@ -14,7 +14,7 @@ DEV := $(VENV)/.dev
 NOTEBOOK := $(VENV)/.notebook
 DOCS := $(VENV)/.docs
 
-.PHONY: demo notebook pages test test-quick test-hard test-tl4 test-oldest test-newest coverage lint bench docs release clean
+.PHONY: demo notebook pages test test-quick test-hard test-tl4 test-oldest test-newest coverage lint bench growth docs release clean
 
 demo: $(CORE)
 	$(BIN)/induction-memory demo
@@ -53,8 +53,12 @@ lint: $(DEV)
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
+# `make bench growth` measures one part: any name of bench/.
 bench: $(DEV)
-	$(BIN)/python -m bench
+	$(BIN)/python -m bench $(filter-out $@,$(MAKECMDGOALS))
+
+growth: bench
+	@:
 
 # The site in docs/_build/html with the pages of three runs. Offline once the packages are installed.
 docs: $(DOCS)

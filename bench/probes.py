@@ -32,17 +32,17 @@ from induction_memory.trajectory.writer import Origin, ResumePoint, Writer, begi
 STEPS = 200
 
 
-def write_synthetic(folder: Path) -> None:
+def write_synthetic(folder: Path, steps: int = STEPS, d_model: int = ModelConfig.d_model) -> None:
     """A finished trajectory whose trained weights walk at random."""
-    train = TrainConfig(steps=STEPS - 1, checkpoints="every 1", keep_optimizer=False)
-    config = RunConfig(BigramTask(), ModelConfig(), train)
+    train = TrainConfig(steps=steps - 1, checkpoints="every 1", keep_optimizer=False)
+    config = RunConfig(BigramTask(), ModelConfig(d_model=d_model), train)
     model = build(config.model)
     parameters = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     state = {"momentum": torch.zeros(1)}
     begin(folder, config, Origin(parameters, state, {}, parameters), None, None)
     writer = Writer(folder, Manifest.read(folder), config, ResumePoint(0, parameters, state, {}, [], 0, ()))
     generator = torch.Generator().manual_seed(0)
-    for step in range(STEPS):
+    for step in range(steps):
         writer.record(step, {"step": step}, True, parameters, state)
         for name in config.moving_parameters:
             parameters[name] += 0.01 * torch.randn(parameters[name].shape, generator=generator)
