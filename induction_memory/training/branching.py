@@ -155,7 +155,7 @@ def branch(
     rules, given = given_grafts(run, at, grafts)
     config = branch_config(run.config, at, freeze=freeze, clamps=clamps, grafts=rules, steps=steps, settings=settings)
     how = {"resume": resume, "progress": progress, "log": log, "command": command}
-    return run_from(lambda: _origin(run, at, config, edit, given), at, config, out, **how)
+    return run_from(lambda: _origin(run, at, config, edit, given), at, config, out, branched=True, **how)
 
 
 def _origin(

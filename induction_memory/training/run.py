@@ -245,6 +245,7 @@ def run_from(
     log: str | None,
     command: str | None,
     weights: Mapping[str, Tensor] | None = None,
+    branched: bool = False,
 ) -> Trajectory:
     """Train from step `first_step` (None: the first step of the run in the folder) into a new folder, or resume there.
 
@@ -256,7 +257,7 @@ def run_from(
     require_tracker(log)
     check(config)
     begun_with = None if weights is None else checksum(config.model, weights)
-    place = out, config, resume, first_step, begun_with
+    place = out, config, resume, first_step, begun_with, branched
     prepared = None if _begun(*place) else origin()
     with terminable(), locked(out):
         manifest = _begun(*place)  # again, because another process may have changed the folder before it was locked
@@ -324,7 +325,7 @@ def _new(config: RunConfig, weights: Mapping[str, Tensor] | None = None) -> Orig
 
 
 def _begun(
-    out: Path, config: RunConfig, resume: Resume, first_step: int | None, begun_with: str | None
+    out: Path, config: RunConfig, resume: Resume, first_step: int | None, begun_with: str | None, branched: bool
 ) -> Manifest | None:
     """The run in the folder to continue, or None if a new run can begin there; an InputError otherwise."""
     try:
@@ -334,7 +335,7 @@ def _begun(
     if begun:
         require_begun(out, resume)
         manifest = Manifest.read(out)
-        _require_same(out, manifest, config, first_step, begun_with)
+        _require_same(out, manifest, config, first_step, begun_with, branched)
         return manifest
     for folder in out.absolute().parents:
         if (folder / MANIFEST).exists():
@@ -346,12 +347,12 @@ def _begun(
 
 
 def _require_same(
-    out: Path, manifest: Manifest, config: RunConfig, first_step: int | None, begun_with: str | None
+    out: Path, manifest: Manifest, config: RunConfig, first_step: int | None, begun_with: str | None, branched: bool
 ) -> None:
     """Refuse a configuration or a first step that differs from the run in `out`; more steps at the end are allowed."""
     begun = "a branch" if manifest.parent else "a run"
-    if first_step not in (None, manifest.first_step) or (first_step == 0 and manifest.parent):
-        asked = "a run from its beginning" if first_step == 0 else f"a branch from step {first_step}"
+    if first_step is not None and (first_step, branched) != (manifest.first_step, bool(manifest.parent)):
+        asked = f"a branch from step {first_step}" if branched else "a run from its beginning"
         raise InputError(f"out: expected {asked}, got {begun} from step {manifest.first_step} in {str(out)!r}")
     require(manifest.config["task"] is not None, "out", "a run that was trained here", f"weights alone in {str(out)!r}")
     same = begun_with in (None, manifest.initial)

@@ -87,3 +87,15 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(run, tmp_path, 
     with pytest.raises(InputError, match=message):
         branch(run, 0, tmp_path / "no", grafts=grafts, progress=False)
     assert not (tmp_path / "no").exists()
+
+
+def test_a_branch_from_step_0_is_resumed_and_a_run_is_not_taken_for_one(run, tmp_path):
+    rules = {"freeze": ["W_O2"], "progress": False}
+    first = branch(run, 0, tmp_path / "held", **rules)
+    assert torch.equal(
+        branch(run, 0, tmp_path / "held", resume="or start", **rules).memory("W_K2"), first.memory("W_K2")
+    )
+    with pytest.raises(InputError, match="expected a branch from step 0, got a run from step 0"):
+        branch(run, 0, run.path, resume=True, **rules)
+    with pytest.raises(InputError, match="expected a run from its beginning, got a branch from step 0"):
+        start(tiny(), tmp_path / "held", resume=True)
