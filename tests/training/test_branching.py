@@ -78,7 +78,7 @@ def test_momentum_of_a_grafted_matrix_begins_at_zero_and_that_of_the_others_goes
         (["W_O2=nowhere"], "run: expected the folder of a trajectory"),
         (["W_O2=nowhere.npy"], "grafts: expected a matrix that can be read, got 'nowhere.npy'"),
         (["W_Q9=constructed"], "grafts: expected names out of"),
-        (["W_V2=constructed"], "grafts: expected W_K1, W_K2, W_O2 or W_F to construct, got 'W_V2'"),
+        (["W_V2=constructed"], "grafts: expected one of W_K1, W_K2, W_O2, W_F, got 'W_V2'"),
         (["W_O2"], "train.grafts: expected NAME=RUN@STEP"),
         ({"W_O2": 3}, "grafts: expected a matrix, a model or a trajectory .*, got int for W_O2"),
     ],
