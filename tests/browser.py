@@ -13,13 +13,14 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+    from playwright.sync_api import Browser, Page
 
 VARIABLE = "INDUCTION_MEMORY_BROWSER"
 COMMANDS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "microsoft-edge")
@@ -70,6 +71,14 @@ def launched() -> Iterator["Browser"]:
         browser = playwright.chromium.launch(executable_path=path, args=list(ARGUMENTS))
         yield browser
         browser.close()
+
+
+def wait_until(tab: "Page", condition: Callable[[], bool], seconds: float = 60) -> None:
+    """Far longer than it takes, so that a hang ends; nothing depends on the time."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        tab.wait_for_timeout(20)
 
 
 def install() -> str | None:

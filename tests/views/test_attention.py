@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from xml.etree import ElementTree
 
 import numpy as np
@@ -25,6 +26,7 @@ from induction_memory.views.attention_maps import attention, trigger_marks
 from induction_memory.views.attention_page import bundle, embedded_json
 from induction_memory.views.figures.maps import OTHER, RIGHT, attention_figure
 from induction_memory.views.light_maps import WORDS, coloured, picture
+from tests.browser import wait_until
 
 AWKWARD = ("<", "&", "</script>", " ", "\n", '"', "'", "<!--", "$x$", "a", "b")
 
@@ -81,10 +83,9 @@ def test_a_saved_page_shows_one_viewer_at_a_time_without_a_network(view, tab, tm
     assert tab.query_selector("canvas") is None  # CircuitsVis draws when its tab is opened
     tab.click("text=One head")
     drawn = tab.wait_for_selector("#heads canvas")
-    tab.wait_for_timeout(200)
+    wait_until(tab, lambda: drawn.evaluate(DARKEST) < 300)  # the first position attends to itself: a dark cell
     assert not image.is_visible()
     assert drawn.bounding_box()["width"] > 300
-    assert drawn.evaluate(DARKEST) < 300  # the first position attends to itself: a dark cell
     assert tab.inner_text("#head").split() == ["L1H1", "L1H2", "L2H1", "L2H2"]
     tab.select_option("#head", "L2H2")
     tab.wait_for_selector("#heads canvas")
@@ -116,9 +117,9 @@ def test_several_cells_of_a_notebook_show_their_maps_side_by_side(view, tab, tmp
         frame = frame_element.content_frame()
         frame.click("text=One head")
         frame.wait_for_selector("#heads canvas")
-        frame.wait_for_timeout(400)
-        assert frame.query_selector("#heads canvas").evaluate(DARKEST) < 300
-        assert frame.evaluate("document.documentElement.scrollHeight <= window.innerHeight + 1")
+        dark = partial(frame.evaluate, f"({DARKEST})(document.querySelector('#heads canvas')) < 300")
+        wait_until(tab, dark)
+        wait_until(tab, partial(frame.evaluate, "document.documentElement.scrollHeight <= window.innerHeight + 1"))
     assert tab.refused == []
     assert tab.errors == []
 

@@ -15,6 +15,7 @@ import induction_memory as im
 from induction_memory.interventions.memory_surgery import edited
 from induction_memory.views.page.pack import unpack
 from induction_memory.views.run_page import report
+from tests.browser import wait_until
 from tests.views.page_runs import HOSTILE, decoded, full_run, hostile_run, opened, tab_of
 
 SAME = 2e-5
@@ -72,8 +73,7 @@ def test_the_slider_names_stored_steps_and_moves_everything(tab, paths, runs):
     assert tab.inner_text(".now") == f"step {runs[0].steps[2]}"
     assert tab.evaluate("document.querySelector('.focus canvas').toDataURL()") != before
     assert f"step {runs[0].steps[2]}:" in tab.inner_text(".attention .readout")
-    tab.wait_for_timeout(200)
-    assert tab.url.endswith(f"#at={runs[0].steps[2]}")
+    wait_until(tab, lambda: tab.url.endswith(f"#at={runs[0].steps[2]}"))
 
 
 def test_keys_move_the_slider_play_and_help(tab, paths, runs):
@@ -115,8 +115,7 @@ def test_hovering_a_token_marks_it_everywhere_and_a_click_pins_it(tab, paths):
     tab.click("#token-0-7")
     tab.mouse.move(1, 1)
     assert tab.get_attribute("#token-0-7", "aria-selected") == "true"
-    tab.wait_for_timeout(200)
-    assert "query=7" in tab.url
+    wait_until(tab, lambda: "query=7" in tab.url)
     tab.keyboard.press("Escape")
     assert "query=" not in tab.evaluate("(inductionMemory.store.writeHash(), location.hash)")
 
@@ -192,8 +191,7 @@ def test_a_part_switched_off_is_a_part_ablated_to_zero(tab, paths, runs, part):
         expected = torch_probabilities(model, tokens, targets)
     np.testing.assert_allclose(view_of(tab, "[...view.right]"), expected, atol=SAME)
     assert "loss of the intact model" in tab.inner_text(".losses")
-    tab.wait_for_timeout(200)
-    assert tab.url.endswith(f"#off={part}")
+    wait_until(tab, lambda: tab.url.endswith(f"#off={part}"))
 
 
 @pytest.mark.parametrize(
