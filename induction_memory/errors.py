@@ -153,7 +153,9 @@ def nearest(name: object, known: Iterable[str]) -> str:
     >>> nearest("means", ["zero", "mean"])
     '; did you mean mean?'
     """
-    near = get_close_matches(str(name)[:LONGEST_WORD], list(known), n=1)
+    word, words = str(name)[:LONGEST_WORD], list(known)
+    same = [one for one in words if sorted(one.split("_")) == sorted(word.split("_"))]  # in another order
+    near = same or get_close_matches(word, words, n=1)
     return f"; did you mean {near[0]}?" if near else ""
 
 
