@@ -84,7 +84,7 @@ def test_mistakes_are_one_line():
     model = build(ModelConfig(d_model=16, n_ctx=6, d_vocab=7))
     with pytest.raises(InputError, match=r"keys: expected rows of d_model = 16 numbers, got \(2, 3\)"):
         im.hooks.attention_scores(model, "L1H1", torch.ones(2, 3), torch.ones(2, 3))
-    with pytest.raises(InputError, match=r"distance: expected less than 6"):
+    with pytest.raises(InputError, match=r"distance: expected 1 to 5, got 6"):
         im.hooks.attention_scores(model, "L1H1", model.W_E, model.W_E, distance=6)
     with pytest.raises(InputError, match=r"writer: expected one of L1H1, L2H1, FF2, got 'embed'"):
         im.hooks.written(model, "embed", model.W_E)

@@ -57,7 +57,7 @@ def test_heads_are_chosen_by_name():
     w_E, Phi_1 = memories.embedding(model, "w_E"), memories.matrix(model, "Phi_1")
     expected = w_E @ memories.matrix(model, "W_K2")[0] @ (w_E @ Phi_1[1].T).T
     np.testing.assert_allclose(matrix.to_numpy().T, expected.numpy(), rtol=1e-3, atol=1e-4)
-    with pytest.raises(InputError, match="head: expected one of 'L1H1>L2H1'"):
+    with pytest.raises(InputError, match="head: expected one of L1H1>L2H1, "):
         probes.score_matrix(model, "W_K2")
 
 

@@ -159,7 +159,7 @@ def test_several_heads_show_each_and_their_spread():
 
 
 def test_a_wrong_name_is_named_with_what_is_near():
-    with pytest.raises(InputError, match=r"probe: expected a probe \(like W_K2.*got 'W_K2_trigger'"):
+    with pytest.raises(InputError, match="got 'W_K2_trigger'; did you mean W_K2_triggers"):
         probes.recall(untrained(), ["W_K2_trigger"])
     with pytest.raises(InputError, match="got 'W_O2_causal'"):
         probes.recall(untrained(), ["W_O2_causal"])
