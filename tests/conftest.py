@@ -67,6 +67,14 @@ def closed_network():
     assert NETWORK.attempts == []
 
 
+@pytest.fixture(autouse=True)
+def uninterrupted():
+    """Interruptions are counted per process, and a command that is run in a test is told of none from another test."""
+    from induction_memory import terminal
+
+    terminal._cut.clear()
+
+
 @pytest.fixture
 def unchecked():
     """Run without the type checks that tests turn on, to see what a user sees who passes a wrong type."""
