@@ -76,13 +76,8 @@ class Scorer:
     @cached_property
     def _intact(self) -> tuple[Tensor, Tensor]:
         """The intact run's probabilities, and their logarithms."""
-        log_p = _log_p(self.intact)
+        log_p = self.intact.to(torch.promote_types(self.intact.dtype, torch.float32)).log_softmax(-1)
         return log_p.exp(), log_p
-
-
-def _log_p(logits: Float[Tensor, "*lead vocab"]) -> Float[Tensor, "*lead vocab"]:
-    """Log-probabilities in single precision at least: half precision is too coarse for averages."""
-    return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
 
 
 def is_right(logits: Float[Tensor, "*lead vocab"], targets: Int[Tensor, "*lead"]) -> Float[Tensor, "*lead"]:

@@ -116,6 +116,8 @@ LAYERS, MOST_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 
 def _require_readable(folder: Path) -> None:
     """Refuse a checkpoint if its configuration, a weight file, or the list of them, cannot be read."""
+    for path in sorted(folder.iterdir()):
+        require(path.is_file() or path.is_dir(), str(path), "a file", "a pipe, a device or a broken link")
     config = configuration(folder)
     layers = max((config[name] for name in LAYERS if isinstance(config.get(name), int)), default=0)
     require(layers <= MOST_LAYERS, str(folder), f"at most {MOST_LAYERS} layers", layers)

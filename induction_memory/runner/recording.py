@@ -251,7 +251,7 @@ def require_tokens(tokens: Int[Tensor, "batch pos"], n_ctx: int, vocabulary: int
     """Refuse sequences that are too long, or have tokens that the model does not know."""
     whole = isinstance(tokens, Tensor) and tokens.dim() == 2 and not tokens.is_floating_point() and len(tokens) > 0
     require(whole, "tokens", "whole numbers of shape [batch, pos]", getattr(tokens, "shape", type(tokens).__name__))
-    require_length(tokens, n_ctx)
+    require(1 <= tokens.shape[1] <= n_ctx, "tokens", f"1 to {n_ctx} tokens (the model's n_ctx)", tokens.shape[1])
     low, high = int(tokens.min()), int(tokens.max())
     require(low >= 0 and high < vocabulary, "tokens", f"tokens from 0 to {vocabulary - 1}", f"{low} to {high}")
 

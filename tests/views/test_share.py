@@ -1,6 +1,7 @@
 """A shared folder is a trajectory with a card; it leaves the machine only when asked for by name."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -55,7 +56,7 @@ def test_it_is_uploaded_only_by_name(shared, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"folder": "."}, "folder: expected a new or an empty folder"),
+        ({"folder": "."}, "out: expected a new or an empty folder"),
         ({"upload": "small"}, "upload: expected owner/name"),
         ({"run": 3}, "run: expected a trajectory"),
     ],
@@ -65,3 +66,15 @@ def test_mistakes_are_refused_before_anything_is_written(tmp_path, arguments, me
     with pytest.raises(InputError, match=message):
         im.share(given["run"], given["folder"], upload=given["upload"])
     assert not (tmp_path / "new").exists()
+
+
+def test_a_damaged_run_is_not_shared_and_a_name_is_no_markup(tmp_path):
+    whole = tmp_path / "<b>bold"
+    shutil.copytree(im.load("induction-small").path, whole)
+    out = im.share(whole, tmp_path / "shared")
+    assert "<b>" not in (out / "README.md").read_text(encoding="utf-8").split("```")[0]
+    file = whole / "trained.safetensors"
+    file.write_bytes(file.read_bytes()[:-8] + b"damaged!")
+    with pytest.raises(InputError, match="run: expected undamaged files"):
+        im.share(whole, tmp_path / "again")
+    assert not (tmp_path / "again").exists()
