@@ -273,15 +273,21 @@ class Streams:
         own = getattr(self.model.get_submodule(f"blocks.{layer - 1}.attn"), "attn_scale", None)
         return float((cfg.attn_scale if cfg.attn_scale > 0 else cfg.d_head**0.5) if own is None else own)
 
+    @property
+    def scored(self) -> bool:
+        """Whether attention scores can be split; if not, logits still can."""
+        if self.model is None:
+            return True
+        kind, model = self.model.cfg.positional_embedding_type, self.model
+        return kind == "standard" or (kind == "rotary" and hasattr(model.blocks[0].attn, "apply_rotary"))
+
     def turns(self, layer: int) -> Float[Tensor, "pos d_head d_head"] | None:
         """The rotations of queries and keys (rows) at each position; None without rotary positions."""
-        kind = "standard" if self.model is None else self.model.cfg.positional_embedding_type
-        if kind == "standard":
+        if self.model is None or self.model.cfg.positional_embedding_type == "standard":
             return None
-        blocks: Any = self.a.model.get_submodule("blocks")
-        attn = blocks[layer - 1].attn
-        if kind != "rotary" or not hasattr(attn, "apply_rotary"):
-            raise UnsupportedError(f"needs learned or rotary positions to take scores apart, the model has {kind}")
+        if not self.scored:
+            raise UnsupportedError("needs learned positions, or rotary ones of a HookedTransformer, to split scores")
+        attn = self.model.blocks[layer - 1].attn
         if ("turns", layer) not in self._kept:
             width = self.weight(f"blocks.{layer - 1}.attn.W_Q").shape[-1]
             eye = torch.eye(width).to(self.part("embed"))[:, None, None]
@@ -369,7 +375,8 @@ class Attended:
     rival: int
     """The key with the most attention among keys with other tokens; 0 if there is none."""
     odds: float
-    """log A[query, key] - log A[query, rival]: the difference of the scores, or the score alone without a rival."""
+    """log A[query, key] - log A[query, rival]: the difference of the scores, or the score alone without a rival; nan
+    for scores that cannot be split."""
     signal: float
     """The part of it from ideal pairs; everything else is interference."""
     effect: float
@@ -484,6 +491,7 @@ def explain(
     feed = [w for w in streams.graph.writers if w.startswith("FF")]
     masked = [w for w in feed if streams.split(w) and f"blocks.{int(w[2:]) - 1}.mlp.W_in" in a.stack.weights]
     held = ["attention"] + ["LayerNorm scales"] * any(name.endswith("hook_scale") for name in a.cache)
+    held += [] if streams.scored else ["scores (not split)"]
     held += ["ReLU masks"] * bool(masked) + [f"{w} (one part)" for w in feed if not streams.split(w)]
     terms, p = pd.DataFrame(table.rows, columns=COLUMNS), float(logits.double().softmax(-1)[y])
     ids, against_name = tuple(streams.tokens.tolist()), "" if against is None else named[2]
@@ -497,7 +505,12 @@ def _followed(table: _Terms, head: str, t: int, effect: float) -> Iterator[Atten
     if (head, t + 1) in done:
         return
     tokens, query = streams.tokens[: t + 1], torch.tensor([t], device=streams.tokens.device)
-    scores, A = streams.all_scores(head, query)[0, : t + 1], streams.pattern(head)[t, : t + 1]
+    A, nan = streams.pattern(head)[t, : t + 1], float("nan")
+    if not streams.scored:
+        key = int(A.argmax())
+        yield Attended(head, t + 1, key + 1, float(A[tokens == tokens[key]].sum()), 0, nan, nan, effect)
+        return
+    scores = streams.all_scores(head, query)[0, : t + 1]
     key = int(scores.argmax())
     others = scores.masked_fill(tokens == tokens[key], -torch.inf)
     rival = None if others.isinf().all() else int(others.argmax())
@@ -517,7 +530,7 @@ def _followed(table: _Terms, head: str, t: int, effect: float) -> Iterator[Atten
     yield Attended(head, t + 1, key + 1, weight, 0 if rival is None else rival + 1, odds, signal, effect)
     earlier = [writer for writer in wrote if writer[0] == "L"]
     if earlier:
-        yield from _followed(table, max(earlier, key=lambda writer: wrote[writer]), key, float("nan"))
+        yield from _followed(table, max(earlier, key=lambda writer: wrote[writer]), key, nan)
 
 
 def reasons(

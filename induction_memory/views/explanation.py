@@ -225,7 +225,8 @@ def _sentence(r: Reason) -> str:
     own = logit.loc[here & logit["path"].str.fullmatch(r"(?:FF\d+>)?out")]
     for row in own.to_dict("records"):
         pair = f"{visible(row['input'])}→{visible(row['output'])}"
-        clauses.append((abs(row["value"]), f"{row['memory']} stores {pair} ({row['value']:+.1f})"))
+        said = "the embeddings alone say" if row["memory"] == "direct" else f"{row['memory']} stores"
+        clauses.append((abs(row["value"]), f"{said} {pair} ({row['value']:+.1f})"))
     clauses.sort(key=lambda clause: -clause[0])
     start = f"predicts `{visible(r.target)}` with {r.probability:.2f}"
     if r.predicted != r.target:
@@ -242,7 +243,9 @@ def _head_clause(r: Reason, one: Attended, logit: pd.DataFrame) -> str:
     rest, over = one.odds - one.signal, f" over position {one.rival}" if one.rival else ""
     said = f"{one.head} attends to position {one.key} `{visible(token)}` ({one.weight:.2f})"
     stored = float(at_key["value"].sum())
-    if stored <= max(rest, 0):
+    if one.odds != one.odds:
+        said += f" and adds {one.effect:+.1f}"
+    elif stored <= max(rest, 0):
         said += f" by interference ({rest:+.1f} of {one.odds:+.1f}{over})"
     else:
         best = at_key.loc[at_key["value"].idxmax()]

@@ -9,6 +9,7 @@ import induction_memory as im
 from induction_memory.cli.app import main
 from induction_memory.errors import InputError
 from tests.probe_sources import RANDOM, constructed
+from tests.trajectory.series import write_series
 
 TEXT = "the tree at the t"
 
@@ -124,3 +125,19 @@ def test_the_command_prints_the_sentence_and_writes_the_graph(capsys, monkeypatc
 def test_mistakes_are_named(choice, message):
     with pytest.raises(InputError, match=message):
         im.why("induction-small", **choice)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_a_series_is_explained_with_the_names_of_its_components(tmp_path, kind):
+    series = im.revisions(write_series(kind, tmp_path / "others", [0, 5]))
+    tokens = torch.tensor([[5, 3, 7, 5, 3, 0]])
+    found = im.why(series, step="all", batch=tokens, position=5)
+    assert found.terms["step"].unique().tolist() == [0, 5]
+    for step, reason in zip((0, 5), found.reasons, strict=True):
+        with torch.no_grad():
+            own = series.model(step)(tokens[:, :-1])[0, 4, int(found.last.target)].item()
+        logit = reason.terms[reason.terms["of"] == "logit"]
+        assert logit["value"].sum() == pytest.approx(own, rel=1e-3, abs=1e-4)
+        assert set(reason.terms["role"]) == {"interference"}
+        assert not any(name.startswith("W_") for name in logit["memory"])
+    assert "attends to position" in found.sentence

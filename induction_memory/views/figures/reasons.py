@@ -99,7 +99,7 @@ def _arc(axes: Axes, one: Attended, place: dict[int, float], number: int) -> Non
     arrow = FancyArrowPatch((start, 0.45), (end, 0.45), connectionstyle=style, arrowstyle="-|>", mutation_scale=9,
                             linewidth=0.6 + 3 * one.weight, color=colour, alpha=0.8)  # fmt: skip
     axes.add_patch(arrow)
-    words = f"{one.head} {one.weight:.2f}: {one.signal:+.1f} of {one.odds:+.1f}"
+    words = f"{one.head} {one.weight:.2f}" + (f": {one.signal:+.1f} of {one.odds:+.1f}" if one.odds == one.odds else "")
     axes.text((start + end) / 2, 0.5 + min(1.6, 0.3 * abs(start - end)), words, ha="center", va="bottom",
               fontsize=SMALL, color=colour)  # fmt: skip
 
