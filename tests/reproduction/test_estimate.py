@@ -8,18 +8,20 @@ import pytest
 from induction_memory.paper import plan
 from induction_memory.paper import records as record_files
 from induction_memory.paper.claims.estimate import (
+    FREEDOM,
     SEED_SPREAD,
     from_extreme,
     over_draws,
     over_seeds,
     pooled,
+    spread,
 )
 from induction_memory.paper.verdicts import Estimate
 from induction_memory.trajectory.search import SHIPPED
 
 
 def measured_spread(groups):
-    """The spread between seeds, pooled over settings; for recalls also over three memories and three times."""
+    """The spread between seeds of each measure; for recalls also over three memories and three times."""
     memories, steps = ("W_O2", "W_K2", "W_K1_first64"), (200, 300, None)
     measures = {
         "accuracy": [lambda run: math.asin(math.sqrt(run.accuracy())) * 2],  # of unit spread sqrt(p (1 - p))
@@ -28,7 +30,7 @@ def measured_spread(groups):
         "mean recall": [lambda run, name=name: run.mean_recall(name) for name in memories],
     }
     return {
-        kind: math.sqrt(np.mean([np.var([of(run) for run in runs], ddof=1) for of in some for runs in groups]))
+        kind: spread([np.mean([np.var([of(run) for run in runs], ddof=1) for of in some]) for runs in groups], FREEDOM)
         for kind, some in measures.items()
     }
 
@@ -56,10 +58,17 @@ def test_an_interval_over_draws_covers_the_mean_as_often_as_it_says():
     assert math.isnan(over_draws([1.0]).error)
 
 
-def test_a_pooled_spread_is_that_of_the_repetitions():
-    found = pooled([0.5], [[1.0, 3.0], [5.0, 5.0]])
-    assert found.error == pytest.approx(4.302653 * 1.0)  # t with 2 degrees of freedom, variance (2 + 0) / 2
+def test_an_interval_from_repeated_settings_covers_the_mean_as_often_as_it_says():
+    rng = np.random.default_rng(0)
+    found = [pooled(list(rng.normal(size=2)), rng.normal(size=(5, 3)).tolist()) for _ in range(4000)]
+    assert np.mean([abs(one.value) <= one.error for one in found]) == pytest.approx(0.95, abs=0.015)
     assert math.isnan(pooled([0.5], []).error)
+    assert math.isnan(pooled([0.5], [[1.0], [2.0]]).error)
+
+
+def test_one_setting_with_a_large_spread_does_not_decide_the_error():
+    alike = [[1.0, 3.0, 2.0]] * 4
+    assert pooled([0.5], [*alike, [0.0, 900.0, 1.0]]).error == pooled([0.5], [*alike, [1.0, 3.0, 2.0]]).error
 
 
 def test_an_accuracy_of_one_has_no_spread():

@@ -2,11 +2,14 @@
 
 The error of an estimate is half of its 95 % interval. Where it comes from:
 
-    seeds       t * s / sqrt(n) for the mean of n runs. s is the spread between seeds, pooled over the five settings of
-                Figure 3 (`SEED_SPREAD`, 10 degrees of freedom), which has the only repetitions of whole runs. A measure
-                of a single run has n = 1. The spread of an accuracy p is proportional to sqrt(p (1 - p)), as for any
-                share of independent answers.
-    draws       t * s / sqrt(n) for n repetitions of the measurement, with their own spread
+    seeds       c * s / sqrt(n) for the mean of n runs, n = 1 for a single one. s is the spread between seeds: the root
+                of the median, over settings that were repeated, of the variance between their seeds, so that one
+                setting cannot decide it. The variance of a setting is the mean over its measures. The median of
+                chi-squares is below their mean: s is corrected for that, and c is the quantile of a normal number over
+                such an s. Settings: the five of Figure 3 (`SEED_SPREAD`), or the repeated step sizes of Figure 8 for
+                its own claims. The spread of an accuracy p goes with sqrt(p (1 - p)), as that of any share of
+                independent answers does.
+    draws       t * s / sqrt(n) for n repetitions of the measurement itself, with their own spread
     sequences   at the last step: the spread over batches of fresh sequences
     pairs       at the last step: bootstrap over the associations of a memory
     steps       bootstrap over the steps of a training curve (its noise is resampled)
@@ -16,26 +19,29 @@ The error of an estimate is half of its 95 % interval. Where it comes from:
 
 import math
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 from jaxtyping import Float
+from scipy.stats import chi2
 from scipy.stats import t as student
 
 from induction_memory.paper.records import Record
 from induction_memory.paper.verdicts import Estimate
 
 LEVEL = 0.95
-SEED_SPREAD = {"accuracy": 0.0175, "mean accuracy": 0.0081, "recall": 0.0264, "mean recall": 0.0175}
-"""Standard deviation between seeds in Figure 3 (measured by a test) of accuracy and recall, each at a step and as a
-mean over training. For the accuracy, the unit is sqrt(p (1 - p))."""
-SPREAD_FREEDOM = 10
+SEED_SPREAD = {"accuracy": 0.0201, "mean accuracy": 0.0045, "recall": 0.0315, "mean recall": 0.0188}
+"""Spread between seeds in Figure 3 (measured by a test) of an accuracy and of a recall, each at a step and
+as a mean over training. That of the accuracy is in units of sqrt(p (1 - p))."""
+SETTINGS, FREEDOM = 5, 2
+"""Repeated settings of Figure 3, and degrees of freedom of each."""
 
 
 def over_seeds(values: Sequence[float], kind: str) -> Estimate:
     """The mean over runs, with the spread between seeds of Figure 3 for this kind of number."""
     n, mean = len(values), float(np.mean(values))
     unit = math.sqrt(max(mean * (1 - mean), 0.0)) if kind == "accuracy" else 1.0
-    error = _quantile(SPREAD_FREEDOM) * SEED_SPREAD[kind] * unit / math.sqrt(n)
+    error = _quantile_of_median(SETTINGS, FREEDOM) * SEED_SPREAD[kind] * unit / math.sqrt(n)
     return Estimate(mean, error, "seeds" if n > 1 else "seeds (1 run)")
 
 
@@ -46,13 +52,19 @@ def over_draws(values: Sequence[float] | Float[np.ndarray, " draw"]) -> Estimate
     return Estimate(float(np.mean(values)), error, f"{n} draws")
 
 
+def spread(variances: Sequence[float], freedom: int) -> float:
+    """The spread that the median of some settings' variances gives, each with that many degrees of freedom."""
+    return math.sqrt(float(np.median(variances)) / (chi2.median(freedom) / freedom))
+
+
 def pooled(values: Sequence[float], repeated: Sequence[Sequence[float]]) -> Estimate:
-    """The mean of some runs, with the spread of repetitions of similar runs; unknown without repetitions."""
-    freedom = sum(len(some) - 1 for some in repeated)
-    if freedom == 0:
+    """The mean of some runs, with the spread between the repetitions of similar settings; unknown if there are none."""
+    repeated = [some for some in repeated if len(some) > 1]
+    if not repeated:
         return Estimate(float(np.mean(values)), math.nan, "")
-    spread = math.sqrt(sum(float(np.var(some)) * len(some) for some in repeated) / freedom)
-    return Estimate(float(np.mean(values)), _quantile(freedom) * spread / math.sqrt(len(values)), "seeds")
+    freedom = min(len(some) for some in repeated) - 1
+    error = spread([float(np.var(some, ddof=1)) for some in repeated], freedom) / math.sqrt(len(values))
+    return Estimate(float(np.mean(values)), _quantile_of_median(len(repeated), freedom) * error, "seeds")
 
 
 def accuracy(runs: Sequence[Record], first: int | None = None, last: int | None = None) -> Estimate:
@@ -79,6 +91,14 @@ def final(run: Record, name: str) -> Estimate:
     """A number of the last step, with its measured error."""
     error, over = run.final_error(name)
     return Estimate(run.final(name), _quantile(math.inf) * error, over)
+
+
+@cache
+def _quantile_of_median(settings: int, freedom: int) -> float:
+    """The quantile of |x| / s for a normal x and a spread s from that many settings of normal numbers."""
+    rng = np.random.default_rng(0)
+    variances = np.median(rng.chisquare(freedom, (100_000, settings)), axis=1) / chi2.median(freedom)
+    return float(np.quantile(np.abs(rng.standard_normal(100_000)) / np.sqrt(variances), LEVEL))
 
 
 def _quantile(freedom: float | int) -> float:

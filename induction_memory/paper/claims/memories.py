@@ -1,6 +1,6 @@
 """Appendix, Figures 7 to 9: the structure of the memories, and the effect of dimension."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 import numpy as np
@@ -50,33 +50,34 @@ def higher_dimension(records: Records) -> Iterator[Measurement]:
     there is a further slowdown for low dimension.
     """
 
+    def mean(run: Record) -> float:
+        return run.mean_recall("W_O2")
+
     def fixed() -> list[Estimate]:
-        return [_mean(records, records.of(f"figure-8-d{d}")) for d in plan.DIMENSIONS]
+        return [_over_sizes(records, records.of(f"figure-8-d{d}"), mean) for d in plan.DIMENSIONS]
 
     def tuned() -> list[Estimate]:
-        return [_mean(records, tuned_runs(records, d)) for d in plan.DIMENSIONS]
+        return [_over_sizes(records, tuned_runs(records, d), mean) for d in plan.DIMENSIONS]
 
     def least_gain(means: list[Estimate]) -> Estimate:
         return min((b - a for a, b in pairwise(means)), key=lambda gain: gain.value)
 
     yield at_least("least gain in mean recall from one d to the next, one step size", 0.0, least_gain(fixed()))
     yield at_least("least gain in mean recall from one d to the next, tuned", -0.01, least_gain(tuned()))
-    few = over_draws([run.recall("W_O2", FEW) for run in tuned_runs(records, 128)])
+    few = _over_sizes(records, tuned_runs(records, 128), lambda run: run.recall("W_O2", FEW))
     yield at_least(f"recall at d = 128 after {FEW} steps, tuned", 0.9, few)
     low, high = plan.DIMENSIONS[0], plan.DIMENSIONS[-1]
     lacking = [means[-1] - means[0] for means in (fixed(), tuned())]
     measure = f"what d = {low} lacks of d = {high}: with one step size above tuned"
     yield later(at_least(measure, 0.1, lacking[0] - lacking[1]))
-    twice = over_draws([run.recall("W_O2", 2 * FEW) for run in tuned_runs(records, 128)])
+    twice = _over_sizes(records, tuned_runs(records, 128), lambda run: run.recall("W_O2", 2 * FEW))
     yield ours(later(at_least(f"recall at d = 128 after {2 * FEW} steps, tuned", 0.9, twice)))
 
 
-def _mean(records: Records, runs: list[Record]) -> Estimate:
-    """Mean recall of W_O2 over training, with the spread between the seeds of Figure 8's repeated runs."""
-    repeated_runs = [records.of(name) for name in plan.DIMENSION if f"{name}-seed-1" in records]
-    return pooled(
-        [run.mean_recall("W_O2") for run in runs], [[run.mean_recall("W_O2") for run in some] for some in repeated_runs]
-    )
+def _over_sizes(records: Records, runs: list[Record], of: Callable[[Record], float]) -> Estimate:
+    """The mean over runs, with the spread between the seeds of Figure 8's repeated step sizes."""
+    repeated_sizes = [records.of(name) for name in plan.DIMENSION if f"{name}-seed-1" in records]
+    return pooled([of(run) for run in runs], [[of(run) for run in some] for some in repeated_sizes])
 
 
 @claim(
