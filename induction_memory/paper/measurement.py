@@ -4,12 +4,14 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from scipy.stats import spearmanr
 
 from induction_memory import probes
 from induction_memory.paper import plan
 from induction_memory.paper.records import Record
+from induction_memory.probes.arbitrating import AT_TRIGGERS, rank
 from induction_memory.source.sources import SEQUENCES as PROBED
 from induction_memory.task.batch import ratio
 from induction_memory.task.sampler import sample, step_rng
@@ -25,6 +27,8 @@ AT_THE_END = [
 ]
 SEQUENCES = 128
 """Sequences on which the accuracy of the last step is measured."""
+TO_FIND_LIKELY = 2560
+"""Sequences that are searched for triggers whose output is among the three likeliest."""
 
 BATCHES, RESAMPLES = 8, 300
 """Number of batches for a standard error over sequences, and of bootstrap draws over associations."""
@@ -107,11 +111,20 @@ def _drawn(run: Trajectory, step: int) -> tuple[dict[str, float], dict[str, floa
 
 
 def preferences(run: Trajectory, name: str) -> tuple[dict[str, float], dict[str, float]]:
-    """How often the vanilla transformers of Figure 2 predict the retrieved token, by its rank in pi_b."""
+    """How often the vanilla transformers of Figure 2 predict the retrieved token, by its rank in pi_b.
+
+    Outputs among the three likeliest are rare. They are measured at triggers of many more sequences, of which the model
+    reads only those that have such an output.
+    """
     if name.rpartition("-seed-")[0] not in plan.TWO_LAYERS.values():
         return {}, {}
+    many = sample(run.task, TO_FIND_LIKELY, step_rng(run.config.train.eval_seed, 0))
+    likely = rank(torch.tensor(run.task.bigram), many.tokens, many.targets) <= 2
+    chosen = many[(likely & many.in_context).any(-1)]
+    common, rare = (probes.arbitration(run, batch=some) for some in (many[: 2 * SEQUENCES], chosen))
+    at_triggers = common["question"].isin(AT_TRIGGERS) & (common["rank"] != "3 or more")
     values, errors = {}, {}
-    for row in probes.arbitration(run, sequences=2 * SEQUENCES).to_dict("records"):
+    for row in pd.concat([common[~at_triggers], rare[at_triggers]]).to_dict("records"):
         key = f"{row['question']}, rank {row['rank']}"
         values[key], errors[f"{key} over sequences"] = row["value"], row["value_se"]
     return values, errors

@@ -34,7 +34,8 @@ from induction_memory.task.protocol import offered
 from induction_memory.terminal import Progress
 from induction_memory.trajectory.search import Steps
 
-QUESTIONS = ("in-context accuracy", "copying", "copying, ambiguous")
+AT_TRIGGERS = ("in-context accuracy", "second occurrence", "later occurrences")
+QUESTIONS = (*AT_TRIGGERS, "copying", "copying, ambiguous")
 RANKS = {"0": (0, 0), "1 to 2": (1, 2), "3 or more": (3, None), "0 to 2": (0, 2)}
 """Ranges of ranks, with the last rank included. The last range is the top three, the union of the first two."""
 SEQUENCES = 128
@@ -58,7 +59,7 @@ def arbitration(
     >>> import induction_memory as im
     >>> found = im.probes.arbitration("induction-small", sequences=4)
     >>> found["question"].unique().tolist()
-    ['in-context accuracy', 'copying', 'copying, ambiguous']
+    ['in-context accuracy', 'second occurrence', 'later occurrences', 'copying', 'copying, ambiguous']
     """
     chosen = select(source, step=step, batch=batch, task=task, sequences=sequences, progress=progress)
     bigram, drawn = torch.tensor(_bigram_table(chosen.require_task())), chosen.batch
@@ -82,10 +83,16 @@ def arbitration(
 
 
 def retrieved(batch: Batch, question: str) -> tuple[Int[Tensor, "batch pos"], Bool[Tensor, "batch pos"]]:
-    """The token that an induction head retrieves at each position, and the positions of the question."""
-    if question == "in-context accuracy":
+    """The token that an induction head retrieves at each position, and the positions that the question is about."""
+    if question in AT_TRIGGERS:
         require(not batch.soft, "batch", "hard targets", "soft ones")
-        return batch.targets, batch.group("in_context")
+        second = (batch.tokens[:, :, None] == batch.tokens[:, None, :]).tril(-1).sum(-1) == 1
+        some = {
+            "in-context accuracy": torch.ones_like(second),
+            "second occurrence": second,
+            "later occurrences": ~second,
+        }
+        return batch.targets, batch.group("in_context") & some[question]
     kind = VISIBLE.index("one_successor" if question == "copying" else "many_successors")
     return last_successor(batch.tokens), (visible_kind(batch.tokens) == kind) & batch.group("global")
 

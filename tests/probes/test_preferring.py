@@ -10,7 +10,7 @@ from induction_memory.errors import InputError
 from induction_memory.experiment.presets import preset
 from induction_memory.model.config import ModelConfig
 from induction_memory.model.constructed import construct
-from induction_memory.probes.arbitrating import arbitration, last_successor, rank, share
+from induction_memory.probes.arbitrating import AT_TRIGGERS, QUESTIONS, arbitration, last_successor, rank, share
 from induction_memory.task.bigrams import BigramTask
 from induction_memory.task.sampler import sample, step_rng
 
@@ -35,8 +35,9 @@ def slow(model, task, batch, question, low, high):
         for t, token in enumerate(tokens):
             followers = [tokens[s + 1] for s in range(t) if tokens[s] == token]
             count = batch.counts[b, t].item()
-            if question == "in-context accuracy":
-                asked, wanted = count >= 2, batch.targets[b, t].item()
+            if question in AT_TRIGGERS:
+                wanted = batch.targets[b, t].item()
+                asked = {"second occurrence": count == 2, "later occurrences": count > 2}.get(question, count >= 2)
             else:
                 distinct = len(set(followers))
                 asked = count == 0 and (distinct == 1 if question == "copying" else distinct > 1)
@@ -48,7 +49,7 @@ def slow(model, task, batch, question, low, high):
     return found
 
 
-@pytest.mark.parametrize("question", ["in-context accuracy", "copying", "copying, ambiguous"])
+@pytest.mark.parametrize("question", QUESTIONS)
 @pytest.mark.parametrize(("label", "low", "high"), [("0", 0, 0), ("1 to 2", 1, 2), ("3 or more", 3, 99)])
 def test_each_row_counts_its_positions_one_by_one(induction_head, batch, question, label, low, high):
     table = arbitration(induction_head, batch=batch, task=TASK).set_index(["question", "rank"])

@@ -42,8 +42,8 @@ LAST = {
     "accuracy_in_context_late": 0.5,
     "W_O2_diagonal_frequency": 0.0,
     "W_K1_first64_sir": 5.0,
-    **{f"{question}, rank 3 or more": 0.9 for question in ("in-context accuracy", "copying")},
-    **{f"{question}, rank 1 to 2": 0.1 for question in ("in-context accuracy", "copying")},
+    **{f"{question}, rank 3 or more": 0.9 for question in ("second occurrence", "later occurrences", "copying")},
+    **{f"{question}, rank 1 to 2": 0.1 for question in ("second occurrence", "later occurrences", "copying")},
 }
 ERRORS = {f"{name} over sequences": 0.001 for name in LAST}
 
@@ -134,7 +134,7 @@ BREAKS = {
     "active-on": ("figure-2-fixed", lambda r: replace(r, last=LAST | {"induction_other_mass2": 0.8})),
     "prefers-the-unlikely": (
         "figure-2-random",
-        lambda r: replace(r, last=LAST | {"in-context accuracy, rank 3 or more": 0.2}),
+        lambda r: replace(r, last=LAST | {"second occurrence, rank 3 or more": 0.2}),
     ),
     "keys-wait": ("figure-3-freeze-output", lambda r: record(r.name)),
     "output-alone": ("figure-3-freeze-keys", lambda r: record(r.name)),

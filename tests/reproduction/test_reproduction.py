@@ -18,6 +18,7 @@ from induction_memory.paper.claims.claim import COLUMNS
 from induction_memory.paper.measurement import make_record
 from induction_memory.paper.records import MissingRunError, Records, continued
 from induction_memory.paper.reproduction_page import page
+from induction_memory.probes.arbitrating import AT_TRIGGERS
 from induction_memory.sweep.plan import cost
 from induction_memory.task.sampler import sample, step_rng
 from induction_memory.training.run import start
@@ -91,13 +92,21 @@ def test_a_record_says_what_happens_over_the_positions_of_a_picture(trained, mon
 
 
 def test_a_record_says_what_a_vanilla_transformer_prefers(tmp_path, monkeypatch):
+    """Outputs among the three likeliest are measured on chosen sequences: the numbers are those of all sequences."""
     monkeypatch.setattr(measurement, "BATCHES", 2)
-    preset = plan.TWO_LAYERS["fixed"]
+    monkeypatch.setattr(measurement, "TO_FIND_LIKELY", 512)
+    preset = plan.TWO_LAYERS["random"]
     run = start(tiny(preset, 0, "quick"), tmp_path / "run", progress=False)
     record = make_record(run, f"{preset}-seed-0")
-    for name in ("in-context accuracy, rank 1 to 2", "copying, rank 3 or more"):
-        assert name in record.last
-        assert f"{name} over sequences" in record.errors
+    everything = probes.arbitration(run, batch=sample(run.task, 512, step_rng(run.config.train.eval_seed, 0)))
+    everything = everything.set_index(["question", "rank"])
+    for question in AT_TRIGGERS:
+        for ranks in ("0", "1 to 2", "0 to 2"):
+            value, error = everything.loc[(question, ranks), ["value", "error"]]
+            assert record.last[f"{question}, rank {ranks}"] == pytest.approx(value)
+            assert record.errors[f"{question}, rank {ranks} over sequences"] == pytest.approx(error, rel=0.1, nan_ok=True)
+    assert "second occurrence, rank 3 or more" in record.last
+    assert "copying, rank 1 to 2 over sequences" in record.errors
 
 
 def test_a_record_is_asked_for_accuracy_recall_and_births(trained):

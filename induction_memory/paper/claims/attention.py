@@ -66,7 +66,8 @@ def active_on(records: Records) -> Iterator[Measurement]:
     2,
     "random triggers; the retrieved token is the trigger's output, and 'likely' is read as the three most likely "
     "tokens of pi_b. 'Often' and 'tends to' are read as half of the cases. A retrieved token of rank 0 is predicted by "
-    "both sources and says nothing. The rows about other repeated tokens are ours",
+    "both sources and says nothing. Context and bigrams compete at the second occurrence of a trigger, when one "
+    "successor is all that the context has shown. The rows about later occurrences and other repeated tokens are ours",
 )
 def prefers_the_unlikely(records: Records) -> Iterator[Measurement]:
     """the model may choose to use the retrieved token when it is unlikely to be sampled from the global bigram
@@ -78,8 +79,11 @@ def prefers_the_unlikely(records: Records) -> Iterator[Measurement]:
     often, seldom = (
         f"the retrieved token is predicted, {ranks} in pi_b" for ranks in ("rank 3 or more", "rank 1 or 2")
     )
-    yield later(at_least(often, HALF, final(run, "in-context accuracy, rank 3 or more")))
-    yield later(at_most(seldom, HALF, final(run, "in-context accuracy, rank 1 to 2")))
-    elsewhere = ", at other repeated tokens"
-    yield ours(later(at_least(often + elsewhere, HALF, final(run, "copying, rank 3 or more"))))
-    yield ours(later(at_most(seldom + elsewhere, HALF, final(run, "copying, rank 1 to 2"))))
+
+    def rows(where: str, question: str) -> Iterator[Measurement]:
+        yield later(at_least(f"{often}, at {where}", HALF, final(run, f"{question}, rank 3 or more")))
+        yield later(at_most(f"{seldom}, at {where}", HALF, final(run, f"{question}, rank 1 to 2")))
+
+    yield from rows("second occurrences of a trigger", "second occurrence")
+    yield from map(ours, rows("its later occurrences", "later occurrences"))
+    yield from map(ours, rows("other repeated tokens", "copying"))
