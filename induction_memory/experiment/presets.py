@@ -192,9 +192,9 @@ PRESETS: dict[str, Preset] = {
         "the birth of an induction head: Figure 3's task and model at T = 64, in 600 batches of 128 sequences",
         _train(quick(_INDUCTION_ALONE), learning_rate=0.5),
     ),
-    "figure-2-random": Preset("vanilla two-layer transformer, random triggers", _train(_RANDOM, steps=1500)),
+    "figure-2-random": Preset("vanilla two-layer transformer, random triggers", _train(_RANDOM, steps=3000)),
     "figure-2-fixed": Preset(
-        "vanilla two-layer transformer, the three most frequent tokens as triggers", _train(_FIXED, steps=660)
+        "vanilla two-layer transformer, the three most frequent tokens as triggers", _train(_FIXED, steps=1020)
     ),
     "figure-2-one-layer-random": Preset("one-layer control, random triggers", replace(_RANDOM, model=_ONE_LAYER)),
     "figure-2-one-layer-fixed": Preset("one-layer control, fixed triggers", replace(_FIXED, model=_ONE_LAYER)),

@@ -69,7 +69,14 @@ TRAJECTORIES = {
 }
 """Shipped trajectory -> its preset; it is the first repetition."""
 
-SEEDS = dict.fromkeys([*FREEZING.values(), *(f"figure-8-d128-eta{eta}" for eta in (3.2, 6.4, 12.8, 25.6, 51.2))], 3)
+SEEDS = dict.fromkeys(
+    [
+        *FREEZING.values(),
+        "figure-3-freeze-keys-text",
+        *(f"figure-8-d128-eta{eta}" for eta in (3.2, 6.4, 12.8, 25.6, 51.2)),
+    ],
+    3,
+)
 """Independent repetitions of a preset's run at the paper's scale; one if not listed."""
 
 

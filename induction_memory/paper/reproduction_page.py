@@ -110,8 +110,9 @@ def _scale(scale: Scale) -> str:
         "step size of Figures 10 and 11, and the dimensions and step sizes of Figure 8 are chosen here. Figures 2 and "
         "11 warm up for 30 steps, because the runs with random triggers diverge without it. Figures 2, 10 and 11 were "
         "trained for longer after their first numbers were known (400 steps, and in Figure 10 again after 600; in "
-        "Figure 2 600 and 1,000 with random triggers, 300 for one layer). The two-layer runs of Figure 2 went on from "
-        "steps 1,000 and 600, which had been kept without the optimiser's state: momentum began at zero there. "
+        "Figure 2 several times up to 3,000 with random triggers and 1,020 with fixed ones, 300 for one layer). The "
+        "two-layer runs of Figure 2 went on from steps 1,000 and 600, which had been kept without the optimiser's "
+        "state: momentum began at zero there. "
         "The KL of W_F is KL(bigrams || W_F), as in the authors' code; the paper's text has the "
         "arguments in the other order."
     )

@@ -29,12 +29,10 @@ EXPLAINED: tuple[Moved, ...] = (
     Moved(
         "8: W_K2's ideal pairs are the triggers",
         "surgery",
-        run="fixed-triggers|vanilla-fixed",
+        run="fixed-triggers",
         key=r"memory=W_K2\|edit=.*('insert'|'project').*",
     ),
     Moved("8: one ideal W_F", "surgery", key=r"memory=W_F\|edit=.*('insert'|'project').*"),
-    Moved("3: initial weights from the seed", "ablate.*", run="vanilla-.*", key=".*kind=initial.*"),
-    Moved("3: initial weights from the seed", "probes.*", run="vanilla-.*", key=".*distance_.*"),
     Moved(
         "rounding: at one position of 1,484 the two best logits are 1e-6 apart",
         r"ablate\.(components|parts)",
@@ -80,20 +78,6 @@ EXPLAINED: tuple[Moved, ...] = (
         r"identify\.mediation",
         run="four-heads",
         key=r"source=L1H[1-4]\|path=rest\|.*",
-        column="effect",
-    ),
-    Moved(
-        "rounding of logits near 10: 0.0038358 in double precision, frozen as 0.0038361, now 0.0038349",
-        r"identify\.(shares|totals)",
-        run="vanilla-fixed",
-        key=r"game=q\|(head=L1H1|layer=1)",
-        column="alone|shapley|single|sum_of_single|total",
-    ),
-    Moved(
-        "rounding of logits near 10: 0.1025494 in double precision, frozen as 0.1025486, now 0.1025518",
-        r"identify\.mediation",
-        run="vanilla-fixed",
-        key=r"source=L1H1\|path=rest\|.*",
         column="effect",
     ),
     Moved(

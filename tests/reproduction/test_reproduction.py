@@ -104,7 +104,9 @@ def test_a_record_says_what_a_vanilla_transformer_prefers(tmp_path, monkeypatch)
         for ranks in ("0", "1 to 2", "0 to 2"):
             value, error = everything.loc[(question, ranks), ["value", "error"]]
             assert record.last[f"{question}, rank {ranks}"] == pytest.approx(value)
-            assert record.errors[f"{question}, rank {ranks} over sequences"] == pytest.approx(error, rel=0.1, nan_ok=True)
+            assert record.errors[f"{question}, rank {ranks} over sequences"] == pytest.approx(
+                error, rel=0.1, nan_ok=True
+            )
     assert "second occurrence, rank 3 or more" in record.last
     assert "copying, rank 1 to 2 over sequences" in record.errors
 

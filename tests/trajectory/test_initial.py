@@ -36,7 +36,7 @@ def test_configuration_and_seed_give_step_0_of_a_shipped_run_bit_for_bit():
 
 def test_a_run_that_stores_only_late_steps_has_moved_since_its_initial_weights():
     shipped = im.load("vanilla-random")
-    assert shipped.steps[0] == 1000
+    assert shipped.steps[0] == 1500
     initial = shipped.initial()
     assert initial is not None
     seed = shipped.config.train.init_seed
