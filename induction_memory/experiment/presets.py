@@ -187,6 +187,13 @@ _FIXED = _task(_VANILLA, triggers="fixed")
 _ONE_LAYER = ModelConfig.full(n_layers=1)
 FIGURE_8_DIMENSIONS = (32, 64, 128, 256, 512)
 
+_FIGURE_4: dict[str, dict[str, Any]] = {
+    "figure-4-k1-random": {"k": 1},
+    "figure-4-k5-random": {"k": 5},
+    "figure-4-k5-fixed-frequent": {"k": 5, "triggers": "fixed"},
+    "figure-4-k5-fixed-rare": {"k": 5, "triggers": "fixed", "trigger_offset": 5},
+}
+
 PRESETS: dict[str, Preset] = {
     "demo": Preset(
         "the birth of an induction head: Figure 3's task and model at T = 64, in 600 batches of 128 sequences",
@@ -204,14 +211,22 @@ PRESETS: dict[str, Preset] = {
     "figure-3-freeze-first-key": Preset("W_K1 frozen until step 300", _frozen("W_K1")),
     "figure-3-freeze-second-key": Preset("W_K2 frozen until step 300", _frozen("W_K2")),
     "figure-4-k1-fixed-frequent": Preset("one trigger, the most frequent token", _task(_WHOLE, k=1, triggers="fixed")),
-    "figure-4-k1-random": Preset("one random trigger", _task(_WHOLE, k=1)),
-    "figure-4-k5-random": Preset("five random triggers", _task(_WHOLE, k=5)),
-    "figure-4-k5-fixed-frequent": Preset(
-        "the five most frequent tokens as triggers", _task(_WHOLE, k=5, triggers="fixed")
-    ),
-    "figure-4-k5-fixed-rare": Preset(
-        "the 6th to 10th most frequent tokens as triggers", _task(_WHOLE, k=5, triggers="fixed", trigger_offset=5)
-    ),
+    **{
+        name: Preset(about, _task(_WHOLE, **_FIGURE_4[name]))
+        for name, about in (
+            ("figure-4-k1-random", "one random trigger"),
+            ("figure-4-k5-random", "five random triggers"),
+            ("figure-4-k5-fixed-frequent", "the five most frequent tokens as triggers"),
+            ("figure-4-k5-fixed-rare", "the 6th to 10th most frequent tokens as triggers"),
+        )
+    },
+    **{
+        f"{name}-grafted": Preset(
+            f"{name} with a W_O2 that was learned with three random triggers, grafted at the start and held",
+            _train(_task(_WHOLE, **task), steps=300, grafts=("W_O2=random-triggers@330",), freeze=("W_O2: 0..",)),
+        )
+        for name, task in _FIGURE_4.items()
+    },
     "figure-4-uniform": Preset(
         "three random triggers, uniform outputs, tested on bigram outputs (Figures 4 centre and right, 6, 7)",
         _train(_WHOLE, steps=1000, out_of_distribution="bigram"),

@@ -4,12 +4,12 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 from scipy.stats import spearmanr
 
 from induction_memory import probes
 from induction_memory.paper import plan
+from induction_memory.paper.causes import causes
 from induction_memory.paper.records import Record
 from induction_memory.probes.arbitrating import AT_TRIGGERS, rank
 from induction_memory.source.sources import SEQUENCES as PROBED
@@ -46,7 +46,7 @@ def make_record(run: Trajectory, name: str) -> Record:
     ending = probes.wide(probes.table(run, AT_THE_END, step=[end]))
     last = {column: float(ending[column].iloc[0]) for column in ending} | diagonals(run, end)
     errors = attention_errors(run, end) | _pair_errors(run, end)
-    for values, spread in (_heads(run), _drawn(run, end), preferences(run, name)):
+    for values, spread in (_heads(run), _drawn(run, end), preferences(run, name), causes(run, name)):
         last, errors = last | values, errors | spread
     command, seconds = provenance(run)
     metrics = run.metrics.loc[:, ~run.metrics.columns.str.contains(IGNORED)]
@@ -120,13 +120,13 @@ def preferences(run: Trajectory, name: str) -> tuple[dict[str, float], dict[str,
         return {}, {}
     many = sample(run.task, TO_FIND_LIKELY, step_rng(run.config.train.eval_seed, 0))
     likely = rank(torch.tensor(run.task.bigram), many.tokens, many.targets) <= 2
-    chosen = many[(likely & many.in_context).any(-1)]
+    chosen = many[(likely & many.group("in_context")).any(-1)]
     common, rare = (probes.arbitration(run, batch=some) for some in (many[: 2 * SEQUENCES], chosen))
-    at_triggers = common["question"].isin(AT_TRIGGERS) & (common["rank"] != "3 or more")
     values, errors = {}, {}
-    for row in pd.concat([common[~at_triggers], rare[at_triggers]]).to_dict("records"):
+    for row, of_likely in zip(common.to_dict("records"), rare.to_dict("records"), strict=True):
+        chosen_row = of_likely if row["question"] in AT_TRIGGERS and row["rank"] != "3 or more" else row
         key = f"{row['question']}, rank {row['rank']}"
-        values[key], errors[f"{key} over sequences"] = row["value"], row["value_se"]
+        values[key], errors[f"{key} over sequences"] = chosen_row["value"], chosen_row["error"]
     return values, errors
 
 

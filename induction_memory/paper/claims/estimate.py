@@ -122,14 +122,18 @@ def fallen(steps: np.ndarray, values: np.ndarray) -> float:
     return max(float(steps[np.argmax(values <= values[0] - DROP * (values[0] - values.min()))]), 1.0)
 
 
-def slower_to_learn(run: Record, slow: str, fast: str) -> Estimate:
-    """Steps to learn one loss divided by steps to learn another; the error resamples the noise around smooth curves."""
+def slower_to_learn(run: Record, slow: str, fast: str, other: Record | None = None) -> Estimate:
+    """Steps to learn one loss divided by steps to learn another, of the same run unless there is an `other`.
+
+    The error resamples the noise around smooth curves.
+    """
+    other = run if other is None else other
     rng, drawn = np.random.default_rng(0), []
-    curves = [run.curve(column) for column in (slow, fast)]
+    curves = [run.curve(slow), other.curve(fast)]
     for _ in range(RESAMPLES):
         drawn.append(_again(*curves[0], rng) / _again(*curves[1], rng))
     low, high = np.quantile(drawn, [0.025, 0.975])
-    return Estimate(learned(run, slow) / learned(run, fast), float(high - low) / 2, "steps")
+    return Estimate(learned(run, slow) / learned(other, fast), float(high - low) / 2, "steps")
 
 
 def from_extreme(values: Float[np.ndarray, " step"], *, ratio: bool = False) -> Estimate:

@@ -7,7 +7,7 @@ import pandas as pd
 
 from induction_memory.paper import plan
 from induction_memory.paper.claims.claim import HALF, called, claim, later, ours
-from induction_memory.paper.claims.estimate import accuracy, over_draws, recall
+from induction_memory.paper.claims.estimate import accuracy, final, over_draws, recall
 from induction_memory.paper.records import Records
 from induction_memory.paper.theory.learning_conditions import untrained_attention
 from induction_memory.paper.verdicts import Measurement, at_least, at_most, known
@@ -130,3 +130,34 @@ def early_positions(records: Records) -> Iterator[Measurement]:
     for when, step in (("step 200", 200), ("at the end", None)):
         lead = recall(runs, "W_K1_first64", step) - recall(runs, "W_K1", step)
         yield at_least(f"W_K1 recall of the first 64 positions above that of all, {when}", 0.2, lead)
+
+
+@claim(
+    3,
+    "'helpful' is read so: at the stored step nearest to 100, the gradient towards the right pairs of one key-query "
+    "memory falls to at most half if the other one is put back to its start",
+)
+def feedback(records: Records) -> Iterator[Measurement]:
+    """yet learning them together seems beneficial, possibly due to helpful feedback loops"""
+    run = records.one("figure-3")
+    for memory, other in (("W_K1", "W_K2"), ("W_K2", "W_K1")):
+        measure = f"share of {memory}'s gradient on right pairs that is left with {other} as at the start"
+        yield later(at_most(measure, HALF, final(run, f"left_for_{memory}")))
+
+
+@claim(
+    3,
+    "'typically early' is read as three quarters of the in-context predictions with a trigger first seen before "
+    "position 64; 'most of the gradient' as half of that on W_K1's right pairs, at the stored step nearest to 100",
+)
+def early_appearances(records: Records) -> Iterator[Measurement]:
+    """it should be enough for the previous token head to attend to the first appearance of each trigger q_k, which is
+    typically early in the sequence, so that most of the gradient will focus on early positions
+    """
+    run = records.one("figure-3")
+    if run.config.task.length <= 64:  # there are no later positions
+        return
+    early = final(run, "early_appearances")
+    yield later(at_least("share of in-context predictions with a trigger first seen at t < 64", 0.75, early))
+    gradient = final(run, "early_gradient")
+    yield later(at_least("share of the gradient on W_K1's right pairs at t < 64", HALF, gradient))
