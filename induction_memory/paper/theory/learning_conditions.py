@@ -135,7 +135,7 @@ def frequencies() -> Result:
         W = _descend(W_0, w_E, w_U, weight, normed=normed, steps=300, eta=1.0)
         written = w_E @ W.mT
         score = (written * w_U).sum(-1)
-        ratio[name] = _ratio(written, w_U)
+        ratio[name] = _ratio(written, w_U).item()
         norm[name] = written.norm(dim=-1).mean().item()
         tables.append(pd.DataFrame({"normalisation": name, "frequency": weight.numpy(), "score": score.numpy()}))
     rows = (
@@ -147,27 +147,29 @@ def frequencies() -> Result:
 
 
 @cache
-def frequency_ratios(eta: float, seeds: int = 6, level: float = 0.1, most: int = 4000) -> pd.DataFrame:
+def frequency_ratios(eta: float, seeds: int = 6, level: float = 0.1) -> pd.DataFrame:
     """Weight of the most frequent quarter of the tokens over that of the rarest, with LayerNorm divided by without.
 
     One row per seed. `stored` compares the scores w_U(k)^T W w_E(k). `read` compares the scores after the
     normalisation, if there is one, as the logits see them. Both descents stop at the first step at which the loss is at
-    most `level`; nan if that does not happen within `most` steps.
+    most `level`; nan if that does not happen within 4,000 / eta steps. `grown` is the mean of |W w_E(k)| at the end of
+    the normalised descent, over that at its start.
     """
     weight = 1 / torch.arange(1, N + 1, dtype=torch.float64)
-    weight, found = weight / weight.sum(), []
+    drawn = []
     for seed in range(seeds):
         generator = torch.Generator().manual_seed(seed)
-        w_E, w_U = gaussian_embeddings(N, 128, generator), gaussian_embeddings(N, 128, generator)
-        W_0 = random_remapping(128, generator)
-        normed, plain = (
-            w_E @ _descend(W_0, w_E, w_U, weight, normed=normed, steps=most, eta=eta, level=level).mT
-            for normed in (True, False)
-        )
-        without = _ratio(plain, w_U)
-        read = normed / normed.norm(dim=-1, keepdim=True)
-        found.append({"stored": _ratio(normed, w_U) / without, "read": _ratio(read, w_U) / without})
-    return pd.DataFrame(found)
+        draws = (gaussian_embeddings(N, 128, generator) for _ in range(2))
+        drawn.append((*draws, random_remapping(128, generator)))
+    w_E, w_U, W_0 = map(torch.stack, zip(*drawn, strict=True))
+    normed, plain = (
+        w_E @ _descend(W_0, w_E, w_U, weight / weight.sum(), normed=n, steps=int(4000 / eta), eta=eta, level=level).mT
+        for n in (True, False)
+    )
+    size, without = normed.norm(dim=-1, keepdim=True), _ratio(plain, w_U)
+    grown = (size / (w_E @ W_0.mT).norm(dim=-1, keepdim=True)).mean((-1, -2))
+    found = {"stored": _ratio(normed, w_U) / without, "read": _ratio(normed / size, w_U) / without, "grown": grown}
+    return pd.DataFrame({name: values.numpy() for name, values in found.items()})
 
 
 def conditioning(batches: int = 4) -> Result:
@@ -230,39 +232,39 @@ def starved_outputs() -> Result:
 
 
 def _descend(
-    W: Float[Tensor, "d d"],
-    w_E: Float[Tensor, "i d"],
-    w_U: Float[Tensor, "i d"],
+    W: Float[Tensor, "*seed d d"],
+    w_E: Float[Tensor, "*seed i d"],
+    w_U: Float[Tensor, "*seed i d"],
     weight: Float[Tensor, " i"],
     *,
     normed: bool,
     steps: int = STEPS,
     eta: float = 20.0,
     level: float = 0.0,
-) -> Float[Tensor, "d d"]:
-    """Gradient descent on the cross-entropy of the map i -> i, until the loss is at most `level`.
+) -> Float[Tensor, "*seed d d"]:
+    """Gradient descent on the cross-entropy of the map i -> i, of each seed until its loss is at most `level`.
 
-    If the level is not reached, the matrix is nan.
+    Where the level is not reached, the matrix is nan.
     """
-    labels = torch.arange(len(w_E))
-
-    def loss(W: Float[Tensor, "d d"]) -> Float[Tensor, ""]:
+    done = torch.zeros(W.shape[:-2], dtype=torch.bool)
+    for _ in range(steps):
+        W = W.detach().requires_grad_()
         hidden = w_E @ W.mT
         if normed:
             hidden = 8 * hidden / hidden.norm(dim=-1, keepdim=True)
-        return gradients.cross_entropy(hidden @ w_U.mT, labels, weight)
+        loss = -(weight * (hidden @ w_U.mT).log_softmax(-1).diagonal(dim1=-2, dim2=-1)).sum(-1)
+        (gradient,) = torch.autograd.grad(loss.sum(), W)
+        done = loss.detach() <= level
+        if level and done.all():
+            break
+        W = torch.where(done[..., None, None], W, W - eta * gradient)
+    return torch.where(done[..., None, None], W, torch.nan).detach() if level else W.detach()
 
-    for _ in range(steps):
-        if level and loss(W) <= level:
-            return W
-        W = W - eta * autograd(loss, W)
-    return torch.full_like(W, torch.nan) if level else W
 
-
-def _ratio(written: Float[Tensor, "i d"], w_U: Float[Tensor, "i d"]) -> float:
+def _ratio(written: Float[Tensor, "*seed i d"], w_U: Float[Tensor, "*seed i d"]) -> Float[Tensor, "*seed"]:
     """The mean score of the most frequent quarter of the tokens over that of the rarest."""
     score = (written * w_U).sum(-1)
-    return (score[: N // 4].mean() / score[-(N // 4) :].mean()).item()
+    return score[..., : N // 4].mean(-1) / score[..., -(N // 4) :].mean(-1)
 
 
 def _condition(w_U: Float[Tensor, "i d"], second: Float[Tensor, "i i"], V: Float[Tensor, "i d"] | None = None) -> float:
