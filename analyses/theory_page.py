@@ -22,9 +22,15 @@ QUESTION = "**Does what the paper proves hold when its gradient steps are run fo
 OPENING = """Each section takes one statement of the paper, says what was measured, and gives a verdict for each row. A
 row *holds* if the measured value lies within the tolerance of the predicted one. Where the tolerance is *at most* or
 *at least*, the predicted value is a bound: a relative error of at most 1e-05 means that two computations agree. A row
-marked *slip* is a statement of the paper that does not hold as printed. The row beside it has the corrected statement,
-where there is one.
+marked *slip* is a statement of the paper that does not hold as printed or in the setting of the row. The row beside it
+has the corrected statement, where there is one.
 """
+KINDS = {
+    "printed": "These are errors of the text. They change constants and wording, not the theorem:",
+    "setting": "These statements are true where the paper makes them, and not in the setting of its figures or steps:",
+    "beyond": "This is a finding about what the paper simplifies, not an error:",
+}
+"""Kind of slip -> the line above its rows."""
 PROVENANCE = """## How it was made
 
 All numbers are in float64. They use the associative memories of `induction_memory/memory` and a two-layer circuit in
@@ -48,25 +54,28 @@ def write(docs: Path) -> bool:
 
 
 def summary(everything: list[tuple[Entry, Measurement]]) -> str:
-    """The question, how many rows hold, how to read them, and the list of what does not hold as printed."""
+    """The question, how many rows hold, how to read them, and what does not hold as printed, by kind."""
     checks = [check for _, check in everything]
-    slips = [(entry, check) for entry, check in everything if check.slip]
     unexpected = [(entry, check) for entry, check in everything if not check.expected]
+    slips = {kind: [(entry, check) for entry, check in everything if check.slip == kind] for kind in KINDS}
     answer = (
-        f"{QUESTION} {sum(c.holds for c in checks)} of {len(checks)} rows hold, {len(slips)} are "
+        f"{QUESTION} {sum(c.holds for c in checks)} of {len(checks)} rows hold, {sum(map(len, slips.values()))} are "
         f"known slips, and {len(unexpected)} are not as expected."
     )
-    lines = [
-        textwrap.fill(answer, 120) + "\n",
-        OPENING,
-        "These statements do not hold as printed, or only with the paper's simplifications:\n",
-    ]
-    rows = [
+    lines = [textwrap.fill(answer, 120) + "\n", OPENING]
+    for kind, told in KINDS.items():
+        lines += [f"{told}\n", _listed(slips[kind]), ""]
+    if failed := [pair for pair in unexpected if not pair[1].slip]:
+        lines += ["Other statements that fail:\n", _listed(failed), ""]
+    return "\n".join(lines)
+
+
+def _listed(rows: list[tuple[Entry, Measurement]]) -> str:
+    cells = [
         (f"[{entry.where}](#{_anchor(entry)})", check.statement, _number(check.predicted), _number(check.measured))
-        for entry, check in [*slips, *[pair for pair in unexpected if not pair[1].slip]]
+        for entry, check in rows
     ]
-    table = markdown(pd.DataFrame(rows, columns=["where", "statement", "predicted", "measured"]))
-    return "\n".join([*lines, table, ""])
+    return markdown(pd.DataFrame(cells, columns=["where", "statement", "predicted", "measured"]))
 
 
 def section(entry: Entry, result: Result, docs: Path) -> str:

@@ -5,7 +5,12 @@
     W_K2            W_K2     keys Phi_1 w_E(k)   queries w_E(k)   k -> k, k a trigger           query
     W_O2            W_O2     W_V2 w_E(k)         w_U(k)           k -> k                        input
     W_O2_spurious   W_O2     W_V2 Phi_1 w_E(k)   w_U(k)           k -> k                        input
+    W_K3            W_K3     keys Phi_2 w_E(k)   queries w_E(k)   those of W_K2                 query
+    W_O3            W_O3     W_V3 w_E(k)         w_U(k)           those of W_O2                 input
     W_F             W_F      w_E(k)              w_U(j)           k -> j, k not a fixed trigger input
+
+W_K3 and W_O3 belong to an induction head in layer 3 whose previous-token head is in layer 2. Keys that layer 1 wrote
+are read by `probes.recall(model, "W_K3^T", inputs="w_E", outputs="Phi_1 w_E")`.
 
 The ideal pairs are the task's (`Task.associations`, `task/ideals.py`); the table has those of in-context bigrams.
 Without a task they are t-1 -> t and k -> k. A trigger is a token of the support of pi_q: of the set Q if triggers are
@@ -24,8 +29,8 @@ name of the table. These parts may follow, in this order:
     W_K1_raw, W_K2_raw, ...   no LayerNorm at all: the parameters and embeddings as they are. The authors measured this
     W_K1_reversed, ...        recall fixes the key and queries compete: the recall formula as the paper prints it
 
-Heads are never summed: W_K1 and W_O2 have one matrix per head, W_K2 and W_O2_spurious one table per pair of heads, such
-as `L1H3>L2H1`: layer-2 head 1 reads the output of layer-1 head 3.
+Heads are never summed: W_K1, W_O2 and W_O3 have one matrix per head, W_K2, W_K3 and W_O2_spurious one table per pair of
+heads, such as `L1H3>L2H1`: layer-2 head 1 reads the output of layer-1 head 3.
 """
 
 import re
@@ -54,6 +59,8 @@ class Row:
     given: Side
     positions: bool = False
     """Whether its items are positions (otherwise tokens)."""
+    like: str | None = None
+    """The memory whose ideal pairs it has, where the task names none for its own matrix."""
 
 
 TABLE = {
@@ -61,13 +68,15 @@ TABLE = {
     "W_K2": Row("W_K2", "Phi_1 w_E", "w_E", "output"),
     "W_O2": Row("W_O2", "W_V2 w_E", "w_U", "input"),
     "W_O2_spurious": Row("W_O2", "W_V2 Phi_1 w_E", "w_U", "input"),
+    "W_K3": Row("W_K3", "Phi_2 w_E", "w_E", "output", like="W_K2"),
+    "W_O3": Row("W_O3", "W_V3 w_E", "w_U", "input", like="W_O2"),
     "W_F": Row("W_F", "w_E", "w_U", "input"),
 }
 MEMORIES = ("W_K1", "W_K2", "W_O2", "W_F")
 FIRST = 64  # positions in the paper's smaller window
 _NAME = re.compile(
     r"(?:(?P<first>W_K1)(?P<window>_first64|\[(?P<start>\d{1,9}):(?P<stop>\d{1,9})\])?(?P<causal>_causal)?"
-    r"|(?P<second>W_K2)(?P<triggers>_triggers)?|(?P<other>W_O2(?:_spurious)?|W_F))"
+    r"|(?P<second>W_K[23])(?P<triggers>_triggers)?|(?P<other>W_O2(?:_spurious)?|W_O3|W_F))"
     r"(?P<norm>_normed|_raw)?(?P<reversed>_reversed)?"
 )
 
@@ -214,7 +223,7 @@ def _labelled(
     ideal = None
     if task is not None or memory == "W_F":
         stored = ask(required(task), "associations")
-        ideal = stored.get(row.matrix)
+        ideal = stored.get(row.matrix, stored.get(row.like or row.matrix))
         if ideal is None:
             raise UnsupportedError(f"needs a task whose associations name {row.matrix}, got {', '.join(stored)}")
     strength, asked = (None, None) if ideal is None else (ideal.strength, ideal.asked)
@@ -259,6 +268,6 @@ def _require_memory(m: Memories, spec: Spec) -> None:
     elif spec.memory == "W_F":
         m.require_weights(parameter_of("W_F", m.weights), "a linear feed-forward in the last layer")
     else:
-        m.require_layers(2)
+        m.require_layers(max(memories.layers_of(TABLE[spec.memory].matrix)))
     if spec.norm != "folded":
         m.require_weights("blocks.0.ln1.w", "LayerNorms")

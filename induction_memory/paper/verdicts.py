@@ -16,6 +16,12 @@ VERDICTS: tuple[Verdict, ...] = ("no run", "does not hold", "undecided", "holds"
 """The worst verdict first."""
 
 
+Slip = Literal["", "printed", "setting", "beyond"]
+"""An error of the text; true where the paper states it, and not in the setting of its figures; a finding of ours about
+what the paper simplifies.
+"""
+
+
 @dataclass(frozen=True)
 class Estimate:
     """A value, half of its 95 % interval, and the replicates of that interval (seeds, draws ...)."""
@@ -54,9 +60,9 @@ class Measurement:
     low: float = -math.inf
     high: float = math.inf
     ours: bool = False
-    """True if the paper does not claim it: a stricter reading, or a cause."""
-    slip: bool = False
-    """True for a known error of the paper; another row has the corrected statement."""
+    """True for a stricter reading or a cause that the paper does not claim."""
+    slip: Slip = ""
+    """Why a statement of the paper is known not to hold; "" for every other. Another row may have the corrected one."""
 
     @property
     def measured(self) -> float:
@@ -77,8 +83,8 @@ class Measurement:
 
     @property
     def expected(self) -> bool:
-        """False if a statement fails, or a known error in the paper holds."""
-        return self.holds != self.slip
+        """False if a statement fails, or if a known slip of the paper holds."""
+        return self.holds != bool(self.slip)
 
     @property
     def threshold(self) -> str:
@@ -113,9 +119,9 @@ def sampled(statement: str, predicted: float, found: float, error: float) -> Mea
     return _around(statement, predicted, found, 4 * error, f"± 4 standard errors of {error:.2g}")
 
 
-def known_slip(row: Measurement) -> Measurement:
-    """A statement that is a known error of the paper."""
-    return replace(row, slip=True)
+def known_slip(row: Measurement, kind: Slip = "printed") -> Measurement:
+    """A statement that is known not to hold as the paper prints it, in another setting, or beyond its assumptions."""
+    return replace(row, slip=kind)
 
 
 def _around(statement: str, centre: float, found: Estimate | float, width: float, tolerance: str) -> Measurement:

@@ -89,6 +89,7 @@ KL: dict[str, tuple[Kind, str]] = {
         "from model",
         f"mean_k KL(softmax(W_U W_F w_E(k)) || pi_b + {SMOOTHING} uniform), as the paper writes it",
     ),
+    "W_F_kl_raw": ("to model", "W_F_kl without LayerNorms, as the authors measured it where there are any"),
     "W_F_kl_support": (
         "on support",
         "mean_k KL(softmax among the tokens with pi_b(.|k) > 0 || pi_b(.|k)): the paper's, no smoothing",
@@ -117,10 +118,14 @@ def named(name: str) -> Probe | None:
     return None
 
 
-def feed_forward_logits(m: Memories) -> Float[Tensor, "step i j"]:
-    """Row k: W_U F(w_E(k)), the logits of the last feed-forward alone, through the model's LayerNorms."""
+def feed_forward_logits(m: Memories, *, raw: bool = False) -> Float[Tensor, "step i j"]:
+    """Row k: W_U F(w_E(k)), the prediction of the last feed-forward alone, through the model's own LayerNorms.
+
+    `raw` leaves the LayerNorms out.
+    """
     mlp, norm = f"blocks.{m.n_layers - 1}.mlp", f"blocks.{m.n_layers - 1}.ln2"
-    rows = m.normed(norm, m.embedding("w_E")[:, 0])
+    rows = m.embedding("w_E")[:, 0]
+    rows = rows if raw else m.normed(norm, rows)
     if f"{mlp}.W_F" in m.weights:
         out = rows @ m.parameter(f"{mlp}.W_F")
     elif f"{mlp}.W_in" in m.weights:
@@ -128,12 +133,14 @@ def feed_forward_logits(m: Memories) -> Float[Tensor, "step i j"]:
         out = _plus(m, hidden @ m.parameter(f"{mlp}.W_out"), f"{mlp}.b_out")
     else:
         raise UnsupportedError("needs a linear or ReLU feed-forward in the last layer, the model has none")
-    return m.normed("ln_final", out) @ m.parameter("unembed.W_U")
+    return (out if raw else m.normed("ln_final", out)) @ m.parameter("unembed.W_U")
 
 
-def feed_forward_kl(kind: Kind, stack: Stack) -> Float[Tensor, " step"]:
+def feed_forward_kl(kind: Kind, stack: Stack, *, raw: bool = False) -> Float[Tensor, " step"]:
     """Mean over the tokens that are not fixed triggers of the divergence between the feed-forward and pi_b."""
-    logits = stack.once("logits of W_F", partial(feed_forward_logits, stack)).double()
+    if raw:
+        stack.require_weights("blocks.0.ln1.w", "LayerNorms")
+    logits = stack.once(("logits of W_F", raw), partial(feed_forward_logits, stack, raw=raw)).double()
     table, triggers = stack.ask("bigram"), offered(stack.task, "fixed_triggers")
     pi_b = torch.tensor(table, device=logits.device)
     if triggers is not None:
@@ -159,7 +166,7 @@ PROBES = (
     }
     | {memory: recall_probe(memory, "", meaning) for memory, meaning in RECALLED.items()}
     | {
-        name: Probe(name, about, partial(feed_forward_kl, kind), "weights", (), "recall")
+        name: Probe(name, about, partial(feed_forward_kl, kind, raw=name.endswith("_raw")), "weights", (), "recall")
         for name, (kind, about) in KL.items()
     }
 )

@@ -161,10 +161,36 @@ def test_the_carrier_is_the_head_whose_keys_the_memory_reads():
 def test_names_are_taken_apart():
     assert Spec.parse("W_K1_first64_causal") == Spec("W_K1", first=64, causal=True)
     assert Spec.parse("W_K2_triggers_raw_reversed") == Spec("W_K2", triggers=True, norm="none", reversed=True)
-    for wrong in ("W_K3", "W_O2_causal", "W_K1_triggers", "W_O2_normed", "W_K2_first64", f"W_K1[0:{'9' * 5000}]"):
+    for wrong in ("W_K4", "W_O2_causal", "W_K1_triggers", "W_O2_normed", "W_K2_first64", f"W_K1[0:{'9' * 5000}]"):
         assert Spec.parse(wrong) is None
+    two_layers = build(ModelConfig.simplified(d_model=8, n_ctx=4))
     with pytest.raises(InputError, match="memory: expected W_K1, W_K2"):
-        associate(build(ModelConfig.simplified(d_model=8, n_ctx=4)), "W_K3")
+        associate(two_layers, "W_K4")
+    for third in ("W_K3", "W_O3"):
+        with pytest.raises(UnsupportedError, match="needs 3 layers, the model has 2"):
+            associate(two_layers, third)
+
+
+def test_memories_of_a_third_layer_are_those_of_its_own_parameters():
+    """W_K3 reads what layer 2 made of a token: every score, one pair of heads and one token at a time."""
+    model = randomised(replace(CONFIG, n_layers=3))
+    weights = dict(model.named_parameters())
+    w_E, w_U = model.W_E.detach(), centred(model, "ln_final", torch.eye(16)) @ model.W_U.detach()
+    second, third = (model.blocks[layer].attn for layer in (1, 2))
+    keys, values = associate(model, "W_K3", task=FIXED), associate(model, "W_O3", task=FIXED)
+    assert keys.heads == ("L2H1>L3H1", "L2H1>L3H2", "L2H2>L3H1", "L2H2>L3H2")
+    assert values.heads == ("L3H1", "L3H2")
+    for g in range(2):
+        said = centred(model, "blocks.2.ln1", w_E) @ third.W_V[g] @ third.W_O[g] @ w_U
+        torch.testing.assert_close(values.scores[0, g], said.T.detach(), rtol=1e-3, atol=1e-4)
+        for h in range(2):
+            written_by_2 = centred(model, "blocks.1.ln1", w_E) @ second.W_V[h] @ second.W_O[h]
+            for k in (0, 7, 64):
+                query = centred(model, "blocks.2.ln1", w_E[k]) @ third.W_Q[g]
+                scores = (centred(model, "blocks.2.ln1", written_by_2) @ third.W_K[g]) @ query
+                torch.testing.assert_close(keys.scores[0, h, g, k], scores.detach(), rtol=1e-3, atol=1e-4)
+    assert {tuple(pair) for pair in keys.pairs.tolist()} == {(q, q) for q in FIXED.fixed_triggers.tolist()}
+    assert parameter_of("W_K3", weights) == "blocks.2.attn.W_K"
 
 
 def test_heads_are_named_layer_by_layer():

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from induction_memory.model import memories
 from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
 from tests.memory import slow_association as slow
+from tests.model.test_build import randomised
 from tests.probe_sources import FIXED, RANDOM, TINY, at_step, constructed, stacked, untrained
 
 ATTENTION = tuple(f"blocks.{layer}.attn.{W}" for layer in (0, 1) for W in ("W_Q", "W_K", "W_V", "W_O"))
@@ -95,6 +98,32 @@ def test_the_divergences_are_those_of_the_feed_forward_s_logits():
     assert found["W_F_kl"] == pytest.approx(kl(logits, pi_b, "to model").item(), rel=1e-4)
     assert found["W_F_kl_reverse"] == pytest.approx(kl(logits, pi_b, "from model", smoothing=0.01).item(), rel=1e-4)
     assert found["W_F_kl_support"] == pytest.approx(kl(logits, pi_b, "on support").item(), rel=1e-4)
+
+
+def test_the_raw_divergence_leaves_the_layer_norms_out():
+    model = randomised(ModelConfig.full(d_model=32, n_ctx=16, layer_norm=True, feed_forward="linear"))
+    W_F, w_E, w_U = model.blocks[1].mlp.W_F.detach(), model.W_E.detach(), model.W_U.detach()
+    found = probes.table(model, ["W_F_kl_raw", "W_F_kl"], task=TINY).set_index("probe")["value"]
+    expected = kl((w_E @ W_F @ w_U).double(), torch.tensor(TINY.bigram), "to model").item()
+    assert found["W_F_kl_raw"] == pytest.approx(expected, rel=1e-4)
+    assert found["W_F_kl"] != pytest.approx(expected, rel=1e-2)
+    assert "LayerNorms" in probes.table(untrained(), ["W_F_kl_raw", "W_F_kl"], task=TINY).attrs["skipped"]["W_F_kl_raw"]
+
+
+def test_a_third_layer_can_hold_the_induction_head():
+    """The second layer moved to the third, between them a layer that does nothing: W_K3 and W_O3 recall everything."""
+    two = constructed()
+    wide = replace(
+        ModelConfig.simplified(d_model=two.cfg.d_model, n_ctx=two.cfg.n_ctx, feed_forward="none"), n_layers=3
+    )
+    three = build(wide, seed=0)
+    weights = {name: torch.zeros_like(value) for name, value in three.named_parameters()}
+    for name, value in two.named_parameters():
+        if "mlp" not in name:  # layers 1 and 2 become 2 and 3
+            weights[name.replace("blocks.1", "blocks.2").replace("blocks.0", "blocks.1")] = value.detach()
+    table = probes.recall(weights, ["W_K3_triggers", "W_O3", "W_K2_triggers", "W_O2"], task=FIXED).loc[0]
+    assert table["W_K3_triggers"] == table["W_O3"] == 1
+    assert max(table["W_K2_triggers"], table["W_O2"]) < 0.1
 
 
 def test_the_causal_probe_lets_a_query_choose_among_what_it_sees():

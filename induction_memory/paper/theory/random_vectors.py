@@ -2,17 +2,19 @@
 
 import math
 from itertools import pairwise
+from typing import Any
 
 import pandas as pd
 import torch
 from jaxtyping import Float
+from scipy.stats import kstest
 from torch import Tensor
 
 from induction_memory.memory.association import matching, store
 from induction_memory.memory.random_embeddings import gaussian_embeddings
 from induction_memory.memory.recall import recall, signal_to_interference
 from induction_memory.paper.theory.checks import Result, column, slope
-from induction_memory.paper.verdicts import at_least, known_slip, near, within
+from induction_memory.paper.verdicts import at_least, at_most, known_slip, near, within
 
 DRAWS = {16: 20_000, 32: 20_000, 64: 8_000, 128: 2_000}
 """Number of draws at each dimension, for the variances."""
@@ -46,17 +48,22 @@ def random_vectors() -> Result:
         overlap, through = ((x * other).sum(-1).square().mean().item() for other in (y, remapped))
         norm = x.square().sum(-1).var().item()
         predicted = (remapped_variance(d), printed_variance(d))
-        records.append((d, norm, overlap, ratio.var().item(), through, *predicted))
+        far = ((x * remapped).sum(-1).abs() > 4 / d**0.5).double().mean().item()
+        records.append((d, norm, overlap, ratio.var().item(), through, *predicted, far))
     measures = ["norm variance", "overlap variance", "remapped norm variance", "x^T W x variance"]
-    table = pd.DataFrame(records, columns=["d", *measures, "predicted x^T W x", "printed x^T W x"])
+    table = pd.DataFrame(records, columns=["d", *measures, "predicted x^T W x", "printed x^T W x", "far"])
     scaled = {str(name): float((column(table, str(name)) * column(table, "d")).mean()) for name in table}
     through = scaled["x^T W x variance"]
+    x, y = (gaussian_embeddings(20_000, 128, generator) for _ in range(2))
+    law: Any = kstest(((x * y).sum(-1) * 128**0.5).numpy(), "norm")
     rows = (
         within("d Var(u_i^T u_i), mean over d", 2.0, scaled["norm variance"], 0.05),
         within("d E(u_i^T u_j)^2, mean over d", 1.0, scaled["overlap variance"], 0.05),
         within("d Var(|W x|^2 / |x|^2), mean over d", 2.0, scaled["remapped norm variance"], 0.05),
         known_slip(within("d E(x^T W x)^2 as printed, mean over d", scaled["printed x^T W x"], through, 0.05)),
         within("d E(x^T W x)^2 with all pairs, mean over d", scaled["predicted x^T W x"], through, 0.05),
+        at_most("sqrt(d) u_i^T u_j against N(0, 1), d = 128: largest distance of the laws", 0.03, float(law.statistic)),
+        at_most("share with |x^T W x| > 4/sqrt(d), largest over d", 0.1, float(column(table, "far").max())),
     )
     return Result(rows, {"variances": table})
 

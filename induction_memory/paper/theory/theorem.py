@@ -60,6 +60,7 @@ from induction_memory.paper.theory.circuit import (
     recalls,
     sample,
     sampled_gradients,
+    second_attention,
     zeros,
 )
 from induction_memory.paper.verdicts import Measurement, at_least, at_most, known_slip, sampled, within
@@ -158,18 +159,29 @@ def _harmonic(T: int) -> float:
 
 def theorem_data() -> Result:
     r"""Theorem 3 is about sequences of the bigram task with $K = 1$ and uniform distributions in which $z_T$ is the
-    trigger's second occurrence. All of them are enumerated from the task's definition. $t_q$ is exactly
-    uniform on $\{1, \dots, T-1\}$ (so $t_o$ is not concentrated around $T/2$, and $\gamma_T \approx \log T / T$).
-    Given $y = k$ the trigger is *not* uniform: $P(q = k \mid y = k) = 1/(T-1)$. The two agree only when $T = N +
-    1$; elsewhere the paper's $P(q = j \mid y = k) = 1/N$ is off by a factor $N/(T-1)$ in one class out of $N$."""
+    trigger's second occurrence. All of them are enumerated from the task's definition. $t_q$ is exactly uniform on
+    $\{1, \dots, T-1\}$. So $t_o = t_q + 1$ is not "concentrated around $T/2$", and $\gamma_T \approx \log T / T$. The
+    "spurious positional mixture" $\bar p$ of Appendix B.3.2 is then $\frac1T$ times the mean over $t > 1$ of $\frac1t
+    \sum_{s \le t} p_s$, less $p_1$: it is small except at $p_1$. Given $y = k$ the trigger is *not* uniform: $P(q = k
+    \mid y = k) = 1/(T-1)$. The two agree only when $T = N + 1$; elsewhere the paper's $P(q = j \mid y = k) = 1/N$ is
+    off by a factor $N/(T-1)$ in one class out of $N$."""
     n, t = 4, 6
     data = enumerate_all(n, t)
     law = torch.bincount(data.first, data.weights, t)[1:]
     same = data.weights[data.labels == data.triggers].sum().item()
     free = _free_tokens_are_uniform(data, n)
     uneven = (law - 1 / (t - 1)).abs().max().item()
+    places = torch.arange(2, t + 1, dtype=torch.float64)
+    spread = ((law * places.square()).sum() - (law * places).sum().square()).sqrt().item()
+    running = torch.ones(t, t, dtype=torch.float64).tril() / torch.arange(1, t + 1).unsqueeze(-1)
+    mixture = law @ running[1:] - running.mean(0)
+    away = (mixture - (running[1:].mean(0) - running[0]) / t).abs().max().item()
     rows = (
         at_most("t_q is uniform on 1..T-1: largest |P(t_q = t) - 1/(T-1)|", 1e-12, uneven),
+        known_slip(at_most("t_o is concentrated around T/2: its standard deviation over T", 0.1, spread / t)),
+        within("that of t_o over that of the uniform law on 2..T", 1.0, spread / ((t * (t - 2)) / 12) ** 0.5, 1e-9),
+        at_most("p_bar against 1/T (mean over t > 1 of the running means, less p_1): deviation", 1e-12, away),
+        at_most("length of p_bar in 1/T, orthonormal positions", 1.0, t * mixture.norm().item()),
         known_slip(within("P(q = k | y = k), as printed 1/N", 1 / n, same, 1e-6)),
         within("P(q = k | y = k) = 1/(T-1)", 1 / (t - 1), same, 1e-9),
         at_most("other tokens are uniform without q, for any y: largest deviation", 1e-12, free),
@@ -424,8 +436,10 @@ def trigger_prediction() -> Result:
     $W_K^1 = 0$. The table has the share of sequences whose largest logit is the trigger's, for growing strength
     $\alpha'$ of the second memory, with $\alpha = 10$, $N = 64$, $T = 32$ and orthonormal embeddings. $\alpha' = 6.5$
     is what the theorem's own two steps give. Layer 2 attends most to $t_q$, where the mean over the tokens so far holds
-    most of the trigger. The sentence is right from there on. With a weak second memory the trigger is the most likely
-    single answer, in less than half of the sequences."""
+    most of the trigger. The sentence is right from there on. With a weak second memory, which it does not assume, the
+    trigger is the most likely single answer in less than half of the sequences. Before it the paper says that layer 2
+    attends "to all tokens starting at the first occurrence of the trigger". The attention on these tokens, and how many
+    of them it is effectively spread over, are measured too: from 6.5 to 100 it moves from all tokens to $t_q$ alone."""
     e, generator = orthonormal(64, T), torch.Generator().manual_seed(4)
     data = sample(64, T, 4096, generator)
     records = []
@@ -433,14 +447,30 @@ def trigger_prediction() -> Result:
         predicted = logits(e, two_memories(e, 10.0, strength), data.tokens).argmax(-1)
         trigger = ((predicted == data.triggers) & (data.triggers != data.labels)).double().mean().item()
         right = (predicted == data.labels).double().mean().item()
-        records.append({"strength": strength, "trigger": trigger, "right": right})
+        a = second_attention(e, two_memories(e, 10.0, strength), data.tokens)
+        seen = torch.arange(1, T + 1) >= data.first.unsqueeze(-1)
+        within_seen = a * seen / (a * seen).sum(-1, keepdim=True)
+        spread = (1 / within_seen.square().sum(-1) / seen.sum(-1)).mean().item()
+        on = (a * seen).sum(-1).mean().item()
+        records.append({"strength": strength, "trigger": trigger, "right": right, "from t_q on": on, "over": spread})
     table = pd.DataFrame(records)
     shares = [float(column(table, "trigger", strength=strength)[0]) for strength in (1.0, 6.5, 100.0)]
+
+    def on_seen(strength: float) -> float:
+        return float(column(table, "from t_q on", strength=strength)[0])
+
+    def over(strength: float) -> float:
+        return float(column(table, "over", strength=strength)[0])
+
     rows = (
-        known_slip(at_least("share that predicts the trigger, alpha' = 1", 0.5, shares[0])),
+        at_most("share that predicts the trigger, alpha' = 1 (weaker than assumed)", 0.5, shares[0]),
         at_least("share that predicts the trigger, alpha' = 6.5 (after the theorem's two steps)", 0.5, shares[1]),
         at_least("share that predicts the trigger, alpha' = 100 (saturated)", 0.9, shares[2]),
         at_most("share that predicts the output, largest over alpha'", 0.15, float(column(table, "right").max())),
+        at_least("attention on tokens from t_q on, alpha' = 100", 0.9, on_seen(100.0)),
+        known_slip(at_least("attention on tokens from t_q on, alpha' = 6.5", 0.9, on_seen(6.5)), "setting"),
+        at_least("effective share of the tokens from t_q on, alpha' = 6.5", 0.5, over(6.5)),
+        known_slip(at_least("effective share of the tokens from t_q on, alpha' = 100", 0.5, over(100.0))),
     )
     return Result(rows, {"strengths": table})
 
