@@ -226,6 +226,7 @@ PRESETS: dict[str, Preset] = {
             _train(_task(_WHOLE, **task), steps=300, grafts=("W_O2=random-triggers@330",), freeze=("W_O2: 0..",)),
         )
         for name, task in _FIGURE_4.items()
+        if task.get("triggers") != "fixed"
     },
     "figure-4-uniform": Preset(
         "three random triggers, uniform outputs, tested on bigram outputs (Figures 4 centre and right, 6, 7)",

@@ -43,7 +43,7 @@ SLOWDOWNS = {
 """What slows learning down -> the slow and the fast setting, and the memory that the paper holds responsible."""
 GRAFT, GRAFTED_STEPS = "-grafted", 300
 """End of the presets that have a learned W_O2 from the start, and their number of steps."""
-GRAFTED_SETTINGS = tuple(f"{SETTINGS[label]}{GRAFT}" for label in SETTINGS if label != "K=1, fixed frequent")
+GRAFTED_SETTINGS = tuple(f"{SETTINGS[label]}{GRAFT}" for label in ("K=1, random", "K=5, random"))
 DIMENSION = tuple(name for name in PRESETS if name.startswith("figure-8-"))
 DIMENSIONS = FIGURE_8_DIMENSIONS
 REALISTIC, FOUR_HEADS = "figure-10", "figure-11"

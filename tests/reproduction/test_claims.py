@@ -42,6 +42,14 @@ LAST = {
     "accuracy_in_context_late": 0.5,
     "W_O2_diagonal_frequency": 0.0,
     "W_K1_first64_sir": 5.0,
+    "W_F_share_of_logit": 0.05,
+    "W_F_gain_on_outputs": 0.1,
+    "loss_on_triggers": 0.8,
+    "excess_on_triggers": 0.8,
+    "early_appearances": 0.95,
+    "early_gradient": 0.9,
+    "left_for_W_K1": 0.1,
+    "left_for_W_K2": 0.1,
     **{f"{question}, rank 3 or more": 0.9 for question in ("second occurrence", "later occurrences", "copying")},
     **{f"{question}, rank 1 to 2": 0.1 for question in ("second occurrence", "later occurrences", "copying")},
 }
@@ -112,7 +120,9 @@ def fitting() -> dict[str, Record]:
     worse = record("", W_O2=rise(200), W_K2=rise(250))
     put("figure-4-bigram", set_metric(worse, "out_of_distribution_accuracy", rise(100, 0.6)))
     falling, rising = np.where(STEPS < 300, rise(40), 0.95), np.where(STEPS < 300, 2 - rise(20), 1.2)
-    put("figure-4-uniform", record("", W_O2=falling, W_F_kl=rising, W_F_kl_reverse=rising))
+    uniform = record("", W_O2=falling, W_F_kl=rising, W_F_kl_reverse=rising)
+    put("figure-4-uniform", replace(uniform, last=LAST | {"W_F_share_of_logit": 0.7}))
+    put("figure-4-k1-fixed-frequent", slower)
     put("figure-10", record("", W_O2=falling))
     for d in plan.DIMENSIONS:
         for size, preset in plan.step_sizes(d).items():
@@ -124,7 +134,7 @@ def fitting() -> dict[str, Record]:
 WITHOUT_RUNS = {
     "starts-uniform": ["holds", "does not hold", "undecided", "does not hold"],  # the text's model, the code's, twice
     "one-step-suffices": ["holds", "undecided", "holds"],  # the second in four draws that differ too much
-    "weighs-alike": ["does not hold"] * 3 + ["holds"] * 3,  # what is stored, and what the logits read
+    "weighs-alike": ["holds"] + ["does not hold"] * 3 + ["holds"] * 4,  # what is stored, and what the logits read
 }
 
 BREAKS = {
@@ -150,6 +160,10 @@ BREAKS = {
     "diagonals": ("figure-4-uniform", lambda r: replace(r, last=LAST | {"W_K1_sir": 1.0})),
     "higher-dimension": ("figure-8-d32", lambda r: record(r.name, W_O2=rise(5))),
     "behaves-alike": ("figure-10", lambda r: record(r.name, 0.5)),
+    "feedback": ("figure-3", lambda r: replace(r, last=LAST | {"left_for_W_K1": 0.9})),
+    "early-appearances": ("figure-3", lambda r: replace(r, last=LAST | {"early_gradient": 0.1})),
+    "w-f-reads-w-o2": ("figure-4-uniform", lambda r: replace(r, last=LAST | {"W_F_share_of_logit": 0.01})),
+    "triggers-dominate": ("figure-4-uniform", lambda r: replace(r, last=LAST | {"loss_on_triggers": 0.2})),
     "heads-share": ("figure-11", lambda r: replace(r, last=LAST | {"effective_heads_induction": 1.0})),
 }
 
