@@ -161,6 +161,17 @@ ELSEWHERE = (
         f"{_THEORY}, Theorem 3: what the model says before its last step",
     ),
     Sentence(
+        "B.3",
+        "random initialization should lead to similar associative memory behaviors when the dimension is large enough",
+        f"{_THEORY}, Theorem 3: any other order",
+    ),
+    Sentence("4.1", "At the optimum, if the embeddings are nearly orthogonal, then", f"{_THEORY}, Lemma 1: the form"),
+    Sentence(
+        "D",
+        "layer-norm only starts playing a significant role later in training",
+        f"{_THEORY}, Layer normalisation",
+    ),
+    Sentence(
         "A",
         "Then, Chebyshev's inequality implies that",
         f"{_THEORY}, Norm, near-orthogonality, remapping",
@@ -194,6 +205,16 @@ NOT_MEASURED = (
         "5",
         "This is reasonable since (i-ii) reduce the number of overall output tokens in the data",
         "an argument; that there are fewer output tokens is true by construction of the data",
+    ),
+    Sentence(
+        "B.3",
+        "We note that this may be easily extended to later occurrencies of the trigger",
+        "an extension that the paper does not carry out",
+    ),
+    Sentence(
+        "B.3",
+        "has strong predictive signal compared to the attention layers, which initially mainly appear as noise",
+        "no measure of signal is given; what follows from it, that W_F learns first, is global-first",
     ),
     Sentence(
         "A",
@@ -329,8 +350,9 @@ def sections() -> str:
         "## What the rule for errors changed",
         wrapped(
             "The spread between seeds was a root mean square over settings. One step size of Figure 8 with a spread of "
-            "0.084, more than five times that of the others, made five of its rows undecided. It is a median now. That rule was "
-            "written before its effect was looked at, and moved five verdicts. Two more seeds then decided the first:"
+            "0.084, more than five times that of the others, made five of its rows undecided. It is a median now. That "
+            "rule was written before its effect was looked at, and moved five verdicts. Two more seeds decided the "
+            "first:"
         ),
         markdown(moved),
         "## The rest of the paper",

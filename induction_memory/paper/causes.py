@@ -25,7 +25,7 @@ from induction_memory.trajectory.trajectory import Trajectory
 
 Numbers = tuple[dict[str, float], dict[str, float]]
 SEQUENCES = 64
-CHUNKS, CHUNK = 8, 8
+CHUNKS, CHUNK = 12, 16
 """Gradients are means over so many batches of so many sequences; their spread gives the error."""
 LEARNED, GROWING = 30, 100
 """W_F has learned the bigrams, and both memories of keys are being learned; the nearest stored steps are taken."""

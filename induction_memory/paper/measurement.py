@@ -126,7 +126,7 @@ def preferences(run: Trajectory, name: str) -> tuple[dict[str, float], dict[str,
     for row, of_likely in zip(common.to_dict("records"), rare.to_dict("records"), strict=True):
         chosen_row = of_likely if row["question"] in AT_TRIGGERS and row["rank"] != "3 or more" else row
         key = f"{row['question']}, rank {row['rank']}"
-        values[key], errors[f"{key} over sequences"] = chosen_row["value"], chosen_row["error"]
+        values[key], errors[f"{key} over sequences"] = chosen_row["value"], chosen_row["value_se"]
     return values, errors
 
 

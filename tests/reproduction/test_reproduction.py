@@ -102,7 +102,7 @@ def test_a_record_says_what_a_vanilla_transformer_prefers(tmp_path, monkeypatch)
     everything = everything.set_index(["question", "rank"])
     for question in AT_TRIGGERS:
         for ranks in ("0", "1 to 2", "0 to 2"):
-            value, error = everything.loc[(question, ranks), ["value", "error"]]
+            value, error = everything.loc[(question, ranks), ["value", "value_se"]]
             assert record.last[f"{question}, rank {ranks}"] == pytest.approx(value)
             assert record.errors[f"{question}, rank {ranks} over sequences"] == pytest.approx(
                 error, rel=0.1, nan_ok=True

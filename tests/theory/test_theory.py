@@ -136,9 +136,12 @@ LONG = {"theorem-accuracy", "theorem-order", "theorem-simplifications", "one-ste
 QUICK = [entry.name for entry in CATALOGUE if entry.name not in LONG]
 ROWS_ALONE = {
     "conditioning",
+    "feature-learning",
     "frequencies",
     "initial-attention",
+    "ignored-residual",
     "initial-matrix",
+    "row-space",
     "starved-outputs",
     "theorem-terms",
     "trigger-prediction",
