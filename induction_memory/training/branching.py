@@ -30,6 +30,7 @@ from induction_memory.model.memories import matrix, set_matrix
 from induction_memory.terminal import Progress
 from induction_memory.training.optimizer import zero_state
 from induction_memory.training.run import Resume, donor, graft_matrices, run_from
+from induction_memory.trajectory.manifest import MANIFEST, Manifest
 from induction_memory.trajectory.trajectory import Trajectory, opened
 from induction_memory.trajectory.writer import Origin
 
@@ -155,6 +156,11 @@ def branch(
     rules, given = given_grafts(run, at, grafts)
     config = branch_config(run.config, at, freeze=freeze, clamps=clamps, grafts=rules, steps=steps, settings=settings)
     how = {"resume": resume, "progress": progress, "log": log, "command": command}
+    if resume and (Path(out) / MANIFEST).is_file():
+        kept, asked = Manifest.read(Path(out)).parent or {}, _listed(edit)
+        require(kept.get("edit") == asked, "edit", f"{kept.get('edit')}, as in the branch to resume", asked)
+        same = kept.get("fingerprint") in (None, run.fingerprint)
+        require(same, "source", f"the run of which {str(out)!r} is a branch", run.name)
     return run_from(lambda: _origin(run, at, config, edit, given), at, config, out, branched=True, **how)
 
 
@@ -181,8 +187,13 @@ def _origin(
     if at in run.rounded:
         parent["weights"] = "rounded"
     if edit is not None:
-        parent["edit"] = {name: list(value) if not isinstance(value, str) else value for name, value in edit.items()}
+        parent["edit"] = _listed(edit)
     return Origin(parameters | changed, optimizer, graft_matrices(config, given), run.initial(), at, parent)
+
+
+def _listed(edit: Mapping[str, str | Sequence[str]] | None) -> dict[str, Any] | None:
+    """An edit as JSON has it."""
+    return None if edit is None else {n: value if isinstance(value, str) else list(value) for n, value in edit.items()}
 
 
 def edited(parameters: Mapping[str, Tensor], edit: Mapping[str, str | Sequence[str]], task: Any) -> dict[str, Tensor]:

@@ -99,3 +99,16 @@ def test_a_branch_from_step_0_is_resumed_and_a_run_is_not_taken_for_one(run, tmp
         branch(run, 0, run.path, resume=True, **rules)
     with pytest.raises(InputError, match="expected a run from its beginning, got a branch from step 0"):
         start(tiny(), tmp_path / "held", resume=True)
+
+
+def test_a_branch_is_resumed_with_its_own_edit_and_parent_alone(tmp_path):
+    task, model = im.BigramTask(length=12), im.ModelConfig(d_model=16, n_ctx=12)
+    how = {"steps": 4, "batch_size": 4, "progress": False}
+    run, other = (im.train(task, model, out=tmp_path / str(s), init_seed=s, **how) for s in (0, 7))
+    edit, out = {"memory": "W_O2", "erase": "e"}, tmp_path / "branch"
+    im.branch(run, at=2, steps=4, out=out, edit=edit, progress=False)
+    with pytest.raises(InputError, match="edit: expected .*'erase': 'e'.*, as in the branch to resume"):
+        im.branch(run, at=2, steps=4, out=out, edit=edit | {"erase": "a"}, resume=True, progress=False)
+    with pytest.raises(InputError, match="source: expected the run of which"):
+        im.branch(other, at=2, steps=4, out=out, edit=edit, resume=True, progress=False)
+    assert im.branch(run, at=2, steps=4, out=out, edit=edit, resume=True, progress=False).steps.tolist() == [2, 3, 4]
