@@ -107,7 +107,7 @@ def test_a_branch_is_resumed_with_its_own_edit_and_parent_alone(tmp_path):
     run, other = (im.train(task, model, out=tmp_path / str(s), init_seed=s, **how) for s in (0, 7))
     edit, out = {"memory": "W_O2", "erase": "e"}, tmp_path / "branch"
     im.branch(run, at=2, steps=4, out=out, edit=edit, progress=False)
-    with pytest.raises(InputError, match="edit: expected .*'erase': 'e'.*, as in the branch to resume"):
+    with pytest.raises(InputError, match=r"edit: expected .*'erase': 'e'.*, as in the branch to resume"):
         im.branch(run, at=2, steps=4, out=out, edit=edit | {"erase": "a"}, resume=True, progress=False)
     with pytest.raises(InputError, match="source: expected the run of which"):
         im.branch(other, at=2, steps=4, out=out, edit=edit, resume=True, progress=False)
