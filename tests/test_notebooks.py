@@ -78,6 +78,8 @@ def test_its_outputs_show_in_a_browser_without_a_network(tmp_path):
         tab = browser.new_context(offline=True).new_page()
         tab.goto(page_path.as_uri())
         frame = tab.wait_for_selector("iframe").content_frame()
+        frame.get_by_role("tab", name="One head").click()
         frame.wait_for_selector("#heads canvas")
+        frame.get_by_role("tab", name="All heads").click()
         assert frame.query_selector("img").evaluate("image => image.complete && image.naturalWidth > 100")
         assert tab.query_selector("img").evaluate("image => image.complete && image.naturalWidth > 100")
