@@ -85,7 +85,7 @@ def figure(summary: pd.DataFrame) -> Figure:
         axes.errorbar(own["mean"], y, xerr=own["high"] - own["mean"], fmt="o", capsize=3)
         axes.axvline(0, color="#999999", lw=0.8)
         axes.set_yticks(y, [f"{matrix}, {kind}" for matrix, kind in zip(own["matrix"], own["kind"], strict=True)])
-        axes.set(title=f"given {name}", xlabel="birth, steps against untouched")
+        axes.set(title=f"given {name}", xlabel="birth, steps later")
     return drawn
 
 
