@@ -6,12 +6,15 @@ for measures of stacked weights). It returns a table, a mapping from names to ta
 shows progress, and after an interruption returns the completed steps.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from operator import itemgetter
 from typing import Any
 
+import numpy as np
 import pandas as pd
+from torch import Tensor
 
 from induction_memory.errors import StorageError, require
 from induction_memory.source.elsewhere import measure_elsewhere
@@ -36,6 +39,7 @@ def measure(
 
     The function receives the step as an `At`: `at.step`, `at.model` (a TransformerLens model), `at.runner`, `at.stack`
     (the weights as memories), `at.batch` and `at.task`. A model of a series must not be used after it has returned.
+    The column `step` is the step that was measured, also if a table of yours has one.
     Without `batch`, `sequences` are drawn from the task; without a task they are random tokens repeated once.
     `progress` is None for a line after two seconds, False for none, or a function of (done, total).
 
@@ -45,7 +49,12 @@ def measure(
     1   600  25.36
     """
     chosen = select(source, step=step, batch=batch, task=task, sequences=sequences, progress=progress)
-    return over_steps(chosen, lambda at: {"table": _as_table(what(at))})["table"]
+
+    def table(at: At) -> dict[str, pd.DataFrame]:
+        found = _as_table(what(at))
+        return {"table": found.drop(columns="step", errors="ignore") if chosen.source.has_steps else found}
+
+    return over_steps(chosen, table)["table"]
 
 
 def over_steps(
@@ -120,6 +129,16 @@ def _joined(
 def _as_table(found: Any) -> pd.DataFrame:
     """The result of a measure as a table."""
     if isinstance(found, Mapping):
-        return pd.DataFrame([dict(found)])
+        row = {name: _as_number(name, value) for name, value in found.items()}
+        return pd.DataFrame([row])
     require(isinstance(found, pd.DataFrame), "what", "a table, or numbers by name, from it", type(found).__name__)
     return found
+
+
+def _as_number(name: Any, value: Any) -> Any:
+    """A tensor or an array of one number as this number, so that its column has a type; other values as they are."""
+    if isinstance(value, Tensor | np.ndarray):
+        one = "one number (or a table from it)"
+        require(math.prod(value.shape) == 1, f"what: {name}", one, f"an array of shape {tuple(value.shape)}")
+        return value.item()
+    return value

@@ -438,6 +438,7 @@ def select(
     array([  0, 100, 200, 300, 600])
     """
     require(task is None or isinstance(task, Task), "task", "a task", repr(task))
+    require(not isinstance(step, Tensor), "step", "a stored step (tokens are given as batch=)", "a tensor")
     tokens = isinstance(batch, Tensor) and batch.dim() == 2 and not batch.is_floating_point() and len(batch) > 0
     allowed = "a Batch, or whole numbers of shape [batch, pos]"
     if batch is not None and not isinstance(batch, Batch) and not tokens:

@@ -20,7 +20,7 @@ import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -205,7 +205,7 @@ def attention(
     batch: "Sequences" = None,
     row: int | None = None,
     length: int | None = None,
-    heads: Sequence[Any] | None = None,
+    heads: Literal["all"] | Sequence[Any] | None = None,
     triggers: Mapping[str, str] | None = None,
     task: Task | None = None,
 ) -> AttentionView:
@@ -221,16 +221,15 @@ def attention(
     sources = list(source) if isinstance(source, list | tuple) else [source]
     require(len(sources) > 0, "source", "a model or a trajectory", "none")
     require(text is None or batch is None, "text", "a text or a batch, not both", "both")
-    require(not isinstance(step, Tensor), "step", "a stored step (tokens are given as batch=)", "a tensor")
     read = [select(one, step=step, batch=batch, task=task, sequences=SEQUENCES) for one in sources]
     task = task or next((one.task for one in read if one.task is not None), None)
     if length is not None:
         require_integer(length, "length", 1, MOST_TOKENS, "tokens")
     good = triggers is None or (text is not None and isinstance(triggers, Mapping))
     require(good, "triggers", "trigger -> output, together with a text", repr(triggers))
-    require(
-        heads is None or (isinstance(heads, list | tuple) and len(heads) > 0), "heads", "a list of heads", repr(heads)
-    )
+    heads = None if heads == "all" else [heads] if isinstance(heads, str) else heads
+    listed = heads is None or (isinstance(heads, list | tuple) and len(heads) > 0)
+    require(listed, "heads", "all, or a list of heads", repr(heads))
     cut = SHOWN if length is None and text is None and batch is None else length
     reader = next((one for one in read if getattr(one.source, "reads_text", False)), read[0])
     words: Mapping[str, str] = WORDS

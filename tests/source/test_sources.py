@@ -11,6 +11,8 @@ from induction_memory.errors import InputError
 from induction_memory.interventions.ablations import ablate
 from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
+from induction_memory.probes.tables import table
+from induction_memory.source.measuring import measure
 from induction_memory.source.sources import SEQUENCES, SEQUENCES_PER_STEP, batch_of_tokens, select
 from induction_memory.trajectory.trajectory import load
 
@@ -57,6 +59,16 @@ def test_stacked_weights_are_read_and_cannot_run():
         _ = some.at().runner
 
 
+def test_a_measure_of_ones_own_has_the_step_that_was_measured_and_columns_of_numbers():
+    weights = measure("induction-small", lambda at: table(at.model, ["W_O2"], task=at.task), step=[0, 600])
+    assert weights["step"].tolist() == [0, 600]
+    norms = measure("induction-small", lambda at: {"step": -1, "norm": at.model.W_O[1].norm()}, step=[0, 600])
+    assert norms["step"].tolist() == [0, 600]
+    assert norms["norm"].dtype == float
+    with pytest.raises(InputError, match=r"what: norms: expected one number .* got an array of shape \(2,\)"):
+        measure("induction-small", lambda at: {"norms": at.model.W_O.flatten(1).norm(dim=-1)}, step=600)
+
+
 def test_tokens_are_sequences_too():
     model, tokens = build(SMALL), tokens_of()
     by_tokens = ablate(model, tokens, heads="all", kind="mean")
@@ -86,6 +98,7 @@ def test_hooks_and_shortcut_give_the_same_table():
             "source: expected a run, a series, the folder or name of either, a TransformerLens model or stacked",
         ),
         ({"source": build(SMALL), "step": 3}, "step: expected none"),
+        ({"source": build(SMALL), "step": tokens_of()}, "step: expected a stored step (tokens are given as batch=)"),
         ({"source": "induction-alone", "step": 7.5}, "step: expected"),
         ({"source": "induction-alone", "step": "first"}, "step: expected a stored step"),
         ({"source": "nowhere"}, "run: expected the folder of a trajectory"),

@@ -264,6 +264,9 @@ def test_a_picture_names_its_maps_in_the_order_that_was_asked_for(model, task):
     assert [group[0].text for group in drawn] == ["L2H1", "L1H2", "L1H1", "L2H2"]
     for group, pattern in zip(drawn, view.patterns[0], strict=True):
         np.testing.assert_array_equal(pixels(group[1]), coloured(pattern))
+    one, every = (attention(model, text="ab a", task=task, heads=heads).patterns for heads in ("L1H2", "all"))
+    np.testing.assert_array_equal(one[0, 0], view.patterns[0, 1])
+    assert every.shape[1] == 4
 
 
 def pixels(image):
