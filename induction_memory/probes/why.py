@@ -537,7 +537,7 @@ def reasons(
     source: Any,
     batch: Sequences = None,
     *,
-    step: Steps = None,
+    step: "Steps" = None,
     task: Task | None = None,
     sequences: int | None = None,
     progress: Progress = None,

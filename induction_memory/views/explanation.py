@@ -161,7 +161,7 @@ class Explanation:
 def why(
     source: Any,
     *,
-    step: Steps = None,
+    step: "Steps" = None,
     text: str | Sequence[str] | None = None,
     batch: Sequences = None,
     row: int = 0,
