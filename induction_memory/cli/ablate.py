@@ -44,7 +44,7 @@ def ablate(
     Args:
         run: a trajectory's folder, the name of a shipped one, or a folder with a series of checkpoints.
         step: a stored step, several (0,300,600), last, or all.
-        kind: what replaces the activation: a kind of ablation (zero, mean, resample ...), or all of them.
+        kind: what replaces the activation: a kind of ablation, several (zero,mean,resample), or all.
         components: names such as L1H1, W_K2, FF2 or pos->L2.k, groups (heads, parts, edges, paths ...), or all.
         via: hooks for one hooked forward per row; by default the fast path, if it supports the model.
         list: explain each kind of ablation in one line.
@@ -63,8 +63,10 @@ def ablate(
     require(sequences >= 1, "--sequences", "at least 1", sequences)
     opened, names = load_any(run), listed(components, "--components")
     batch = sequences_of(opened, text, sequences)
+    chosen = listed((kind,), "--kind")
+    kinds_of = chosen[0] if len(chosen) == 1 else chosen
     table = measure(
-        opened, batch, components=names or None, kind=kind, step=step_of(step), via=via, engine=where.engine
+        opened, batch, components=names or None, kind=kinds_of, step=step_of(step), via=via, engine=where.engine
     )
     shown = ("step", "component", "kind", *scores_of(table)[:2], "kl")
     output.write(worst_first(table) if output.format == "table" else table, shown)

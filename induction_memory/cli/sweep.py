@@ -69,7 +69,8 @@ def _list(file: Path, out: Path, workers: int) -> None:
     seconds, disk = total(found, workers)
     left = sum(one.state != "done" for one in found)
     seconds += time.process_time() if left else 0.0  # a worker starts as this process did
-    about = f"about {clock(seconds)} on {workers} workers, {_megabytes(disk)} of disk"
+    twice = "a run takes twice its size while it is packed"
+    about = f"about {clock(seconds)} on {workers} workers, {_megabytes(disk)} of disk at most ({twice})"
     print(f"{left} of {len(found)} runs to train: {about}")
 
 

@@ -118,7 +118,8 @@ class Revisions(ByStep[nn.Module]):
         from induction_memory.model.bridge import ONLY_FILES, reading
 
         files = [one.tokenizer() for one in self.checkpoints]
-        require(bool(files[-1]), "text", "a series that brings a tokenizer", f"{self.name}, which has none")
+        without = "a series that brings a tokenizer (without one, give tokens by number)"
+        require(bool(files[-1]), "text", without, f"{self.name}, which has none")
         require(all(f == files[-1] for f in files), "text", "one tokenizer for all checkpoints", "different ones")
         with reading(self.checkpoints[-1].folder):
             return AutoTokenizer.from_pretrained(self.checkpoints[-1].folder, **ONLY_FILES)

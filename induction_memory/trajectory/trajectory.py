@@ -50,7 +50,7 @@ from induction_memory.trajectory.manifest import (
     step_files,
     step_path,
 )
-from induction_memory.trajectory.search import ByStep, Steps, find
+from induction_memory.trajectory.search import ByStep, Steps, find, is_series
 from induction_memory.trajectory.tensors import (
     W_E,
     W_U,
@@ -92,7 +92,8 @@ def load(source: str | Path, *, model: "AnyModel | None" = None, task: Task | No
     if is_export(folder):
         return ExportedStep(folder)
     if model is None:
-        raise InputError(f"{folder}: expected a trajectory (a folder with {MANIFEST}), got none there")
+        got = "a series of checkpoints (im.revisions reads it)" if is_series(folder) else "none there"
+        raise InputError(f"{folder}: expected a trajectory (a folder with {MANIFEST}), got {got}")
     return PlainFolder(folder, model, task)
 
 

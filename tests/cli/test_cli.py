@@ -220,9 +220,10 @@ def test_a_branch_goes_on_from_a_stored_step(run, trained, tmp_path):
 
 
 def test_the_interventions_answer_on_the_command_line(run, trained, tmp_path):
-    code, out, _ = run("ablate", str(trained), "--kind", "zero", "--components", "heads,W_K2", "--format", "json")
+    code, out, _ = run("ablate", str(trained), "--kind", "zero,mean", "--components", "heads,W_K2", "--format", "json")
     assert code == 0
-    assert [row["component"] for row in json.loads(out)] == ["none", "L1H1", "L2H1", "W_K2"]
+    rows = [(row["component"], row["kind"]) for row in json.loads(out)]
+    assert rows == [("none", "none"), *((part, kind) for part in ("L1H1", "L2H1", "W_K2") for kind in ("zero", "mean"))]
     code, out, _ = run("surgery", str(trained), "--memory", "W_K2", "--erase", "e->e", "--format", "json")
     assert {"target", "bystanders"} <= {row["group"] for row in json.loads(out)}
     code, out, _ = run("patch", str(trained), "--kind", "path", "--format", "csv")

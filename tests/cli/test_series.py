@@ -91,7 +91,8 @@ def test_every_command_reads_a_series(sound, call, tmp_path):
     assert picture.read_text().count("layer 2, head 2") == 1
     assert call("attention", sound, "--text", "the tree", "--out", picture)[::2] == (
         2,
-        f"induction-memory: text: expected a series that brings a tokenizer, got {sound.name}, which has none\n",
+        "induction-memory: text: expected a series that brings a tokenizer (without one, give tokens by number), "
+        f"got {sound.name}, which has none\n",
     )
     code, _, err = call("patch", sound)
     assert code == 2
