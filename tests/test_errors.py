@@ -49,7 +49,7 @@ def test_entries_survive_the_way_back_from_a_worker():
         (lambda: im.ablate("induction-small", components=["head"]), "got 'head'; did you mean heads?"),
         (lambda: im.probes.table("induction-small", "recal"), "got 'recal'; did you mean recall?"),
         (lambda: im.probes.table("induction-small", "in_context_accuracy"), "did you mean accuracy_in_context?"),
-        (lambda: im.memory_map("induction-small", "W_O3"), "got 'W_O3'; did you mean W_O2?"),
+        (lambda: im.memory_map("induction-small", "W_02"), "got 'W_02'; did you mean W_O2?"),
         (lambda: im.load("induction-smal"), "got 'induction-smal'; did you mean induction-small?"),
         (lambda: im.experiment.preset("figure3"), "got 'figure3'; did you mean figure-3?"),
         (lambda: RunConfig().with_settings(["model.feed_forward=rel"]), "got 'rel'; did you mean relu?"),

@@ -20,6 +20,7 @@ ROLE_COLOURS = {
 MEASURE_COLOURS = ("#2f6fb3", "#c8503c", "#2a9d4a", "#7b4fa3", "#1f2328")
 HEAD_COLOURS = ("#1b3a5c", "#2f6fb3", "#7fb2e5", "#c9dff5", "#5a3a1b", "#b36f2f", "#e5b27f", "#f5dfc9")
 INK = "#1f2328"
+SCORE = {"value": "score", "value_low": "score_low", "value_high": "score_high"}
 
 
 def role_map(roles: pd.DataFrame, title: str = "") -> Figure:
@@ -109,7 +110,7 @@ def origins(table: pd.DataFrame, decides: float) -> Figure:
     own = table.loc[(table["measure"] == "which head").to_numpy()]
     relations, roles = _listed(own, "relation"), _listed(own, "role")
     for i, relation in enumerate(relations):
-        points = own.loc[(own["relation"] == relation).to_numpy()].rename(columns={"value": "score"})
+        points = own.loc[(own["relation"] == relation).to_numpy()].rename(columns=SCORE)
         x = np.array([roles.index(role) for role in points["role"]]) + 0.16 * (i - (len(relations) - 1) / 2)
         _points(axes, x, points, MEASURE_COLOURS[i], relation)
     axes.axhline(0, color=INK, lw=0.6)
@@ -162,7 +163,7 @@ def _intervals(axes: Axes, table: pd.DataFrame, measures: Sequence[str]) -> None
     for i, measure in enumerate(measures):
         own = table.loc[(table["measure"] == measure).to_numpy()]
         x = np.array([roles.index(role) for role in own["role"]]) + 0.13 * (i - (len(measures) - 1) / 2)
-        _points(axes, x, own.rename(columns={"value": "score"}), MEASURE_COLOURS[i], measure)
+        _points(axes, x, own.rename(columns=SCORE), MEASURE_COLOURS[i], measure)
     axes.set_xticks(range(len(roles)), roles)
     axes.legend(frameon=False, fontsize=7)
 

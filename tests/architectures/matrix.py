@@ -4,7 +4,6 @@ A cell is "exact" (for edges also "exact in part": some are refused), "refused" 
 (the model has no such thing).
 """
 
-import logging
 import tempfile
 from pathlib import Path
 
@@ -30,7 +29,6 @@ class Case:
 
     def __init__(self, name):
         self.name, self.tokens, self.refused = name, models.tokens_of(), None
-        logging.getLogger("induction_memory").setLevel(logging.ERROR)
         if name in models.CONFIGURATIONS:
             self.model, twin = models.hooked(name)
             self.plain = plain.Hooked(twin if twin is not self.model else models.hooked(name)[1], self.tokens)

@@ -331,7 +331,7 @@ def test_a_check_without_runs_fails(run, tmp_path, monkeypatch):
     problems = 1 + len(TRAJECTORIES)  # what could not be checked, and each trajectory that is not there
     assert (code, err.count("\n")) == (1, problems)
     assert "measurements could not be checked: no run" in err
-    assert f"0 of 20 hold, 20 without a run; {problems} problems" in out.splitlines()[-1]
+    assert f"0 of 24 hold, 24 without a run; {problems} problems" in out.splitlines()[-1]
     of_one = [claim for claim in fewer.values() if claim.figure == 3]
     code, out, err = run("reproduce", "3", "--check")
     assert all(" ".join(claim.says.split()[:4]) in " ".join(out.split()) for claim in of_one)

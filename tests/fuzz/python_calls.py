@@ -90,9 +90,13 @@ def calls(run: im.Trajectory, place: Path) -> list[Call]:
     steps = {"step": "step"}
     return [
         Call(
-            "load", im.load, {"path": run.path}, {"path": "source", "model": "task", "task": "model"}, but=(None, run)
+            "load",
+            im.load,
+            {"source": run.path},
+            {"source": "source", "model": "task", "task": "model"},
+            but=(None, run),
         ),
-        Call("verify", im.verify, {"path": run.path}, {"path": "source"}),
+        Call("verify", im.verify, {"source": run.path}, {"source": "source"}),
         Call("thin", im.thin, {"run": run, "out": new}, {"run": "run", "out": "folder", "steps": "steps"}),
         Call("state", run.state, {"step": 4}, {"step": "one_step"}),
         Call("model", run.model, {"step": 4}, {"step": "one_step"}),

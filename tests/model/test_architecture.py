@@ -59,7 +59,7 @@ def test_it_trains_and_a_resumed_run_ends_with_the_same_bits(changes, tmp_path):
         assert torch.equal(value, longer.state(3)[name]), name
     moved = [name for name, value in whole.state(3).items() if not torch.equal(whole.state(0)[name], value)]
     assert len(moved) > 5
-    initial = im.thin(whole, out=tmp_path / "thin", steps=[3]).initial()
+    initial = im.thin(whole, out=tmp_path / "thin", step=[3]).initial()
     assert initial is not None
     assert all(torch.equal(value, initial[name]) for name, value in whole.state(0).items())
 

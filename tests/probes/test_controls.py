@@ -27,7 +27,7 @@ def test_every_probe_has_its_known_value_on_the_controls(found):
 def test_every_probe_is_measured_on_some_control_or_needs_more_than_a_model(found):
     missing = found.index[found.isna().all(axis=1)]
     need_a_run = {"dla_feed_forward1", *(f"distance_{W}" for W in ("W_K1", "W_K2", "W_O2", "W_F"))}
-    need_layer_norm = {"W_K1_normed", "W_K2_normed", "W_K1_raw", "W_K2_raw", "W_O2_raw"}
+    need_layer_norm = {"W_K1_normed", "W_K2_normed", "W_K1_raw", "W_K2_raw", "W_O2_raw", "W_F_kl_raw"}
     assert set(missing) == need_a_run | need_layer_norm
 
 

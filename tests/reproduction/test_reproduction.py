@@ -258,7 +258,7 @@ def test_the_page_of_the_docs_says_why_a_claim_does_not_hold(verdict):
     records = with_shipped(Records([]), plan.jobs([2], "paper"))
     verdicts = pd.DataFrame([row], columns=list(COLUMNS))
     text = explained(page([2], "paper", records, verdicts, {2: "x.png"}, {}), records, verdicts)
-    said = "last 20 batches.\n\nExplanation: With fixed triggers, accuracy is 0.999 at triggers first"
+    said = "last 20 batches.\n\nExplanation: With fixed triggers, accuracy is 1.000 at triggers first"
     assert (said in text) == (verdict == "does not hold")
 
 

@@ -121,7 +121,7 @@ def test_jobs_end_as_in_a_pool_and_a_lost_scheduler_is_told_in_one_line(machines
     on.submit(job("other", tmp_path, stubs.hold, seconds=600.0))
     wait_for(lambda: (tmp_path / "other" / ".lock").exists())
     machines.scheduler.kill()
-    with pytest.raises(Error, match=r"scheduler at tcp.* is gone; what was trained is kept, and the same command"):
+    with pytest.raises(Error, match=r"scheduler at tcp.* is gone; what was done is kept, and the same command"):
         work_off([job("third", tmp_path)], on, progress=False)
     wait_for(lambda: is_free(tmp_path / "other"))
     assert capfd.readouterr() == ("", "")

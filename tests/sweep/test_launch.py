@@ -133,4 +133,4 @@ def test_the_estimate_of_disk_is_what_the_run_takes_and_done_runs_take_no_time(t
     assert abs(found[good].disk / taken - 1) < 0.1
     assert found[good].seconds == 0
     assert found[foreign].seconds > 0
-    assert found[diverged].seconds == pytest.approx(found[foreign].seconds / 2)
+    assert found[foreign].seconds / 2 <= found[diverged].seconds < found[foreign].seconds  # starting is not halved

@@ -225,7 +225,7 @@ def test_tensorboard_gets_the_numbers_and_other_trackers_are_refused(tmp_path):
     events.Reload()
     assert [(e.step, e.value) for e in events.Scalars("loss")] == [(0, 0.0), (1, 1.5), (2, 3.0)]
     assert numbers({"step": 1, "loss": 2.0, "checkpoint": True, "x": None}) == {"loss": 2.0}
-    with pytest.raises(InputError, match=r"^log: expected tensorboard or wandb, got 'mlflow'$"):
+    with pytest.raises(InputError, match=r"^log: expected one of tensorboard, wandb, got 'mlflow'$"):
         require_tracker("mlflow")
 
 

@@ -347,7 +347,7 @@ def test_what_cannot_be_is_one_line_and_nothing_is_written(tmp_path, monkeypatch
             lambda: start(tiny(learning_rate=0.1), tmp_path / "run", resume=True),
             r"^train\.learning_rate: expected 0\.2, as in the run to resume, got 0\.1$",
         ),
-        (lambda: start(config, tmp_path / "new", log="mlflow"), r"^log: expected tensorboard or wandb, got 'mlflow'$"),
+        (lambda: start(config, tmp_path / "new", log="mlflow"), "^log: expected one of tensorboard, wandb, got"),
         (lambda: start(tiny(grafts=("W_O2=none@3",)), tmp_path / "new"), r"^run: expected the folder of a trajectory"),
         (lambda: start(tiny(device="cuda"), tmp_path / "new"), r"^train\.device: expected cpu"),
         (lambda: start(config, tmp_path / "other" / "thesis.tex"), r"^out: expected a folder, got"),
