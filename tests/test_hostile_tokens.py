@@ -102,3 +102,13 @@ def test_every_token_can_be_named_and_nothing_moves_the_cursor(run, monkeypatch,
         assert not CONTROL.search(out + err), token
         assert "target" in out
         knocks["outputs with hostile tokens"] += 1
+
+
+def test_a_very_long_token_is_cut_in_pictures(tmp_path):
+    words = ("x" * 3000, "a", "b", "c")
+    drawn = [words[i] for i in np.random.default_rng(0).integers(len(words), size=900)]
+    task = im.BigramTask(im.task.Corpus.from_tokens([*words, *drawn], name="long"), length=24, k=2)
+    model = im.ModelConfig(d_model=16, n_ctx=24, d_vocab=task.vocab_size)
+    run = start(RunConfig(task, model, TRAIN), tmp_path / "run", progress=False)
+    assert max(im.attention(run, batch=im.sample(task, 8, im.task.step_rng(0, 0))).figure().get_size_inches()) < 40
+    assert (im.share(run, tmp_path / "shared") / "figures" / "attention.png").stat().st_size < 10**6

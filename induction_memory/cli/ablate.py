@@ -25,7 +25,7 @@ COMPONENTS = ("heads", "layers", "feed_forward", "embeddings", "matrices")
 
 
 def ablate(
-    run: Annotated[str | None, tyro.conf.Positional, optional("RUN")] = None,
+    run: Annotated[str | None, tyro.conf.Positional, optional("RUN", str)] = None,
     /,
     step: str = "last",
     kind: str = "mean",

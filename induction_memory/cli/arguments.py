@@ -18,19 +18,22 @@ Via = Literal["hooks", "fast"]
 Run = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
 
 
-def optional(metavar: str) -> Any:
-    """How help shows an option whose default is None: `metavar`, without `{None}|` and `(default: None)`."""
-    return tyro.conf.arg(metavar=metavar, help_behavior_hint="(optional)")
+def optional(metavar: str, kind: Any = None) -> Any:
+    """How help shows an option whose default is None: `metavar`, without `{None}|` and `(default: None)`.
+
+    The word None is read as a `kind` like any other word.
+    """
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint="(optional)", constructor=kind)
 
 
-Text = Annotated[str | None, optional("TEXT")]
+Text = Annotated[str | None, optional("TEXT", str)]
 """A text, or with @ the file that holds it."""
-OptionalStr = Annotated[str | None, optional("STR")]
+OptionalStr = Annotated[str | None, optional("STR", str)]
 Names = Annotated[tuple[str, ...], optional("STR ...")]
 """One or more names after an option."""
-OptionalInt = Annotated[int | None, optional("INT")]
-OptionalFloat = Annotated[float | None, optional("FLOAT")]
-OptionalPath = Annotated[Path | None, optional("PATH")]
+OptionalInt = Annotated[int | None, optional("INT", int)]
+OptionalFloat = Annotated[float | None, optional("FLOAT", float)]
+OptionalPath = Annotated[Path | None, optional("PATH", Path)]
 OptionalVia = Annotated[Via | None, optional("{hooks,fast}")]
 
 
@@ -84,6 +87,7 @@ def text_of(text: str | None) -> str | None:
     if text is None or not text.startswith("@"):
         return text
     try:
+        require(Path(text[1:]).is_file(), "--text", "a file after @", repr(text[1:]))  # a pipe or device may have no end
         return Path(text[1:]).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"--text: expected a readable text file after @, got {text[1:]!r} ({error})") from None

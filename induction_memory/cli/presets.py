@@ -20,7 +20,7 @@ STEP_SIZE = re.compile(r"(figure-8-d\d+)-eta([\d.]+)")
 
 
 def presets(
-    name: Annotated[str | None, tyro.conf.Positional, optional("[NAME]")] = None,
+    name: Annotated[str | None, tyro.conf.Positional, optional("[NAME]", str)] = None,
     /,
     format: Literal["text", "json"] = "text",
 ) -> None:

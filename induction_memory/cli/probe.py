@@ -13,7 +13,7 @@ TEXT_SEQUENCES = 64
 
 
 def probe(
-    run: Annotated[str | None, tyro.conf.Positional, optional("RUN")] = None,
+    run: Annotated[str | None, tyro.conf.Positional, optional("RUN", str)] = None,
     /,
     probes: Names = (),
     step: str = "all",

@@ -8,7 +8,7 @@ import tyro
 
 from induction_memory.cli.arguments import optional
 from induction_memory.errors import printable
-from induction_memory.terminal import Columns, Format, show
+from induction_memory.terminal import Columns, Format, interruptions, show
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,7 +23,7 @@ MANY = {"holds": "hold", "slip": "slips", "does not hold": "do not hold", "no sl
 def theory(
     checks: Annotated[tuple[str, ...], tyro.conf.Positional, optional("CHECK ...|all")] = (),
     /,
-    out: Annotated[Path | None, optional("FOLDER")] = None,
+    out: Annotated[Path | None, optional("FOLDER", Path)] = None,
     format: Format = "table",
     columns: Columns = "chosen",
 ) -> None:
@@ -46,7 +46,7 @@ def theory(
             print(printable(str(out)))
     else:
         show(table, format)
-    if not bool(table["expected"].all()):
+    if not interruptions() and not bool(table["expected"].all()):
         sys.exit(1)
 
 

@@ -14,7 +14,7 @@ Settings = Annotated[
 
 
 def train(
-    preset: Annotated[str | None, tyro.conf.Positional, optional("[PRESET]")] = None,
+    preset: Annotated[str | None, tyro.conf.Positional, optional("[PRESET]", str)] = None,
     /,
     *,
     out: Path,

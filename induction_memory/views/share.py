@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from induction_memory.errors import InputError, require
-from induction_memory.files import make_folder, require_folder, write_file
+from induction_memory.files import make_folder, require_folder, write_figure, write_file
 from induction_memory.trajectory.manifest import MANIFEST, PIECES
 from induction_memory.trajectory.trajectory import Trajectory, opened
 from induction_memory.trajectory.verification import verify
@@ -106,7 +106,7 @@ def _figures(run: Trajectory, folder: Path) -> list[str]:
     from induction_memory.views.figures.curves import birth_figure
 
     names = ["training.png", "attention.png"]
-    birth_figure(run.metrics, wide(table(run)), run.name).savefig(folder / names[0], dpi=130)
+    write_figure(birth_figure(run.metrics, wide(table(run)), run.name), folder / names[0], dpi=130)
     attention(run).save(folder / names[1])
     return names
 

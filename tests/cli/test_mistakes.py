@@ -1,5 +1,6 @@
 """Mistakes on the command line are told by the library's own checks, in one line and with exit code 2."""
 
+import os
 import sys
 
 import pytest
@@ -43,6 +44,9 @@ MISTAKES = [
     (("attention", "RUN", "--out", "x.png", "--text", "Ä"), "text: expected tokens of the vocabulary"),
     (("attention", "RUN", "--out", "x.png", "--text", "a" * 999), "text: expected 1 to "),
     (("probe", "RUN", "--probes", "recal"), "got 'recal'; did you mean recall?"),
+    (("attention", "RUN", "--out", "x.png", "--text", "@/dev/zero"), "--text: expected a file after @, got '/dev/zero'"),
+    (("why", "RUN", "--text", "@pipe"), "--text: expected a file after @, got 'pipe'"),
+    (("presets", "None"), "preset: expected"),
     (("probe", "RUN", "--tokens", "999", "1"), "tokens: expected 0 to 64 (the vocabulary)"),
     (("probe", "RUN", "--tokens", "1", "2", "--probes", "W_O2"), "--tokens: expected it or --probes, got both"),
     (("probe", "RUN", "--text", "a"), "--text: expected none"),
@@ -99,6 +103,7 @@ def run(tmp_path_factory):
 @pytest.mark.parametrize(("words", "message"), MISTAKES, ids=[" ".join(words)[:80] for words, _ in MISTAKES])
 def test_a_mistake_is_one_line_and_exit_code_2(run, capsys, monkeypatch, tmp_path, words, message):
     monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
     monkeypatch.setattr(sys, "argv", ["induction-memory", *(word.replace("RUN", str(run)) for word in words)])
     with pytest.raises(SystemExit) as stopped:
         cli.main()

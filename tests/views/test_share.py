@@ -7,7 +7,9 @@ import pytest
 import torch
 
 import induction_memory as im
-from induction_memory.errors import InputError
+from induction_memory.errors import Error, InputError, StorageError
+from induction_memory.views import share
+from tests.test_files import disk_of
 
 pytestmark = pytest.mark.slow
 
@@ -58,10 +60,10 @@ def test_it_is_uploaded_only_by_name(shared, tmp_path, monkeypatch):
     [
         ({"folder": "."}, "out: expected a new or an empty folder"),
         ({"upload": "small"}, "upload: expected owner/name"),
-        ({"run": 3}, "run: expected a trajectory"),
+        ({"run": 3}, "source: expected a trajectory"),
     ],
 )
-def test_mistakes_are_refused_before_anything_is_written(tmp_path, arguments, message):
+def test_mistakes_are_refused_before_anything_is_written(unchecked, tmp_path, arguments, message):
     given = {"run": "induction-small", "folder": tmp_path / "new", "upload": None} | arguments
     with pytest.raises(InputError, match=message):
         im.share(given["run"], given["folder"], upload=given["upload"])
@@ -78,3 +80,43 @@ def test_a_damaged_run_is_not_shared_and_a_name_is_no_markup(tmp_path):
     with pytest.raises(InputError, match="run: expected undamaged files"):
         im.share(whole, tmp_path / "again")
     assert not (tmp_path / "again").exists()
+
+
+@pytest.mark.parametrize("size", [0, 20_000])
+def test_a_full_disk_is_one_line(tmp_path, size):
+    with disk_of(size), pytest.raises(StorageError, match=r"File too large") as told:
+        im.share("induction-small", tmp_path / "shared")
+    assert "\n" not in str(told.value)
+
+
+def test_a_folder_of_others_is_one_line(tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("pathlib.Path.mkdir", refuse)  # an administrator may write everywhere
+    with pytest.raises(StorageError, match="expected to write it, got Permission denied"):
+        im.share("induction-small", tmp_path / "shared")
+
+
+def test_a_share_that_was_killed_at_any_write_leaves_no_run(tmp_path, monkeypatch):
+    run, written, write = im.load("induction-small"), [], share.write_file
+    monkeypatch.setattr(share, "_figures", lambda *_: [])
+    for last in range(20):
+        out = tmp_path / str(last)
+
+        def killed(path, content, out=out, last=last):
+            if len(list(out.glob("*"))) > last + 1:  # the folder of figures is there
+                raise KeyboardInterrupt
+            write(path, content)
+            written.append(path.name)
+
+        monkeypatch.setattr(share, "write_file", killed)
+        try:
+            share.share(run, out)
+        except KeyboardInterrupt:
+            with pytest.raises(Error):
+                im.load(out)
+        else:
+            break
+    assert len(written) > 20
+    assert torch.equal(im.load(out).memory("W_O2"), run.memory("W_O2"))

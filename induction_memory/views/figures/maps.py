@@ -20,7 +20,7 @@ from matplotlib.path import Path
 from matplotlib.text import Text
 
 from induction_memory.errors import require
-from induction_memory.shown_tokens import visible
+from induction_memory.shown_tokens import short
 from induction_memory.views.figures.panels import FAINT, INK, SMALL, TITLE
 from induction_memory.views.light_maps import BEYOND, OTHER, OUTPUT, RIGHT, TRIGGER, WORDS, legend
 
@@ -70,7 +70,7 @@ def grid(lines: Sequence[Sequence[Panel]], rows: Sequence[str] = (), note: str =
     every = [panel for line in lines for panel in line]
     width, lengths = max(map(len, lines)), [len(panel.tokens) for panel in every]
     side = min(max(INCHES_A_TOKEN * max(lengths), SMALLEST), LARGEST)
-    letters = max(len(visible(token)) for panel in every for token in panel.tokens)
+    letters = max(len(short(token)) for panel in every for token in panel.tokens)
     ticks = 0.1 + 0.022 * _points(side, min(lengths)) * max(1.0, 0.62 * letters)  # room for the tokens
     handles = _handles(every)
     left, beside = 0.18 + 0.24 * bool(rows) + ticks, 0.5
@@ -140,7 +140,7 @@ def _draw(axes: Axes, panel: Panel):
 
 
 def _label(axes: Axes, panel: Panel, points: float) -> None:
-    shown = [visible(token) for token in panel.tokens]
+    shown = [short(token) for token in panel.tokens]
     axes.xaxis.tick_bottom()
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_ticks(np.arange(len(shown)), shown)

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from induction_memory.errors import require
-from induction_memory.shown_tokens import visible
+from induction_memory.shown_tokens import short
 from induction_memory.views.figures.panels import FAINT, INK, SMALL, TICK, panels, sign, title
 
 STRONG = 75
@@ -102,7 +102,7 @@ def memories(maps: Sequence[Scores], columns: int = 4, note: str = "") -> Figure
         axes.set_xlabel(f"input {kind} $i$\n{_named(one, limit)}".rstrip())
         axes.set_ylabel(f"output {kind} $j$")
         for axis, names in ((axes.xaxis, one.table.index), (axes.yaxis, one.table.columns)):
-            _tick(axis, [visible(str(name)) for name in names], cell)
+            _tick(axis, [short(str(name)) for name in names], cell)
     stated = f"boxes: pairs to store; colours end at the {STRONG}th percentile of their sizes"
     return sign(figure, "; ".join(filter(None, (note, stated))))
 
@@ -121,7 +121,7 @@ def _named(one: Scores, limit: float) -> str:
     """The line under a map that names its unexpected scores, as surgery names pairs."""
     rows, columns, values = one.table.index, one.table.columns, one.table.to_numpy()
     places = one.unexpected(limit)
-    shown = [f"{visible(str(rows[i]))}->{visible(str(columns[j]))} {values[i, j]:.1f}" for i, j in places]
+    shown = [f"{short(str(rows[i]))}->{short(str(columns[j]))} {values[i, j]:.1f}" for i, j in places]
     return f"unexpected: {', '.join(shown)}".replace("$", r"\$") if shown else ""
 
 

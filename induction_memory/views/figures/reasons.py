@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch
 
 from induction_memory.probes.why import Attended, Reason
-from induction_memory.shown_tokens import visible
+from induction_memory.shown_tokens import short
 from induction_memory.views.figures.panels import FAINT, INK, LABEL, SMALL, TICK, panels, plain, sign, title
 
 COLOURS = {"W_K1": "#7b4fa3", "W_K2": "#b8432f", "W_O2": "#1f7a3d", "W_F": "#2563a8", "signal": "#b8432f"}
@@ -59,8 +59,8 @@ def over_training(memories: pd.DataFrame, name: str) -> Figure:
 
 
 def _shown(reason: Reason) -> str:
-    against = f" over {visible(reason.against)}" if reason.against else ""
-    return f"{visible(reason.target)}{against} at position {reason.position}"
+    against = f" over {short(reason.against)}" if reason.against else ""
+    return f"{short(reason.target)}{against} at position {reason.position}"
 
 
 def _line(axes: Axes, reason: Reason) -> None:
@@ -77,12 +77,12 @@ def _line(axes: Axes, reason: Reason) -> None:
             x += 1
         place[p] = x
         bold = "bold" if p in centres else "normal"
-        axes.text(x, 0, visible(reason.tokens[p - 1]), ha="center", va="center", fontsize=LABEL + 1,
+        axes.text(x, 0, short(reason.tokens[p - 1]), ha="center", va="center", fontsize=LABEL + 1,
                   family="DejaVu Sans Mono", color=INK, fontweight=bold, parse_math=False)  # fmt: skip
         if p in centres:
             axes.text(x, -0.42, str(p), ha="center", va="top", fontsize=SMALL, color=FAINT)
         x += 1
-    axes.text(x + 0.4, 0, f"→ {visible(reason.target)}  {reason.probability:.2f}", va="center", fontsize=LABEL + 1,
+    axes.text(x + 0.4, 0, f"→ {short(reason.target)}  {reason.probability:.2f}", va="center", fontsize=LABEL + 1,
               color=INK, fontweight="bold", parse_math=False)  # fmt: skip
     for i, one in enumerate(reason.heads):
         _arc(axes, one, place, i)
@@ -108,7 +108,7 @@ def _bars(axes: Axes, table: pd.DataFrame, total: float) -> None:
     top = table.loc[table["position"] > 0].head(BARS)
     rows = top.to_dict("records")
     ends = [row["path"].removesuffix(">out") for row in rows]
-    names = [f"{end}: {visible(row['input'])}→{visible(row['output'])}" for end, row in zip(ends, rows, strict=True)]
+    names = [f"{end}: {short(row['input'])}→{short(row['output'])}" for end, row in zip(ends, rows, strict=True)]
     values: Sequence[float] = [*top["value"], table["value"].sum() - top["value"].sum(), total]
     names += ["others", "sum"]
     starts = np.concatenate([[0.0], np.cumsum(values[:-2]), [0.0]])
