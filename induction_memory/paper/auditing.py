@@ -98,7 +98,7 @@ def audit(folder: Path | None = None, figures: Sequence[int] = tuple(FIGURES), *
     Only the trajectories of runs that these figures show are measured. The checksums of all records are checked.
     """
     folder = sealed_folder() if folder is None else find(folder)
-    planned = jobs(list(figures), "paper")
+    planned = jobs(figures, "paper")
     shipped, shown = with_shipped(Records([]), planned, folder), {job.preset for job in planned}
     broken, reads, compared = record_files.broken_records(folder / record_files.FOLDER), [], []
     records = {name: _audited(record, None, reads) for name, record in shipped.items()}

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from induction_memory.errors import InputError
+from induction_memory.errors import InputError, require
 from induction_memory.experiment.presets import FIGURE_8_DIMENSIONS, PRESETS, preset, quick, with_seed
 from induction_memory.experiment.run_config import RunConfig
 
@@ -126,6 +126,8 @@ def figures(names: Iterable[str]) -> list[int]:
 
 def jobs(chosen: Sequence[int], scale: Scale) -> list[PaperRun]:
     """The runs of these figures and of the comparisons in their claims, each once."""
+    good = isinstance(chosen, list | tuple) and chosen and all(figure in [*FIGURES] for figure in chosen)
+    require(bool(good), "figures", f"a list of numbers out of {', '.join(map(str, FIGURES))}", repr(chosen)[:80])
     found: dict[str, PaperRun] = {}
     for figure in chosen:
         for seed in range(max(SEEDS.values())):

@@ -14,8 +14,8 @@ series.steps, series.tokens                    numpy steps; tokens where the nam
 network.
 """
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
-from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
@@ -220,16 +220,16 @@ def revisions(source: "Source", *, keep: str | Path | Literal[False] | None = No
     [6.5, 25.4]
     """
     folder = None if keep is None or keep is False else require_folder(keep, "keep")
-    if isinstance(source, str | PathLike):
+    if isinstance(source, str | os.PathLike):
         path = Path(source)
-        require(path.is_dir(), "source", "a folder of checkpoints", repr(str(path)))
+        require(os.path.isdir(path), "source", "a folder of checkpoints", repr(str(path)))
         found = _hub_cache(path) if (path / "snapshots").is_dir() else checkpoint_folders(path)
         return Revisions(path.resolve().name, in_order(found, path), path / BESIDE if keep is None else folder)
     require(isinstance(source, Iterable), "source", "a folder, paths, or (step, model) pairs", type(source).__name__)
-    if isinstance(source, Sequence) and source and all(isinstance(one, str | PathLike) for one in source):
+    if isinstance(source, Sequence) and source and all(isinstance(one, str | os.PathLike) for one in source):
         paths = [Path(one) for one in source]  # type: ignore[arg-type]
         for path in paths:
-            require(path.is_dir(), "source", "folders of checkpoints", repr(str(path)))
+            require(os.path.isdir(path), "source", "folders of checkpoints", repr(str(path)))
         return Revisions(paths[-1].resolve().parent.name, in_order({p.name: p for p in paths}, "source"), folder)
     require(not keep, "keep", "none for (step, model) pairs, because models have no identity", repr(keep))
     return GivenModels(source)  # type: ignore[arg-type]

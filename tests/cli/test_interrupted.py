@@ -77,7 +77,9 @@ def test_a_command_over_steps_keeps_the_complete_file(run, words, tmp_path, monk
     file.write_text(whole, encoding="utf-8")
     shutil.rmtree(run.keep, ignore_errors=True)
     monkeypatch.setattr("induction_memory.source.measuring.track", stopping(2))
-    monkeypatch.setattr(sys, "argv", ["induction-memory", *words.replace("RUN", str(run.path)).split(), f"--out={file}"])
+    monkeypatch.setattr(
+        sys, "argv", ["induction-memory", *words.replace("RUN", str(run.path)).split(), f"--out={file}"]
+    )
     with pytest.raises(SystemExit) as stop:
         app.main()
     assert stop.value.code == 130
@@ -87,7 +89,9 @@ def test_a_command_over_steps_keeps_the_complete_file(run, words, tmp_path, monk
 
 
 @pytest.mark.parametrize("expected", [True, False])
-def test_interrupted_checks_of_the_theory_keep_the_complete_table(expected, tmp_path, monkeypatch, capsys, uninterrupted):
+def test_interrupted_checks_of_the_theory_keep_the_complete_table(
+    expected, tmp_path, monkeypatch, capsys, uninterrupted
+):
     from induction_memory.paper import theory
 
     (tmp_path / "theory.csv").write_text("whole", encoding="utf-8")

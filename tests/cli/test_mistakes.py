@@ -44,7 +44,10 @@ MISTAKES = [
     (("attention", "RUN", "--out", "x.png", "--text", "Ä"), "text: expected tokens of the vocabulary"),
     (("attention", "RUN", "--out", "x.png", "--text", "a" * 999), "text: expected 1 to "),
     (("probe", "RUN", "--probes", "recal"), "got 'recal'; did you mean recall?"),
-    (("attention", "RUN", "--out", "x.png", "--text", "@/dev/zero"), "--text: expected a file after @, got '/dev/zero'"),
+    (
+        ("attention", "RUN", "--out", "x.png", "--text", "@/dev/zero"),
+        "--text: expected a file after @, got '/dev/zero'",
+    ),
     (("why", "RUN", "--text", "@pipe"), "--text: expected a file after @, got 'pipe'"),
     (("presets", "None"), "preset: expected"),
     (("probe", "RUN", "--tokens", "999", "1"), "tokens: expected 0 to 64 (the vocabulary)"),

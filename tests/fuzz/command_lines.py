@@ -167,6 +167,10 @@ TABLE = (
     Argument("--columns", None, CHOICES),
     Argument("--out", None, _files(".csv", ".json", ".parquet")),
 )
+ELSEWHERE = (
+    Argument("--workers", None, ("0", *WHOLE)),
+    Argument("--scheduler", None, ("", "nowhere", "tcp://", "tcp://127.0.0.1:1", "http://[", ESCAPE)),
+)
 NEW_FOLDER = Argument("--out", "new", (*NO_FOLDERS, "folder"))
 COMMANDS: dict[str, tuple[Argument, ...]] = {
     "demo": (Argument("--out", "file.txt", ("file.txt", "folder", "file.txt/x", "run", LONG)),),
@@ -191,8 +195,9 @@ COMMANDS: dict[str, tuple[Argument, ...]] = {
     ),
     "probe": (
         RUN,
-        Argument("--probes", None, (*NAMES, "loss_occurrence0", "loss_occurrencex")),
+        Argument("--probes", "loss", (*NAMES, "loss_occurrence0", "loss_occurrencex")),
         Argument("--step", None, STEPS),
+        *ELSEWHERE,
         *TABLE,
     ),
     "attention": (
@@ -207,6 +212,7 @@ COMMANDS: dict[str, tuple[Argument, ...]] = {
         Argument("--kind", None, CHOICES),
         Argument("--components", None, (*NAMES, "pos->", "->", "pos->L9.k")),
         Argument("--via", None, CHOICES),
+        *ELSEWHERE,
         *TABLE,
     ),
     "patch": (
@@ -215,6 +221,7 @@ COMMANDS: dict[str, tuple[Argument, ...]] = {
         Argument("--kind", None, CHOICES),
         Argument("--corruption", None, CHOICES),
         Argument("--via", None, CHOICES),
+        *ELSEWHERE,
         *TABLE,
     ),
     "circuit": (
@@ -245,6 +252,7 @@ COMMANDS: dict[str, tuple[Argument, ...]] = {
         STEP,
         Argument("--table", None, CHOICES),
         Argument("--sequences", None, ("0", *WHOLE)),
+        *ELSEWHERE,
         *TABLE,
     ),
     "report": (
@@ -268,8 +276,7 @@ COMMANDS: dict[str, tuple[Argument, ...]] = {
     "sweep": (
         Argument("", "sweep.toml", ("", "nowhere.toml", "folder", "/dev/null", "/dev/zero", "file.txt", "bad.toml")),
         Argument("--out", "new", NO_FOLDERS),
-        Argument("--workers", None, ("0", *WHOLE)),
-        Argument("--scheduler", None, ("", "nowhere", "tcp://", "tcp://127.0.0.1:1", "http://[", ESCAPE)),
+        *ELSEWHERE,
     ),
 }
 

@@ -68,6 +68,9 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "rng": (None, 3, "rng", STRANGER, np.random),
     "fraction": (0, -0.1, 1.5, "x", *NUMBER),
     "table": (None, 3, [], {}, STRANGER),
+    "figures": (None, 3, "3", [], ["3"], [99], [True], [2.5], [None], [[]], [HUGE], {}, NAN, STRANGER),
+    "upload": ("", "x", 3, [], {}, "a/b/c", "/a", b"a/b", STRANGER),
+    "keep": (3, "", b"x", "a\0b", "/dev/null", [], {}, NAN, True, STRANGER),
 }
 
 
@@ -269,7 +272,14 @@ def calls(run: im.Trajectory, place: Path) -> list[Call]:
             "construct",
             im.construct,
             {"task": TASK},
-            {"task": "task", "config": "config", "leave_out": "names", "shuffle": "names", "seed": "seed"},
+            {
+                "task": "task",
+                "config": "config",
+                "leave_out": "names",
+                "shuffle": "names",
+                "seed": "seed",
+                "scales": "batch",
+            },
             but=(None, []),
         ),
         Call("preset", im.experiment.preset, {"name": "demo"}, {"name": "memory"}),
@@ -302,6 +312,22 @@ def calls(run: im.Trajectory, place: Path) -> list[Call]:
         ),
         Call("theory", im.paper.theory.run, {"names": ["lemma"]}, {"names": "names", "out": "folder"}, but=(None,)),
         Call("audit", im.paper.audit, {"folder": place / "none"}, {"folder": "folder"}, but=(None,)),
+        Call("audit figures", im.paper.audit, {"folder": place}, {"figures": "figures"}),
+        Call(
+            "share",
+            im.share,
+            {"source": run, "out": new},
+            {"source": "source", "out": "folder", "upload": "upload"},
+            but=(run,),
+        ),
+        Call("revisions", im.revisions, {"source": [(0, run.model(4))]}, {"keep": "keep"}),
+        Call(
+            "head_scores",
+            im.probes.head_scores,
+            {"source": run},
+            {"source": "source", "length": "count", **steps},
+            but=(None,),
+        ),
         Call(
             "BigramTask",
             im.BigramTask,

@@ -83,6 +83,23 @@ def test_a_model_begins_with_its_own_weights_and_is_left_alone(tmp_path):
         im.train(TASK, other, out=tmp_path / "run", frozen=["blocks.0.attn", "unembed.b_U"], resume=True, **TRAIN)
 
 
+def test_a_model_with_alibi_that_has_run_is_trained(tmp_path):
+    model = HookedTransformer(config(act_fn="gelu", positional_embedding_type="alibi"))
+    model(torch.zeros(1, 10, dtype=torch.long))  # keeps its slopes
+    assert im.train(TASK, model, out=tmp_path / "run", **TRAIN).finished
+
+
+@pytest.mark.parametrize("norm", ["LN", "LNPre", "RMS"])
+def test_a_run_keeps_the_epsilon_of_its_norms(norm, tmp_path):
+    model = HookedTransformer(config(act_fn="gelu", normalization_type=norm, eps=0.01, seed=0))
+    run = im.train(TASK, model, out=tmp_path / "run", **TRAIN)
+    tokens = torch.randint(TASK.n_inputs, (3, 10), generator=torch.Generator().manual_seed(0))
+    assert torch.equal(run.model(0)(tokens), model(tokens))
+    probes = ["W_F_kl", "W_K2_normed"]
+    found, expected = (im.probes.table(of, probes, task=TASK, step=step) for of, step in ((run, 0), (model, None)))
+    assert found["value"].to_numpy() == pytest.approx(expected["value"].to_numpy(), rel=1e-6)
+
+
 def tie_output(model):
     model.unembed.W_U = torch.nn.Parameter(model.embed.W_E.data.T)
 

@@ -116,6 +116,18 @@ def test_a_replaced_file_of_equal_size_and_time_is_measured_anew(copy):
     assert not head_scores(revisions(copy), step=400).equals(before)
 
 
+def test_two_series_of_one_name_with_equal_sizes_and_times_share_a_folder_of_results(copy, tmp_path):
+    other, kept = shutil.copytree(copy, tmp_path / "other" / copy.name), tmp_path / "kept"
+    for path in sorted((other / "step400").glob("*.safetensors")):
+        stat = path.stat()
+        path.write_bytes((copy / "step0" / path.name).read_bytes())
+        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+        assert path.stat().st_size == stat.st_size
+    first, second = (head_scores(revisions(folder, keep=kept), step=400) for folder in (copy, other))
+    assert not second.equals(first)
+    pd.testing.assert_frame_equal(second, head_scores(revisions(other, keep=False), step=400))
+
+
 def test_a_hub_cache_is_read_by_its_revisions(series, tmp_path):
     cache = tmp_path / "models--someone--tiny"
     for number, step in enumerate(STEPS):
