@@ -100,12 +100,12 @@ def calls(run: im.Trajectory, place: Path) -> list[Call]:
             but=(None, run),
         ),
         Call("verify", im.verify, {"source": run.path}, {"source": "source"}),
-        Call("thin", im.thin, {"run": run, "out": new}, {"run": "run", "out": "folder", "steps": "steps"}),
+        Call("thin", im.thin, {"source": run, "out": new}, {"source": "run", "out": "folder", "step": "steps"}),
         Call("state", run.state, {"step": 4}, {"step": "one_step"}),
         Call("model", run.model, {"step": 4}, {"step": "one_step"}),
-        Call("stack", run.stack, {"parameter": "W_K1"}, {"parameter": "memory", "steps": "steps"}),
-        Call("memory", run.memory, {"name": "W_K1"}, {"name": "memory", "steps": "steps"}),
-        Call("embedding", run.embedding, {"name": "w_E"}, {"name": "memory", "steps": "steps"}),
+        Call("stack", run.stack, {"parameter": "W_K1"}, {"parameter": "memory", "step": "steps"}),
+        Call("memory", run.memory, {"name": "W_K1"}, {"name": "memory", "step": "steps"}),
+        Call("embedding", run.embedding, {"name": "w_E"}, {"name": "memory", "step": "steps"}),
         Call("optimizer_state", run.optimizer_state, {"step": 4}, {"step": "one_step"}),
         Call("export", run.export, {"step": 4, "out": new}, {"step": "one_step", "out": "folder"}),
         Call(
@@ -134,9 +134,9 @@ def calls(run: im.Trajectory, place: Path) -> list[Call]:
         Call(
             "branch",
             im.branch,
-            {"run": run, "at": 4, "out": new, "progress": False},
+            {"source": run, "at": 4, "out": new, "progress": False},
             {
-                "run": "run",
+                "source": "run",
                 "at": "one_step",
                 "out": "folder",
                 "freeze": "rules",
@@ -221,9 +221,9 @@ def calls(run: im.Trajectory, place: Path) -> list[Call]:
         Call(
             "identify",
             im.heads.identify,
-            {"sources": run, "sequences": 2, "orders": 2},
+            {"source": run, "sequences": 2, "orders": 2},
             {
-                "sources": "source",
+                "source": "source",
                 "sequences": "count",
                 "metric": "kind",
                 "kind": "kind",
@@ -235,10 +235,10 @@ def calls(run: im.Trajectory, place: Path) -> list[Call]:
         Call(
             "report",
             im.report,
-            {"sources": run, "sequences": 1, "length": 4, "causal_steps": 1},
+            {"source": run, "sequences": 1, "length": 4, "causal_steps": 1},
             {
-                "sources": "source",
-                "steps": "steps",
+                "source": "source",
+                "step": "steps",
                 "sequences": "count",
                 "length": "count",
                 "causal_steps": "count",
@@ -263,8 +263,8 @@ def calls(run: im.Trajectory, place: Path) -> list[Call]:
         Call(
             "sample",
             im.sample,
-            {"task": TASK, "batch": 2, "rng": im.task.step_rng(0, 0)},
-            {"task": "task", "batch": "count", "rng": "rng"},
+            {"task": TASK, "sequences": 2, "rng": im.task.step_rng(0, 0)},
+            {"task": "task", "sequences": "count", "rng": "rng"},
         ),
         Call("step_rng", im.task.step_rng, {"seed": 0, "step": 0}, {"seed": "seed", "step": "seed"}, but=(HUGE,)),
         Call("build", im.build, {"config": MODEL}, {"config": "config", "seed": "seed"}),
@@ -290,7 +290,7 @@ def calls(run: im.Trajectory, place: Path) -> list[Call]:
             {"source": "model", "name": "memory"},
         ),
         Call("sweep table", im.sweep.table, {"folder": run.path.parent}, {"folder": "folder"}),
-        Call("sweep read", im.sweep.read, {"path": run.path}, {"path": "folder"}),
+        Call("sweep read", im.sweep.read, {"file": run.path}, {"file": "folder"}),
         Call(
             "RunConfig",
             im.experiment.RunConfig,
