@@ -30,6 +30,7 @@ import heapq
 import itertools
 import json
 import math
+import os
 import re
 import shlex
 import time
@@ -135,7 +136,7 @@ def read(file: str | Path) -> Sweep:
     (0,)
     """
     require(isinstance(file, str | Path), "FILE", "a sweep's file", repr(file))
-    require(Path(file).is_file(), "FILE", "a sweep's file", repr(str(file)))  # a device file may never end
+    require(os.path.isfile(file), "FILE", "a sweep's file", repr(str(file)))  # a device file may never end
     try:
         values = tomllib.loads(Path(file).read_text(encoding="utf-8"))
     except OSError as error:

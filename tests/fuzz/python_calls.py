@@ -129,7 +129,7 @@ def calls(run: im.Trajectory, place: Path) -> list[Call]:
                 "loss": "kind",
                 "threads": "count",
             },
-            but=(1.5, None),
+            but=(1.5, None, {}),
         ),
         Call(
             "branch",
@@ -248,7 +248,7 @@ def calls(run: im.Trajectory, place: Path) -> list[Call]:
         Call(
             "table",
             im.probes.table,
-            {"source": run},
+            {"source": run, "names": ["loss"]},
             {"source": "source", "names": "names", "step": "steps", "task": "task", "batch": "batch"},
         ),
         Call("recall", im.probes.recall, {"source": run}, {"source": "source", "names": "names", "step": "steps"}),
@@ -339,7 +339,7 @@ def calls(run: im.Trajectory, place: Path) -> list[Call]:
             im.ModelConfig,
             {},
             {"d_model": "count", "n_layers": "count", "n_heads": "count", "feed_forward": "kind", "trained": "names"},
-            but=([],),
+            but=([], {}),
         ),
     ]
 
