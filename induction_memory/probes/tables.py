@@ -192,7 +192,7 @@ def table(
     3   600  norm_W_O2  L2H1  25.36
     """
     chosen = select(source, step=step, batch=batch, task=task, sequences=SEQUENCES, progress=progress, engine=engine)
-    if names is None and chosen.task is None and not hasattr(chosen.source, "stacked"):
+    if names is None and _standard(chosen):
         how = {"probes": "standard", "batch": batch}
         return _joined([over_steps(chosen, _standard_scores, settings=how)])
     probes, parts = resolve(names, chosen), []
@@ -212,6 +212,11 @@ def table(
     result = pd.DataFrame(tidy.iloc[order]).reset_index(drop=True)
     result.attrs = tidy.attrs
     return result
+
+
+def _standard(source: Selection) -> bool:
+    """Whether a table without names has the standard scores of heads: for models without a task."""
+    return source.task is None and not hasattr(source.source, "stacked")
 
 
 def _joined(parts: Sequence[Tables]) -> pd.DataFrame:
@@ -298,6 +303,8 @@ def recall(
     if names is None and not has_memories(chosen):
         instead = "im.probes.table measures its distances to the task's predictors"
         raise InputError(f"task: expected one that says what matrices store, got {chosen.task.name!r} ({instead})")
+    if names is None and _standard(chosen):
+        raise InputError("task: expected a task, memories by name, or tokens= (for any model), got none of them")
     return wide(table(chosen.source, names, step=step, task=task, progress=progress))
 
 

@@ -256,6 +256,13 @@ def test_tables_of_probes_interventions_and_scores_name_heads_alike():
     assert single["head"].tolist() == ["L1H1", "L1H1>L2H1", ""]
 
 
+def test_recall_of_a_model_without_a_task_is_no_table_of_other_scores():
+    model = untrained(d_model=24, length=16)
+    with pytest.raises(InputError, match=r"task: expected a task, memories by name, or tokens="):
+        probes.recall(model)
+    assert probes.recall(model, "W_O2").equals(probes.recall(model, "W_O2", task=TINY))
+
+
 def test_recall_of_a_task_without_memories_says_what_can_be_measured_instead():
     with pytest.raises(InputError, match=r"got 'factual-recall' \(im\.probes\.table measures its distances"):
         probes.recall("factual-recall")
