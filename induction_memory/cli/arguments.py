@@ -87,9 +87,8 @@ def text_of(text: str | None) -> str | None:
     if text is None or not text.startswith("@"):
         return text
     try:
-        require(
-            Path(text[1:]).is_file(), "--text", "a file after @", repr(text[1:])
-        )  # a pipe or device may have no end
+        # a pipe or a device may have no end
+        require(Path(text[1:]).is_file(), "--text", "a file after @", repr(text[1:]))
         return Path(text[1:]).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"--text: expected a readable text file after @, got {text[1:]!r} ({error})") from None

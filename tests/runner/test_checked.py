@@ -49,16 +49,33 @@ def test_what_is_added_after_a_runner_was_made_counts(way):
     torch.testing.assert_close(ready.record(tokens).logits, model(tokens), atol=1e-5, rtol=1e-5)
 
 
-def test_a_change_between_two_recordings_is_checked_again():
+@pytest.mark.parametrize("way", ["hook", "forward"])
+def test_a_change_between_two_recordings_is_checked_again(way):
     model, tokens = model_of(use_qk_norm=True, normalization_type="RMS"), tokens_of()[:, :-1]
     assert record(model, tokens).graph.allows("L1H1->L2H1.k")
-    model.add_hook("blocks.0.hook_attn_out", lambda out, hook: 0.5 * out)
+    attention, own = model.blocks[0].attn, model.blocks[0].attn.forward
+    if way == "hook":
+        model.add_hook("blocks.0.hook_attn_out", lambda out, hook: 0.5 * out)
+    else:
+        attention.forward = lambda *given, **named: 0.5 * own(*given, **named)
     changed = record(model, tokens)
     assert not changed.graph.allows("L1H1->L2H1.k")
     with pytest.raises(UnsupportedError, match=r"layer 1's heads write changes .* \(largest deviation"):
         changed.graph.resolve("L1H1->L2H1.k")
     model.reset_hooks()
+    vars(attention).pop("forward", None)
     assert record(model, tokens).graph.allows("L1H1->L2H1.k")
+
+
+def test_edges_need_a_stream_that_is_the_sum_of_what_is_written():
+    model, tokens = model_of(use_qk_norm=True, normalization_type="RMS"), tokens_of()[:, :-1]
+    assert record(model, tokens).graph.allows("pos->L2H1.k")
+    model.add_hook("blocks.0.hook_resid_mid", lambda stream, hook: 2 * stream)
+    graph = record(model, tokens).graph
+    for edge in ("pos->L2H1.k", "embed->out", "L1H1->L2H1.k"):
+        with pytest.raises(UnsupportedError, match=r"written up to layer 1 changes .* \(largest deviation"):
+            graph.resolve(edge)
+    assert graph.allows("L2H1->out")
 
 
 def test_the_models_of_this_package_are_not_checked(monkeypatch):

@@ -113,6 +113,8 @@ def test_the_key_tells_batches_apart_by_tokens_groups_and_main_group(run, measur
     variants.append(
         replace(plain, groups={f"{name}s": mask for name, mask in plain.groups.items()}, main=f"{plain.main}s")
     )
+    renamed = {f"{name}s" if name == other else name: mask for name, mask in plain.groups.items()}
+    variants.append(replace(plain, groups=renamed))
     for one in variants:
         measured.clear()
         probes.table(run, ["loss"], step=0, batch=one)
