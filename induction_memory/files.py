@@ -41,7 +41,8 @@ def replace_file(path: Path, chunks: Iterable[Bytes]) -> None:
     try:
         descriptor = os.open(part, os.O_WRONLY | os.O_TRUNC | WRITING, READABLE)
         try:
-            make_readable(descriptor)
+            if hasattr(os, "fchmod"):  # where files have modes, whatever the umask
+                os.fchmod(descriptor, READABLE)
             for chunk in chunks:
                 write(descriptor, chunk)
             os.fsync(descriptor)
@@ -60,12 +61,6 @@ def write(descriptor: int, data: Bytes) -> None:
     view = memoryview(data)
     while len(view):
         view = view[os.write(descriptor, view) :]
-
-
-def make_readable(descriptor: int) -> None:
-    """Give a file the mode of every file, where files have modes."""
-    if hasattr(os, "fchmod"):
-        os.fchmod(descriptor, READABLE)
 
 
 def sync_folder(path: Path) -> None:

@@ -90,7 +90,8 @@ def flush(path: Path, keep: int | None = None) -> None:
     try:
         descriptor = os.open(path, os.O_WRONLY | files.WRITING, files.READABLE)
         try:
-            files.make_readable(descriptor)
+            if hasattr(os, "fchmod"):
+                os.fchmod(descriptor, files.READABLE)
             if keep is not None:
                 os.ftruncate(descriptor, keep)
             os.fsync(descriptor)
