@@ -245,6 +245,8 @@ def _head_clause(r: Reason, one: Attended, logit: pd.DataFrame) -> str:
     stored = float(at_key["value"].sum())
     if one.odds != one.odds:
         said += f" and adds {one.effect:+.1f}"
+    elif not one.rival:
+        said += ", with no other token to attend to"
     elif stored <= max(rest, 0):
         said += f" by interference ({rest:+.1f} of {one.odds:+.1f}{over})"
     else:

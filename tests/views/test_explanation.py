@@ -141,3 +141,10 @@ def test_a_series_is_explained_with_the_names_of_its_components(tmp_path, kind):
         assert set(reason.terms["role"]) == {"interference"}
         assert not any(name.startswith("W_") for name in logit["memory"])
     assert "attends to position" in found.sentence
+
+
+@pytest.mark.parametrize("text", ["b", "bbb"])
+def test_attention_without_another_token_to_attend_to_has_no_reason(text):
+    said = im.why("induction-small", text=text).sentence
+    assert "with no other token to attend to" in said
+    assert "because" not in said
