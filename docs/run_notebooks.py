@@ -64,7 +64,11 @@ def _run(notebook, manager, client):
             for output in cell.outputs:
                 if "execution_count" in output:
                     output["execution_count"] = None
-    notebook.metadata = {"kernelspec": notebook.metadata["kernelspec"], "jupytext": {"formats": "ipynb,md:myst"}}
+    notebook.metadata = {
+        "kernelspec": notebook.metadata["kernelspec"],
+        "jupytext": {"formats": "ipynb,md:myst"},
+        "language_info": {"name": "python", "pygments_lexer": "ipython3"},  # for lines that begin with ! or %
+    }
     nbformat.validate(notebook)
     return notebook
 

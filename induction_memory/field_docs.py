@@ -34,7 +34,7 @@ def field_docs(cls: Class) -> Class:
 
 
 def field_meanings(cls: type) -> dict[str, str]:
-    """The strings under the fields of a class, those of its base classes first; empty where there is no source.
+    """The strings under the fields of a class, its base classes first; empty where there is no source.
 
     >>> from induction_memory.experiment.train_config import TrainConfig
     >>> field_meanings(TrainConfig)["batch_size"]

@@ -64,7 +64,7 @@ def write(descriptor: int, data: Bytes) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Flush a folder's names to the disk; Windows opens no folder and needs none of it."""
+    """Flush the names in a folder to the disk. Windows cannot open a folder, so nothing is done there."""
     if os.name == "nt":
         return
     descriptor = os.open(path, os.O_RDONLY)

@@ -8,7 +8,7 @@ above these rows. CSV, JSON, Parquet and Markdown hold all columns.
 The line of progress appears after two seconds, so that quick calls stay silent, and is cleared when the work is done.
 It goes to standard error. In a terminal or a notebook it is rewritten, without a thread or a hidden cursor, so that an
 interruption leaves nothing behind; elsewhere, as in a log, a plain line is printed every ten seconds. Nested work
-shares the line: `steps 3/31, patched runs ...`. The time left is that of the outermost work.
+shares the line: `steps 3/31, patched runs ...`. The time left is the outermost work's.
 """
 
 import itertools

@@ -1,12 +1,17 @@
-"""The pages of the API reference, written before Sphinx reads: one for the package and one per room.
+"""The pages of the API reference, written before Sphinx reads: a table of names for the package and per room, and a page
+per name.
 
 What is public is what the package and its rooms name: `induction_memory.__all__`, and `dir` of each room. Names added
 to a room appear without a change here. The files are build output and not committed.
 """
 
 import inspect
+import re
 from operator import attrgetter
 from pathlib import Path
+
+from docstrings import rest
+from sphinx.pycode import ModuleAnalyzer
 
 import induction_memory as im
 
@@ -69,26 +74,53 @@ def heading(text, line="="):
     return f"{text}\n{line * len(text)}\n"
 
 
-def package_page():
+def summary(value, where, name):
+    """The first sentence of a docstring; that of a constant stands below it in the source."""
+    text = ModuleAnalyzer.for_module(where).find_attr_docs().get(("", name)) if isinstance(value, dict) else None
+    first = ("\n".join(text) if text else inspect.getdoc(value) or "").strip().partition("\n\n")[0]
+    return rest(re.split(r"(?<=\.)\s", " ".join(first.split()), maxsplit=1)[0])
+
+
+def table(folder, rows):
+    """One row per name, with a link to its page in `folder`."""
+    cells = "".join(f"   * - :doc:`{name} <{folder}/{name}>`\n     - {about}\n" for name, about in rows)
+    return f".. list-table::\n   :widths: auto\n\n{cells}"
+
+
+def contents(folder, names):
+    """The pages of the names, for the sidebar."""
+    return ".. toctree::\n   :hidden:\n\n" + "".join(f"   {name} <{folder}/{name}>\n" for name in names)
+
+
+def package_pages():
     """The names that `import induction_memory as im` gives, in the order in which one needs them."""
+    pages = {}
     lines = [
         heading("induction_memory"),
         "``import induction_memory as im`` gives these names and the rooms. Each is found on first use.\n",
     ]
     for title, group in GROUPS.items():
-        lines += [heading(title, "-"), *(entry(f"induction_memory.{name}", getattr(im, name)) for name in group)]
-    return "\n".join(lines)
+        found = {name: getattr(im, name) for name in group}
+        rows = [(name, summary(value, im.__name__, name)) for name, value in found.items()]
+        lines += [heading(title, "-"), table("induction_memory", rows)]
+        for name, value in found.items():
+            pages[f"induction_memory/{name}"] = f"{heading(f'im.{name}')}\n{entry(f'induction_memory.{name}', value)}"
+    lines.append(contents("induction_memory", [name for group in GROUPS.values() for name in group]))
+    return {"induction_memory": "\n".join(lines)} | pages
 
 
-def room_page(room):
-    """One room: what its docstring says, then its names."""
+def room_pages(room):
+    """One room: what its docstring says and a table of its names, and the page of each name."""
     module, found = names(room)
-    lines = [heading(f"im.{room}"), f".. automodule:: {module.__name__}\n   :no-index:\n"]
+    pages, rows = {}, []
     where = getattr(module, "_WHERE", {})
     for name in found:
-        defined = where.get(name, module.__name__).partition(":")[0]
-        lines.append(entry(f"{module.__name__}.{name}", getattr(module, name), defined))
-    return "\n".join(lines)
+        defined, value = where.get(name, module.__name__).partition(":")[0], getattr(module, name)
+        rows.append((name, summary(value, defined, name)))
+        text = entry(f"{module.__name__}.{name}", value, defined)
+        pages[f"{room}/{name}"] = f"{heading(f'im.{room}.{name}')}\n{text}"
+    about = f".. automodule:: {module.__name__}\n   :no-index:\n"
+    return {room: "\n".join([heading(f"im.{room}"), about, table(room, rows), contents(room, found)])} | pages
 
 
 def index_page():
@@ -102,12 +134,17 @@ def index_page():
 
 
 def write(app):
-    """Write the pages that have changed."""
+    """Write the pages that have changed, and remove those of names that are gone."""
     folder = Path(app.srcdir) / "reference" / "api"
-    folder.mkdir(parents=True, exist_ok=True)
-    pages = {"index": index_page(), "induction_memory": package_page()} | {room: room_page(room) for room in ROOMS}
+    pages = {"index": index_page()} | package_pages()
+    for room in ROOMS:
+        pages |= room_pages(room)
+    for path in folder.rglob("*.rst"):
+        if path.relative_to(folder).with_suffix("").as_posix() not in pages:
+            path.unlink()
     for name, text in pages.items():
         path = folder / f"{name}.rst"
+        path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
 

@@ -73,7 +73,7 @@ def ablate(
 
 
 def worst_first(table: "pd.DataFrame") -> "pd.DataFrame":
-    """Per step: the intact model, then components by their lowest accuracy, with kinds in order of accuracy.
+    """Sort the rows of each step: the intact model, then components by their lowest accuracy, kinds by accuracy.
 
     For soft targets there is no accuracy, and the highest loss comes first.
     """

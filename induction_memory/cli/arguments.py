@@ -107,7 +107,7 @@ def sequences_of(opened: Any, text: str | None, most: int) -> Any:
 
 
 def listed(items: tuple[str, ...], option: str) -> tuple[str, ...]:
-    """Items given separately or joined by commas; an empty item, as from an empty shell variable, is refused."""
+    """Items as separate words or joined by commas. An empty item, as from an empty shell variable, is refused."""
     parts = tuple(part.strip() for item in items for part in item.split(","))
     require(all(parts), option, "names", repr(",".join(items)))
     return parts

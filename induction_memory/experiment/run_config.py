@@ -107,7 +107,7 @@ class RunConfig:
     def with_settings(self, settings: "list[str] | tuple[str, ...]") -> "RunConfig":
         """A copy with fields changed by path: `config.with_settings(["task.k=3", "train.learning_rate=0.5"])`.
 
-        Sizes of the model that no longer fit are set to those of the task, unless `settings` sets them.
+        Sizes of the model that no longer fit become the task's sizes, unless `settings` sets them.
 
         >>> RunConfig().with_settings(["task.length=512"]).model.n_ctx
         512
@@ -166,7 +166,7 @@ def _require_parts(task: Any, model: Any) -> None:
 
 
 def with_sizes(model: ModelConfig, task: Any, unset: ModelConfig) -> ModelConfig:
-    """The model with the task's vocabulary, outputs and length in the fields that equal those of `unset`."""
+    """The model with the task's vocabulary, outputs and length in the fields that have the values of `unset`."""
     outputs = None if task.n_outputs == task.n_inputs else task.n_outputs
     wanted = {"d_vocab": task.n_inputs, "d_vocab_out": outputs, "n_ctx": task.length}
     return replace(model, **{name: v for name, v in wanted.items() if getattr(model, name) == getattr(unset, name)})

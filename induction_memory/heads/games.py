@@ -131,7 +131,7 @@ class ValueFunction:
     """Draws random orders for games with too many coalitions."""
     orders: int = ORDERS
     task: Task | None = None
-    """The task names the keys that define the roles; None for raw tokens."""
+    """The task, which names the keys that define the roles; None for raw tokens."""
     known: dict[bytes, Tensor] = field(default_factory=dict, repr=False)
     """The heads present for each route -> the value, one sum per sequence. Games share these values."""
 

@@ -157,9 +157,10 @@ def _above_chance(a: Association) -> Float[Tensor, "*set"]:
 def _positions(
     W_K: Float[Tensor, "d d"], p: Float[Tensor, "t d"], before: Bool[Tensor, "query key"] | None = None
 ) -> tuple[float, float]:
-    """Recall of s = t-1 and of s = t among the keys s <= t, for t >= 1, corrected for the chance 1/(t+1).
+    """Two recalls of the queries t >= 1 among the keys s <= t: of the key t-1, and of the key t.
 
-    `before` is the key of each query instead of t-1; queries without one are left out.
+    Both are corrected for the chance 1/(t+1). `before` has other keys in place of t-1, one per query; queries without
+    one are left out.
     """
     n = len(p)
     one_in = 1 / torch.arange(2, n + 1, dtype=torch.float64)

@@ -48,7 +48,7 @@ def causal_curves(
 ) -> pd.DataFrame:
     """One row per step, component and kind: necessity, accuracy with and without it, and recall if it has a probe.
 
-    With several heads, the recall is that of the best head.
+    With several heads, it is the recall of the best head.
 
     >>> import induction_memory as im
     >>> batch = im.load("induction-small").task.sample(4, im.task.step_rng(0, 2))

@@ -72,7 +72,7 @@ def ablate(
 ) -> list[Hook]:
     """Hooks that ablate a component like `im.ablate`; the replacement is computed on `batch`.
 
-    With `zero` and `mean` they work on sequences of any number and length, with other kinds only on those of `batch`.
+    With `zero` and `mean` they work on sequences of any number and length, with other kinds only on `batch`.
 
     >>> import induction_memory as im
     >>> run = im.load("induction-small")
@@ -94,7 +94,7 @@ def patch(
     tokens: Int[Tensor, "batch pos"],
     where: Bool[Tensor, "batch pos"] | None = None,
 ) -> list[Hook]:
-    """Hooks that replace a component's activations by those of a run on `tokens`, everywhere or at `where`.
+    """Hooks that replace a component's activations by its activations on `tokens`, everywhere or at `where`.
 
     >>> import induction_memory as im
     >>> run = im.load("induction-small")
@@ -276,7 +276,7 @@ def _hooks(model: Any, patches: Sequence[Patch]) -> list[Hook]:
 
 @torch.no_grad()
 def _of_rows(model: Any, writer: str, inputs: Tensor, result: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """`result` of a writer's output for each row, and of the logits of this output alone."""
+    """result(output, logits) for each row: a writer's output, and the logits of this output alone."""
     graph = runner(model).graph
     allowed = [name for name in graph.writers if layer_of(name)]
     require_known(writer, allowed, "writer")

@@ -6,7 +6,7 @@ This formula fixes the input; `Association.given` says which side is fixed. An i
 strictly above every rival, so ties are misses and a matrix of zeros recalls nothing. A score that is nan, as in a run
 that diverged, recalls nothing.
 
-    margin                   target's score minus that of its best rival: positive where the pair is recalled
+    margin                   target's score minus the best rival's: positive where the pair is recalled
     rank                     place of the target among its candidates, 1 is the best; ties and nan count against it
     soft_recall              probability of the target under the softmax over the candidates' scores
     signal_to_interference   mean target score over the root mean square of all rivals' scores
@@ -62,7 +62,7 @@ def recall(a: Association) -> Float[Tensor, "*lead"]:
 
 
 def margin(a: Association) -> Float[Tensor, "*lead n"]:
-    """Target's score minus that of its best rival; infinite for an item without rivals.
+    """Target's score minus the best rival's; infinite for an item without rivals.
 
     >>> from induction_memory.memory.association import matching
     >>> margin(matching(2 * torch.eye(3), torch.eye(3), torch.eye(3)))

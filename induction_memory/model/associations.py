@@ -60,7 +60,7 @@ class Row:
     positions: bool = False
     """Whether its items are positions (otherwise tokens)."""
     like: str | None = None
-    """The memory whose ideal pairs it has, where the task names none for its own matrix."""
+    """The memory whose ideal pairs are used if the task names none for this matrix."""
 
 
 TABLE = {
@@ -83,7 +83,7 @@ _NAME = re.compile(
 
 @dataclass(frozen=True)
 class Spec:
-    """A memory and how it is read: a name in its parts."""
+    """The name of a memory, parsed: the memory, and how it is read."""
 
     memory: str
     window: tuple[int, int] | None = None

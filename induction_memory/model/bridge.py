@@ -69,7 +69,7 @@ def _logits(model: Any) -> Tensor:
 
 
 ONLY_FILES = {"local_files_only": True, "trust_remote_code": False}
-"""For every call that reads a folder with transformers: nothing is fetched, and no code of the folder runs."""
+"""Arguments of every call that reads a folder with transformers: fetch nothing, and run no code of the folder."""
 
 
 _BUFFERS = ("attention.bias", "attn.bias", "masked_bias", "inv_freq")

@@ -146,7 +146,7 @@ def build(config: "AnyModel", seed: int = 0) -> HookedTransformer:
             for name, parameter in model.named_parameters():
                 parameter.copy_(initial_weight(name, tuple(parameter.shape), config, seed))
         if config.tied_output:
-            model.unembed.W_U = nn.Parameter(model.embed.W_E.data.T)  # a view: the two stay one
+            model.unembed.W_U = nn.Parameter(model.embed.W_E.data.T)  # a view, so both stay the same parameter
     trainable = tuple(config.parameters[name] for name in config.trained_names)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in trainable)
@@ -249,8 +249,8 @@ _OF_TORCH = vars(nn.Module()).keys()
 
 
 def departure(model: nn.Module, expected: nn.Module | None = None) -> str | None:
-    """How a model differs, apart from its weights, from `expected`, by default from what `build` makes; None if it does
-    not."""
+    """How a model differs from `expected` (by default from what `build` makes), apart from its weights; None if it
+    does not."""
     config = getattr(model, "model_config", None)
     if expected is None:
         if isinstance(config, Architecture):

@@ -308,7 +308,7 @@ class Architecture:
 
     @property
     def feed_forward(self) -> Literal["none", "other"]:
-        """`other` if there are feed-forwards, since they are not those of the paper's models."""
+        """`other` if there are feed-forwards, since they differ from the paper's."""
         return "none" if self["attn_only"] else "other"
 
     @property

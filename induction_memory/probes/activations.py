@@ -44,7 +44,7 @@ class Activations:
 
     @cached_property
     def runner(self) -> Runner | None:
-        """Runs the model without TransformerLens; None for a model with norms, because it does not record their
+        """Runs the model without TransformerLens; None for a model with norms, because this runner does not record their
         scales."""
         if self.at.loaded is not None or self.at.chosen.via == "hooks":
             return None

@@ -62,7 +62,7 @@ SEQUENCES_AT_ONCE = 8  # sequences whose logarithms are computed together, to st
 
 
 def previous_mass(pattern: Float[Tensor, "batch head query key"], back: int = 1) -> Float[Tensor, " head"]:
-    """Mean attention of t >= 1 to the previous position, or with `back=0` to its own."""
+    """Mean attention of the queries t >= 1 to the previous position, or with `back=0` to their own."""
     return pattern.diagonal(-back, dim1=-2, dim2=-1)[..., 1 - back :].double().mean((0, 2))
 
 
@@ -79,7 +79,7 @@ def chance_corrected(observed: Tensor, chance: Tensor) -> Tensor:
 
 
 def previous_token(pattern: Float[Tensor, "batch head query key"], back: int = 1) -> Float[Tensor, " head"]:
-    """Mean attention to the previous position, or with `back=0` to a token's own, corrected for chance."""
+    """Mean attention to the previous position, or with `back=0` to the query's own, corrected for chance."""
     return chance_corrected(previous_mass(pattern, back), _chance_of_one_key(pattern.shape[-1]))
 
 
@@ -181,7 +181,7 @@ def _induction(a: Activations, layer: int, which: str, argmax: bool) -> Float[Te
 
 
 def _targets(a: Activations) -> Int[Tensor, "batch query"]:
-    """The right tokens."""
+    """The target of each query; refused if targets are distributions."""
     if a.batch.soft:
         raise UnsupportedError("needs one right output for each position, the targets are distributions")
     return a.batch.targets

@@ -66,7 +66,7 @@ def _sum(a: Activations, *starts: tuple[str, ...]) -> Float[Tensor, ""]:
 
 
 def _parts(a: Activations, read: str) -> list[str]:
-    """The parts of the stream that `token`, `position` or `layer1` stand for."""
+    """The parts of the stream that `token`, `position` or `layer1` means."""
     if read in ("token", "position"):
         hook = "hook_embed" if read == "token" else "hook_pos_embed"
         if hook not in a.cache:
@@ -82,13 +82,13 @@ def _direct(a: Activations, read: str) -> Float[Tensor, ""]:
 
 
 def _of_heads(a: Activations, layer: int, read: str | None = None) -> Float[Tensor, " head"]:
-    """The effect of each head of a layer, or that of what its values read."""
+    """The effect of each head of a layer, or of what its values read."""
     parts = [()] if read is None else [(part,) for part in _parts(a, read)]
     return torch.stack([_sum(a, *((head, *part) for part in parts)) for head in _parts(a, f"layer{layer}")[:-1]])
 
 
 def _of_feed_forward(a: Activations, layer: int, read: str | None = None) -> Float[Tensor, ""]:
-    """The effect of a feed-forward, or that of what W_F reads."""
+    """The effect of a feed-forward, or of what W_F reads."""
     own = _parts(a, f"layer{layer}")[-1]
     if read is None and layer not in Streams(a).graph.feed_forwards:
         raise UnsupportedError(f"needs a feed-forward in layer {layer}, the model has none")

@@ -199,7 +199,7 @@ def table(
     of_weights = [probe for probe in probes if probe.of == "weights"]
     others = [probe for probe in probes if probe.of == "activations"]
     if of_weights:
-        told = replace(chosen, progress=None) if others and callable(progress) else chosen  # they tell
+        told = replace(chosen, progress=None) if others and callable(progress) else chosen  # they report the progress
         parts.append(over_steps(told, partial(_measured, of_weights, {}), size=chunk_of(chosen)))
     if others:
         own = [probe.measure for probe in others if probe.family not in (*FAMILIES, *OF_TASK)]
@@ -301,7 +301,7 @@ def recall(
     if isinstance(names, Tensor) or targets is not None:
         raise InputError("inputs: expected inputs and outputs with a matrix or targets, got none")
     if names is None and not has_memories(chosen):
-        instead = "im.probes.table measures its distances to the task's predictors"
+        instead = "im.probes.table measures what this task offers"
         raise InputError(f"task: expected one that says what matrices store, got {chosen.task.name!r} ({instead})")
     if names is None and _standard(chosen):
         raise InputError("task: expected a task, memories by name, or tokens= (for any model), got none of them")

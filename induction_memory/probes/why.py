@@ -14,8 +14,9 @@ and `expand` goes backwards from f. Two choices of f give the two questions:
     logit       f = w_U(y)                           y's logit at t; w_U(y) - w_U(y') for the difference to another
     score       f = W_K q_i / sqrt(d_head)           q_i a part of the query, read at a key: the score sums over i
 
-A term of a pair that the ideal memory stores is signal, every other term is interference. The stored pairs are in W_K2
-w_E(k) and Phi_1 w_E(k), in W_K1 p_t and p_{t-1}, in W_O2 the value w_E(k) and its output w_U(k), in W_F the bigrams.
+A term of a pair that the ideal memory stores is signal, every other term is interference. The stored pairs are
+w_E(k) with Phi_1 w_E(k) in W_K2, p_t with p_{t-1} in W_K1, the value w_E(k) with its output w_U(k) in W_O2, and the
+bigrams in W_F.
 
 The sum is exact for one input, with three things fixed: attention, the scale of each LayerNorm, and the mask of each
 ReLU. Other nonlinear components (a GELU) stay one part. Paths go through at most two heads in small models and one in
@@ -408,7 +409,7 @@ class Reason:
     held: tuple[str, ...]
     """The parts of this forward that were held fixed."""
     terms: pd.DataFrame
-    """Rows of "logit" add up to the logit, those of a head to the log-odds of its attention."""
+    """The rows of "logit" add up to the logit, the rows of a head to the log-odds of its attention."""
     heads: tuple[Attended, ...]
     """The heads with the largest effects, each followed by the head whose output it reads at its key."""
 

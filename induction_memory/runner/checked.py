@@ -241,7 +241,7 @@ class _Comparison:
         weights = ungrouped(parameters(self.model))
         m, needs = (
             Memories(weights),
-            "needs a model whose weights by HookedTransformer's names say what it computes, here",
+            "needs a model that computes what its weights say, here",
         )
         embedded = weights["embed.W_E"][tokens]
         if "pos_embed.W_pos" in weights:

@@ -146,7 +146,7 @@ class HookedRunner:
         self._plain = Graph.of(model)
         self._swapped = swapped or {}
         self._check: Check | None = None
-        """That of the last recording: the user's hooks count in it."""
+        """The check of the last recording, with the user's hooks; None before the first."""
 
     @property
     def check(self) -> Check:

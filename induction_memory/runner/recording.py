@@ -86,8 +86,7 @@ class Patches:
         """The positions of each sequence that the run still computes; None for all."""
         self._recorded, self._written = recorded, dict[str, Tensor]()
         self._changes: dict[str, dict[tuple, Tensor]] = {}
-        """Source -> for each different patch of its edges, the change of every stream that reads it through such an
-        edge."""
+        """Source -> patch of its edges -> the change of every stream that reads the source through a patched edge."""
 
     def write(self, name: str, own: Tensor) -> Tensor:
         """A writer's output, or a head's queries, keys or values, with the patches there."""

@@ -85,7 +85,7 @@ class Board:
 
 
 def unit(jobs: Mapping[str, Job]) -> str:
-    """What is counted: runs to train, or the steps of an analysis, which have no steps themselves."""
+    """What the jobs are: runs, which have training steps, or steps of an analysis, which have none."""
     return "runs" if any(job.steps for job in jobs.values()) else "steps"
 
 

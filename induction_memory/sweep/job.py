@@ -45,7 +45,7 @@ class Job:
     folder: Path
     """The folder with its metrics."""
     steps: int = 1
-    """Number of lines of metrics at the end, minus one."""
+    """The last training step; 0 for a step of an analysis."""
     cost: float = 1.0
     """Its cost in time, in any unit."""
 

@@ -290,7 +290,7 @@ def _kind(config: RunConfig) -> RunConfig:
 
 
 def _seconds(config: RunConfig) -> tuple[float, float]:
-    """Seconds per step, and those that a run takes beside its steps."""
+    """Seconds per step, and seconds that a run takes beside its steps."""
     import torch
 
     from induction_memory.model.building import build

@@ -71,7 +71,7 @@ def _document(title: str, found: pd.DataFrame, body: str) -> str:
 
 
 def _together(found: pd.DataFrame, settings: list[str], curves: dict[str, dict[str, np.ndarray]], loss: float) -> str:
-    """The curves of all runs one over another, and those of each configuration with mean and spread over seeds."""
+    """The curves of all runs in one picture, and of each configuration with mean and spread over seeds."""
     groups: Any = found.groupby(settings, dropna=False, sort=False) if settings else [((), found)]
     rows = [((), found), *((values, members) for values, members in groups if len(members) > 1)]
     lines = []
@@ -188,7 +188,7 @@ def _framed(lines: Sequence[str], label: str) -> str:
 def _line(values: np.ndarray, most: float, name: str, across: np.ndarray | None = None) -> str:
     """A curve from 0 at the bottom to `most` at the top, without steps that were not measured.
 
-    `across` are the places from 0 to 1, evenly spaced when not given.
+    `across` are the places from 0 to 1, by default evenly spaced.
     """
     x = np.linspace(0, 1, len(values)) if across is None else across
     finite = [

@@ -42,7 +42,7 @@ def given_grafts(
 ) -> tuple[list[str], dict[Graft, Tensor]]:
     """The rules of a branch's grafts, and the parameters of the grafts that do not come from a stored run.
 
-    The rule of such a graft has the parameter's checksum instead of the run's name.
+    In the rule of a graft without a stored run, the parameter's checksum takes the place of the run's name.
     """
     if not isinstance(grafts, Mapping):
         parts = [text.partition("=") for text in require_texts(grafts, "grafts", "a list of rules written as text")]
@@ -128,7 +128,7 @@ def branch(
     log: str | None = None,
     command: str | None = None,
 ) -> Trajectory:
-    """Continue training from a stored step of a run, given as itself or by its name or folder.
+    """Continue training from a stored step of a run; `source` is the run, its name or its folder.
 
     The rules are added to the run's rules and hold from the branch's step on unless they say otherwise:
     `freeze=["W_K1"]` freezes from `at`. `steps` is the number of the last step, by default the run's. `settings` change

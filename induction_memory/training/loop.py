@@ -161,7 +161,7 @@ class Snapshot:
     model: nn.Module
     """The model itself, not a copy: the next snapshot changes it."""
     optimizer: Mapping[str, Tensor]
-    """The optimiser's state, also not a copy."""
+    """The optimiser's state itself, not a copy: the next snapshot changes it."""
 
     def parameters(self) -> dict[str, Tensor]:
         """A copy of every parameter, by its name in the model."""

@@ -98,7 +98,7 @@ def load(source: str | Path, *, model: "AnyModel | None" = None, task: Task | No
 
 
 def opened(source: "Trajectory | str | Path") -> "Trajectory":
-    """A trajectory as itself, or by its folder or name."""
+    """The trajectory `source`, or the one with this folder or name."""
     run = load(source) if isinstance(source, str | Path) else source
     require(isinstance(run, Trajectory), "source", "a trajectory, its folder or name", type(run).__name__)
     return run
@@ -342,7 +342,7 @@ class Trajectory(ByStep[HookedTransformer]):
         return runner(self.state(step), self.model_config, via=via)
 
     def identity(self, step: int) -> str:
-        """What the results of a step are kept under."""
+        """The key for the kept results of a step."""
         return f"{self.fingerprint} {step}"
 
     has_steps = True

@@ -77,7 +77,7 @@ class Explanation:
 
     @property
     def terms(self) -> pd.DataFrame:
-        """All terms: rows of "logit" add up to the logit, those of a head to the log-odds of its attention."""
+        """All terms. The rows of "logit" add up to the logit, the rows of a head to the log-odds of its attention."""
         tables = [reason.terms.assign(step=reason.step) for reason in self.reasons]
         table = pd.concat(tables, ignore_index=True)
         table.insert(0, "step", table.pop("step"))

@@ -126,7 +126,7 @@ def test_hovering_a_memory_marks_its_token_in_the_sequence_and_the_attention(tab
                               " return [map.left, map.cell]; })()")  # fmt: skip
     tokens = view_of(tab, "view.sequence.tokens")
     token = tokens[4]
-    tab.locator("#w-o2-0 .overlay").hover(position={"x": left + 1.5 * cell, "y": (token + 0.5) * cell})
+    tab.locator("#w-o2-0 .overlay").hover(position={"x": left + (token + 0.5) * cell, "y": 1.5 * cell})
     last = len(tokens) - 1 - tokens[::-1].index(token)
     assert tab.get_attribute(f"#token-0-{last}", "aria-selected") == "true"
     assert tab.locator(".token.same").count() == tokens.count(token)
@@ -242,16 +242,16 @@ def test_the_live_pass_keeps_the_tolerance_that_the_page_states(tab, paths, runs
             assert difference.max() <= stated["attention_max"] + SAME
 
 
-def test_a_cell_is_chosen_and_erased_by_hand(tab, paths):
+def test_a_cell_is_chosen_by_its_input_across_and_its_output_down_and_erased_by_hand(tab, paths):
     opened(tab, paths["one"])
     left, cell = tab.evaluate("(() => { const map = inductionMemory.articles[0].all.find(p => p.name === 'W_O2').map;"
                               " return [map.left, map.cell]; })()")  # fmt: skip
     overlay = tab.locator("#w-o2-0 .overlay")
-    overlay.click(position={"x": left + 2.5 * cell, "y": 2.5 * cell})
+    overlay.click(position={"x": left + 2.5 * cell, "y": 4.5 * cell})
     tab.mouse.move(1, 1)
     tab.click("#w-o2-0 .erase")
     assert tab.locator(".erased .chip").count() == 1
-    assert view_of(tab, "view.erased") == [{"memory": "W_O2", "index": 0, "row": 2, "column": 2}]
+    assert view_of(tab, "view.erased") == [{"memory": "W_O2", "index": 0, "row": 2, "column": 4}]
 
 
 def test_a_link_opens_the_same_view(tab, paths, runs):

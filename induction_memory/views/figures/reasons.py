@@ -19,7 +19,7 @@ from induction_memory.views.figures.panels import FAINT, INK, LABEL, SMALL, TICK
 
 COLOURS = {"W_K1": "#7b4fa3", "W_K2": "#b8432f", "W_O2": "#1f7a3d", "W_F": "#2563a8", "signal": "#b8432f"}
 BARS, BESIDE = 7, 3
-"""The largest number of bars, and of tokens shown on either side of one that matters."""
+"""The largest number of bars, and of tokens shown on either side of a token that has a part in the reason."""
 
 
 def reason_figure(reason: Reason, pairs: pd.DataFrame, sentence: str) -> Figure:

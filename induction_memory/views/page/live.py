@@ -30,7 +30,7 @@ def why_not(source: Any) -> str:
     """Why the page cannot run the models of a source; "" if it can."""
     model = getattr(source, "model_config", None)
     if source.task is None:
-        return "the task is not known, and with it the tokens of a text"
+        return "the task is not known, so a text cannot be split into tokens"
     if not isinstance(model, ModelConfig):
         return "the model's configuration is not a ModelConfig"
     if model.layer_norm:

@@ -50,7 +50,7 @@ class Table:
 def tables(source: Any, steps: Sequence[int]) -> tuple[list[Table], dict[str, str]]:
     """The tables on the page, and the reasons for memories without one."""
     if source.task is None:
-        return [], {"memories": "the task is not known, and with it the pairs that they should hold"}
+        return [], {"memories": "the task is not known, so neither are the pairs that they should store"}
     ranked, skipped = clearest(source)
     found: list[Table] = []
     names = token_names(source.task)[0]

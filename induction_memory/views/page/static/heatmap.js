@@ -5,18 +5,22 @@ import { el, svg } from "./dom.js";
 const LABEL = 9; // pixels of a label's font, and of one lane of labels
 const LARGEST = 44; // pixels of a cell: a table of two tokens does not fill its panel
 
-/** Paint values into a canvas of one pixel per cell. `order` permutes rows and columns; `causal` greys what lies ahead. */
-export function paint(canvas, values, rows, columns, { lut, low, high, causal = false, beyond = 0, rowOrder, columnOrder }) {
-  if (canvas.width !== columns || canvas.height !== rows) [canvas.width, canvas.height] = [columns, rows];
+/**
+ * Paint values into a canvas of one pixel per cell. `order` permutes rows and columns; `causal` greys what lies ahead;
+ * with `turned`, the rows of the values are the columns of the picture.
+ */
+export function paint(canvas, values, rows, columns, { lut, low, high, causal = false, beyond = 0, rowOrder, columnOrder, turned = false }) {
+  const [width, height] = turned ? [rows, columns] : [columns, rows];
+  if (canvas.width !== width || canvas.height !== height) [canvas.width, canvas.height] = [width, height];
   const context = canvas.getContext("2d");
-  const image = context.createImageData(columns, rows);
+  const image = context.createImageData(width, height);
   const pixels = new Uint32Array(image.data.buffer);
   const factor = 255 / (high - low || 1);
   for (let i = 0; i < rows; i++) {
     const from = (rowOrder ? rowOrder[i] : i) * columns;
     for (let j = 0; j < columns; j++) {
       const code = (values[from + (columnOrder ? columnOrder[j] : j)] - low) * factor;
-      pixels[i * columns + j] = causal && j > i ? beyond : lut[code < 0 ? 0 : code > 255 ? 255 : code | 0];
+      pixels[turned ? j * rows + i : i * columns + j] = causal && j > i ? beyond : lut[code < 0 ? 0 : code > 255 ? 255 : code | 0];
     }
   }
   context.putImageData(image, 0, 0);

@@ -148,7 +148,7 @@ export class LiveModel {
     return applyMatrix(applyMatrix(X, n, V, width, this.d), n, weights[`L1H${head} W_O`], this.d, width);
   }
 
-  /** The score table of a memory with the present weights, as in `terminal.py`. */
+  /** The score table of a memory with the present weights, as in `views/page/tables.py`. */
   table({ memory, index, rows, columns, first }, weights) {
     const scores = new Float32Array(rows * columns);
     const { d } = this;

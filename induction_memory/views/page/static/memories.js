@@ -1,4 +1,6 @@
 // The memories as score matrices v_j^T W u_i: tokens labelled, ideal pairs boxed, sorted by token, frequency or birth.
+// Columns are inputs, rows outputs, as in `views/memory_maps.py`. The rows of a table are the side that recall fixes: for
+// W_O2 and W_F the inputs, so these tables are turned when they are drawn.
 
 import { variableOf } from "./colour.js";
 import { slice } from "./data.js";
@@ -7,10 +9,10 @@ import { HeatMap, paint } from "./heatmap.js";
 import { Panel } from "./panel.js";
 
 const FORMULA = {
-  W_K1: ["p", "ₜᵀ W_K1 p", "ₛ: query position t, key position s; it should find t − 1"],
-  W_K2: ["w_E(k)ᵀ W_K2 Φ₁ w_E(k′)", "", ": query k, key k′ as the previous-token head writes it"],
-  W_O2: ["w_U(j)ᵀ W_O2 W_V2 w_E(k)", "", ": attended token k, output j"],
-  W_F: ["w_U(j)ᵀ W_F w_E(k)", "", ": token k, next token j; boxed where the bigram is likely"],
+  W_K1: ["p", "ₜᵀ W_K1 p", "ₛ: rows are query positions t, columns key positions s; it should find t − 1"],
+  W_K2: ["w_E(k)ᵀ W_K2 Φ₁ w_E(k′)", "", ": rows are queries k, columns keys k′ as the previous-token head writes them"],
+  W_O2: ["w_U(j)ᵀ W_O2 W_V2 w_E(k)", "", ": rows are outputs j, columns attended tokens k"],
+  W_F: ["w_U(j)ᵀ W_F w_E(k)", "", ": rows are next tokens j, columns tokens k; boxed where the bigram is likely"],
 };
 const AXES = { W_K1: ["query", "key"], W_K2: ["query", "key"], W_O2: ["attended", "output"], W_F: ["token", "next"] };
 
@@ -54,10 +56,16 @@ export class MemoryPanel {
     return this.tables[this.which];
   }
 
+  /** Whether the table's rows are the columns of the map. */
+  get turned() {
+    return this.table.of_outputs;
+  }
+
   /** The table's own row and column of a cell as drawn, and the token or position it speaks of. */
   original(cell) {
-    const row = this.rowOrder ? this.rowOrder[cell.row] : cell.row;
-    const column = this.columnOrder ? this.columnOrder[cell.column] : cell.column;
+    const [i, j] = this.turned ? [cell.column, cell.row] : [cell.row, cell.column];
+    const row = this.rowOrder ? this.rowOrder[i] : i;
+    const column = this.columnOrder ? this.columnOrder[j] : j;
     return this.table.positions ? { row, column, position: row + this.table.first } : { row, column, token: row, other: column };
   }
 
@@ -83,8 +91,8 @@ export class MemoryPanel {
       this.frame();
     }
     const lut = this.page.palette.signed(this.name);
-    paint(this.map.canvas, this.values, rows, columns, { lut, low: -high, high, rowOrder: this.rowOrder, columnOrder: this.columnOrder });
-    this.map.describe(`${this.name} ${this.table.head} at step ${view.step}: ${rows} by ${columns} scores; the table has the numbers.`);
+    paint(this.map.canvas, this.values, rows, columns, { lut, low: -high, high, rowOrder: this.rowOrder, columnOrder: this.columnOrder, turned: this.turned });
+    this.map.describe(`${this.name} ${this.table.head} at step ${view.step}: ${this.turned ? columns : rows} by ${this.turned ? rows : columns} scores; the table has the numbers.`);
     const [low, , top] = this.scale.children;
     [low.textContent, top.textContent] = [`≤ ${number(-high, 1)}`, `≥ ${number(high, 1)}`];
     this.digits = live ? 2 : digitsOf(this.table.quantum);
@@ -104,14 +112,11 @@ export class MemoryPanel {
     const [atRow, atColumn] = [place(this.rowOrder, rows), place(this.columnOrder, columns)];
     [this.atRow, this.atColumn] = [atRow, atColumn];
     const pairs = this.name === "W_F" ? this.run.meta.likely_bigrams : this.table.pairs;
-    this.map.frame({
-      rows,
-      columns,
-      rowLabels: Array.from({ length: rows }, (_, i) => label((this.rowOrder?.[i] ?? i) + first)),
-      columnLabels: Array.from({ length: columns }, (_, j) => columnLabel(this.columnOrder?.[j] ?? j)),
-      every: positions ? 8 : 1,
-      boxes: { ideal: pairs.map(([i, j]) => [atRow[i], atColumn[j]]) },
-    });
+    const rowLabels = Array.from({ length: rows }, (_, i) => label((this.rowOrder?.[i] ?? i) + first));
+    const columnLabels = Array.from({ length: columns }, (_, j) => columnLabel(this.columnOrder?.[j] ?? j));
+    const sides = this.turned ? { rows: columns, columns: rows, rowLabels: columnLabels, columnLabels: rowLabels } : { rows, columns, rowLabels, columnLabels };
+    const ideal = pairs.map(([i, j]) => (this.turned ? [atColumn[j], atRow[i]] : [atRow[i], atColumn[j]]));
+    this.map.frame({ ...sides, every: positions ? 8 : 1, boxes: { ideal } });
   }
 
   point(state, view) {
@@ -127,7 +132,8 @@ export class MemoryPanel {
     } else {
       const row = here?.row ?? token;
       const column = here?.column ?? token;
-      this.map.mark(this.atRow[row], this.atColumn[column]);
+      const [i, j] = [this.atRow[row], this.atColumn[column]];
+      this.map.mark(...(this.turned ? [j, i] : [i, j]));
     }
     const cell = this.chosen ?? this.usual(token, query);
     this.erase.hidden = !(this.run.model && chosen) || here !== null;
