@@ -111,6 +111,18 @@ def test_every_name_and_every_room_has_its_place_in_the_reference():
     assert sorted([*grouped, *(room for room in api_pages.ROOMS if "." not in room)]) == sorted(im.__all__)
 
 
+def test_every_public_name_has_a_page_of_its_own_and_a_line_in_the_table_of_its_room():
+    pages = api_pages.package_pages()
+    named = {"induction_memory": [name for group in api_pages.GROUPS.values() for name in group]}
+    for room in api_pages.ROOMS:
+        pages |= api_pages.room_pages(room)
+        named[room] = api_pages.names(room)[1]
+    assert set(pages) == {*named, *(f"{room}/{name}" for room, found in named.items() for name in found)}
+    for room, found in named.items():
+        for name in found:
+            assert re.search(rf":doc:`{name} <{room}/{name}>`\n     - \S.+\.\n", pages[room]), (room, name)
+
+
 def test_everything_public_that_can_be_called_has_an_example_in_its_docstring():
     public = {f"im.{name}": getattr(im, name) for name in im.__all__}
     for room in api_pages.ROOMS:

@@ -129,28 +129,31 @@ colour is a surer verdict. The number is the head's share of its layer's effect 
 """
 WRITTEN_BEFORE = f"""
 How much of a head's role is decided by the initial weights, and how much by the data? Some runs share their initial
-weights and differ in their data. Others share their data and differ in their initial weights. This paragraph was
-written before the heads of these siblings were examined. The score says whether heads of the same index have the same
-shares of a role's work: 0 is chance, 1 means that the shares are the same up to differences that no order of the heads
-could remove (formulas in `induction_memory/heads/across_runs.py`). If the whole 95 % interval of runs with the same
-initial weights is above {DECIDES:g}, the initial weights decide which head has the role. If it is below, the data
-decide. Otherwise the question is undecided. The initial weights have some influence if `p` is below 0.05, where `p` is
-the share of orders of the heads that agree at least as well. The order of the heads in a layer means nothing before
-training, so that the data alone cannot choose an index: runs that share only their data are a control, and their
-interval should contain 0. How unequally the work is shared may depend on either. For the effective number of heads and
-for the largest share, `value` is the part of the variance between independent runs that disappears when the initial
-weights, or the data, are the same. Negative values mean that it does not become smaller. With three runs in each
-family, only large effects can be seen.
+weights and differ in their data. Others share their data and differ in their initial weights. The rules below were
+written before the heads of these siblings were examined.
+
+**Which head has the role?** The score compares the shares of heads with the same index in two runs. It is 0 at chance,
+and 1 if the shares agree as well as in the best order of the heads (formulas in
+`induction_memory/heads/across_runs.py`). The initial weights decide if the whole 95 % interval of runs with the same
+initial weights is above {DECIDES:g}. The data decide if it is below. Otherwise the question is undecided. `p` is the
+share of orders of the heads that agree at least as well. If it is below 0.05, the initial weights have some influence.
+Runs that share only their data are a control: the order of the heads means nothing before training, so the data alone
+cannot choose an index, and their interval should contain 0.
+
+**How unequally do heads share the work?** The initial weights and the data may both decide this. For the effective
+number of heads and for the largest share, `value` is the part of the variance between independent runs that disappears
+when the initial weights, or the data, are the same. It is negative if the variance does not become smaller. With three
+runs in each family, only large effects can be seen.
 """
 LIMITS = """
-What this does not show: all runs with the same initial weights start from one set of weights, that of seed 0, so that
-the interval covers other data but not other sets of weights. The parts of the variance have intervals from below zero
-to nearly one, or depend on that one family, so the question how unequally the work is shared stays undecided. A lower
-limit far below zero means that some draws of independent runs hardly differ.
+What this does not show: all runs with the same initial weights start from the weights of seed 0, so the interval covers
+other data but no other initial weights. How unequally the work is shared stays undecided: the parts of the variance
+have intervals from below zero to nearly one, or depend on this one family. A lower limit far below zero means that some
+draws of independent runs hardly differ.
 """
 PREDICTORS = """
 How well does one run predict the roles of another? A score of 0 is chance, 1 is certainty. The predictor `index` takes
-the role of the head with the same name, and `layer` that of any head of the same layer. The predictor `appearance`
+the role of the head with the same name, and `layer` the role of any head of the same layer. The predictor `appearance`
 takes the head that is most similar in weights and attention, and predicts its causal vote. The predictor `match` takes
 the head that is most similar in all three votes.
 """
@@ -350,4 +353,5 @@ def _by_vote(roles: pd.DataFrame) -> pd.DataFrame:
 
 
 def _wrapped(text: str) -> str:
-    return textwrap.fill(" ".join(text.split()), 120, break_on_hyphens=False)
+    paragraphs = (" ".join(part.split()) for part in text.split("\n\n"))
+    return "\n\n".join(textwrap.fill(part, 120, break_on_hyphens=False) for part in paragraphs)

@@ -1,5 +1,5 @@
-"""The pages of the API reference, written before Sphinx reads: a table of names for the package and per room, and a page
-per name.
+"""The pages of the API reference, written before Sphinx reads: tables of names for the package and each room, and one
+page per name.
 
 What is public is what the package and its rooms name: `induction_memory.__all__`, and `dir` of each room. Names added
 to a room appear without a change here. The files are build output and not committed.

@@ -140,7 +140,7 @@ class ValueFunction:
         return self.values(coalitions.unsqueeze(1).expand(-1, len(ROUTES), -1))
 
     def values(self, present: Bool[Tensor, "coalition route player"]) -> Float64[Tensor, "coalition batch"]:
-        """The values if the readers of each route see only the present heads; each is evaluated once."""
+        """The values if the readers of each route see only the heads present for it; equal cases are evaluated once."""
         graph = self.recording.graph
         keys = [seen.mT.flatten().numpy().tobytes() for seen in present]
         places = {key: row for row, key in enumerate(keys) if key not in self.known}
@@ -214,7 +214,7 @@ def solve_games(v: ValueFunction) -> list[Game]:
 def _seen(
     heads: Sequence[str], players: Sequence[str], routes: Sequence[str], subsets: Bool[Tensor, "coalition player"]
 ) -> Bool[Tensor, "coalition route head"]:
-    """The heads present for each route if the players outside a subset are absent for some routes."""
+    """Whether each head is present for each route, if the players outside a subset are absent for `routes`."""
     present = torch.ones(len(subsets), len(heads), dtype=torch.bool)
     present[:, torch.from_numpy(np.isin(heads, players))] = subsets
     whole = torch.from_numpy(~np.isin(ROUTES, routes))

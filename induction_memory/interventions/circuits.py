@@ -77,7 +77,7 @@ class _Bench:
     recording: Recording
     batch: Batch
     queries: Int[Tensor, "batch m"] | None
-    """The in-context positions, where they are few; None for all positions."""
+    """The in-context positions, if they are few enough to compute only these; None to compute all positions."""
     counted: Bool[Tensor, "batch m"]
     replacement: Mapping[str, Tensor]
 
@@ -214,7 +214,8 @@ def _curve(
     whole, nothing = ends
     cells = [(name, n, order) for name, order in orders for n in sizes]
     removed = [frozenset(edges) for _, n, order in cells for edges in (order[n:], order[:n])]
-    neighbours = [*removed[::2], *removed[1::2]]  # differ by one edge, and often not before the last layer's attention
+    # Neighbours differ by one edge, so they often share the run up to the last layer's attention.
+    neighbours = [*removed[::2], *removed[1::2]]
     place = {edges: i for i, edges in enumerate(dict.fromkeys(neighbours))}  # different orders share many circuits
     every = [bench.without(edge for edge in bench.graph.edges if edge in s) for s in place]
     done: list[int] = []

@@ -44,8 +44,7 @@ class Activations:
 
     @cached_property
     def runner(self) -> Runner | None:
-        """Runs the model without TransformerLens; None for a model with norms, because this runner does not record their
-        scales."""
+        """Runs the model without TransformerLens. None for a model with norms, whose scales it does not record."""
         if self.at.loaded is not None or self.at.chosen.via == "hooks":
             return None
         config = getattr(self.at.chosen.source, "model_config", None)

@@ -257,7 +257,7 @@ class Streams:
         for writer in parts if only is None else only:
             q = self.linear(norm, parts[writer]) / self.scale(norm)[queries] @ W_Q
             q = q + (self.shift(norm) * torch.ones_like(parts[writer]) @ W_Q + b_Q if writer == "bias" else 0)
-            if turns is not None:  # R_s^T R_t q, what a query at t asks of a key at s before it is turned
+            if turns is not None:  # R_s^T R_t q: its product with an unturned key at s is the score
                 q = torch.einsum("nd,nde,nfe->nf", q, turns[queries], turns[keys])
             q = q / self.attention_scale(layer)
             f, weight, shifted = self.behind(norm, (q @ W_K.T)[:, None], torch.ones_like(q[:, :1]), keys)
@@ -424,7 +424,7 @@ class _Terms:
     def add(
         self, of: str, query: int, at: int, leaf: Leaf, output: str, signal: Any, *, sign: int = 1, query_part: str = ""
     ) -> float:
-        """Add a leaf, which reads at one position or at all of them; what its ideal pairs contribute."""
+        """Add a leaf, which reads at one position or at all of them. Returns what its ideal pairs contribute."""
         values = sign * leaf.value[0].double().cpu().numpy()
         at_all = len(values) > 1
         places = list(range(len(values))) if at_all else [at]

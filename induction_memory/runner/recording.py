@@ -195,7 +195,7 @@ class Recording:
     """By TransformerLens's hook names."""
     logits: Float[Tensor, "batch pos vocab"]
     W_O: Sequence[Float[Tensor, "head d_head d_model"]] = ()
-    """Output matrices of each layer, if the heads' outputs are computed only on request."""
+    """W_O of each layer, to compute the outputs of heads on request; empty if they are recorded."""
     maps: Maps | None = field(default=None, repr=False)
     """The maps of the fast path that computed it."""
     _kept: dict[str, Tensor] = field(default_factory=dict, repr=False)

@@ -20,9 +20,9 @@ with one thread unless the file says otherwise.
 
 `estimate` predicts a sweep's time and disk space. Time: three steps of each kind of run (task, model, batch, loss) are
 trained, and the faster of the last two counts. After MOST_MEASURED kinds, the time of the others is scaled by their
-number of multiplications. Each run also takes what the first evaluations take. Disk: the bytes of the stored
-parameters. A finished run holds them once, and twice while it
-is compacted. Adaptive checkpoints keep more.
+number of multiplications. The time of the first evaluations is added for each run. Disk: the bytes of the
+stored parameters. A finished run holds them once, and a run that is being compacted twice. Adaptive checkpoints keep
+more.
 """
 
 import hashlib

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 
 def telling_rows(batch: Batch, length: int | None) -> list[int]:
-    """All rows, first those with the most different tokens in the main group; ties by the number of queries."""
+    """All rows; rows with more different tokens in the main group come first, then rows with more queries."""
     asked = torch.where(batch.group(), batch.tokens, -1)[:, :length]
     score = [(len(row[row >= 0].unique()), int((row >= 0).sum())) for row in asked]
     return sorted(range(len(score)), key=score.__getitem__, reverse=True)

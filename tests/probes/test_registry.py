@@ -264,6 +264,6 @@ def test_recall_of_a_model_without_a_task_is_no_table_of_other_scores():
 
 
 def test_recall_of_a_task_without_memories_says_what_can_be_measured_instead():
-    with pytest.raises(InputError, match=r"got 'factual-recall' \(im\.probes\.table measures its distances"):
+    with pytest.raises(InputError, match=r"got 'factual-recall' \(im\.probes\.table measures what this task offers"):
         probes.recall("factual-recall")
     assert probes.table("factual-recall", step="last")["probe"].str.startswith("kl_to_").all()

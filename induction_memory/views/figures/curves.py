@@ -64,7 +64,7 @@ def probed(table: pd.DataFrame, column: str) -> pd.Series:
 
 
 def drawn_recalls(recalls: pd.DataFrame, names: Sequence[str] = RECALLS) -> dict[str, str]:
-    """The columns of `recalls` to draw and the memory of each: the columns in `names`, or their heads.
+    """Column to draw -> its memory: every column of `recalls` with a name of `names`, whole or of one head.
 
     A head's column is called 'W_K2 L2H1' or 'W_K2[L1H1>L2H1]'. Up to T = 64 the first 64 positions are all positions,
     so they are drawn once.
