@@ -96,7 +96,7 @@ def _worst_first(verdicts: "pd.DataFrame") -> "pd.DataFrame":
     from induction_memory.paper.verdicts import VERDICTS
 
     rows = verdicts.to_dict("records")
-    ranked = verdicts.rename(columns={"error": "value_se"}).assign(
+    ranked = verdicts.rename(columns={"half_interval": "value_se"}).assign(
         claim=[f"“{CLAIMS[name].says}”" if name in CLAIMS else name for name in verdicts["claim"]],
         rank=[VERDICTS.index(verdict) for verdict in verdicts["verdict"]],
         measure=[f"{row['measure']} (ours)" if row["whose"] == "ours" else row["measure"] for row in rows],

@@ -178,9 +178,9 @@ def _whose(row: Mapping[str, Any]) -> str:
 
 
 def _error(row: Mapping[str, Any]) -> str:
-    if pd.isna(row["error"]):
+    if pd.isna(row["half_interval"]):
         return "" if row["verdict"] == "no run" else "unknown"
-    return f"± {_number(row['error'])} over {row['over']}" if row["over"] else "exact"
+    return f"± {_number(row['half_interval'])} over {row['over']}" if row["over"] else "exact"
 
 
 def _number(value: float) -> str:

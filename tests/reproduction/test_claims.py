@@ -182,7 +182,7 @@ def test_claims_that_need_no_run_are_measured(one_step_once):
     table = check(Records([]), [*WITHOUT_RUNS])
     for name, verdicts in WITHOUT_RUNS.items():
         assert table.loc[table["claim"] == name, "verdict"].tolist() == verdicts
-    assert table["error"].notna().all()
+    assert table["half_interval"].notna().all()
 
 
 IN_THE_TEXT = ("keys-wait", "output-alone", "near-perfect", "second-before-first")
@@ -227,7 +227,7 @@ def test_means_are_taken_over_seeds():
     one = check(Records([run for name, run in runs.items() if name.endswith("seed-0")]), ["near-perfect"])
     assert found["value"].iloc[0] == pytest.approx((0.97 + 0.91 + 0.97) / 3)
     assert one["value"].iloc[0] == pytest.approx(0.97)
-    assert found["error"].iloc[1] == pytest.approx(one["error"].iloc[1] / np.sqrt(3))
+    assert found["half_interval"].iloc[1] == pytest.approx(one["half_interval"].iloc[1] / np.sqrt(3))
     assert (found["over"].iloc[0], one["over"].iloc[0]) == ("seeds", "seeds (1 run)")
 
 

@@ -12,7 +12,7 @@ from induction_memory.paper.verdicts import Measurement, Verdict
 
 DAGGER = "†"
 HALF = 0.5
-COLUMNS = ("claim", "figure", "measure", "whose", "value", "error", "over", "threshold", "verdict")
+COLUMNS = ("claim", "figure", "measure", "whose", "value", "half_interval", "over", "threshold", "verdict")
 
 
 def later(row: Measurement) -> Measurement:
@@ -60,10 +60,10 @@ def claim(figure: int, reason: str) -> Callable[[Measure], Measure]:
 
 
 def check(records: Records, names: Sequence[str] | None = None) -> pd.DataFrame:
-    """One row per measurement: claim, figure, measure, whose, value, error, over, threshold, verdict.
+    """One row per measurement: claim, figure, measure, whose, value, half_interval, over, threshold, verdict.
 
     The verdict is "holds", "undecided", "does not hold", or "no run" if a run has not been trained. `whose` is "paper",
-    or "ours" if the paper does not claim it. The error is half of a 95 % interval.
+    or "ours" if the paper does not claim it. `half_interval` is half of a 95 % interval.
 
     >>> from induction_memory.paper.records import Records
     >>> check(Records([]), ["two-layers"])[["measure", "verdict"]].values.tolist()
