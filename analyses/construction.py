@@ -74,20 +74,20 @@ def bigram_loss(task: BigramTask) -> float:
 
 
 def least(rows: list[list], triggers: str, feed_forward: str) -> str:
-    """The smallest dimension of the table that is enough, in words."""
+    """The smallest dimension of the table that is enough."""
     enough = [row[2] for row in rows if row[:2] == [triggers, feed_forward] and float(row[3].split()[0]) >= ENOUGH]
-    return f"from d = {enough[0]} on" if enough else "at no d of the table"
+    return str(enough[0]) if enough else "none of the table"
 
 
 def page(rows: list[list], sequences: int, seeds: int) -> str:
     s = Scales()
     question = (
-        "**How large must the dimension be for the hand-built induction head to work?** With fixed triggers it is "
-        f"right in {100 * ENOUGH:.0f} % of the cases in context {least(rows, 'fixed', 'none')} without a feed-forward, "
-        f"and {least(rows, 'fixed', 'default')} with the global bigrams in W_F. With random triggers it reaches this "
-        f"accuracy {least(rows, 'random', 'none')} without a feed-forward, and {least(rows, 'random', 'default')} with "
-        f"W_F. With the finite W_F that is nearest to the paper's, it does so {least(rows, 'fixed', 'equation 8')} "
-        f"with fixed and {least(rows, 'random', 'equation 8')} with random triggers."
+        f"**How large must the dimension be for the hand-built induction head to work?** It is right in "
+        f"{100 * ENOUGH:.0f} % of the in-context cases from these dimensions on. With fixed triggers: "
+        f"{least(rows, 'fixed', 'none')} without a feed-forward, {least(rows, 'fixed', 'default')} with the default "
+        f"W_F, {least(rows, 'fixed', 'equation 8')} with the W_F of equation 8. With random triggers: "
+        f"{least(rows, 'random', 'none')}, {least(rows, 'random', 'default')} and "
+        f"{least(rows, 'random', 'equation 8')}."
     )
     about = (
         "The memories are the paper's hand-built ones (equations 7 and 8; `im.construct`) on K = 5 triggers, T = 256. "

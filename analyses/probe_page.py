@@ -64,7 +64,7 @@ QUESTIONS = (
         "Scores of the built models are large, so the probability of a stored pair is near 1.",
     ),
     Question(
-        "Recall with the key given",
+        "Recall with the key fixed",
         f"{MEMORY}_reversed",
         "Recall as the paper prints it: queries compete for a key.",
         "The models store exact pairs, so both directions agree.",

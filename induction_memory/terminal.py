@@ -45,7 +45,7 @@ PLACES = 4
 RANGE = 1e4
 """In a column whose sizes differ by more than this factor, each number has its own number of places."""
 WIDTH = 80
-"""Columns of a terminal whose width is unknown."""
+"""The assumed width of a terminal that does not tell it, in characters."""
 NARROW = 6
 """Columns that text keeps, however narrow the terminal is."""
 GAP = "  "

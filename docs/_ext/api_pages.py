@@ -76,9 +76,13 @@ def heading(text, line="="):
 
 def summary(value, where, name):
     """The first sentence of a docstring; that of a constant stands below it in the source."""
-    text = ModuleAnalyzer.for_module(where).find_attr_docs().get(("", name)) if isinstance(value, dict) else None
-    first = ("\n".join(text) if text else inspect.getdoc(value) or "").strip().partition("\n\n")[0]
-    return rest(re.split(r"(?<=\.)\s", " ".join(first.split()), maxsplit=1)[0])
+    if isinstance(value, dict):
+        found = ModuleAnalyzer.for_module(where).find_attr_docs()
+        text = "\n".join(found.get(("", name), [f"{len(value)} entries by name, listed on its page."]))
+    else:
+        text = inspect.getdoc(value) or ""
+    first = " ".join(text.strip().partition("\n\n")[0].split())
+    return rest(re.split(r"(?<=\S\.)\s", first, maxsplit=1)[0])
 
 
 def table(folder, rows):

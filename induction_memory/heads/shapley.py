@@ -35,7 +35,7 @@ Evaluate = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Solution:
-    """A solved game. Every value is one sum per sequence, because all are linear in v."""
+    """A solved game. All values are linear in v, so each is stored as one sum per sequence, like v."""
 
     values: Float64[Tensor, "player batch"]
     """Shapley values."""

@@ -61,7 +61,7 @@ EDITS = ("erase", "insert", "swap", "project", "truncate", "transplant")
 MOST_STRENGTH = 1e30
 """The largest score that can be set: larger ones overflow in the model."""
 MEMORY_LAYERS = 2
-"""Layers of a model whose memories have the paper's names."""
+"""The number of layers of a model whose memories can be edited."""
 
 
 def one_edit(edit: Mapping[str, Any], strength: float | None = None) -> tuple[str, Any]:

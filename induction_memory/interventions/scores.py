@@ -109,7 +109,9 @@ class Contrast:
 
 
 def contrast(model: "nn.Module | Runner", pairs: Pairs, direction: Direction = "corrupt") -> Contrast:
-    """Record both runs. `corrupt` puts corrupted activations into the clean run, `restore` the other way round.
+    """Record the clean and the corrupted run.
+
+    `corrupt` puts corrupted activations into the clean run, `restore` clean ones into the corrupted run.
 
     >>> import induction_memory as im
     >>> run = im.load("induction-small")

@@ -52,7 +52,7 @@ EVALUATION_STREAM = 1  # the probes' evaluation batch is number 0 of the same se
 @field_docs
 @dataclass(frozen=True)
 class Langevin:
-    """Settings of the sampling. Use one setting for a whole trajectory.
+    """Settings of the sampling in `learning_coefficient`. Use one setting for a whole trajectory.
 
     >>> Langevin(n_beta=30).draws
     200

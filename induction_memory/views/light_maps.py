@@ -86,8 +86,8 @@ def picture(
 ) -> tuple[str, float, float]:
     """The SVG of maps with their titles, and its width and height.
 
-    `across` of the maps belong in one line. Lines are broken, or put side by side, if that makes the maps larger. All
-    maps fit a screen.
+    Each line has `across` maps. Lines are broken, or put side by side, if that makes the maps larger. The picture fits
+    a screen unless there are very many maps.
     """
     n, letters, font = len(tokens), max(map(len, tokens)), LABELS[0]
     side, columns, margin, below = SIDE, across, 0.0, 0.0
