@@ -112,7 +112,7 @@ def page(rows: list[list], sequences: int, seeds: int) -> str:
         "sequence that begins with a trigger shows a false match there. The fifth column leaves those sequences out. "
         "The other errors come from embeddings that are only nearly orthogonal: at small d the keys of 256 positions "
         "interfere, and W_F reads what the induction head writes. With random triggers W_F also knows the triggers, "
-        "and competes with the induction head on them. The global accuracy of W_F alone is at most that of the "
+        "and competes with the induction head on them. W_F alone is globally right at most as often as the "
         "bigrams' most likely successor. The induction head attends somewhere on every token and writes what it finds "
         "there, which lowers the global accuracy and raises the global loss: the construction cannot switch it off."
     )

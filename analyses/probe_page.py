@@ -148,8 +148,8 @@ QUESTIONS = (
         "Loss",
         r"loss.*",
         "How large is the loss, by kind of position?",
-        "Built memories are confident. Where they know nothing the loss is therefore far above that of a "
-        "uniform guess, 4.17: at first occurrences, and without `W_F` at positions that are not triggers.",
+        "Built memories are confident. So where they know nothing, their loss is far above the loss of a "
+        "uniform guess (4.17): at first occurrences, and without `W_F` at positions that are not triggers.",
     ),
     Question(
         "Accuracy",

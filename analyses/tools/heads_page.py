@@ -282,8 +282,8 @@ redundant with another:
 def _stability(found: Identification, pictures: str, n_heads: int) -> str:
     return f"""## Stability
 
-How much do the runs agree with each other? The table has means with 95 % bootstrap intervals over runs, and the figure
-shows those of independent runs:
+How much do the runs agree with each other? The table has means with 95 % bootstrap intervals over runs. The figure
+shows the independent runs:
 
 ![stability]({pictures}/stability.png)
 

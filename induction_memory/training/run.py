@@ -377,8 +377,8 @@ def require_begun(folder: Path, resume: bool | str, field: str = "out") -> None:
     run."""
     begun = (folder / MANIFEST).exists()
     if begun and resume is False:
-        expected = f"a new or an empty folder (or --resume to go on), got a run in {str(folder)!r}"
+        expected = f"a new or an empty folder (or --resume, resume=True, to go on), got a run in {str(folder)!r}"
         raise InputError(f"{field}: expected {expected}", entry="another-run")
     if not begun and resume is True:
-        got = f"{str(folder)!r}, in which none has begun (leave --resume out to begin one)"
+        got = f"{str(folder)!r}, in which none has begun (leave resume out to begin one)"
         raise InputError(f"{field}: expected the folder of a run to resume, got {got}")

@@ -60,7 +60,7 @@ MISTAKES = [
     (("report", "RUN", "--out", "x.html", "--budget", "0.1"), "--budget: expected megabytes from 0.5 to 1000"),
     (("report", "RUN", "nowhere", "--out", "x.html"), "run: expected the folder of a trajectory"),
     (("train", "demo", "--out", "/proc/x"), "out: expected a folder that can be made"),
-    (("train", "demo", "--out", "RUN"), "out: expected a new or an empty folder (or --resume to go on)"),
+    (("train", "demo", "--out", "RUN"), "out: expected a new or an empty folder (or --resume, resume=True, to go on)"),
     (("train", "--out", "nowhere", "--resume"), "out: expected the folder of a run to resume, got 'nowhere'"),
     (
         ("train", "demo", "--out", "x", "--seed", "9" * 22),
