@@ -6,7 +6,7 @@ of T = 256, and d = 128. The appendix does not give the numbers of steps, the ta
 warm up for 30 steps: at the paper's step size of 0.2 from the first step on, those with random triggers diverge within
 15.
 
-Presets that end in `-text` use the model of the paper's text instead of that of the authors' code: Gaussian weights,
+Presets that end in `-text` use the model of the paper's text instead of the authors' code: Gaussian weights,
 embeddings of unit norm, and attention scores as in equation 2, without the division by sqrt(d). Gradients are smaller
 there, so the step size was tuned again at T = 64 in batches of 64: 10 in Figure 3 (3 is slower, 30 does not learn), 5
 in Figure 7 (10 diverges).

@@ -39,7 +39,7 @@ class TrainConfig:
     """
 
     steps: int = 1000
-    """Number of updates; the final weights are those of step `steps`."""
+    """Number of updates; the final weights belong to step `steps`."""
     batch_size: int = 512
     """Fresh sequences per update."""
     optimizer: Optimizer = "sgd"

@@ -202,7 +202,7 @@ def _histories(roles: pd.DataFrame) -> Iterator[tuple[str, str, np.ndarray, np.n
 def carriers(shares: pd.DataFrame, totals: pd.DataFrame) -> pd.DataFrame:
     """One row per run, role and head: layer, share, share_se, effective (the same for all heads). One step per run.
 
-    The heads are those of the layer in which the role's route has most effect. A role without an effect has no rows.
+    The heads are in the layer in which the role's route has most effect. A role without an effect has no rows.
     """
     rows = []
     for run in listed(totals, "run"):

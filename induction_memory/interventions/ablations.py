@@ -296,7 +296,7 @@ def ablate(
     step, several, or "all". Without a batch `sequences` are drawn: 64, or 16 for several steps (`attrs["sequences"]`);
     without a task they are random tokens repeated once. `attrs["left_out"]`, and a line in the log, say which kinds of
     "all" the sequences do not allow, and why. `via="hooks"` runs one hooked forward per row with different patches.
-    `progress` is that of `im.measure`. `engine`, such as `im.sweep.Workers(4)`, measures the steps in other processes.
+    `progress` is as in `im.measure`. `engine`, such as `im.sweep.Workers(4)`, measures the steps in other processes.
 
     >>> ablate("induction-small", heads="all")[["component", "kind", "in_context_accuracy"]].round(2)
       component  kind  in_context_accuracy

@@ -2,7 +2,7 @@
 
 At every stored step and for every component,
 
-    necessity   accuracy on the task's main group (in context) of the intact model minus that of the ablated model
+    necessity   accuracy on the task's main group (in context), intact minus ablated
     recall      the component's recall probe (Section 5): does its matrix store the right pairs?
 
 A component can also be a path of a head: the direct one (`L1H1->direct`), or through the queries, keys or values of one

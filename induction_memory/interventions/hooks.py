@@ -20,7 +20,7 @@ into the residual stream in front of a layer; another reads the layer's result:
 
 The results include the model's norms, biases, rotary positions and scale of scores. Where the weight algebra of
 `model/associations.py` applies, both agree: without norms and biases attention_scores * sqrt(d_head) is v_j^T W_K u_i,
-and output_logits are w_U^T W_O W_V u_i. In a model with LayerNorms the scores are those of `W_K2_normed`.
+and output_logits are w_U^T W_O W_V u_i. In a model with LayerNorms the scores are as in `W_K2_normed`.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -5,14 +5,14 @@
     W_K2            W_K2     keys Phi_1 w_E(k)   queries w_E(k)   k -> k, k a trigger           query
     W_O2            W_O2     W_V2 w_E(k)         w_U(k)           k -> k                        input
     W_O2_spurious   W_O2     W_V2 Phi_1 w_E(k)   w_U(k)           k -> k                        input
-    W_K3            W_K3     keys Phi_2 w_E(k)   queries w_E(k)   those of W_K2                 query
-    W_O3            W_O3     W_V3 w_E(k)         w_U(k)           those of W_O2                 input
+    W_K3            W_K3     keys Phi_2 w_E(k)   queries w_E(k)   as W_K2                       query
+    W_O3            W_O3     W_V3 w_E(k)         w_U(k)           as W_O2                       input
     W_F             W_F      w_E(k)              w_U(j)           k -> j, k not a fixed trigger input
 
 W_K3 and W_O3 belong to an induction head in layer 3 whose previous-token head is in layer 2. Keys that layer 1 wrote
 are read by `probes.recall(model, "W_K3^T", inputs="w_E", outputs="Phi_1 w_E")`.
 
-The ideal pairs are the task's (`Task.associations`, `task/ideals.py`); the table has those of in-context bigrams.
+The ideal pairs are the task's (`Task.associations`, `task/ideals.py`); the table has the pairs of in-context bigrams.
 Without a task they are t-1 -> t and k -> k. A trigger is a token of the support of pi_q: of the set Q if triggers are
 fixed, any token that can be drawn if they are random. Recall of W_K2 counts every token, also those that the ideal
 memory does not store. `W_K2_triggers` restricts both sides to Q, as the authors do for fixed triggers. W_O2_spurious

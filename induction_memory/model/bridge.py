@@ -1,6 +1,6 @@
 """Checkpoints that somebody else trained: a local Hugging Face folder as a TransformerLens model.
 
-TransformerBridge loads any architecture that it knows, and its logits equal those of transformers to 1e-6. This module
+TransformerBridge loads any architecture that it knows, and its logits equal transformers' to 1e-6. This module
 works around four habits of the libraries: they draw a missing tensor at random, they look on the network for missing
 files, some need a tokenizer in the folder, and models hold references to themselves, so only a garbage collection frees
 them.

@@ -5,7 +5,7 @@
     W_O2 = sum_k w_U(k) (W_V2 w_E(k))^T                 copy the attended token to the output
     W_F  = sum_{i not in Q} sum_j log pi_b(j|i) w_U(j) w_E(i)^T   global bigrams, fixed triggers taken out
 
-The pairs are those of `model/associations.py`: Q is the set of fixed triggers, or the support of pi_q if triggers are
+`model/associations.py` defines the pairs: Q is the set of fixed triggers, or the support of pi_q if triggers are
 random. Each sum is divided by the mean squared norms of its two sets of embeddings and multiplied by its scale. So a
 stored pair (i, j) has v_j^T W u_i near the scale for any variance of the embeddings, in units of the softmax's logits
 (the division by sqrt(d_head) is undone too).

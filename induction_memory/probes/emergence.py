@@ -8,7 +8,7 @@ steps next to the split, crosses (a + b) / 2. Its confidence interval is the per
     associations   for a recall of one run: its associations, recalled or not, are resampled
     batches        for any other probe of one run: independent evaluation batches are resampled
 
-Order of births: in how many runs does the change of one probe come before that of the next? In random order, the count
+Order of births: in how many runs does one probe change before the next one? In random order, the count
 is binomial, with probability 1/2 for a pair and 1/k! for the order of all k. The p-values come from exact one-sided
 tests (a sign test per pair). A tie counts as out of order.
 

@@ -34,7 +34,7 @@ def logit_lens(
 ) -> pd.DataFrame:
     """Loss, accuracy and logit of the target, read from the stream after each layer, at the last step or at others.
 
-    One row per layer, 0 before the first. The columns are those of `ablate`, `<group>_loss` and so on, each with its
+    One row per layer, 0 before the first. The columns are as in `ablate`: `<group>_loss` and so on, each with its
     standard error `_se`. `<group>_logit` is the target's logit above the average. For soft targets, only the loss has a
     meaning. Works for every source with a model.
 

@@ -162,7 +162,7 @@ def _meant(item: object, source: Selection) -> list[Probe]:
             return [probe]
     name = getattr(item, "__name__", "")
     if built_in(name) is not None:
-        raise InputError(f"probes: expected a function whose name is not that of a probe, got {name!r}")
+        raise InputError(f"probes: expected a function whose name no probe has, got {name!r}")
     return [Probe(name or repr(item), (item.__doc__ or "").split("\n")[0], item)]
 
 

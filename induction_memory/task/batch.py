@@ -11,7 +11,7 @@ Over the positions M of a batch a score y has the mean
 
     r = sum over sequences b of s_b / sum over b of n_b,    s_b = sum of y over M in b,  n_b = |M in b|.
 
-Sequences are independent, positions within one are not. The standard error is therefore that of a ratio of sums,
+Sequences are independent, positions within one are not. So the standard error is the error of a ratio of sums,
 
     se^2 = B / (B - 1) * sum_b (s_b - r n_b)^2 / (sum_b n_b)^2.
 
@@ -135,7 +135,7 @@ def ratio(
 ) -> tuple[Float[Tensor, "*variant"], Float[Tensor, "*variant"]]:
     """The ratio of two sums over sequences, r = sum s_b / sum n_b, and its standard error.
 
-    The error includes that of the denominator. r is nan if no position counts. The standard error is nan if all counted
+    The error includes the denominator's. r is nan if no position counts. The standard error is nan if all counted
     positions are in one sequence. With counts of 1 these are a mean and its standard error.
     """
     total, batch = counts.sum(-1), sums.shape[-1]

@@ -76,7 +76,7 @@ class Copying:
 
     @property
     def trigger(self) -> int:
-        """q, the id after those of the alphabet."""
+        """q, the id after the alphabet's last."""
         return self.alphabet
 
     @property

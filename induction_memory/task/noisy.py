@@ -95,7 +95,7 @@ class NoisyTriggers:
 
     @property
     def noise_token(self) -> int:
-        """tau, the id after those of the corpus."""
+        """tau, the id after the corpus's last."""
         return self.bigrams.vocab_size
 
     @property

@@ -7,7 +7,7 @@ as keys and as values:
     q = a (W_Q W_K^T),  k = v = a,  out = (P a) (W_V W_O)
 
 so only queries are mapped, and the last layer may need few of them. In the backward pass, each map y = x W gives
-dW = x^T dy and dx = dy W^T. The factors' gradients follow from those of the products once per batch: with
+dW = x^T dy and dx = dy W^T. The products' gradients give the factors' gradients once per batch: with
 G = d(W_Q W_K^T), dW_Q = G W_K and dW_K = G^T W_Q; with H = d(W_V W_O), dW_V = H W_O^T and dW_O = W_V^T H.
 
 In the first layer, whose input is tokens plus positions, maps are looked up in tables. There W_V W_O is applied before

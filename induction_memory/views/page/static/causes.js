@@ -14,7 +14,7 @@ export function lost(causes, measure) {
   return causes.without[measure].map((row, s) => row.map((value) => (value === null || causes.intact[measure][s] === null ? null : sign * (value - causes.intact[measure][s]))));
 }
 
-/** The colour class of a part: its memory's, or that of the memory which drives the head. */
+/** The colour class of a part: its memory's, or for a head the class of the memory that drives it. */
 export function classOf(part) {
   const layer = /^L(\d+)H/.exec(part);
   if (layer) return variableOf(layer[1] === "1" ? "W_K1" : "W_K2").slice(2);

@@ -2,7 +2,7 @@
 //
 //   f^T x = sum over paths of weight * f'^T e,   weight: the attention on the way,   f' = ... (W_O W_V)^T W_F^T f
 //
-// as in `probes/why.py`. Attention, and what is switched off or erased, are those of the same pass.
+// as in `probes/why.py`. Attention, and what is switched off or erased, are taken from the same pass.
 
 import { variableOf } from "./colour.js";
 import { el, number, percent, svg } from "./dom.js";
