@@ -86,5 +86,5 @@ def worst_first(table: "pd.DataFrame") -> "pd.DataFrame":
 
 
 def scores_of(table: "pd.DataFrame") -> list[str]:
-    """The columns of the first group's scores (the main one comes first), accuracy before loss."""
+    """The columns of accuracies and losses: the main group first, accuracy before loss."""
     return [name for name in table.columns if name.endswith(("_accuracy", "_loss"))]

@@ -1,6 +1,6 @@
 """Composition between the layers' heads, and copying, read from the weights (Elhage et al., 2021).
 
-With Phi_1 the value-output matrix of a layer-1 head and W_K2, Phi_2 those of a layer-2 head (`memories`):
+With Phi_1 the value-output matrix of a layer-1 head and W_K2, Phi_2 two matrices of a layer-2 head (`memories`):
 
     K-composition  |W_K2 Phi_1|_F / (|W_K2| |Phi_1|)        its keys read what layer 1 wrote
     Q-composition  |W_K2^T Phi_1|_F / (|W_K2| |Phi_1|)      its queries read it

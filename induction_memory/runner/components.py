@@ -59,7 +59,7 @@ class Graph:
     linear: bool = False
     """Whether the feed-forwards are linear: W_F instead of W_in and W_out."""
     refused: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
-    """What a model's activations do not confirm -> why: `L1H1`, or `L1H1->` and `->FF1` for edges from and into it."""
+    """Component that the model's activations do not confirm -> why; `L1H1->` and `->FF1`: edges from it, into it."""
 
     @classmethod
     def of(cls, model: Any) -> "Graph":
