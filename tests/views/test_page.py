@@ -242,6 +242,21 @@ def test_the_live_pass_keeps_the_tolerance_that_the_page_states(tab, paths, runs
             assert difference.max() <= stated["attention_max"] + SAME
 
 
+@pytest.mark.parametrize("memory", ["W_K2", "W_O2", "W_F"])
+def test_the_picture_of_a_memory_has_inputs_as_columns_and_outputs_as_rows(tab, paths, runs, memory):
+    opened(tab, paths["one"])
+    width, pixels = tab.evaluate(
+        f"(() => {{ const canvas = inductionMemory.articles[0].all.find(p => p.name === '{memory}').map.canvas;"
+        " const { width, height } = canvas;"
+        " return [width, [...canvas.getContext('2d').getImageData(0, 0, width, height).data]]; })()"
+    )
+    darkness = -np.array(pixels, dtype=float).reshape(-1, width, 4)[..., :3].sum(-1)
+    scores = im.source.select(runs[0], step="last").stack.association(memory).scores  # [..., output, input]
+    scores = scores.flatten(0, -3)[0].abs().numpy()
+    assert np.corrcoef(darkness.ravel(), scores.ravel())[0, 1] > 0.8
+    assert np.corrcoef(darkness.ravel(), scores.T.ravel())[0, 1] < 0.8
+
+
 def test_a_cell_is_chosen_by_its_input_across_and_its_output_down_and_erased_by_hand(tab, paths):
     opened(tab, paths["one"])
     left, cell = tab.evaluate("(() => { const map = inductionMemory.articles[0].all.find(p => p.name === 'W_O2').map;"
