@@ -123,8 +123,8 @@ QUESTIONS = (
         "Attention to what followed before",
         r"induction_.*",
         "Which layer attends to tokens that followed earlier occurrences of the query?",
-        "Layer 2. With fixed triggers only at triggers, so `_other` is 0. With random triggers at every "
-        "repeated token. 0 is the score of uniform attention.",
+        "Layer 2 does. With fixed triggers it does so only at triggers, so `_other` is 0. With random triggers it "
+        "does so at every repeated token. Uniform attention scores 0.",
     ),
     Question(
         "The attended token",

@@ -210,7 +210,7 @@ def seal(folder: Path, files: Sequence[str]) -> None:
 
 
 def broken_files(folder: Path, files: Sequence[str] | None = None) -> list[str]:
-    """The missing, unsealed or changed files among these (by default all in the folder) and those with a checksum."""
+    """The files that are missing, unsealed or changed. `files` (by default all in the folder) and sealed ones count."""
     seals = folder / SEALS
     if files is None:
         files = [path.name for path in folder.glob("*") if path != seals]

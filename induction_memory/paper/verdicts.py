@@ -17,8 +17,8 @@ VERDICTS: tuple[Verdict, ...] = ("no run", "does not hold", "undecided", "holds"
 
 
 Slip = Literal["", "printed", "setting", "beyond"]
-"""An error of the text; true where the paper states it, and not in the setting of its figures; a finding of ours about
-what the paper simplifies.
+"""`printed`: an error of the text. `setting`: true where the paper states it, but not in the setting of its figures.
+`beyond`: a finding of ours about what the paper simplifies.
 """
 
 

@@ -12,11 +12,14 @@ paper. A *site* is what can be patched, written as a string:
     L2H1.k             the keys (queries, values) of a head, after its matrix
     L1H1->L2H1.k       one edge
 
-Some names mean several sites: a layer's heads (`L2`, `L2.k`, `L1->L2.k`), all three inputs of a head (`L1H1->L2H1`),
-the direct path of a head (`L1H1->direct`: to the output and the last layer's feed-forward, not through later heads),
-the whole stream that a layer and all later ones read (`stream2`), and the paper's matrices (`W_K2` is what it computes,
-the keys of layer 2, and `W_O2` the output of the heads). Lists of names can also contain groups (`heads`, `edges` ...).
-All names are checked against a graph, without a model.
+Some names mean several sites:
+
+    L2, L2.k, L1->L2.k  the heads of a layer
+    L1H1->L2H1          all three inputs of a head
+    L1H1->direct        the edges to the output and to the last layer's feed-forward, not through later heads
+    stream2             the whole stream that layer 2 and all later layers read
+    W_K2, W_O2          what the paper's matrix computes: the keys of layer 2, the output of its heads
+Lists of names can also contain groups (`heads`, `edges` ...). All names are checked against a graph, without a model.
 """
 
 import re

@@ -64,10 +64,10 @@ def probed(table: pd.DataFrame, column: str) -> pd.Series:
 
 
 def drawn_recalls(recalls: pd.DataFrame, names: Sequence[str] = RECALLS) -> dict[str, str]:
-    """Column to draw -> its memory: every column of `recalls` with a name of `names`, whole or of one head.
+    """Which columns of `recalls` to draw: column -> its memory, one of `names`.
 
-    A head's column is called 'W_K2 L2H1' or 'W_K2[L1H1>L2H1]'. Up to T = 64 the first 64 positions are all positions,
-    so they are drawn once.
+    With several heads each head has a column, called 'W_K2 L2H1' or 'W_K2[L1H1>L2H1]'. Up to T = 64 the first 64
+    positions are all positions, so they are drawn once.
     """
     heads = {name: re.compile(rf"{name}( L\w+|\[[^:]+\])?") for name in names}
     held = {name: [str(c) for c in recalls if heads[name].fullmatch(str(c))] for name in names}
