@@ -54,7 +54,7 @@ FAMILIES: dict[str, ModuleType] = {
     "prediction": prediction,
     "attribution": attribution,
 }
-"""Each has `PROBES`, its listed probes by name."""
+"""Family -> its module. The module's `PROBES` has the listed probes by name."""
 LISTED: dict[str, Probe] = {name: probe for family in FAMILIES.values() for name, probe in family.PROBES.items()}
 NUMBERED = composition.NUMBERED | attention.NUMBERED | prediction.NUMBERED | attribution.NUMBERED
 """Stem of a name -> the probe for the number after it (a layer or an occurrence), listed or not."""

@@ -150,6 +150,6 @@ def of(source: Any, curves: Sequence[Mapping[str, Any]], length: int) -> dict[st
 
 
 def series_folder(series: Revisions) -> str:
-    """The folder that `revisions` reads; of a Hub cache, the one above its snapshots."""
+    """The folder that `revisions` reads. In a Hub cache it is the folder above `snapshots`."""
     parent = series.checkpoints[-1].folder.parent
     return (parent.parent if parent.name == "snapshots" else parent).as_posix()
