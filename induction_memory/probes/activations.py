@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from induction_memory.errors import UnsupportedError
 from induction_memory.field_docs import field_docs
 from induction_memory.model.config import ModelConfig
-from induction_memory.runner.recording import Runner
+from induction_memory.runner.recording import Runner, pattern_name
 from induction_memory.source.sources import At, Stack
 from induction_memory.task.batch import Batch, repeated_tokens
 
@@ -120,9 +120,8 @@ class Activations:
     def cache(self) -> dict[str, Tensor]:
         """The activations of one forward pass: logits, patterns, and the inputs of attributions."""
         if self.runner is not None:
-            recording = self.runner.record(self.batch.tokens)
-            patterns = {pattern_name(layer): recording.pattern(layer) for layer in range(1, self.n_layers + 1)}
-            return {"logits": recording.logits, **recording.activations, **patterns}
+            recording = self.runner.record(self.batch.tokens, patterns=True)
+            return {"logits": recording.logits, **recording.activations}
         wanted = [pattern_name(layer) for layer in range(1, self.n_layers + 1)]
         wanted += ["hook_embed", "hook_pos_embed", "ln_final.hook_scale"]
         for layer in range(self.n_layers):
@@ -151,11 +150,6 @@ def largest(x: Float[Tensor, "*lead n"]) -> Int[Tensor, "*lead"]:
     """x.argmax(-1). On a CPU numpy is several times faster, for the precisions that it supports."""
     known = x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
     return torch.from_numpy(x.detach().numpy().argmax(-1)) if known else x.argmax(-1)
-
-
-def pattern_name(layer: int) -> str:
-    """The hook of a layer's attention pattern, layers counted from 1."""
-    return f"blocks.{layer - 1}.attn.hook_pattern"
 
 
 def run(model: nn.Module, tokens: Int[Tensor, "batch pos"], wanted: list[str]) -> dict[str, Tensor]:

@@ -331,7 +331,8 @@ def _measured(probes: Sequence[Probe], facts: dict[str, Any], at: At) -> Tables:
     """The values of probes of one kind: of weights at some steps, or of activations in one forward."""
     of_weights = probes[0].of == "weights"
     subject = at.stack if of_weights else Activations(at, facts)
-    n, parts, reasons = len(at.steps), list[pd.DataFrame](), dict[str, str]()
+    n, reasons = len(at.steps), dict[str, str]()
+    columns: dict[str, list[np.ndarray]] = {"step": [], "probe": [], "head": [], "value": []}
     for probe in probes:
         try:
             found = value(probe, subject)
@@ -343,12 +344,14 @@ def _measured(probes: Sequence[Probe], facts: dict[str, Any], at: At) -> Tables:
         heads, per_step = head_names(probe.layers, at.stack.n_heads), found.numel() // max(first, 1)
         expected = f"one value per step{f' and each of {len(heads)} heads' if probe.layers else ''}"
         require(per_step == len(heads), probe.name, expected, f"{per_step} per step (does it name its `layers`?)")
-        numbers = found.reshape(-1, len(heads)).expand(n, -1).flatten().cpu().numpy()
-        step, head = np.repeat(at.steps, len(heads)), np.tile(np.array(heads, dtype=object), n)
-        parts.append(pd.DataFrame({"step": step, "probe": probe.name, "head": head, "value": numbers}))
-    empty = pd.DataFrame({"step": pd.Series(dtype=int), "probe": [], "head": [], "value": pd.Series(dtype=float)})
+        columns["step"].append(np.repeat(at.steps, len(heads)))
+        columns["probe"].append(np.full(n * len(heads), probe.name, dtype=object))
+        columns["head"].append(np.tile(np.array(heads, dtype=object), n))
+        columns["value"].append(found.reshape(-1, len(heads)).expand(n, -1).flatten().cpu().numpy())
+    empty = {"step": np.empty(0, int), "probe": np.empty(0, object), "head": np.empty(0, object), "value": np.empty(0)}
+    values = pd.DataFrame({name: np.concatenate([empty[name], *parts]) for name, parts in columns.items()})
     skipped = pd.DataFrame({"probe": list(reasons), "reason": list(reasons.values())}, dtype=object)
-    return {"table": pd.concat(parts, ignore_index=True) if parts else empty, "skipped": skipped}
+    return {"table": values, "skipped": skipped}
 
 
 def _measured_there(at: At, *, names: Names) -> Tables:

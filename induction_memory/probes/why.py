@@ -196,6 +196,8 @@ class Streams:
         self, norm: str, f: Tensor, weight: Tensor, at: Int[Tensor, " n"] | None
     ) -> tuple[Tensor, Float[Tensor, "n #pos"], Float[Tensor, "n #pos"]]:
         """Rewrite weight f^T N(x) as weight' f'^T x + constant, with N the norm; returns f', weight' and constant."""
+        if f"{norm}.hook_scale" not in self.a.cache:
+            return f, weight, torch.zeros_like(weight)
         constant = weight * (f * self.shift(norm)).sum(-1)
         scale = self.scale(norm)[:, 0]
         return self.linear(norm, f, functional=True), weight / (scale if at is None else scale[at][:, None]), constant

@@ -11,6 +11,7 @@ computes only those rows. The result is differentiable in the `amount` of a patc
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import reduce
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +20,20 @@ from torch import Tensor
 
 from induction_memory.runner.components import ARROW, Graph, layer_of
 from induction_memory.runner.maps import Layer, Maps, of_heads, same
-from induction_memory.runner.recording import Patches, Recording, Runner, Variant, Via, require_tokens, take
+from induction_memory.runner.recording import (
+    Patches,
+    Recording,
+    Runner,
+    Variant,
+    Via,
+    pattern_name,
+    require_tokens,
+    take,
+)
+
+
+QUERIES = 64
+"""Queries whose attention is computed together, if it is recorded: the keys after the last of them are left out."""
 
 
 class FastRunner:
@@ -41,10 +55,12 @@ class FastRunner:
         self._other = other
         """The runner that takes over once the model has changed."""
 
-    def record(self, tokens: Int[Tensor, "batch pos"], weights: Mapping[str, Tensor] | None = None) -> Recording:
+    def record(
+        self, tokens: Int[Tensor, "batch pos"], weights: Mapping[str, Tensor] | None = None, *, patterns: bool = False
+    ) -> Recording:
         runner, other = self, None if self._other is None else self._other()
         if other is not None:
-            return other.record(tokens, weights)
+            return other.record(tokens, weights, patterns=patterns)
         if weights:
             runner = FastRunner(self.graph, self.n_ctx, {**self.weights, **weights}, self._maps)
         require_tokens(tokens, self.n_ctx, len(self.weights["embed.W_E"]))
@@ -52,14 +68,17 @@ class FastRunner:
         maps = self._maps(runner.weights)
         with torch.no_grad():
             kept, W_O = maps.embed(tokens), []
-            x = sum(kept.values(), torch.zeros(()).to(self.weights["embed.W_E"]))
+            x = reduce(torch.add, kept.values())
             for number, layer in enumerate(maps.layers):
                 block = f"blocks.{number}"
                 kept[f"{block}.hook_resid_pre"] = x
                 for letter in "qkv":
                     kept[f"{block}.attn.hook_{letter}"] = layer.project(x, letter.upper(), range(self.graph.n_heads))
                 q, k = layer.rotate(kept[f"{block}.attn.hook_q"]), layer.rotate(kept[f"{block}.attn.hook_k"])
-                kept[f"{block}.attn.hook_z"] = z = attend(q, k, kept[f"{block}.attn.hook_v"], layer.scale)
+                if patterns:
+                    kept[pattern_name(number + 1)] = q.new_zeros(len(q), q.shape[2], q.shape[1], k.shape[1])
+                z = attend(q, k, kept[f"{block}.attn.hook_v"], layer.scale, pattern=kept.get(pattern_name(number + 1)))
+                kept[f"{block}.attn.hook_z"] = z
                 W_O.append(layer.attention["W_O"])
                 kept[f"{block}.hook_attn_out"] = out = layer.combine(z)
                 after = x + out
@@ -70,7 +89,7 @@ class FastRunner:
             return Recording(runner, tokens, kept, maps.unembed(x), W_O, maps)
 
     def patterns(self, tokens: Int[Tensor, "batch pos"]) -> list[Float[Tensor, "batch head query key"]]:
-        recording = self.record(tokens)
+        recording = self.record(tokens, patterns=True)
         return [recording.pattern(layer) for layer in range(1, self.graph.n_layers + 1)]
 
     def pattern(self, recording: Recording, layer: int) -> Float[Tensor, "batch head query key"]:
@@ -244,10 +263,22 @@ def attend(
     v: Float[Tensor, "batch pos head d_value"],
     scale: float,
     queries: Int[Tensor, "batch m"] | None = None,
+    *,
+    pattern: Float[Tensor, "batch head pos pos"] | None = None,
 ) -> Float[Tensor, "batch m head d_value"]:
-    """Causal attention, softmax(q k^T / scale) v, with q at all positions or at `queries`."""
+    """Causal attention, softmax(q k^T / scale) v, with q at all positions or at `queries`.
+
+    The attention of all positions is written into `pattern`, which must be zero.
+    """
     if queries is not None:
         return torch.einsum("bhqk,bkhd->bqhd", _attention(q, k, scale, queries), v)
+    if pattern is not None:
+        z = []
+        for rows in torch.arange(q.shape[1], device=q.device).split(QUERIES):
+            first, last = int(rows[0]), int(rows[-1]) + 1
+            pattern[:, :, first:last, :last] = _attention(q[:, first:last], k[:, :last], scale, rows)
+            z.append(pattern[:, :, first:last, :last] @ v[:, :last].transpose(1, 2))
+        return torch.cat(z, dim=2).transpose(1, 2)
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1 / scale).transpose(1, 2)
 

@@ -40,7 +40,7 @@ from induction_memory.runner.checked import (
     separated,
 )
 from induction_memory.runner.components import ARROW, Graph, head_of, shares_keys
-from induction_memory.runner.recording import Patches, Recording, Variant, Via, require_tokens, take
+from induction_memory.runner.recording import Patches, Recording, Variant, Via, pattern_name, require_tokens, take
 from induction_memory.runner.support import keep
 from induction_memory.runner.weights import parameters, replaced
 
@@ -168,12 +168,16 @@ class HookedRunner:
     def refusal(self) -> str | None:
         return checked(self.model).memories
 
-    def record(self, tokens: Int[Tensor, "batch pos"], weights: Mapping[str, Tensor] | None = None) -> Recording:
-        """One forward with hooks; attention is recorded by another forward on first use."""
+    def record(
+        self, tokens: Int[Tensor, "batch pos"], weights: Mapping[str, Tensor] | None = None, *, patterns: bool = False
+    ) -> Recording:
+        """One forward with hooks; without `patterns`, attention is recorded by another forward on first use."""
         runner = HookedRunner(self.model, {**self._swapped, **weights}) if weights else self
         require_tokens(tokens, self.n_ctx, self.model.cfg.d_vocab)
         tokens, flags = tokens.to(next(self.model.parameters()).device), _flags(self.model)
         runner._check = check = checked(self.model, tokens)
+        if patterns:
+            _require_maps(check)
         graph, flags, W_O = self._plain, [flag for flag in flags if flag != RESULT or not check.summed], ()
         kept: dict[str, Tensor] = {}
         names = ["hook_embed", "hook_pos_embed"] if graph.positions else ["hook_embed"]
@@ -182,7 +186,7 @@ class HookedRunner:
             parts = ["hook_resid_pre", "attn.hook_q", "attn.hook_k", "attn.hook_v", "attn.hook_z"]
             parts += ["attn.hook_result"] * (RESULT in flags)
             parts += ["hook_attn_out", *["hook_mlp_out"] * (layer in graph.feed_forwards), "hook_resid_post"]
-            names += [block + part for part in parts]
+            names += [block + part for part in parts] + [pattern_name(layer)] * patterns
         with torch.no_grad(), replaced(self.model, runner._swapped):
             if check.summed:
                 W_O = tuple(block.attn.W_O.detach() for block in self.model.blocks)
@@ -215,9 +219,8 @@ class HookedRunner:
         self, tokens: Int[Tensor, "batch pos"], layers: Sequence[int]
     ) -> list[Float[Tensor, "batch head query key"]]:
         """The attention of some layers, by one forward."""
-        if (reason := checked(self.model, tokens).maps) is not None:
-            raise UnsupportedError(f"needs attention maps that say what the heads read, here {reason}")
-        kept, names = dict[str, Tensor](), [f"blocks.{layer - 1}.attn.hook_pattern" for layer in layers]
+        _require_maps(checked(self.model, tokens))
+        kept, names = dict[str, Tensor](), [pattern_name(layer) for layer in layers]
         with torch.no_grad():
             self._forward(tokens, [(name, keep(kept, name)) for name in names], [])
         return [kept[name] for name in names]
@@ -225,6 +228,11 @@ class HookedRunner:
     def _forward(self, tokens: Tensor, hooks: Sequence[Hook], flags: Sequence[str]) -> Tensor:
         with replaced(self.model, self._swapped), separated(self.model, flags) as first:
             return self.model.run_with_hooks(tokens, fwd_hooks=[*first, *hooks])
+
+
+def _require_maps(check: Check) -> None:
+    if check.maps is not None:
+        raise UnsupportedError(f"needs attention maps that say what the heads read, here {check.maps}")
 
 
 def _flags(model: Any, sites: Sequence[str] | None = None) -> list[str]:

@@ -12,6 +12,7 @@ rotary positions, with the weights passed in.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -35,7 +36,9 @@ def same(x: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
 
 
 def of_heads(x: Shaped[Tensor, "..."], heads: Sequence[int], axis: int = 0) -> Shaped[Tensor, "..."]:
-    """The slices of some heads, counted from 0, of a tensor with an axis of heads."""
+    """The slices of some heads, counted from 0 and in ascending order, of a tensor with an axis of heads."""
+    if len(heads) == x.shape[axis]:
+        return x
     return x.index_select(axis, torch.tensor(heads, device=x.device))
 
 
@@ -59,10 +62,17 @@ class Layer:
     ) -> Float[Tensor, "batch m head d_head"]:
         """Queries, keys or values (`Q`, `K` or `V`) of some heads, counted from 0, from a stream before the norm."""
         W, b = self.attention[f"W_{letter}"], self.attention.get(f"b_{letter}")
-        if len(heads) < len(W):
-            W, b = of_heads(W, heads), None if b is None else of_heads(b, heads)
+        if letter == "Q" and self._identity_queries:
+            return self.norm(x).unsqueeze(-2)
+        W, b = of_heads(W, heads), None if b is None else of_heads(b, heads)
         read = F.linear(self.norm(x), W.mT.flatten(0, 1), None if b is None else b.flatten())
         return read.unflatten(-1, (len(W), -1))
+
+    @cached_property
+    def _identity_queries(self) -> bool:
+        """Whether the queries of the only head are the normed stream itself."""
+        W_Q, b_Q = self.attention["W_Q"], self.attention.get("b_Q")
+        return torch.equal(W_Q, torch.eye(W_Q.shape[1]).to(W_Q)[None]) and (b_Q is None or not b_Q.any())
 
     def combine(self, z: Float[Tensor, "batch m head d_head"]) -> Float[Tensor, "batch m d_model"]:
         """sum over heads of z W_O[head], and b_O."""

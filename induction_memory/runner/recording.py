@@ -158,8 +158,13 @@ class Runner(Protocol):
         """Why memories cannot be read from the weights; None if they can."""
         ...
 
-    def record(self, tokens: Int[Tensor, "batch pos"], weights: Mapping[str, Tensor] | None = None) -> "Recording":
-        """One intact run without gradients. `weights` replace the parameters of the same names during this run."""
+    def record(
+        self, tokens: Int[Tensor, "batch pos"], weights: Mapping[str, Tensor] | None = None, *, patterns: bool = False
+    ) -> "Recording":
+        """One intact run without gradients. `weights` replace the parameters of the same names during this run.
+
+        With `patterns`, attention is recorded too; otherwise it is computed on first use.
+        """
         ...
 
     def run(
@@ -225,7 +230,9 @@ class Recording:
 
     def pattern(self, layer: int) -> Float[Tensor, "batch head query key"]:
         """The attention of a layer, counted from 1."""
-        name = f"pattern {layer}"
+        name = pattern_name(layer)
+        if name in self.activations:
+            return self.activations[name]
         if name not in self._kept:
             self._kept[name] = self.runner.pattern(self, layer)
         return self._kept[name]
@@ -244,6 +251,11 @@ class Recording:
         """The logits of all variants, all in memory."""
         require(len(variants) > 0, "variants", "at least one", 0)
         return torch.stack(list(self.run(variants, queries=queries)))
+
+
+def pattern_name(layer: int) -> str:
+    """The hook of a layer's attention pattern, layers counted from 1."""
+    return f"blocks.{layer - 1}.attn.hook_pattern"
 
 
 def require_tokens(tokens: Int[Tensor, "batch pos"], n_ctx: int, vocabulary: int) -> None:
