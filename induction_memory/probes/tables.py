@@ -332,7 +332,7 @@ def _measured(probes: Sequence[Probe], facts: dict[str, Any], at: At) -> Tables:
     of_weights = probes[0].of == "weights"
     subject = at.stack if of_weights else Activations(at, facts)
     n, reasons = len(at.steps), dict[str, str]()
-    columns: dict[str, list[np.ndarray]] = {"step": [], "probe": [], "head": [], "value": []}
+    rows = [(np.empty(0, int), np.empty(0, object), np.empty(0, object), np.empty(0))]
     for probe in probes:
         try:
             found = value(probe, subject)
@@ -344,12 +344,11 @@ def _measured(probes: Sequence[Probe], facts: dict[str, Any], at: At) -> Tables:
         heads, per_step = head_names(probe.layers, at.stack.n_heads), found.numel() // max(first, 1)
         expected = f"one value per step{f' and each of {len(heads)} heads' if probe.layers else ''}"
         require(per_step == len(heads), probe.name, expected, f"{per_step} per step (does it name its `layers`?)")
-        columns["step"].append(np.repeat(at.steps, len(heads)))
-        columns["probe"].append(np.full(n * len(heads), probe.name, dtype=object))
-        columns["head"].append(np.tile(np.array(heads, dtype=object), n))
-        columns["value"].append(found.reshape(-1, len(heads)).expand(n, -1).flatten().cpu().numpy())
-    empty = {"step": np.empty(0, int), "probe": np.empty(0, object), "head": np.empty(0, object), "value": np.empty(0)}
-    values = pd.DataFrame({name: np.concatenate([empty[name], *parts]) for name, parts in columns.items()})
+        names = np.full(n * len(heads), probe.name, dtype=object), np.tile(np.array(heads, dtype=object), n)
+        numbers = found.reshape(-1, len(heads)).expand(n, -1).flatten().cpu().numpy()
+        rows.append((np.repeat(at.steps, len(heads)), *names, numbers))
+    columns = map(np.concatenate, zip(*rows, strict=True))
+    values = pd.DataFrame(dict(zip(("step", "probe", "head", "value"), columns, strict=True)))
     skipped = pd.DataFrame({"probe": list(reasons), "reason": list(reasons.values())}, dtype=object)
     return {"table": values, "skipped": skipped}
 

@@ -26,12 +26,14 @@ from induction_memory.runner.recording import (
     Runner,
     Variant,
     Via,
+    patches_of,
     pattern_name,
     require_tokens,
     take,
 )
 
-
+SEQUENCES = 16
+"""Sequences whose patched runs are computed together."""
 QUERIES = 64
 """Queries whose attention is computed together, if it is recorded: the keys after the last of them are left out."""
 
@@ -75,9 +77,11 @@ class FastRunner:
                 for letter in "qkv":
                     kept[f"{block}.attn.hook_{letter}"] = layer.project(x, letter.upper(), range(self.graph.n_heads))
                 q, k = layer.rotate(kept[f"{block}.attn.hook_q"]), layer.rotate(kept[f"{block}.attn.hook_k"])
+                pattern = None
                 if patterns:
-                    kept[pattern_name(number + 1)] = q.new_zeros(len(q), q.shape[2], q.shape[1], k.shape[1])
-                z = attend(q, k, kept[f"{block}.attn.hook_v"], layer.scale, pattern=kept.get(pattern_name(number + 1)))
+                    pattern = q.new_zeros(len(q), q.shape[2], q.shape[1], k.shape[1])
+                    kept[pattern_name(number + 1)] = pattern
+                z = attend(q, k, kept[f"{block}.attn.hook_v"], layer.scale, pattern=pattern)
                 kept[f"{block}.attn.hook_z"] = z
                 W_O.append(layer.attention["W_O"])
                 kept[f"{block}.hook_attn_out"] = out = layer.combine(z)
@@ -94,12 +98,25 @@ class FastRunner:
 
     def pattern(self, recording: Recording, layer: int) -> Float[Tensor, "batch head query key"]:
         assert recording.maps is not None
-        weights = recording.maps[layer]
+        weights = recording.maps.layers[layer - 1]
         with torch.no_grad():
             q, k = (weights.rotate(recording.layer(layer, f"attn.hook_{one}")) for one in "qk")
             return _attention(q, k, weights.scale, torch.arange(q.shape[1], device=q.device))
 
     def run(
+        self, recording: Recording, variants: Sequence[Variant], queries: Int[Tensor, "batch m"] | None
+    ) -> Iterator[Float[Tensor, "batch m vocab"]]:
+        """Some sequences at a time, so that the activations of a layer fit into the processor's cache."""
+        if len(recording.tokens) <= SEQUENCES:
+            return self._run(recording, variants, queries)
+        runs = list[Iterator[Tensor]]()
+        for first in range(0, len(recording.tokens), SEQUENCES):
+            part = slice(first, first + SEQUENCES)
+            some = recording.of_sequences(part)
+            runs.append(self._run(some, patches_of(variants, part), None if queries is None else queries[part]))
+        return map(torch.cat, zip(*runs, strict=True))
+
+    def _run(
         self, recording: Recording, variants: Sequence[Variant], queries: Int[Tensor, "batch m"] | None
     ) -> Iterator[Float[Tensor, "batch m vocab"]]:
         """A variant continues from the last layer up to which it has the same patches as the previous variant."""
@@ -166,7 +183,7 @@ class _PatchedRun:
 
     def _attend(self, layer: int) -> None:
         """Compute z of the heads that a patch changes; in the last layer, only at the queries."""
-        weights, patches, heads = self.maps[layer], self.patches, self.graph.heads_of(layer)
+        weights, patches, heads = self.maps.layers[layer - 1], self.patches, self.graph.heads_of(layer)
         patched, self.computed = patches.nodes.keys() | patches.edges.keys(), list[int]()
         for h, head in enumerate(heads):
             if self.changed or not patched.isdisjoint((f"{head}.q", f"{head}.k", f"{head}.v")):
@@ -193,7 +210,7 @@ class _PatchedRun:
         With `stream`, return the normed stream instead, if all these heads read the same one and no later patch or
         recording needs the heads' own values.
         """
-        weights, patches = self.maps[layer], self.patches
+        weights, patches = self.maps.layers[layer - 1], self.patches
         sites = [f"L{layer}H{h + 1}.{letter}" for h in self.computed]
         alike: dict[tuple, list[int]] = {}
         for h, site in zip(self.computed, sites, strict=True):  # heads with the same patched edges read one stream
@@ -222,7 +239,7 @@ class _PatchedRun:
 
     def _after_layer(self, layer: int, patches: Patches) -> Float[Tensor, "batch m d_model"]:
         """The stream after a layer, from the stream before it and the z of its heads."""
-        weights, heads, computed = self.maps[layer], self.graph.heads_of(layer), self.computed
+        weights, heads, computed = self.maps.layers[layer - 1], self.graph.heads_of(layer), self.computed
         W_O = weights.attention["W_O"]
         if len(computed) == len(heads):
             out = weights.combine(self.z)
@@ -234,7 +251,8 @@ class _PatchedRun:
         for h, head in enumerate(heads):
             if head in patches.nodes or head in patches.sources:
                 own = self.z[..., computed.index(h), :] @ W_O[h] if h in computed else patches.recorded(head)
-                out = out + (patches.write(head, own) - own)
+                written = patches.write(head, own)
+                out = out if written is own else out + (written - own)
         after = self.x + out
         if weights.feed_forward is None:
             return after
@@ -276,8 +294,8 @@ def attend(
         z = []
         for rows in torch.arange(q.shape[1], device=q.device).split(QUERIES):
             first, last = int(rows[0]), int(rows[-1]) + 1
-            pattern[:, :, first:last, :last] = _attention(q[:, first:last], k[:, :last], scale, rows)
-            z.append(pattern[:, :, first:last, :last] @ v[:, :last].transpose(1, 2))
+            pattern[:, :, first:last, :last] = some = _attention(q[:, first:last], k[:, :last], scale, rows)
+            z.append(some @ v[:, :last].transpose(1, 2))
         return torch.cat(z, dim=2).transpose(1, 2)
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1 / scale).transpose(1, 2)

@@ -92,10 +92,6 @@ class Maps:
     W_U: Float[Tensor, "d_model output"]
     b_U: Float[Tensor, " output"] | None
 
-    def __getitem__(self, layer: int) -> Layer:
-        """A layer counted from 1."""
-        return self.layers[layer - 1]
-
     def embed(self, tokens: Int[Tensor, "batch pos"]) -> dict[str, Float[Tensor, "batch pos d_model"]]:
         """The embeddings, by TransformerLens's hook names. The first stream is their sum."""
         embedded = {"hook_embed": F.embedding(tokens, self.W_E)}

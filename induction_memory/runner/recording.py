@@ -11,8 +11,8 @@ A *variant* is a list of patches. Its run comes from the runner that made the re
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal, Protocol, runtime_checkable
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -68,6 +68,19 @@ class Patch:
 Variant = Sequence[Patch]
 
 
+def patches_of(variants: Sequence[Variant], sequences: slice) -> list[list[Patch]]:
+    """The patches of variants for some sequences. Patches with the same replacement still share it."""
+    found, cut = list[list[Patch]](), dict[int, Any]()
+    for variant in variants:
+        found.append([])
+        for patch in variant:
+            for x in (patch.value, patch.where):
+                if id(x) not in cut:
+                    cut[id(x)] = x if x is None or len(x) == 1 else x[sequences]
+            found[-1].append(replace(patch, value=cut[id(patch.value)], where=cut[id(patch.where)]))
+    return found
+
+
 class Patches:
     """The patches of a variant by site, applied during a run in the order of the computation."""
 
@@ -98,13 +111,14 @@ class Patches:
 
     def read(self, name: str, stream: Tensor) -> Tensor:
         """The stream as an input sees it, with the edges into it patched."""
+        read = stream
         for source, patch in self.edges.get(name, ()):
             changes = self._changes.setdefault(source, {})
             if patch.replacement not in changes:
                 own = self._written[source] if source in self._written else self.recorded(source)
                 changes[patch.replacement] = patch.applied(own, self.rows) - own
-            stream = stream + changes[patch.replacement]
-        return stream
+            read = stream + changes[patch.replacement] if read is stream else read.add_(changes[patch.replacement])
+        return read
 
     def recorded(self, name: str) -> Tensor:
         """A writer's output in the recorded run, at the positions that this run still computes."""
@@ -236,6 +250,14 @@ class Recording:
         if name not in self._kept:
             self._kept[name] = self.runner.pattern(self, layer)
         return self._kept[name]
+
+    def of_sequences(self, sequences: slice) -> "Recording":
+        """The recording of some sequences."""
+        activations = dict(self.activations)
+        for name, value in activations.items():
+            activations[name] = value[sequences]
+        tokens, logits = self.tokens[sequences], self.logits[sequences]
+        return replace(self, tokens=tokens, activations=activations, logits=logits, _kept={})
 
     def run(
         self, variants: Sequence[Variant], *, queries: Int[Tensor, "batch m"] | None = None
