@@ -73,6 +73,18 @@ def test_the_attention_is_what_the_hooks_of_the_model_see(model):
             torch.testing.assert_close(pattern, cache[f"blocks.{layer}.attn.hook_pattern"], atol=1e-5, rtol=1e-5)
 
 
+def test_attention_is_recorded_on_request_and_computed_for_some_queries_at_a_time(model, monkeypatch):
+    monkeypatch.setattr(fast, "QUERIES", 5)
+    _, cache = model.run_with_cache(tokens_of(0))
+    for runner in (record(model, tokens_of(0)).runner, HookedRunner(model)):
+        recording = runner.record(tokens_of(0), patterns=True)
+        for layer in range(1, model.cfg.n_layers + 1):
+            for name, found in (("pattern", recording.pattern(layer)), ("z", recording.layer(layer, "attn.hook_z"))):
+                hook = f"blocks.{layer - 1}.attn.hook_{name}"
+                assert hook in recording.activations
+                torch.testing.assert_close(found, cache[hook], atol=1e-5, rtol=1e-5)
+
+
 def test_every_single_patch_equals_one_hooked_forward(model):
     clean, other = (record(model, tokens_of(seed)) for seed in (0, 1))
     sites = unique(every_site(clean.graph))
@@ -83,7 +95,9 @@ def test_every_single_patch_equals_one_hooked_forward(model):
         torch.testing.assert_close(short, slow, atol=1e-5, rtol=1e-5, msg=lambda m, s=site: f"{s}: {m}")
 
 
-def test_random_sets_of_patches_at_some_positions_equal_one_hooked_forward(model):
+@pytest.mark.parametrize("together", [16, 2])
+def test_random_sets_of_patches_at_some_positions_equal_one_hooked_forward(model, together, monkeypatch):
+    monkeypatch.setattr(fast, "SEQUENCES", together)
     clean, other = (record(model, tokens_of(seed)) for seed in (0, 1))
     generator = torch.Generator().manual_seed(3)
     sites = unique(every_site(clean.graph))
@@ -103,7 +117,7 @@ def test_random_sets_of_patches_at_some_positions_equal_one_hooked_forward(model
 
 
 @pytest.mark.slow
-def test_many_edges_with_one_vector_each_equal_one_hooked_forward(model):
+def test_many_edges_with_one_vector_each_equal_one_hooked_forward(model, monkeypatch):
     """Heads that nobody reads and inputs that are the same at every position take the short ways."""
     clean = record(model, tokens_of(0))
     graph, queries = clean.graph, torch.tensor([[11, 3], [5, 5], [0, 8]])
@@ -116,7 +130,8 @@ def test_many_edges_with_one_vector_each_equal_one_hooked_forward(model):
     for share in (0.5, 0.7, 0.9) * 4:
         chosen.append([e for e in graph.edges if float(torch.rand(1, generator=generator)) < share])
     variants = [[Patch(edge, mean[edge.split("->")[0]]) for edge in edges] for edges in chosen]
-    for some in (None, queries):
+    for some, together in ((None, 16), (queries, 16), (queries, 2)):
+        monkeypatch.setattr(fast, "SEQUENCES", together)
         for variant, short in zip(variants, clean.patched_logits(variants, queries=some), strict=True):
             slow = hooked_logits(model, clean.tokens, variant)
             slow = slow if some is None else slow.gather(1, some.unsqueeze(-1).expand(-1, -1, slow.shape[-1]))
