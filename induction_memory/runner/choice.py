@@ -42,13 +42,19 @@ def runner(
             return FastRunner(Graph.of_config(config), config.n_ctx, model, partial(maps_of_config, config))
         model = _built(model, config)
     from induction_memory.runner.hooked import HookedRunner
-    from induction_memory.runner.support import objection
+    from induction_memory.runner.support import is_bridge, objection
 
     known = hasattr(model, "cfg") and hasattr(model, "run_with_hooks")
     require(known, "model", "a HookedTransformer or a TransformerBridge", type(model).__name__)
     if via == "hooks":
         return HookedRunner(model)
     reason = objection(model)
+    if reason is None and is_bridge(model):
+        from induction_memory.runner.bridged import earned
+
+        found = earned(model)
+        require(via in (None, found.via), "via", "hooks (the fast path computes something else)", "fast")
+        return found
     if reason is None:
         cfg: Any = model.cfg
         changed = partial(_if_changed, model)

@@ -42,8 +42,6 @@ class FastRunner:
     """Runs a HookedTransformer, or weights with their configuration."""
 
     via: Via = "fast"
-    refusal = None
-    """Memories can be read from every model that the fast path supports."""
 
     def __init__(
         self,
@@ -56,6 +54,11 @@ class FastRunner:
         self.graph, self.n_ctx, self.weights, self._maps = graph, n_ctx, weights, maps
         self._other = other
         """The runner that takes over once the model has changed."""
+
+    @property
+    def refusal(self) -> str | None:
+        """Memories can be read from every HookedTransformer that the fast path supports."""
+        return None
 
     def record(
         self, tokens: Int[Tensor, "batch pos"], weights: Mapping[str, Tensor] | None = None, *, patterns: bool = False

@@ -7,7 +7,8 @@
     logits  = N(x) W_U + b_U
 
 Weights and a ModelConfig need no TransformerLens. For a HookedTransformer, its modules compute norms, feed-forwards and
-rotary positions, with the weights passed in.
+rotary positions, with the weights passed in. The maps of a TransformerBridge are a guess, which `choice.py` compares
+with its forward.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -163,6 +164,38 @@ def maps_of_model(model: Any, weights: Mapping[str, Tensor]) -> Maps:
     )
     W_E, W_pos, W_U = weights["embed.W_E"], weights.get("pos_embed.W_pos"), weights["unembed.W_U"]
     return Maps(W_E, W_pos, layers, module("ln_final"), W_U, weights.get("unembed.b_U"))
+
+
+def maps_of_bridge(model: Any, weights: Mapping[str, Tensor]) -> Maps:
+    """The maps of a TransformerBridge, with the modules of the transformers model inside it."""
+    cfg, with_ff = model.cfg, Graph.of(model).feed_forwards
+
+    def module(place: Any, *names: str) -> Any:
+        found = next((getattr(place, name) for name in names if hasattr(place, name)), None)
+        return same if found is None else getattr(found, "original_component", found)
+
+    def rotate(x: Float[Tensor, "batch pos head d_head"]) -> Float[Tensor, "batch pos head d_head"]:
+        cos, sin = module(model, "rotary_emb")(x, torch.arange(x.shape[1], device=x.device)[None])
+        turned, rest = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
+        first, second = turned.chunk(2, dim=-1)
+        turned = turned * cos.unsqueeze(2) + torch.cat([-second, first], dim=-1) * sin.unsqueeze(2)
+        return torch.cat([turned, rest], dim=-1)
+
+    def layer(number: int, block: Any) -> Layer:
+        attention = _attention(weights, f"blocks.{number}")
+        attention |= {b: getattr(block.attn, b) for b in ("b_Q", "b_K", "b_V", "b_O") if hasattr(block.attn, b)}
+        before, after = module(block, "ln2", "ln1"), module(block, "mlp")
+        return Layer(
+            {name: value.detach() for name, value in attention.items() if value is not None},
+            scale=float(cfg.attn_scale if cfg.attn_scale > 0 else cfg.d_head**0.5),
+            norm=module(block, "ln1"),
+            feed_forward=(lambda x: after(before(x))) if number + 1 in with_ff else None,
+            rotate=rotate if cfg.positional_embedding_type == "rotary" else same,
+        )
+
+    layers = tuple(layer(number, block) for number, block in enumerate(model.blocks))
+    W_E, W_pos, b_U = weights["embed.W_E"], weights.get("pos_embed.W_pos"), model.unembed.b_U
+    return Maps(W_E, W_pos, layers, module(model, "ln_final"), weights["unembed.W_U"], b_U.detach())
 
 
 def _attention(weights: Mapping[str, Tensor], block: str) -> dict[str, Tensor]:

@@ -95,11 +95,16 @@ def objection(model: Any) -> str | None:
     """Why the fast path does not support this model; None if it does."""
     from induction_memory.model.building import HookedTransformer, as_configured, departure
 
-    if type(model) is not HookedTransformer:
+    bridge = is_bridge(model)
+    if type(model) is not HookedTransformer and not bridge:
         return f"a {type(model).__name__}"
     if getattr(getattr(model, "tokenizer", None), "padding_side", None) == "left":
         return "a tokenizer that pads on the left, where the padding is masked"
     reason = _of_configuration(model.cfg)
+    if bridge and reason is None:
+        if model.cfg.positional_embedding_type == "rotary" and not hasattr(model, "rotary_emb"):
+            return "a TransformerBridge that turns positions in its attention"
+        return "hooks" if any(point.fwd_hooks for point in model.hook_dict.values()) else None
     if reason is not None or isinstance(getattr(model, "model_config", None), ModelConfig):
         return reason or departure(model)
     try:
@@ -108,6 +113,11 @@ def objection(model: Any) -> str | None:
         return str(error).partition("one where ")[2] or str(error)
     kinds = {name: parameter.dtype for name, parameter in model.named_parameters()}
     return next((f"another {name}" for name, parameter in usual if kinds.get(name) != parameter.dtype), None)
+
+
+def is_bridge(model: Any) -> bool:
+    """Whether a model is TransformerLens's TransformerBridge, without importing it."""
+    return type(model).__name__ == "TransformerBridge" and type(model).__module__.startswith("transformer_lens.")
 
 
 def _of_configuration(cfg: Any) -> str | None:

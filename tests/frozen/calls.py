@@ -117,7 +117,11 @@ def probes_trends(run: Any, steps: list[int]) -> pd.DataFrame:
 
 
 def probes_change_points(run: Any, steps: list[int]) -> pd.DataFrame:
-    return each(({"asked": m}, lambda m=m: im.probes.change_points(run, [m], resamples=100)) for m in MEMORIES)
+    def points(memory: str) -> pd.DataFrame:
+        found = im.probes.change_points(run, [memory], resamples=100)
+        return found.rename(columns={"change_low": "low", "change_high": "high"})
+
+    return each(({"asked": m}, lambda m=m: points(m)) for m in MEMORIES)
 
 
 def probes_spectrum(run: Any, steps: list[int]) -> pd.DataFrame:
@@ -194,7 +198,8 @@ def discover_curve(run: Any, steps: list[int]) -> pd.DataFrame:
 
 def surgery(run: Any, steps: list[int]) -> pd.DataFrame:
     def operated(memory: str, edit: dict[str, Any]) -> pd.DataFrame:
-        return im.surgery(run, sequences(run, 16), memory=memory, step=steps[-1:], **edit)
+        named = edit | ({"through": f"L1H{edit['through']}"} if "through" in edit else {})
+        return im.surgery(run, sequences(run, 16), memory=memory, step=steps[-1:], **named)
 
     return each(
         ({"memory": memory, "edit": str(edit)}, lambda m=memory, e=edit: operated(m, e)) for memory, edit in EDITS

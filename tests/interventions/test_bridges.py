@@ -44,8 +44,10 @@ def test_it_has_no_tokenizer(pair):
 
 
 @pytest.mark.parametrize("components", ["heads", "matrices", "parts", "paths"])
-def test_ablations_are_the_same(pair, batch, components):
-    ours, theirs = (im.ablate(model, batch, components=[components], kind="mean") for model in pair)
+@pytest.mark.parametrize("via", ["fast", "hooks"])
+def test_ablations_are_the_same(pair, batch, components, via):
+    ours = im.ablate(pair[0], batch, components=[components], kind="mean")
+    theirs = im.ablate(pair[1], batch, components=[components], kind="mean", via=via)
     assert len(theirs) > 4
     assert ours["component"].tolist() == theirs["component"].tolist()
     for name in COLUMNS:

@@ -1,0 +1,75 @@
+"""A TransformerBridge takes the fast path where its own forward agrees with it, and hooks everywhere else."""
+
+import logging
+
+import pytest
+import torch
+
+import induction_memory as im
+from induction_memory.errors import InputError
+from induction_memory.runner.hooked import HookedRunner
+from induction_memory.runner.recording import Patch
+from tests.trajectory.series import write_series
+
+FAST = ("gpt2", "neox", "olmo", "qwen2")
+TOKENS = torch.randint(2, 20, (3, 9), generator=torch.Generator().manual_seed(5))
+
+
+@pytest.fixture
+def bridge(request, tmp_path):
+    write_series(request.param, tmp_path / "series", [0])
+    return im.revisions(tmp_path / "series", keep=False).model(0)
+
+
+def every_site(graph):
+    return [*graph.writers, *(name for name in graph.inputs if "." in name), *graph.edges]
+
+
+@pytest.mark.parametrize("bridge", FAST, indirect=True)
+def test_every_patch_gets_what_hooks_get(bridge):
+    fast, slow = im.runner.record(bridge, TOKENS), HookedRunner(bridge).record(TOKENS)
+    assert fast.runner.via == "fast"
+    sites = [site for site in every_site(fast.graph) if slow.graph.allows(site)]
+    assert len(sites) > 20
+    other = im.runner.record(bridge, TOKENS.flip(1))
+    where = torch.rand(TOKENS.shape, generator=torch.Generator().manual_seed(1)) < 0.5
+    variants = [
+        [Patch(site, 3 * other.at(site.split("->")[0]), where if i % 2 else None)] for i, site in enumerate(sites)
+    ]
+    for site, found, expected in zip(sites, fast.run(variants), slow.run(variants), strict=True):
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4, msg=lambda m, s=site: f"{s}: {m}")
+    for layer in (1, 2):
+        torch.testing.assert_close(fast.pattern(layer), slow.pattern(layer), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("bridge", ["gpt2"], indirect=True)
+def test_hooks_and_methods_that_change_the_forward_later_are_noticed(bridge, caplog):
+    runner = im.runner.runner(bridge)
+    assert runner.via == "fast"
+    bridge.hook_dict["blocks.1.attn.hook_z"].add_hook(lambda z, hook: z.clamp(-0.01, 0.01))
+    assert runner.record(TOKENS).runner.via == "hooks"
+    assert im.runner.runner(bridge).via == "hooks"
+    bridge.reset_hooks()
+    assert runner.record(TOKENS).runner.via == "fast"
+    bridge.blocks[1].mlp.register_forward_hook(lambda module, given, written: 2 * written)
+    with caplog.at_level(logging.WARNING, "induction_memory"):
+        recording = runner.record(TOKENS)
+    assert recording.runner.via == "hooks"
+    torch.testing.assert_close(recording.logits, bridge(TOKENS))
+    assert "the fast path computes another blocks.1.hook_resid_post" in caplog.text
+
+
+@pytest.mark.parametrize("bridge", ["gemma", "olmo2", "llama-shared"], indirect=True)
+def test_a_bridge_that_computes_something_else_runs_with_hooks(bridge):
+    recording = im.runner.record(bridge, TOKENS)
+    assert recording.runner.via == "hooks"
+    torch.testing.assert_close(recording.logits, bridge(TOKENS))
+    with pytest.raises(InputError, match="via: expected hooks"):
+        im.runner.runner(bridge, via="fast")
+
+
+@pytest.mark.parametrize("bridge", ["gpt2"], indirect=True)
+def test_other_weights_are_refused_as_by_hooks(bridge):
+    runner = im.runner.runner(bridge)
+    with pytest.raises(InputError, match="weights: expected names out of"):
+        runner.record(TOKENS, {"blocks.0.ln1.w": torch.zeros(16)})
