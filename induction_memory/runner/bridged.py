@@ -44,11 +44,16 @@ class BridgedRunner(FastRunner):
         hooked = HookedRunner(self.model)
         if weights or objection(self.model) is not None:
             return hooked.record(tokens, weights, patterns=patterns)
-        slow, fast = hooked.record(tokens), super().record(tokens, patterns=patterns)
-        different = _first_difference(slow, fast)
-        if different is None:
-            return fast
-        logger.warning("this model runs with TransformerLens's hooks: the fast path computes another %s", different)
+        slow = hooked.record(tokens)
+        try:
+            fast = super().record(tokens, patterns=patterns)
+            different = _first_difference(slow, fast)
+            if different is None:
+                return fast
+            reason = f"computes another {different}"
+        except (AttributeError, KeyError, RuntimeError, TypeError) as error:  # the guess does not fit its modules
+            reason = f"cannot run it ({str(error).splitlines()[0]})"
+        logger.warning("this model runs with TransformerLens's hooks: the fast path %s", reason)
         return slow
 
 
@@ -58,6 +63,8 @@ def _first_difference(slow: Recording, fast: Recording) -> str | None:
         if name.endswith("hook_pattern"):  # z is the values' mean with it
             continue
         expected = slow.logits if name == "logits" else slow.activations.get(name)
+        if expected is not None and expected.dim() == 4 == found.dim():  # some heads share keys and values
+            expected = expected.repeat_interleave(found.shape[2] // expected.shape[2], 2)
         if expected is None or expected.shape != found.shape:
             return name
         if not bool((found - expected).abs().max() <= CLOSE * expected.abs().max()):

@@ -168,7 +168,7 @@ def maps_of_model(model: Any, weights: Mapping[str, Tensor]) -> Maps:
 
 def maps_of_bridge(model: Any, weights: Mapping[str, Tensor]) -> Maps:
     """The maps of a TransformerBridge, with the modules of the transformers model inside it."""
-    cfg, with_ff = model.cfg, Graph.of(model).feed_forwards
+    cfg, weights, with_ff = model.cfg, ungrouped(weights), Graph.of(model).feed_forwards
 
     def module(place: Any, *names: str) -> Any:
         found = next((getattr(place, name) for name in names if hasattr(place, name)), None)
@@ -183,10 +183,13 @@ def maps_of_bridge(model: Any, weights: Mapping[str, Tensor]) -> Maps:
 
     def layer(number: int, block: Any) -> Layer:
         attention = _attention(weights, f"blocks.{number}")
-        attention |= {b: getattr(block.attn, b) for b in ("b_Q", "b_K", "b_V", "b_O") if hasattr(block.attn, b)}
+        for name in ("b_Q", "b_K", "b_V", "b_O"):
+            b = getattr(block.attn, name, None)
+            if b is not None:  # heads that share keys and values share their biases
+                attention[name] = b.detach() if b.dim() == 1 else b.detach().repeat_interleave(cfg.n_heads // len(b), 0)
         before, after = module(block, "ln2", "ln1"), module(block, "mlp")
         return Layer(
-            {name: value.detach() for name, value in attention.items() if value is not None},
+            attention,
             scale=float(cfg.attn_scale if cfg.attn_scale > 0 else cfg.d_head**0.5),
             norm=module(block, "ln1"),
             feed_forward=(lambda x: after(before(x))) if number + 1 in with_ff else None,

@@ -9,7 +9,7 @@ configuration makes it (`model/building.py`): without hooks, and with no method 
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import MISSING, fields
 from typing import Any
@@ -100,11 +100,10 @@ def objection(model: Any) -> str | None:
         return f"a {type(model).__name__}"
     if getattr(getattr(model, "tokenizer", None), "padding_side", None) == "left":
         return "a tokenizer that pads on the left, where the padding is masked"
-    reason = _of_configuration(model.cfg)
-    if bridge and reason is None:
-        if model.cfg.positional_embedding_type == "rotary" and not hasattr(model, "rotary_emb"):
-            return "a TransformerBridge that turns positions in its attention"
-        return "hooks" if any(point.fwd_hooks for point in model.hook_dict.values()) else None
+    reason = _of_configuration(model.cfg, ("n_key_value_heads",) if bridge else ())
+    if bridge:
+        hooks = "hooks" if any(point.fwd_hooks for point in model.hook_dict.values()) else None
+        return reason or hooks
     if reason is not None or isinstance(getattr(model, "model_config", None), ModelConfig):
         return reason or departure(model)
     try:
@@ -120,9 +119,9 @@ def is_bridge(model: Any) -> bool:
     return type(model).__name__ == "TransformerBridge" and type(model).__module__.startswith("transformer_lens.")
 
 
-def _of_configuration(cfg: Any) -> str | None:
+def _of_configuration(cfg: Any, free: Collection[str]) -> str | None:
     for field in fields(cfg):
-        if field.name in READ or field.name in WITHOUT_SAY:
+        if field.name in READ or field.name in WITHOUT_SAY or field.name in free:
             continue
         value = getattr(cfg, field.name)
         if field.name in VALUES:

@@ -11,7 +11,7 @@ from induction_memory.runner.hooked import HookedRunner
 from induction_memory.runner.recording import Patch
 from tests.trajectory.series import write_series
 
-FAST = ("gpt2", "neox", "olmo", "qwen2")
+FAST = ("gpt2", "neox", "olmo", "llama-shared")
 TOKENS = torch.randint(2, 20, (3, 9), generator=torch.Generator().manual_seed(5))
 
 
@@ -59,13 +59,23 @@ def test_hooks_and_methods_that_change_the_forward_later_are_noticed(bridge, cap
     assert "the fast path computes another blocks.1.hook_resid_post" in caplog.text
 
 
-@pytest.mark.parametrize("bridge", ["gemma", "olmo2", "llama-shared"], indirect=True)
+@pytest.mark.parametrize("bridge", ["gemma", "olmo2", "qwen3"], indirect=True)
 def test_a_bridge_that_computes_something_else_runs_with_hooks(bridge):
     recording = im.runner.record(bridge, TOKENS)
     assert recording.runner.via == "hooks"
     torch.testing.assert_close(recording.logits, bridge(TOKENS))
     with pytest.raises(InputError, match="via: expected hooks"):
         im.runner.runner(bridge, via="fast")
+
+
+@pytest.mark.parametrize("bridge", ["llama-shared"], indirect=True)
+def test_a_head_that_shares_its_keys_has_a_view_of_its_own(bridge):
+    """Zero values of one query head are a head without output; the other head of its group keeps its values."""
+    intact = im.runner.record(bridge, TOKENS)
+    zero = torch.zeros(1, 1, 8)
+    by_values, by_output = intact.patched_logits([[Patch("L2H1.v", zero)], [Patch("L2H1", torch.zeros(1, 1, 16))]])
+    torch.testing.assert_close(by_values, by_output, atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(by_values, intact.logits, atol=1e-3)
 
 
 @pytest.mark.parametrize("bridge", ["gpt2"], indirect=True)
