@@ -10,6 +10,7 @@ from hypothesis import settings
 from tests import knocks as knock_counts
 from tests.browser import MISSING, launched
 from tests.network import NETWORK
+from tests.time_limit import limited
 
 settings.register_profile("untimed", deadline=None)  # the machine may be busy: no test asserts a time
 settings.load_profile("untimed")
@@ -51,10 +52,11 @@ def pytest_collection():
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item):
-    """Open this machine to the tests that ask for it, with their fixtures."""
+    """Open this machine to the tests that ask for it, with their fixtures. A test that hangs fails."""
     NETWORK.loopback = item.get_closest_marker("loopback") is not None
     try:
-        return (yield)
+        with limited(3600 if item.get_closest_marker("hard") else 600):
+            return (yield)
     finally:
         NETWORK.loopback = False
 
