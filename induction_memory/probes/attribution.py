@@ -14,7 +14,7 @@ heads is split further by what their values read, because W_O2 W_V2 acts on each
 
 and a linear W_F likewise by the part of the stream it reads. A LayerNorm divides by the scale that it had in that
 forward pass and its bias is left out, so that attributions stay linear. With several heads, one value per head. All of
-them are sums over the paths of `why.py`.
+them are sums over the paths of `why.py`, and are refused if all paths and biases do not add up to the logits.
 """
 
 from functools import partial
@@ -26,7 +26,7 @@ from torch import Tensor
 from induction_memory.errors import UnsupportedError
 from induction_memory.probes.activations import Activations
 from induction_memory.probes.registry import Probe
-from induction_memory.probes.why import Streams
+from induction_memory.probes.why import ROUNDING, WHOLE, Streams
 
 _W_O2 = {"token": "Phi_2 w_E(z_s)", "position": "Phi_2 p_s", "layer1": "Phi_2 x layer 1's output at s"}
 _W_F = {"token": "W_F w_E(z_t)", "position": "W_F p_t", "layer1": "W_F x layer 1's output", "layer2": "W_F x layer 2's"}
@@ -39,12 +39,18 @@ def _effects(a: Activations) -> Effects:
     triggers, found = _triggers(a), Effects()
     for row, at in enumerate(one.nonzero().flatten() for one in triggers):
         streams = Streams(a, row, deep=False)
-        w_U = streams.weight("unembed.W_U").T
-        f = w_U[a.batch.targets[row, at]] - w_U.mean(0)
-        f, weight, _ = streams.behind("ln_final", f[:, None], torch.ones_like(f[:, :1]), at)
+        w_U, y = streams.weight("unembed.W_U").T, a.batch.targets[row, at][:, None]
+        logits = a.logits[row, at] - streams.bias("unembed.b_U")
+        missing = logits.gather(-1, y)[:, 0] - logits.mean(-1)
+        f = w_U[y] - w_U.mean(0)
+        f, weight, constant = streams.behind("ln_final", f, torch.ones_like(f[..., 0]), at)
+        missing, size = missing - constant[:, 0], missing.abs()
         for leaf in streams.expand("out", f, weight, at):
-            path = (*leaf.path, leaf.part)
-            found[path] = found.get(path, 0.0) + leaf.value.double().sum() / triggers.sum()
+            path, value = (*leaf.path, leaf.part), leaf.value.sum(-1)
+            found[path] = found.get(path, 0.0) + value.double().sum() / triggers.sum()
+            missing, size = missing - value, size + value.abs()
+        if len(at) and bool((missing.abs() > ROUNDING * size.clamp_min(1.0)).any()):
+            raise UnsupportedError(f"needs {WHOLE}: of the logits, a sum misses {float(missing.abs().max()):.3g}")
     return found
 
 

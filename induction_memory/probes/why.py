@@ -138,7 +138,7 @@ class Streams:
             return x
         gain = self.weight(f"{norm}.w") if f"{norm}.w" in self.a.stack.weights else 1.0
         x = x * gain if functional else x
-        x = x - x.mean(-1, keepdim=True) if self.model.cfg.normalization_type.startswith("LN") else x
+        x = x - x.mean(-1, keepdim=True) if f"{norm}.b" in self.a.stack.weights else x
         return x if functional else x * gain
 
     def scale(self, norm: str) -> Float[Tensor, "pos one"]:
@@ -208,7 +208,9 @@ class Streams:
         layer, number = head_of(head)
         block, A, path, (W_V, b_V) = f"blocks.{layer - 1}", self.pattern(head), (*path, head), self.of_head(head, "V")
         read = f @ self.weight(f"{block}.attn.W_O")[number - 1].T
-        constant, f = weight * (read @ b_V), read @ W_V.T
+        total = A.sum(-1)  # less than 1 if a sink takes the rest
+        constant = weight * (read @ b_V) * (total if at is None else total[at][:, None])
+        f = read @ W_V.T
         if at is not None:
             weight = weight * A[at]
         elif f.shape[1] == 1:
