@@ -97,6 +97,11 @@ FAMILIES = {
     "gpt_neo": _NEW
     | {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]], "window_size": 4},
     "gpt_neox": _NEW,
+    "gpt_neox, one after the other": _NEW | {"use_parallel_residual": False},
+    "bloom": {"hidden_size": 32, "n_layer": 2, "n_head": 4},
+    "falcon": _NEW | {"multi_query": True},
+    "mpt": {"d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": CONTEXT},
+    "codegen": _OLD | {"rotary_dim": 4},
     "llama": _NEW | _SHARED,
     "mistral": _NEW | _SHARED | {"sliding_window": 5, "head_dim": 8},
     "mixtral": _NEW | _SHARED | {"num_local_experts": 3, "num_experts_per_tok": 2, "head_dim": 8},
@@ -104,12 +109,15 @@ FAMILIES = {
     "qwen3": _NEW | _SHARED | {"head_dim": 8},
     "gemma": _NEW | {"num_key_value_heads": 1, "head_dim": 8},
     "gemma2": _NEW | _SHARED | {"head_dim": 8, "sliding_window": 6},
+    "gemma3_text": _NEW | _SHARED | {"head_dim": 8, "sliding_window": 6},
     "olmo": _NEW | _ALONE,
     "olmo2": _NEW | _ALONE,
     "opt": _NEW | {"ffn_dim": 64, "word_embed_proj_dim": 32},
     "phi": _NEW,
+    "phi3": _NEW | _ALONE | {"original_max_position_embeddings": CONTEXT},
     "stablelm": _NEW | _ALONE,
     "granite": _NEW | _SHARED | _SCALED,
+    "granite, residuals alone": _NEW | _SHARED | {"residual_multiplier": 0.5, "attention_multiplier": 8**-0.5},
     "cohere": _NEW | _ALONE,
 }
 
@@ -119,9 +127,8 @@ def transformer(name):
     """The model of a family with random weights, and the one in which no keys are shared."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = AutoConfig.for_model(
-        name, **FAMILIES[name], vocab_size=VOCAB, bos_token_id=0, eos_token_id=1, pad_token_id=1
-    )
+    sizes = FAMILIES[name] | {"vocab_size": VOCAB, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1}
+    config = AutoConfig.for_model(name.partition(",")[0], **sizes)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     generator = torch.Generator().manual_seed(1)
     for parameter in model.parameters():

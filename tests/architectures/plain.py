@@ -155,7 +155,10 @@ _GPT = {
     "ln2": "ln_2",
 }
 _JOINT = dict.fromkeys("qkv", "attn.c_attn")
+_BLOOM = {"blocks": "transformer.h", "embed": "transformer.word_embeddings", "final": "transformer.ln_f"}
+_BLOOM |= {"o": "self_attention.dense"} | dict.fromkeys("qkv", "self_attention.query_key_value")
 _SPLIT = {letter: f"attn.{letter}_proj" for letter in "qkv"}
+_GEMMA = {"ln2": "pre_feedforward_layernorm", "written": "post_feedforward_layernorm"}
 OTHER_NAMES = {
     "gpt2": _GPT | {"pos": "transformer.wpe", "o": "attn.c_proj"} | _JOINT,
     "gptj": _GPT | {"ln2": "ln_1", "o": "attn.out_proj"} | _SPLIT,
@@ -165,8 +168,15 @@ OTHER_NAMES = {
     "gpt_neox": {"blocks": "gpt_neox.layers", "embed": "gpt_neox.embed_in", "final": "gpt_neox.final_layer_norm"}
     | {"o": "attention.dense"}
     | dict.fromkeys("qkv", "attention.query_key_value"),
-    "mixtral": {"mlp": "mlp"},
-    "gemma2": {"ln2": "pre_feedforward_layernorm", "written": "post_feedforward_layernorm"},
+    "bloom": _BLOOM | {"written": "mlp.dense_4h_to_h"},
+    "falcon": _BLOOM | {"ln2": "input_layernorm"},
+    "mpt": {"blocks": "transformer.blocks", "embed": "transformer.wte", "final": "transformer.norm_f"}
+    | {"ln1": "norm_1", "ln2": "norm_2", "mlp": "ffn", "written": "ffn.down_proj", "o": "attn.out_proj"}
+    | dict.fromkeys("qkv", "attn.Wqkv"),
+    "codegen": _GPT | {"ln2": "ln_1", "o": "attn.out_proj"} | dict.fromkeys("qkv", "attn.qkv_proj"),
+    "phi3": dict.fromkeys("qkv", "self_attn.qkv_proj"),
+    "gemma2": _GEMMA,
+    "gemma3_text": _GEMMA,
     "olmo2": {"ln1": "self_attn.q_proj", "ln2": "mlp", "written": "post_feedforward_layernorm"},
     "opt": {
         "blocks": "model.decoder.layers",
@@ -187,8 +197,8 @@ class Transformers:
     n_layers, n_heads, d_head = 2, 4, 8
 
     def __init__(self, family, model, tokens):
-        self.family, self.model, self.tokens = family, model, tokens
-        self.names = NAMES | OTHER_NAMES.get(family, {})
+        self.family, self.model, self.tokens = family.partition(",")[0], model, tokens
+        self.names = NAMES | OTHER_NAMES.get(self.family, {})
         self.blocks = model.get_submodule(self.names["blocks"])
         self.kept = {}
         with ExitStack() as stack:
@@ -215,7 +225,8 @@ class Transformers:
 
     def note_output(self, key):
         def note(module, args, output):
-            self.kept[key] = (output[0] if isinstance(output, tuple) else output).detach()
+            output = output[0] if isinstance(output, tuple) else output
+            self.kept[key] = output.detach().clone()  # Falcon adds to it in place
 
         return note
 
@@ -227,11 +238,13 @@ class Transformers:
 
     def columns(self, letter, head):
         """The columns of a projection that are a head's queries, keys or values."""
-        d, place = self.d_head, "qkv".index(letter)
-        if self.family == "gpt2":
+        d, place = self.d_head, ("qvk" if self.family == "codegen" else "qkv").index(letter)
+        if self.family in ("gpt2", "mpt", "phi3"):
             start = place * self.n_heads * d + head * d
-        elif self.family == "gpt_neox":
+        elif self.family in ("gpt_neox", "bloom", "codegen"):
             start = head * 3 * d + place * d
+        elif self.family == "falcon" and place:  # one for all heads
+            start = (self.n_heads + place - 1) * d
         else:
             start = head * d
         return slice(start, start + d)
@@ -259,10 +272,10 @@ class Transformers:
         if writer in ("embed", "pos"):
             return self.kept[writer]
         layer = int(writer[1 if writer[0] == "L" else 2]) - 1
+        scale = getattr(self.model.config, "residual_multiplier", 1.0)
         if writer.startswith("FF"):
-            scale = getattr(self.model.config, "residual_multiplier", 1.0)
             return scale * self.kept[layer, "written"].view(len(self.tokens), -1, 32)
-        return self.written(layer)[:, :, int(writer[3]) - 1]
+        return scale * self.written(layer)[:, :, int(writer[3]) - 1]
 
     def written(self, layer):
         """What each head writes [batch, pos, head, d_model]."""

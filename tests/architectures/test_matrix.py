@@ -4,9 +4,11 @@ import pytest
 
 from tests.architectures import matrix, models
 
-SELECTED = ["no norm", "LNPre", "odd eps, RMSPre", "norms after the block", "shortformer", "shared keys, rotary, RMS"]
+SELECTED = ["no norm", "LNPre", "LN and RMS last", "odd eps, RMSPre", "norms after the block", "shortformer"]
+SELECTED += ["shared keys, rotary, RMS"]
 SELECTED += ["another scale", "cap of scores", "cap of logits", "parallel, RMSPre, rotary", "local, shared keys"]
-SELECTED += ["double precision", "experts", "gptj", "llama", "gemma2", "granite", "cohere"]
+SELECTED += ["double precision", "experts", "gptj", "llama", "gemma2", "bloom", "falcon", "granite", "cohere"]
+SELECTED += ["granite, residuals alone"]
 
 
 @pytest.mark.parametrize("name", SELECTED)
