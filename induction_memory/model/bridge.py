@@ -230,7 +230,7 @@ class Refill:
 
     def _check(self, files: Sequence[Path]) -> None:
         """Every parameter must be a tensor of the files, a split of one, or zero (a bias that the model lacks)."""
-        for name, tensor in (pair for path in files for pair in _tensors(path)):
+        for name, tensor in (pair for path in files for pair in tensors_in(path)):
             own = self._renamed.get(name, name)
             if name not in self._ignored and not _same(self._named[own], tensor):
                 raise NotRefillableError
@@ -244,11 +244,11 @@ class Refill:
 
     def _match(self, files: Sequence[Path]) -> None:
         """Match names in the files with names in the model; where names differ, match by value."""
-        stored = {name for path in files for name, _ in _tensors(path, values=False)}
+        stored = {name for path in files for name, _ in tensors_in(path, values=False)}
         missing, unknown = set(self._named) - stored, stored - set(self._named)
         renamed: dict[str, str] = {}
         for path in files:
-            for name, tensor in _tensors(path) if missing else ():
+            for name, tensor in tensors_in(path) if missing else ():
                 if name not in unknown:
                     continue
                 equal = [m for m in missing if _same(self._named[m], tensor)]
@@ -265,7 +265,7 @@ class Refill:
         seen: set[str] = set()
         for path in files:
             try:
-                for name, tensor in _tensors(path):
+                for name, tensor in tensors_in(path):
                     own = self._renamed.get(name, name)
                     if name in self._ignored:
                         continue
@@ -313,7 +313,7 @@ def _same(parameter: Tensor, tensor: Tensor) -> bool:
     return parameter.shape == tensor.shape and torch.equal(parameter.detach(), tensor.to(parameter.dtype))
 
 
-def _tensors(path: Path, values: bool = True) -> Iterable[tuple[str, Tensor]]:
+def tensors_in(path: Path, values: bool = True) -> Iterable[tuple[str, Tensor]]:
     """The tensors of a file one by one; without `values`, empty ones."""
     if path.suffix == ".safetensors":
         try:
@@ -324,4 +324,5 @@ def _tensors(path: Path, values: bool = True) -> Iterable[tuple[str, Tensor]]:
             raise InputError(f"{path}: expected a safetensors file, got {error}") from error
         return
     stored: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    yield from ((name, value) for name, value in stored.items() if isinstance(value, Tensor))
+    named = stored.items() if isinstance(stored, dict) else ()
+    yield from ((name, value) for name, value in named if isinstance(value, Tensor))

@@ -1,14 +1,16 @@
 """Find damage in a trajectory, and duplicates, gaps and damage in a series.
 
 `verify` checks every checksum of a trajectory and does not stop at the first failure. `check` finds these in a series
-by reading its files; no model is made:
+by reading its files:
 
 identical checkpoint   all trained weights equal those of another step
 identical shard        one of several files equals that of another step: a revision was uploaded in part
 identical tensor       one trained tensor equals that of another step
 unreadable             a file that is truncated, or no weights at all
 damaged                a file of a Hub cache that differs from the hash that names it
-missing tensor         a tensor that other steps have
+refused                what loading refuses: a tensor of the model that is not in the files, one of the files that is
+                       not in the model, a list of files without one of them. Checkpoints whose configuration and files
+                       have equal names and sizes are tried once.
 configuration, tokenizer   config.json or the tokenizer's files differ from the step before
 gap                    steps missing from an otherwise regular schedule (equal distances, or equal ratios)
 jump                   weights that move JUMP times further in one interval than in the intervals beside it
@@ -20,7 +22,6 @@ blob that several revisions share is read once.
 """
 
 import hashlib
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -31,28 +32,29 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from induction_memory.errors import DamagedError, Error, InputError
-from induction_memory.model.bridge import PASSING
+from induction_memory.model.bridge import configuration, load_whole, tensors_in
 from induction_memory.trajectory import rows as row_files
 from induction_memory.trajectory.checkpoint_files import Checkpoint
 from induction_memory.trajectory.manifest import LATEST, MANIFEST, Manifest, check_piece, step_path
-from induction_memory.trajectory.search import find
-from induction_memory.trajectory.series import Revisions
+from induction_memory.trajectory.search import find, is_series
+from induction_memory.trajectory.series import Revisions, revisions
 from induction_memory.trajectory.tensors import open_listed, open_state
 from induction_memory.trajectory.writer import kept_alone
 
 
 def verify(source: str | Path) -> list[str]:
-    """One line per damaged file; empty if all checksums are right.
+    """One line per damaged file of a trajectory, or per finding in a series of checkpoints; empty if all is right.
 
     >>> import induction_memory as im
     >>> im.verify("induction-small")
     []
     """
     folder = find(source)
+    if is_series(folder):
+        return lines(revisions(folder))
     if not (folder / MANIFEST).exists():
         raise InputError(f"{folder}: expected a trajectory (a folder with {MANIFEST}), got none there")
     try:
@@ -127,7 +129,7 @@ def check(series: Revisions) -> pd.DataFrame:
     contents = [_contents(one, known) for one in series.checkpoints]
     trained = _trained(contents)
     findings = [problem for one in contents for problem in one.problems]
-    findings += _missing(contents)
+    findings += _refused(series.checkpoints, contents)
     findings += _identical(contents, trained)
     findings += _changed_files(series.checkpoints)
     findings += gaps(series.steps.tolist())
@@ -191,8 +193,8 @@ def _contents(one: Checkpoint, known: dict[Path, dict[str, str]]) -> Contents:
     for path in [path for path in files if path not in damaged]:
         try:
             file = path.resolve()
-            hashes = known[file] if file in known else known.setdefault(file, _hashes(file, path.suffix))
-        except (SafetensorError, OSError, RuntimeError, EOFError, ValueError) as error:
+            hashes = known[file] if file in known else known.setdefault(file, _hashes(path))
+        except (OSError, RuntimeError, EOFError, ValueError) as error:
             detail = str(error).strip().splitlines()[0][:120] if str(error).strip() else type(error).__name__
             contents.problems.append(Finding("unreadable", contents.step, None, f"{one.name}/{path.name}", detail))
             continue
@@ -201,22 +203,9 @@ def _contents(one: Checkpoint, known: dict[Path, dict[str, str]]) -> Contents:
     return contents
 
 
-def _hashes(path: Path, suffix: str) -> dict[str, str]:
+def _hashes(path: Path) -> dict[str, str]:
     """Tensor name -> hash of its content and shape."""
-    return {name: _hash(tensor) for name, tensor in _tensors(path, suffix)}
-
-
-def _tensors(path: Path, suffix: str) -> Iterable[tuple[str, Tensor]]:
-    """The tensors of a file one by one. `suffix` gives its kind, because a blob of a Hub cache has no ending."""
-    if suffix == ".safetensors":
-        with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118
-                yield name, file.get_tensor(name)
-        return
-    values: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    for name, value in (values if isinstance(values, dict) else {}).items():
-        if isinstance(value, Tensor):
-            yield name, value
+    return {name: _hash(tensor) for name, tensor in tensors_in(path)}
 
 
 def _hash(tensor: Tensor) -> str:
@@ -235,14 +224,21 @@ def _trained(contents: list[Contents]) -> set[str]:
     return {name for name, different in values.items() if len(different) > 1}
 
 
-def _missing(contents: list[Contents]) -> list[Finding]:
-    every = {name for one in contents for name in one.tensors}
-    found = []
-    for one in contents:
-        lost = sorted(every - set(one.tensors))
-        if lost and not one.problems:
-            detail = f"{len(lost)} tensors that other steps have, {lost[0]} first"
-            found.append(Finding("missing tensor", one.step, None, lost[0], detail))
+def _refused(checkpoints: Iterable[Checkpoint], contents: list[Contents]) -> list[Finding]:
+    """What loading says of checkpoints without problems."""
+    found, tried = list[Finding](), set[str]()
+    for one, content in zip(checkpoints, contents, strict=True):
+        files = sorted((path.name, path.stat().st_size) for path in one.folder.iterdir() if path.is_file())
+        kind = repr((sorted(_config(one.folder).items(), key=repr), files))
+        if content.problems or kind in tried:
+            continue
+        tried.add(kind)
+        try:
+            load_whole(one.folder)
+        except InputError as error:
+            tried.remove(kind)
+            detail = str(error).replace(f"{one.folder}: ", "")
+            found.append(Finding("refused", content.step, None, one.name, detail))
     return found
 
 
@@ -288,10 +284,10 @@ def _changed_files(checkpoints: Iterable[Checkpoint]) -> list[Finding]:
 
 def _config(folder: Path) -> dict[str, Any]:
     try:
-        values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        values = configuration(folder)
+    except InputError:
         return {"config.json": "unreadable"}
-    return {name: value for name, value in values.items() if name not in (*PASSING, "architectures")}
+    return {name: value for name, value in values.items() if name != "architectures"}
 
 
 def _moves(checkpoints: tuple[Checkpoint, ...], contents: list[Contents], trained: set[str]) -> list[Finding]:
@@ -321,10 +317,7 @@ def distances(checkpoints: list[Checkpoint], trained: set[str]) -> tuple[list[fl
     one, two = [], []
     for checkpoint in checkpoints:
         now = {
-            n: t
-            for path in checkpoint.files()
-            for n, t in _tensors(path, path.suffix)
-            if n in trained and t.is_floating_point()
+            n: t for path in checkpoint.files() for n, t in tensors_in(path) if n in trained and t.is_floating_point()
         }
         kept.append(now)
         if len(kept) > 1:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 
 import pytest
 import torch
@@ -50,15 +51,27 @@ def test_a_pipe_is_no_file(tmp_path, which):
         boot(tmp_path)
 
 
-@pytest.mark.parametrize("kind", ["qwen3 as llama", "one layer of two"])
-def test_weights_of_another_model_are_refused(tmp_path, kind):
-    tiny("qwen3" if kind == "qwen3 as llama" else "llama").save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
-    other = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
-    config |= other if kind == "qwen3 as llama" else {"num_hidden_layers": 1}
-    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    with pytest.raises(InputError, match=r"expected files with tensors of the model alone, got also model\.layers"):
-        boot(tmp_path)
+LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+FOREIGN = {
+    "qwen3 as llama": (LLAMA, "expected files with tensors of the model alone, got also model.layers"),
+    "one layer of two": ({"num_hidden_layers": 1}, "expected files with tensors of the model alone, got also model.l"),
+    "three layers of two": ({"num_hidden_layers": 3}, "expected files with all tensors of the model, got none with m"),
+}
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_weights_of_another_model_are_refused_and_found_by_verify(tmp_path, kind):
+    changes, says = FOREIGN[kind]
+    for step in (10, 20, 30):
+        folder = tmp_path / f"step{step}"
+        tiny("qwen3" if kind == "qwen3 as llama" else "llama").save_pretrained(folder)
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        (folder / "config.json").write_text(json.dumps(config | changes if step < 30 else config), encoding="utf-8")
+    with pytest.raises(InputError, match=re.escape(says)):
+        boot(tmp_path / "step10")
+    refused = [line for line in im.verify(tmp_path) if ": refused: " in line]
+    assert [line.partition(":")[0] for line in refused] == ["step 10", "step 20"]
+    assert all(says in line and str(tmp_path) not in line for line in refused)
 
 
 def test_norms_that_the_configuration_lacks_are_refused(tmp_path):

@@ -207,8 +207,11 @@ def test_a_cut_file_is_named(copy):
 
 
 def test_a_missing_shard_is_found(copy):
-    sorted((copy / "step200").glob("*.safetensors"))[0].unlink()
-    assert found(copy, "missing tensor")["step"].tolist() == [200]
+    lost = sorted((copy / "step200").glob("*.safetensors"))[0]
+    lost.unlink()
+    rows = found(copy, "refused")
+    assert rows["step"].tolist() == [200]
+    assert lost.name in rows["detail"].item()
 
 
 def test_a_changed_configuration_is_found(copy):
