@@ -40,7 +40,7 @@ from induction_memory.runner.choice import runner
 from induction_memory.runner.components import ARROW, Graph, head_of, layer_of, shares_keys
 from induction_memory.runner.hooked import patch_hooks
 from induction_memory.runner.recording import Patch
-from induction_memory.runner.support import is_bridge, keep, objection
+from induction_memory.runner.support import keep, objection
 from induction_memory.source.sources import Sequences, select
 
 __all__ = [
@@ -259,8 +259,7 @@ class _Edit(Patch):
 
 
 def _hooks(model: Any, patches: Sequence[Patch]) -> list[Hook]:
-    supported = not is_bridge(model) and objection(model) is None
-    graph, check = Graph.of(model), None if supported else checked(model)
+    graph, check = Graph.of(model), None if objection(model) is None else checked(model)
     summed, split = (True, True) if check is None else (check.summed, check.split)
     for patch in patches:
         source, _, target = patch.site.rpartition(ARROW)

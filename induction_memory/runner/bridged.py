@@ -19,7 +19,7 @@ from induction_memory.runner.fast import FastRunner
 from induction_memory.runner.hooked import HookedRunner
 from induction_memory.runner.maps import maps_of_bridge
 from induction_memory.runner.recording import Recording
-from induction_memory.runner.support import objection
+from induction_memory.runner.support import bridge_objection
 from induction_memory.runner.weights import parameters
 
 logger = logging.getLogger("induction_memory")
@@ -42,7 +42,7 @@ class BridgedRunner(FastRunner):
         self, tokens: Int[Tensor, "batch pos"], weights: Mapping[str, Tensor] | None = None, *, patterns: bool = False
     ) -> Recording:
         hooked = HookedRunner(self.model)
-        if weights or objection(self.model) is not None:
+        if weights or bridge_objection(self.model) is not None:
             return hooked.record(tokens, weights, patterns=patterns)
         slow = hooked.record(tokens)
         try:

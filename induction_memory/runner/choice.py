@@ -42,13 +42,13 @@ def runner(
             return FastRunner(Graph.of_config(config), config.n_ctx, model, partial(maps_of_config, config))
         model = _built(model, config)
     from induction_memory.runner.hooked import HookedRunner
-    from induction_memory.runner.support import is_bridge, objection
+    from induction_memory.runner.support import bridge_objection, is_bridge, objection
 
     known = hasattr(model, "cfg") and hasattr(model, "run_with_hooks")
     require(known, "model", "a HookedTransformer or a TransformerBridge", type(model).__name__)
     if via == "hooks":
         return HookedRunner(model)
-    reason = objection(model)
+    reason = bridge_objection(model) if is_bridge(model) else objection(model)
     if reason is None and is_bridge(model):
         from induction_memory.runner.bridged import earned
 
@@ -59,10 +59,10 @@ def runner(
         cfg: Any = model.cfg
         changed = partial(_if_changed, model)
         return FastRunner(Graph.of(model), cfg.n_ctx, parameters(model), partial(maps_of_model, model), changed)
-    require(via is None, "via", "hooks (the fast path does not support this model)", f"fast for one with {reason}")
+    require(via is None, "via", "hooks (the fast path does not support this model)", f"fast, but {reason}")
     if reason not in _said:
         _said.add(reason)
-        logger.warning("this model runs with TransformerLens's hooks, one forward per variant: it has %s", reason)
+        logger.warning("this model runs with TransformerLens's hooks, one forward per variant: %s", reason)
     return HookedRunner(model)
 
 

@@ -229,7 +229,7 @@ def test_why_the_hooks_are_taken_is_said_once(caplog, monkeypatch):
         record(model, tokens_of(1))
         runner(build(ModelConfig.simplified(d_model=16, n_ctx=12, d_vocab=11)))
     (line,) = caplog.messages
-    assert "clip_qkv = 0.05" in line
+    assert "clip_qkv is 0.05" in line
     assert "hooks" in line
 
 
