@@ -31,9 +31,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from induction_memory.errors import InputError
+from induction_memory.errors import InputError, require
 from induction_memory.model.memories import Memories, ungrouped
-from induction_memory.runner.components import ARROW, Graph, shares_keys
+from induction_memory.runner.components import ARROW, Graph, layer_of, shares_keys
 from induction_memory.runner.support import asleep
 from induction_memory.runner.weights import parameters
 
@@ -105,12 +105,16 @@ def _check(model: Any, tokens: Tensor, awake: bool) -> Check:
     names = [f"blocks.{layer}.{point}" for layer in range(model.cfg.n_layers) for point in points]
     names = [name for name in ("hook_embed", "hook_pos_embed", *names) if name in model.hook_dict]
     with ExitStack() as entered, torch.no_grad():
+        own = model(tokens) if awake else None
         for point in () if awake else model.hook_dict.values():
             entered.enter_context(asleep(point))
         more = entered.enter_context(separated(model, flags))
         hooks = [*more, *((name, _part(kept, name)) for name in names)]
         logits = model.run_with_hooks(tokens, fwd_hooks=hooks)[:ROWS, :QUERIES]
-        return _Comparison(model, kept).check(tokens[:ROWS, :QUERIES], logits)
+        found = _Comparison(model, kept)
+        reason = None if own is None else found.differs("others", logits, own[:ROWS, :QUERIES])
+        require(reason is None, "model", f"hooks with the same effect if {', '.join(flags)} are set", str(reason))
+        return found.check(tokens[:ROWS, :QUERIES], logits)
 
 
 def _part(kept: dict[str, Tensor], name: str) -> Callable[..., None]:
@@ -133,7 +137,7 @@ class _Comparison:
         self.refused, self.split = dict[str, str](), all(point in kept for point in points)
 
     def check(self, tokens: Tensor, logits: Tensor) -> Check:
-        summed, maps = True, None
+        maps = written = None
         embeddings = ["hook_embed", "hook_pos_embed"][: 1 + self.graph.positions]
         x_1 = self.at("blocks.0.hook_resid_pre")
         embedded = self.total([self.at(name) for name in embeddings])
@@ -144,9 +148,9 @@ class _Comparison:
             block, name = self.model.blocks[layer - 1], f"blocks.{layer - 1}."
             maps = maps or self.maps(name)
             self.writers(layer, name)
-            summed = self.heads(layer, block, name) and summed
+            written = self.heads(layer, block, name) or written
             self.readers(layer, block, name)
-        return Check(self.refused, summed, self.split, maps, self.memories(tokens, logits))
+        return Check(self.refused, written is None, self.split, maps, self.memories(tokens, logits, written))
 
     def at(self, name: str) -> Tensor | None:
         return self.kept.get(name)
@@ -184,19 +188,12 @@ class _Comparison:
         parts = [self.at(f"{name}hook_attn_out")]
         parts += [self.at(f"{name}hook_mlp_out")] if layer in self.graph.feed_forwards else []
         change = None if before is None or after is None else after - before
-        earlier = [
-            writer for writer in self.graph.writers if writer in ("embed", "pos") or writer not in self.later(layer)
-        ]
+        earlier = [writer for writer in self.graph.writers if layer_of(writer) <= layer]
         what = f"what is written up to layer {layer} changes before it is added to the stream"
         self.refuse([writer + ARROW for writer in earlier], what, change, self.total(parts))
 
-    def later(self, layer: int) -> set[str]:
-        """The writers after a layer."""
-        first = self.graph.heads_of(layer + 1)
-        return set() if not first else set(self.graph.writers[self.graph.writers.index(first[0]) :])
-
-    def heads(self, layer: int, block: Any, name: str) -> bool:
-        """Whether z W_O + b_O is the output of the attention; if the output of heads is not known, it is refused."""
+    def heads(self, layer: int, block: Any, name: str) -> str | None:
+        """Why z W_O + b_O is not the output of the attention; if the output of heads is not known, it is refused."""
         out, z, result = (self.at(name + one) for one in ("hook_attn_out", "attn.hook_z", "attn.hook_result"))
         b_O, heads = getattr(block.attn, "b_O", None), self.graph.heads_of(layer)
         bias = [] if b_O is None else [b_O]
@@ -210,7 +207,7 @@ class _Comparison:
         else:
             what = f"what layer {layer}'s heads write changes before it is added to the stream"
             self.refuse([head + ARROW for head in heads], what, out, self.total([result.sum(2), *bias]))
-        return reason is None
+        return reason
 
     def readers(self, layer: int, block: Any, name: str) -> None:
         """The inputs of heads and of a feed-forward are the stream."""
@@ -236,38 +233,27 @@ class _Comparison:
             what = f"the input of layer {layer}'s feed-forward is not the stream, or has no hook"
             self.refuse([f"{ARROW}FF{layer}"], what, self.at(f"{name}hook_mlp_in"), self.total(parts))
 
-    def memories(self, tokens: Tensor, logits: Tensor) -> str | None:
+    def memories(self, tokens: Tensor, logits: Tensor, written: str | None) -> str | None:
         """The first line that the model does not compute with its weights."""
         weights = ungrouped(parameters(self.model))
-        m, needs = (
-            Memories(weights),
-            "needs a model that computes what its weights say, here",
-        )
-        embedded = weights["embed.W_E"][tokens]
-        if "pos_embed.W_pos" in weights:
-            embedded = embedded + weights["pos_embed.W_pos"][: tokens.shape[1]]
-        wrong = self.differs(
-            "embeddings are changed before they enter the stream", self.at("blocks.0.hook_resid_pre"), embedded
-        )
+        m, positions = Memories(weights), weights.get("pos_embed.W_pos")
+        embedded = weights["embed.W_E"][tokens] + (0 if positions is None else positions[: tokens.shape[1]])
+        x_1, last = self.at("blocks.0.hook_resid_pre"), self.at(f"blocks.{self.graph.n_layers - 1}.hook_resid_post")
+        wrong = self.differs("embeddings are changed before they enter the stream", x_1, embedded)
         for layer, block in enumerate(self.model.blocks[: self.graph.n_layers]):
             name = f"blocks.{layer}."
-            x = self.kept[f"{name}hook_resid_pre"]
-            normed = m.normed(f"{name}ln1", x)
+            normed = m.normed(f"{name}ln1", self.kept[f"{name}hook_resid_pre"])
             q, k = (
                 _projected(normed, weights[f"{name}attn.W_{one}"], getattr(block.attn, f"b_{one}", None))
                 for one in "QK"
             )
             wrong = wrong or self.attends(self.at(f"{name}attn.hook_attn_scores"), q, k)
-            parts = [self.kept[f"{name}hook_resid_post"] - x]
-            parts += [-self.kept[f"{name}hook_mlp_out"]] if layer + 1 in self.graph.feed_forwards else []
-            written = torch.einsum("bphe,hed->bpd", self.kept[f"{name}attn.hook_z"], weights[f"{name}attn.W_O"])
-            b_O = getattr(block.attn, "b_O", None)
-            written = written if b_O is None else written + b_O
-            what = "what heads write is changed before it enters the stream"
-            wrong = wrong or self.differs(what, self.total(parts), written)
-        last = self.kept[f"blocks.{self.graph.n_layers - 1}.hook_resid_post"]
-        by_weights = m.normed("ln_final", last) @ weights["unembed.W_U"] + self.model.unembed.b_U
+        changed = [self.refused[head + ARROW] for head in self.graph.heads if head + ARROW in self.refused]
+        wrong = wrong or written or next(iter(changed), None)
+        by_weights = None if last is None else m.normed("ln_final", last) @ weights["unembed.W_U"]
+        by_weights = self.total([by_weights, self.model.unembed.b_U])
         wrong = wrong or self.differs("logits are not those of W_U behind one norm", logits, by_weights)
+        needs = "needs a model that computes what its weights say, here"
         return None if wrong is None else f"{needs} {wrong}"
 
     def attends(self, given: Tensor | None, q: Tensor, k: Tensor) -> str | None:

@@ -27,7 +27,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from induction_memory.errors import InputError, UnsupportedError, require
+from induction_memory.errors import UnsupportedError
 from induction_memory.runner.checked import (
     RESULT,
     SPLIT,
@@ -241,28 +241,9 @@ def _flags(model: Any, sites: Sequence[str] | None = None) -> list[str]:
     heads = sites is None or any(_is_head(site.split(ARROW)[0]) for site in sites)
     reads = sites is None or any("." in site for site in sites)
     flags = [RESULT] if heads else []
-    if any("." in target for target in targets):
-        flags.append(SPLIT)
-        points = [model.hook_dict.get(f"blocks.{layer}.hook_attn_in") for layer in range(model.cfg.n_layers)]
-        if getattr(model.cfg, "use_attn_in", False) and any(point is not None and point.fwd_hooks for point in points):
-            raise InputError(
-                "model: expected hooks at hook_q_input, hook_k_input or hook_v_input, got some at hook_attn_in"
-            )
-    if any(target.startswith("FF") for target in targets):
-        flags.append("use_hook_mlp_in")
-    if reads and shares_keys(model):
-        flags += _ungrouped(model)
-    return flags
-
-
-def _ungrouped(model: Any) -> list[str]:
-    """Give every head its own keys and values, if heads share them."""
-    points = [f"blocks.{layer}.attn.hook_{letter}" for layer in range(model.cfg.n_layers) for letter in "kv"]
-    points += [f"blocks.{layer}.hook_{letter}_input" for layer in range(model.cfg.n_layers) for letter in "kv"]
-    hooked = [name for name in points if name in model.hook_dict and model.hook_dict[name].fwd_hooks]
-    asked = getattr(model.cfg, UNGROUPED, False)
-    require(asked or not hooked, "model", f"{UNGROUPED} set, as heads share keys", ", ".join(hooked))
-    return [UNGROUPED]
+    flags += [SPLIT] if any("." in target for target in targets) else []
+    flags += ["use_hook_mlp_in"] if any(target.startswith("FF") for target in targets) else []
+    return [*flags, UNGROUPED] if reads and shares_keys(model) else flags
 
 
 def _is_head(site: str) -> bool:

@@ -78,6 +78,17 @@ def test_edges_need_a_stream_that_is_the_sum_of_what_is_written():
     assert graph.allows("L2H1->out")
 
 
+@pytest.mark.parametrize("kind", ["inputs together", "shared keys", "chance"])
+def test_hooks_that_the_flags_of_a_recording_would_change_are_refused(kind):
+    model, tokens = model_of(**{"n_key_value_heads": 1} if kind == "shared keys" else {}), tokens_of()
+    model.cfg.use_attn_in = kind == "inputs together"
+    point = {"inputs together": "hook_attn_in", "shared keys": "attn.hook_k", "chance": "hook_resid_mid"}[kind]
+    change = {"shared keys": lambda k, hook: k * k.shape[2], "chance": lambda x, hook: x + torch.randn_like(x)}
+    model.add_hook(f"blocks.0.{point}", change.get(kind, lambda x, hook: x.flip(-1)))
+    with pytest.raises(InputError, match=r"model: expected hooks with the same effect if .* got others \(largest dev"):
+        im.ablate(model, tokens, heads=["L1H1"])
+
+
 def test_the_models_of_this_package_are_not_checked(monkeypatch):
     monkeypatch.setattr("induction_memory.runner.checked._check", lambda *_: 1 / 0)
     model = im.build(im.ModelConfig(d_model=16, n_ctx=24, d_vocab=29))
