@@ -183,7 +183,6 @@ class Refill:
     def __init__(self) -> None:
         self._model: Any = None
         self._named: dict[str, nn.Parameter] = {}
-        self._renamed: dict[str, str] = {}
         self._ignored: frozenset[str] = frozenset()
         self._config: dict[str, Any] = {}
         self._possible = True
@@ -225,14 +224,13 @@ class Refill:
         self._named = dict(inner.named_parameters())
         self._model = boot(folder, inner)
         self._config = configuration(folder)
-        self._match(files)
+        self._match(inner, files)
         self._check(files)
 
     def _check(self, files: Sequence[Path]) -> None:
         """Every parameter must be a tensor of the files, a split of one, or zero (a bias that the model lacks)."""
         for name, tensor in (pair for path in files for pair in tensors_in(path)):
-            own = self._renamed.get(name, name)
-            if name not in self._ignored and not _same(self._named[own], tensor):
+            if name not in self._ignored and not _same(self._named[name], tensor):
                 raise NotRefillableError
         known = {id(p) for p in self._named.values()}
         for value, part in self._splits():
@@ -242,23 +240,13 @@ class Refill:
         if any(bool(p.any()) for p in self._model.parameters() if id(p) not in known):
             raise NotRefillableError
 
-    def _match(self, files: Sequence[Path]) -> None:
-        """Match names in the files with names in the model; where names differ, match by value."""
+    def _match(self, inner: nn.Module, files: Sequence[Path]) -> None:
+        """The files must have all parameters, and beside them only what the model computes or has tied to another."""
         stored = {name for path in files for name, _ in tensors_in(path, values=False)}
-        missing, unknown = set(self._named) - stored, stored - set(self._named)
-        renamed: dict[str, str] = {}
-        for path in files:
-            for name, tensor in tensors_in(path) if missing else ():
-                if name not in unknown:
-                    continue
-                equal = [m for m in missing if _same(self._named[m], tensor)]
-                if len(equal) == 1 and equal[0] not in renamed.values():
-                    renamed[name] = equal[0]
-                elif equal:
-                    raise NotRefillableError
-        if missing - set(renamed.values()):
+        more = stored - set(self._named)
+        self._ignored = frozenset(name for name in more if name.endswith(_BUFFERS) or name in inner.state_dict())
+        if more - self._ignored or set(self._named) - stored:
             raise NotRefillableError
-        self._renamed, self._ignored = renamed, frozenset(unknown - set(renamed))
 
     @torch.no_grad()
     def _fill(self, files: Sequence[Path]) -> None:
@@ -266,13 +254,12 @@ class Refill:
         for path in files:
             try:
                 for name, tensor in tensors_in(path):
-                    own = self._renamed.get(name, name)
                     if name in self._ignored:
                         continue
-                    if own not in self._named or self._named[own].shape != tensor.shape:
+                    if name not in self._named or self._named[name].shape != tensor.shape:
                         raise NotRefillableError
-                    self._named[own].copy_(tensor)
-                    seen.add(own)
+                    self._named[name].copy_(tensor)
+                    seen.add(name)
             except (OSError, RuntimeError, ValueError) as error:  # unreadable: `boot` says what is wrong
                 raise NotRefillableError from error
         if seen != set(self._named):

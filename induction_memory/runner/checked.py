@@ -13,10 +13,11 @@ has the analyses that need the line:
     x_1 = w_E(z) + p, scores(t, t) ~ q.k, q = N_1(x_l) W_Q + b_Q, k = N_1(x_l) W_K + b_K,
     z W_O + b_O is added to the stream as it is, logits = N(x) W_U + b_U        memories from the weights
 
-Rotary positions cancel at distance 0. If a line does not hold, its analyses are refused, in one sentence with the
-largest deviation. So norms after a block, caps, scales, masks, shared keys and replaced methods need no list. The
-result is kept with the model until its methods or hooks change. Models that the fast path supports (`support.py`) need
-no check.
+Another forward, without the flags that a recording sets, must give equal logits: no dropout, and no hook that the flags
+change. Rotary positions cancel at distance 0. If a line does not hold, its analyses are refused, in one sentence with
+the largest deviation. So norms after a block, caps, scales, masks, shared keys and replaced methods need no list. The
+result is kept with the model until its methods, hooks or mode change. Models that the fast path supports (`support.py`)
+need no check.
 """
 
 import logging
@@ -49,6 +50,8 @@ POINTS = {
 RECORDED = ("hook_resid_pre", "attn.hook_q", "attn.hook_k", "attn.hook_v", "attn.hook_attn_scores", "attn.hook_pattern")
 RECORDED += ("attn.hook_z", "hook_attn_out", "hook_mlp_out", "hook_resid_post")
 """The hook points of a block that are compared, in addition to the flags'."""
+NEEDED = ("resid_pre", "attn.hook_q", "attn.hook_k", "attn.hook_v", "attn.hook_z", "attn_out", "resid_post")
+"""Endings of those without which nothing can be recorded."""
 Hook = tuple[str, Callable[..., Tensor | None]]
 ROWS, QUERIES = 2, 64
 """Number of sequences and query positions that are compared."""
@@ -87,7 +90,7 @@ def checked(model: Any, tokens: Int[Tensor, "batch pos"] | None = None) -> Check
 
 
 def _state(model: Any, awake: bool) -> tuple:
-    """The methods of a model's modules and of their classes, and its hooks."""
+    """The methods of a model's modules and of their classes, its hooks, and whether it is in training mode."""
     points = set() if awake else {id(point) for point in model.hook_dict.values()}
     modules = list(model.modules())
     methods = {kind: None for module in modules for kind in type(module).__mro__}
@@ -95,7 +98,7 @@ def _state(model: Any, awake: bool) -> tuple:
     for module in modules:
         found += [id(own) for own in vars(module).values() if isinstance(own, FunctionType | MethodType)]
         found += [] if id(module) in points else [*module._forward_hooks, *module._forward_pre_hooks]
-    return awake, *found
+    return awake, any(module.training for module in modules), *found
 
 
 def _check(model: Any, tokens: Tensor, awake: bool) -> Check:
@@ -103,17 +106,20 @@ def _check(model: Any, tokens: Tensor, awake: bool) -> Check:
     flags = [flag for flag in POINTS if offers(model, flag)]
     points = [*RECORDED, *(point for flag in flags for point in POINTS[flag])]
     names = [f"blocks.{layer}.{point}" for layer in range(model.cfg.n_layers) for point in points]
+    for lost in (name for name in names if name not in model.hook_dict and name.endswith(NEEDED)):
+        raise InputError(f"model: expected one with the hook points of a HookedTransformer, got none at {lost}")
     names = [name for name in ("hook_embed", "hook_pos_embed", *names) if name in model.hook_dict]
     with ExitStack() as entered, torch.no_grad():
-        own = model(tokens) if awake else None
         for point in () if awake else model.hook_dict.values():
             entered.enter_context(asleep(point))
+        again = model(tokens if awake else tokens[:ROWS])[:ROWS, :QUERIES]
         more = entered.enter_context(separated(model, flags))
         hooks = [*more, *((name, _part(kept, name)) for name in names)]
         logits = model.run_with_hooks(tokens, fwd_hooks=hooks)[:ROWS, :QUERIES]
         found = _Comparison(model, kept)
-        reason = None if own is None else found.differs("others", logits, own[:ROWS, :QUERIES])
-        require(reason is None, "model", f"hooks with the same effect if {', '.join(flags)} are set", str(reason))
+        reason = found.differs("others", logits, again)
+        wanted = f"equal logits in two forwards, in the second with {', '.join(flags)} (use eval() if it has dropout)"
+        require(reason is None, "model", wanted, str(reason))
         return found.check(tokens[:ROWS, :QUERIES], logits)
 
 
@@ -156,13 +162,14 @@ class _Comparison:
         return self.kept.get(name)
 
     def total(self, parts: Sequence[Tensor | None]) -> Tensor | None:
-        """The sum, if nothing is missing."""
-        return None if any(part is None for part in parts) else sum(parts[1:], parts[0])  # pyright: ignore
+        """The sum, if nothing is missing and all have the same width."""
+        widths = {None if part is None else part.shape[-1] for part in parts}
+        return None if None in widths or len(widths) > 1 else sum(parts[1:], parts[0])  # pyright: ignore
 
     def differs(self, what: str, found: Tensor | None, expected: Tensor | None) -> str | None:
         """A sentence with the largest deviation, if it is too large; nan equals nan."""
         if found is None or expected is None:
-            return f"{what} (a hook point for it is missing)"
+            return f"{what} (no hook point has it)"
         if found.shape[2:] != expected.shape[2:]:
             return f"{what} (shapes {tuple(found.shape)} and {tuple(expected.shape)})"
         gap = torch.where(found.isnan() & expected.isnan(), 0, found - expected).abs().max()
@@ -224,7 +231,7 @@ class _Comparison:
                 each = None if x is None else x[:, :, None].expand_as(given) if given.dim() == 4 else x
                 self.refuse([ARROW + site for site in sites], what, given, each)
             elif x is not None:
-                plain = torch.stack([projection(block).of(letter, head, x) for head in range(len(sites))], dim=2)
+                plain = torch.stack([projection(block)(letter, head, x) for head in range(len(sites))], dim=2)
                 own = own[:, : x.shape[1]]
                 what += ", or not linearly"
                 self.refuse([ARROW + site for site in sites], what, own, plain + (own - plain)[:, :1])
@@ -236,10 +243,16 @@ class _Comparison:
     def memories(self, tokens: Tensor, logits: Tensor, written: str | None) -> str | None:
         """The first line that the model does not compute with its weights."""
         weights = ungrouped(parameters(self.model))
-        m, positions = Memories(weights), weights.get("pos_embed.W_pos")
-        embedded = weights["embed.W_E"][tokens] + (0 if positions is None else positions[: tokens.shape[1]])
+        needs = "needs a model that computes what its weights say, here"
+        names = [f"blocks.{layer}.attn.W_{letter}" for layer in range(self.graph.n_layers) for letter in "QKVO"]
+        for name in ("embed.W_E", *names, "unembed.W_U"):
+            if name not in weights:
+                return f"{needs} {name} is missing"
+        m, embedded = Memories(weights), [weights["embed.W_E"][tokens]]
+        if "pos_embed.W_pos" in weights:
+            embedded.append(weights["pos_embed.W_pos"][: tokens.shape[1]])
         x_1, last = self.at("blocks.0.hook_resid_pre"), self.at(f"blocks.{self.graph.n_layers - 1}.hook_resid_post")
-        wrong = self.differs("embeddings are changed before they enter the stream", x_1, embedded)
+        wrong = self.differs("embeddings are changed before they enter the stream", x_1, self.total(embedded))
         for layer, block in enumerate(self.model.blocks[: self.graph.n_layers]):
             name = f"blocks.{layer}."
             normed = m.normed(f"{name}ln1", self.kept[f"{name}hook_resid_pre"])
@@ -253,7 +266,6 @@ class _Comparison:
         by_weights = None if last is None else m.normed("ln_final", last) @ weights["unembed.W_U"]
         by_weights = self.total([by_weights, self.model.unembed.b_U])
         wrong = wrong or self.differs("logits are not those of W_U behind one norm", logits, by_weights)
-        needs = "needs a model that computes what its weights say, here"
         return None if wrong is None else f"{needs} {wrong}"
 
     def attends(self, given: Tensor | None, q: Tensor, k: Tensor) -> str | None:
@@ -277,25 +289,21 @@ def _projected(x: Tensor, W: Tensor, b: Tensor | None) -> Float[Tensor, "batch p
     return found if b is None else found + b.repeat_interleave(len(W) // len(b), dim=0)
 
 
-@dataclass(frozen=True, eq=False)
-class Projection:
-    """How a layer computes queries, keys and values from the stream, without biases."""
-
-    norm: Callable[[Tensor], Tensor]
-    matrices: Mapping[str, Float[Tensor, "head d_model d_head"]]
-    """q, k and v; keys and values once for each group of heads."""
-
-    def of(self, letter: str, head: int, x: Float[Tensor, "batch pos d"]) -> Float[Tensor, "batch pos d_head"]:
-        """The queries, keys or values of a head, counted from 0."""
-        W = self.matrices[letter]
-        return self.norm(x) @ W[head * len(W) // len(self.matrices["q"])]
+Projection = Callable[[str, int, Tensor], Tensor]
+"""(q, k or v, head counted from 0, stream) -> what the head computes from the stream, without biases."""
 
 
 def projection(block: Any) -> Projection:
-    """The projections of a layer."""
+    """The projections of a layer, with its norm; keys and values have one matrix for each group of heads."""
     norm = getattr(block, "ln1", None)
     plain: Any = nn.Identity() if norm is None else getattr(norm, "original_component", norm)
-    return Projection(plain, {letter: getattr(block.attn, f"W_{letter.upper()}").detach() for letter in "qkv"})
+    matrices = {letter: getattr(block.attn, f"W_{letter.upper()}").detach() for letter in "qkv"}
+
+    def project(letter: str, head: int, x: Tensor) -> Tensor:
+        W = matrices[letter]
+        return plain(x) @ W[head * len(W) // len(matrices["q"])]
+
+    return project
 
 
 def offers(model: Any, flag: str) -> bool:
@@ -307,7 +315,7 @@ def offers(model: Any, flag: str) -> bool:
     before = bool(getattr(model.cfg, flag, False))
     try:
         _set(model, flag, True)
-    except InputError:
+    except (NotImplementedError, ValueError, AssertionError):
         return False
     _set(model, flag, before)
     return True
@@ -356,7 +364,4 @@ def _repeated(bridge: Any) -> Iterator[list[Hook]]:
 
 def _set(model: Any, flag: str, value: bool) -> None:
     setter = getattr(model, f"set_{flag}", None)
-    try:
-        setattr(model.cfg, flag, value) if setter is None else setter(value)
-    except (NotImplementedError, ValueError, AssertionError) as error:
-        raise InputError(f"model: expected one that offers {flag} for patches of these sites, got {error}") from error
+    setattr(model.cfg, flag, value) if setter is None else setter(value)

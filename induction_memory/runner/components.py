@@ -320,7 +320,9 @@ def _with_feed_forward(model: Any) -> tuple[int, ...]:
     from induction_memory.model.building import NoFeedForward
 
     layers = () if getattr(model.cfg, "attn_only", False) else range(1, model.cfg.n_layers + 1)
-    return tuple(layer for layer in layers if not isinstance(model.blocks[layer - 1].mlp, NoFeedForward))
+    return tuple(
+        layer for layer in layers if not isinstance(getattr(model.blocks[layer - 1], "mlp", None), NoFeedForward)
+    )
 
 
 COUNTED = "L2H1 is blocks.1, head 0 of TransformerLens: names count from 1, as the paper does"

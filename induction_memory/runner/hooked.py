@@ -130,7 +130,7 @@ def _by_projection(
         noted[:] = [stream]
 
     def change(name: str, own: Tensor) -> Tensor:
-        changed, before = (projection.of(letter, head_of(name)[1] - 1, x) for x in (read(name, noted[0]), noted[0]))
+        changed, before = (projection(letter, head_of(name)[1] - 1, x) for x in (read(name, noted[0]), noted[0]))
         return own + (changed - before)
 
     return [(f"{block}.hook_resid_pre", note), (f"{block}.attn.hook_{letter}", _by_head(change, inputs))]

@@ -1,4 +1,4 @@
-"""The files of one checkpoint of a series: finding them, noticing changes, and reading them ahead.
+"""The files of one checkpoint of a series: finding them, and noticing changes.
 
 A Hub cache names each blob by a hash of its content: SHA-256 for large files, git's own hash for others. Such a file is
 compared with its name before it is read. Files of other folders have no checksums and cannot be checked.
@@ -17,8 +17,6 @@ the tokens and the stage. A name with two such numbers gives no step.
 
 import hashlib
 import re
-import threading
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path, PurePath
@@ -70,7 +68,6 @@ def _count(match: re.Match[str]) -> int:
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth")
 TOKENIZER = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt", "tokenizer_config.json")
 _NO_WEIGHTS = ("training_args.bin", "optimizer.pt", "scheduler.pt")
-_CHUNK = 1 << 22
 _BLOB = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
@@ -142,21 +139,3 @@ def weight_files(folder: Path) -> list[Path]:
         if files:
             return files
     return []
-
-
-def read_ahead(files: Sequence[Path]) -> threading.Thread:
-    """Read files into the system's cache in the background, without keeping them."""
-
-    def read() -> None:
-        buffer = bytearray(_CHUNK)
-        for path in files:
-            try:
-                with path.open("rb", buffering=0) as file:
-                    while file.readinto(buffer):
-                        pass
-            except OSError:
-                return  # loading reports unreadable files
-
-    thread = threading.Thread(target=read, daemon=True)
-    thread.start()
-    return thread

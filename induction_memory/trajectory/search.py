@@ -56,12 +56,6 @@ def find(path: str | Path) -> Path:
     )
 
 
-def require_run(folder: Path) -> None:
-    """Refuse a folder without a run, an exported step or a series of checkpoints."""
-    if not ((folder / MANIFEST).exists() or (folder / CONFIG).is_file() or is_series(folder)):
-        raise InputError(f"{folder}: expected a trajectory (a folder with {MANIFEST}), got none there")
-
-
 def is_series(path: Path) -> bool:
     """Whether a folder is a series: it holds folders of checkpoints, or is a local Hub cache."""
     return not (path / MANIFEST).exists() and ((path / "snapshots").is_dir() or len(checkpoint_folders(path)) > 0)

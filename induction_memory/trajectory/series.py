@@ -5,8 +5,8 @@
     series = revisions([path, path])               chosen checkpoints
     series = revisions((step, model) pairs)        models that you load yourself
     series[1000], series[-1]                       the model of one step
-series.steps, series.tokens                    numpy steps; tokens where the names say them
-    for step, model in series.items(): ...         one model in memory at a time, the next one's files read ahead
+    series.steps, series.tokens                    numpy steps; tokens where the names say them
+    for step, model in series.items(): ...         one model in memory at a time
     im.measure(series, function)                   a table of every checkpoint, with a step column
     im.ablate(series, step="all")                  analyses take a series, or its folder, like any run
 
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from induction_memory.errors import InputError, require
 from induction_memory.files import require_folder
-from induction_memory.trajectory.checkpoint_files import Checkpoint, label, read_ahead
+from induction_memory.trajectory.checkpoint_files import Checkpoint, label
 from induction_memory.trajectory.search import ByStep, Steps, checkpoint_folders
 
 BESIDE = Path(".induction_memory")
@@ -66,19 +66,13 @@ class Revisions(ByStep[nn.Module]):
         one.require_intact()
         return boot(one.folder)
 
-    def items(self) -> Iterator[tuple[int, nn.Module]]:
-        """Step and model, each a new model. Release it before the next one, so that only one is in memory."""
-        from induction_memory.model.bridge import boot
-
-        for one in _read_ahead(self.checkpoints):
-            yield one.label.step, boot(one.folder)
-
     def in_turn(self, steps: Sequence[int], size: int = 1) -> Iterator[tuple[list[int], nn.Module]]:
         """Each step with its model. Where possible it is one model whose weights change, so do not keep its tensors."""
         from induction_memory.model.bridge import Refill
 
         models = Refill()
-        for one in _read_ahead(self.at(steps).checkpoints if len(steps) else ()):
+        for one in self.at(steps).checkpoints if len(steps) else ():
+            one.require_intact()
             yield [one.label.step], models.load(one.folder, one.files())
 
     def identity(self, step: int) -> str | None:
@@ -138,16 +132,6 @@ class Revisions(ByStep[nn.Module]):
             return [str(int(token)) for token in tokens]
         tokenizer = self.tokenizer()
         return [tokenizer.decode([int(token)]) for token in tokens]
-
-
-def _read_ahead(checkpoints: Sequence[Checkpoint]) -> Iterator[Checkpoint]:
-    """Each checkpoint, while the files of the next are read in the background."""
-    for i, one in enumerate(checkpoints):
-        reading = read_ahead(checkpoints[i + 1].files()) if i + 1 < len(checkpoints) else None
-        one.require_intact()
-        yield one
-        if reading is not None:
-            reading.join()
 
 
 class GivenModels(Revisions):

@@ -85,8 +85,50 @@ def test_hooks_that_the_flags_of_a_recording_would_change_are_refused(kind):
     point = {"inputs together": "hook_attn_in", "shared keys": "attn.hook_k", "chance": "hook_resid_mid"}[kind]
     change = {"shared keys": lambda k, hook: k * k.shape[2], "chance": lambda x, hook: x + torch.randn_like(x)}
     model.add_hook(f"blocks.0.{point}", change.get(kind, lambda x, hook: x.flip(-1)))
-    with pytest.raises(InputError, match=r"model: expected hooks with the same effect if .* got others \(largest dev"):
+    with pytest.raises(InputError, match=r"model: expected equal logits in two forwards, .* got others \(largest"):
         im.ablate(model, tokens, heads=["L1H1"])
+
+
+class Doubled(torch.nn.Module):
+    """A module behind another; hook points and weights in it have other names."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *given, **named):
+        return 2 * self.inner(*given, **named)
+
+
+@pytest.mark.parametrize("place", ["blocks.0.mlp", "blocks.0.ln1", "ln_final", "unembed"])
+def test_a_wrapped_module_counts(place):
+    model, tokens = model_of(), tokens_of()
+    parent, _, name = place.rpartition(".")
+    setattr(model.get_submodule(parent), name, Doubled(model.get_submodule(place)))
+    model.setup()
+    found = im.ablate(model, tokens, components=["L1H2", "L2H1.k"], kind="zero")["kl"][1:]
+
+    def without(head):
+        return lambda value, hook: torch.stack([v * (h != head) for h, v in enumerate(value.unbind(2))], 2)
+
+    with torch.no_grad():
+        intact, points = model(tokens[:, :-1]), [("blocks.0.attn.hook_z", 1), ("blocks.1.attn.hook_k", 0)]
+        each = [model.run_with_hooks(tokens[:, :-1], fwd_hooks=[(point, without(head))]) for point, head in points]
+    assert found.tolist() == pytest.approx([kl(intact, one) for one in each], rel=1e-4)
+    if place == "blocks.0.mlp":  # no memory reads it
+        return
+    with pytest.raises(UnsupportedError, match=r"largest deviation|unembed.W_U is missing"):
+        im.source.select(model).stack.memory("W_K1")
+
+
+@pytest.mark.parametrize("place", ["blocks.0", "blocks.0.attn"])
+def test_a_model_without_hook_points_is_refused_in_one_line(place):
+    model = model_of()
+    parent, _, name = place.rpartition(".")
+    setattr(model.get_submodule(parent), name, Doubled(model.get_submodule(place)))
+    model.setup()
+    with pytest.raises(InputError, match=r"^model: expected one with the hook points of a HookedTransformer, got none"):
+        im.ablate(model, tokens_of(), heads="all")
 
 
 def test_the_models_of_this_package_are_not_checked(monkeypatch):
@@ -97,13 +139,25 @@ def test_the_models_of_this_package_are_not_checked(monkeypatch):
         im.ablate(model_of(use_qk_norm=True, normalization_type="RMS"), tokens_of(), heads="all")
 
 
-def test_one_forward_checks_a_model_once():
+def test_two_forwards_check_a_model_once():
     model, seen = model_of(use_qk_norm=True, normalization_type="RMS"), []
     model.blocks[0].register_forward_hook(lambda *_: seen.append(1))
     checked(model)
-    assert len(seen) == 1
+    assert len(seen) == 2
     checked(model)
-    assert len(seen) == 1
+    assert len(seen) == 2
+
+
+def test_a_model_with_dropout_is_refused_while_it_trains():
+    model, tokens = model_of(), tokens_of()
+    model.blocks[0].mlp = torch.nn.Sequential(model.blocks[0].mlp, torch.nn.Dropout(0.5))
+    model.setup()
+    assert len(im.ablate(model.eval(), tokens, heads=["L1H1"])) == 2
+    model.train()
+    with pytest.raises(
+        InputError, match=r"model: expected equal logits in two forwards, .* eval\(\) .* others \(la"
+    ):
+        im.ablate(model, tokens, heads=["L1H1"])
 
 
 def test_a_head_of_shared_keys_is_changed_alone_and_the_highest_has_a_name():
