@@ -115,7 +115,7 @@ LAYERS, MOST_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 
 
 def _require_readable(folder: Path) -> None:
-    """Refuse a checkpoint if its configuration, a weight file, or the list of them, cannot be read."""
+    """Refuse a checkpoint if its configuration or a weight file cannot be read."""
     for path in sorted(folder.iterdir()):
         require(path.is_file() or path.is_dir(), str(path), "a file", "a pipe, a device or a broken link")
     config = configuration(folder)
@@ -127,13 +127,6 @@ def _require_readable(folder: Path) -> None:
                 pass
         except (SafetensorError, OSError) as error:
             raise InputError(f"{path}: expected a safetensors file, got {str(error).splitlines()[0]}") from error
-    for path in sorted(folder.glob("*.index.json")):
-        try:
-            files = {Path(name) for name in json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()}
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-            raise InputError(f"{path}: expected a list of weight files, got {type(error).__name__}") from error
-        lost = sorted(str(name) for name in files if name.name != str(name) or not (folder / name).is_file())
-        require(not lost, str(path), "files of its folder", ", ".join(map(repr, lost)))
 
 
 def _stand_in() -> Any:

@@ -154,9 +154,7 @@ def test_a_model_with_dropout_is_refused_while_it_trains():
     model.setup()
     assert len(im.ablate(model.eval(), tokens, heads=["L1H1"])) == 2
     model.train()
-    with pytest.raises(
-        InputError, match=r"model: expected equal logits in two forwards, .* eval\(\) .* others \(la"
-    ):
+    with pytest.raises(InputError, match=r"model: expected equal logits in two forwards, .* eval\(\) .* others \(la"):
         im.ablate(model, tokens, heads=["L1H1"])
 
 
