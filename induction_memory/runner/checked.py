@@ -263,7 +263,9 @@ class _Comparison:
             wrong = wrong or self.attends(self.at(f"{name}attn.hook_attn_scores"), q, k)
         changed = [self.refused[head + ARROW] for head in self.graph.heads if head + ARROW in self.refused]
         wrong = wrong or written or next(iter(changed), None)
-        by_weights = None if last is None else m.normed("ln_final", last) @ weights["unembed.W_U"]
+        W_U, by_weights = weights["unembed.W_U"], None
+        if last is not None and last.shape[-1] == len(W_U):
+            by_weights = m.normed("ln_final", last) @ W_U
         by_weights = self.total([by_weights, self.model.unembed.b_U])
         wrong = wrong or self.differs("logits are not those of W_U behind one norm", logits, by_weights)
         return None if wrong is None else f"{needs} {wrong}"

@@ -113,6 +113,7 @@ FAMILIES = {
     "olmo": _NEW | _ALONE,
     "olmo2": _NEW | _ALONE,
     "opt": _NEW | {"ffn_dim": 64, "word_embed_proj_dim": 32},
+    "opt, narrow embeddings": _NEW | {"ffn_dim": 64, "word_embed_proj_dim": 16},
     "phi": _NEW,
     "phi3": _NEW | _ALONE | {"original_max_position_embeddings": CONTEXT},
     "stablelm": _NEW | _ALONE,

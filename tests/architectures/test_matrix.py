@@ -8,7 +8,7 @@ SELECTED = ["no norm", "LNPre", "LN and RMS last", "odd eps, RMSPre", "norms aft
 SELECTED += ["shared keys, rotary, RMS"]
 SELECTED += ["another scale", "cap of scores", "cap of logits", "parallel, RMSPre, rotary", "local, shared keys"]
 SELECTED += ["double precision", "experts", "gptj", "llama", "gemma2", "bloom", "falcon", "granite", "cohere"]
-SELECTED += ["granite, residuals alone"]
+SELECTED += ["granite, residuals alone", "opt, narrow embeddings", "sinks"]
 
 
 @pytest.mark.parametrize("name", SELECTED)

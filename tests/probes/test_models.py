@@ -9,6 +9,7 @@ from transformer_lens.model_bridge import TransformerBridge
 from induction_memory import BigramTask, probes
 from induction_memory.errors import InputError
 from induction_memory.model.memories import matrix
+from induction_memory.probes.why import Streams
 from induction_memory.source.sources import model_weights
 from induction_memory.task import Corpus
 from induction_memory.task.sampler import make_batch, sample, step_rng
@@ -134,6 +135,13 @@ def test_a_feed_forward_that_is_no_memory_is_skipped_but_attributed(model):
     parts = [n for n in found.index if n in ("dla_token", "dla_position") or n.startswith(("dla_heads", "dla_feed"))]
     assert len(parts) == 6
     assert found[parts].sum() == pytest.approx(whole, abs=1e-4)
+
+
+def test_attributions_whose_sum_misses_a_part_of_the_logits_are_refused(model, monkeypatch):
+    own = Streams.part
+    monkeypatch.setattr(Streams, "part", lambda self, writer: own(self, writer) * (writer != "FF2"))
+    table = probes.table(model, ["dla_heads1"], task=TASK, batch=sample(TASK, 8, step_rng(0, 0)))
+    assert "of the logits, a sum misses" in table.attrs["skipped"]["dla_heads1"]
 
 
 def test_a_feed_forward_whose_activation_was_replaced_is_no_memory():
