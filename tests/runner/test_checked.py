@@ -195,6 +195,13 @@ def test_norms_that_were_folded_are_norms():
     assert one["margin"].to_numpy() == pytest.approx(other["margin"].to_numpy(), rel=1e-4)
 
 
+@pytest.mark.parametrize("name", ["shortformer", "cap of logits", "norm after embeddings"])
+def test_embeddings_that_do_not_enter_the_stream_as_they_are_have_no_attribution(name):
+    table = im.probes.table(hooked(name)[0], ["dla_position", "dla_token"], batch=tokens_of())
+    assert table.empty
+    assert all("largest deviation" in table.attrs["skipped"][probe] for probe in ("dla_position", "dla_token"))
+
+
 def test_tokens_that_a_model_does_not_know_are_refused():
     model = model_of(use_qk_norm=True, normalization_type="RMS")
     for wrong in (-1, 29):
