@@ -95,7 +95,7 @@ def is_bridge(model: Any) -> bool:
 
 def bridge_objection(model: Any) -> str | None:
     """Why the maps of a bridge are not even tried; None if a comparison of activations decides."""
-    inner = getattr(model.original_model, "config", None)
+    inner: Any = getattr(model.original_model, "config", None)
     settings = vars(model.cfg) | (inner.to_dict() if hasattr(inner, "to_dict") else {})
     for name, value in settings.items():
         if _CAPPED.search(name) and value not in (None, False, 0, -1):

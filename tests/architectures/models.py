@@ -134,15 +134,21 @@ def transformer(name):
     generator = torch.Generator().manual_seed(1)
     for parameter in model.parameters():
         parameter += torch.randn(parameter.shape, generator=generator) * (0.3 if parameter.dim() == 1 else 0.25)
-    if getattr(config, "num_key_value_heads", 4) in (4, None):
+    shared = getattr(config, "multi_query", False)  # all heads of Falcon share one, behind the queries of all
+    if getattr(config, "num_key_value_heads", 4) in (4, None) and not shared:
         return model, model
     alone = copy.deepcopy(config)
-    groups, alone.num_key_value_heads = config.num_key_value_heads, 4
+    if shared:
+        alone.multi_query = False
+    groups, alone.num_key_value_heads = getattr(config, "num_key_value_heads", 1), 4
     twin = AutoModelForCausalLM.from_config(alone, attn_implementation="eager").eval()
     own = dict(model.named_parameters())
     for parameter_name, parameter in twin.named_parameters():
         value = own[parameter_name]
-        if value.shape != parameter.shape:
+        if value.shape != parameter.shape and shared:
+            *queries, key, values = value.split(config.hidden_size // 4)
+            value = torch.cat([part for query in queries for part in (query, key, values)])
+        elif value.shape != parameter.shape:
             value = value.unflatten(0, (groups, -1)).repeat_interleave(4 // groups, 0).flatten(0, 1)
         parameter.copy_(value)
     return model, twin

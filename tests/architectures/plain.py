@@ -241,10 +241,8 @@ class Transformers:
         d, place = self.d_head, ("qvk" if self.family == "codegen" else "qkv").index(letter)
         if self.family in ("gpt2", "mpt", "phi3"):
             start = place * self.n_heads * d + head * d
-        elif self.family in ("gpt_neox", "bloom", "codegen"):
+        elif self.family in ("gpt_neox", "bloom", "codegen", "falcon"):
             start = head * 3 * d + place * d
-        elif self.family == "falcon" and place:  # one for all heads
-            start = (self.n_heads + place - 1) * d
         else:
             start = head * d
         return slice(start, start + d)

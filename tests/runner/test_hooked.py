@@ -13,7 +13,6 @@ from induction_memory.model.building import build
 from induction_memory.model.config import ModelConfig
 from induction_memory.runner import choice
 from induction_memory.runner.choice import record, runner
-from induction_memory.runner.hooked import HookedRunner
 from induction_memory.runner.recording import Patch
 
 SIZES = {"n_layers": 2, "d_model": 16, "n_ctx": 12, "d_head": 8, "n_heads": 2, "d_mlp": 32, "d_vocab": 11, "seed": 0}
@@ -236,8 +235,7 @@ def test_why_the_hooks_are_taken_is_said_once(caplog, monkeypatch):
 def test_a_bridge_runs_by_the_names_it_shares():
     bridge = TransformerBridge.boot_native(TransformerBridgeConfig(**SIZES, act_fn="gelu", normalization_type="LN"))
     tokens = tokens_of(0)
-    clean, other = (record(bridge, tokens_of(seed)) for seed in (0, 1))
-    assert isinstance(clean.runner, HookedRunner)
+    clean, other = (record(bridge, tokens_of(seed), via="hooks") for seed in (0, 1))
     torch.testing.assert_close(clean.logits, bridge(tokens), atol=1e-5, rtol=1e-5)
     (embedding, heads) = clean.patched_logits(
         [[Patch("embed", other.at("embed"))], [Patch(head, clean.at(head)) for head in clean.graph.heads]]
