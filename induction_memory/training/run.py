@@ -170,6 +170,7 @@ def train(
     out: str | Path,
     steps: int = TrainConfig.steps,
     frozen: Sequence[str] = (),
+    seed: int | None = None,
     resume: Resume = False,
     progress: "Progress" = None,
     log: str | None = None,
@@ -179,8 +180,9 @@ def train(
 
     `model` is a `ModelConfig` (sizes left at their defaults follow the task), any HookedTransformerConfig
     (TransformerLens initialises it from `init_seed`), or a HookedTransformer (the run begins with a copy of its
-    weights). `frozen` names parameters, or modules, that never learn. `progress` is None for lines, False for none, or
-    a function of the step and the last step.
+    weights). `frozen` names parameters, or modules, that never learn. `seed` sets `init_seed`, `data_seed` and
+    `eval_seed` to 3 seed, 3 seed + 1 and 3 seed + 2, as `--seed` does. `progress` is None for lines, False for none,
+    or a function of the step and the last step.
 
     >>> import tempfile
     >>> import induction_memory as im
@@ -192,9 +194,14 @@ def train(
     for name in settings:
         require_known(name, known, name)
     asked, weights = model_and_weights(model)
-    config = RunConfig.of(task, freeze(asked, frozen) if frozen else asked, TrainConfig(steps=steps, **settings))
-    how = {"resume": resume, "progress": progress, "log": log, "command": None}
-    return run_from(partial(_new, config, weights), 0, config, out, weights=weights, **how)
+    how = TrainConfig(steps=steps, **settings)
+    if seed is not None:
+        own = [name for name in settings if name.endswith("_seed")]
+        require(not own, "seed", "either seed or single seeds", f"seed and {', '.join(own)}")
+        how = how.with_seed(seed)
+    config = RunConfig.of(task, freeze(asked, frozen) if frozen else asked, how)
+    options = {"resume": resume, "progress": progress, "log": log, "command": None}
+    return run_from(partial(_new, config, weights), 0, config, out, weights=weights, **options)
 
 
 def start(

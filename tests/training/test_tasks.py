@@ -8,6 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import induction_memory as im
+from induction_memory.errors import InputError
 from induction_memory.experiment.run_config import RunConfig
 from induction_memory.experiment.train_config import TrainConfig
 from induction_memory.model.building import build
@@ -120,3 +122,12 @@ def test_a_variant_is_measured_on_the_way(tmp_path):
     config = RunConfig.of(TASKS["noisy"], ModelConfig.full(d_model=8), train.replace(learning_rate=0.01))
     run = start(config, tmp_path / "run", progress=False)
     assert run.metrics["out_of_distribution_accuracy"].notna().all()
+
+
+def test_a_seed_is_that_of_the_command_line_and_excludes_single_seeds(tmp_path):
+    model, how = im.ModelConfig(d_model=8), {"steps": 1, "batch_size": 2, "progress": False}
+    run = im.train(im.BigramTask(length=8), model, out=tmp_path / "run", seed=2, **how)
+    train = run.config.train
+    assert (train.init_seed, train.data_seed, train.eval_seed) == (6, 7, 8)
+    with pytest.raises(InputError, match="seed: expected either seed or single seeds, got seed and data_seed"):
+        im.train(im.BigramTask(length=8), model, out=tmp_path / "other", seed=2, data_seed=1, **how)
