@@ -6,7 +6,7 @@ from induction_memory.cli.arguments import Run, Text, load_any, step_of, text_of
 from induction_memory.errors import printable
 
 
-def attention(run: Run, /, out: Path, step: str = "last", text: Text = None) -> None:
+def attention(run: Run, /, out: Path, step: str = "last", text: Text = None, heads: tuple[str, ...] = ("all",)) -> None:
     """Draw attention maps: an interactive page, or a figure as in the paper.
 
     Args:
@@ -15,11 +15,13 @@ def attention(run: Run, /, out: Path, step: str = "last", text: Text = None) -> 
         step: a stored step, several (0,300,600) side by side, or last.
         text: text to attend over, or @FILE with it; by default a sequence of the run's task, or random tokens for a
             series.
+        heads: heads to draw, such as L2H1 L2H3, or all.
     """
     from induction_memory.files import require_file
     from induction_memory.views.attention_maps import FORMATS
     from induction_memory.views.attention_maps import attention as look
 
     require_file(out, FORMATS, "--out")
-    look(load_any(run), step=step_of(step), text=text_of(text)).save(out)
+    chosen = "all" if heads == ("all",) else list(heads)
+    look(load_any(run), step=step_of(step), text=text_of(text), heads=chosen).save(out)
     print(printable(str(out)))

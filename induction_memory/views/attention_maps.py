@@ -118,9 +118,9 @@ class AttentionView:
     title: str
     tokens: tuple[str, ...]
     heads: tuple[str, ...]
-    """`L1H1` ..., one per row."""
+    """`L1H1` ..."""
     columns: tuple[str, ...]
-    """Titles of the columns: steps, runs, or "" for one model."""
+    """What is compared: steps, runs, or "" for one model."""
     patterns: Float[np.ndarray, "column head query key"]
     right: Bool[np.ndarray, "query key"]
     """Red boxes: keys that hold the right output, or keys of queries of the main group."""
@@ -139,33 +139,39 @@ class AttentionView:
         """The figure for print, as in the paper's Figure 2."""
         from induction_memory.views.figures.maps import attention_figure
 
-        rows, columns, maps = self._arranged()
+        rows, columns, places = self._arranged()
+        maps = [[self.patterns[column][head] for head, column in line] for line in places]
         marks = dict(zip(("right", "other", "triggers", "outputs"), self._marks, strict=True))
         return attention_figure(maps, self.tokens, rows=rows, columns=columns, words=self.words, **marks)
 
-    def _arranged(self) -> tuple[list[str], list[str], list[list[Float[np.ndarray, "query key"]]]]:
-        """Titles of rows (none if there is one row) and of columns, and the maps in this arrangement."""
-        numbers = [head_of(head) for head in self.heads]
+    def _arranged(self) -> tuple[list[str], list[str], list[list[tuple[int, int]]]]:
+        """Titles of rows (none if there is one row) and of columns, and which head and column of the view is where.
+
+        Layers of several heads each have a row per step, with the heads side by side.
+        """
+        numbers, steps = [head_of(head) for head in self.heads], range(len(self.columns))
         names = [f"layer {layer}, head {head}" for layer, head in numbers]
-        if len(self.columns) > 1:
-            return names, list(self.columns), [[column[i] for column in self.patterns] for i in range(len(names))]
         layers = sorted({layer for layer, _ in numbers})
         by_layer = [[i for i, (own, _) in enumerate(numbers) if own == layer] for layer in layers]
-        if all(len(row) == 1 for row in by_layer) or len({len(row) for row in by_layer}) > 1:
-            return [], names, [list(self.patterns[0])]
-        maps = [[self.patterns[0][i] for i in row] for row in by_layer]
-        return [f"layer {layer}" for layer in layers], [f"head {numbers[i][1]}" for i in by_layer[0]], maps
+        across = {tuple(numbers[i][1] for i in row) for row in by_layer}
+        if len(across) > 1 or len(by_layer[0]) == 1 or numbers != sorted(numbers):
+            if len(steps) == 1:
+                return [], names, [[(i, 0) for i in range(len(names))]]
+            return names, list(self.columns), [[(i, step) for step in steps] for i in range(len(names))]
+        rows = [f"layer {layer}, {self.columns[step]}".removesuffix(", ") for layer in layers for step in steps]
+        places = [[(i, step) for i in row] for row in by_layer for step in steps]
+        return rows, [f"head {numbers[i][1]}" for i in by_layer[0]], places
 
     def picture(self) -> tuple[str, float, float]:
         """A light SVG of the maps for the screen, and its width and height (`light_maps`)."""
-        across = len(self._arranged()[2][0])
+        places = self._arranged()[2]
         maps = [
-            (f"{head}, {column}" if column else head, patterns[i])
-            for i, head in enumerate(self.heads)
-            for column, patterns in zip(self.columns, self.patterns, strict=True)
+            (f"{self.heads[i]}, {self.columns[step]}".removesuffix(", "), self.patterns[step][i])
+            for line in places
+            for i, step in line
         ]
         shown = [visible(token) for token in self.tokens]
-        return light_picture(maps, across, shown, *self._marks)
+        return light_picture(maps, len(places[0]), shown, *self._marks)
 
     @property
     def _marks(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

@@ -257,6 +257,21 @@ def test_the_tokens_of_many_maps_stay_legible_in_a_cell_of_a_notebook(columns):
     assert titles >= 8
 
 
+def test_the_heads_of_a_layer_stand_side_by_side_with_a_row_for_each_step(model, task):
+    view = attention(model, text="ab a", task=task)
+    both = replace(view, columns=("0", "9"), patterns=np.concatenate([view.patterns, 1 - view.patterns]))
+    rows, columns, places = both._arranged()
+    assert rows == ["layer 1, 0", "layer 1, 9", "layer 2, 0", "layer 2, 9"]
+    assert columns == ["head 1", "head 2"]
+    assert places == [[(0, 0), (1, 0)], [(0, 1), (1, 1)], [(2, 0), (3, 0)], [(2, 1), (3, 1)]]
+    assert view._arranged()[0] == ["layer 1", "layer 2"]
+    mixed = replace(both, heads=("L1H1", "L2H2", "L1H2", "L2H1"))._arranged()  # no grid of layers by heads
+    assert mixed[:2] == ([f"layer {name[1]}, head {name[3]}" for name in ("L1H1", "L2H2", "L1H2", "L2H1")], ["0", "9"])
+    width, height = both.figure().get_size_inches()
+    assert width < 20
+    assert height < 15
+
+
 def test_a_picture_names_its_maps_in_the_order_that_was_asked_for(model, task):
     view = attention(model, text="ab a", task=task, heads=["L2H1", "L1H2", "L1H1", "L2H2"])
     root = ElementTree.fromstring(view.picture()[0])

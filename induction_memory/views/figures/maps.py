@@ -25,6 +25,7 @@ from induction_memory.views.figures.panels import FAINT, INK, SMALL, TITLE
 from induction_memory.views.light_maps import BEYOND, OTHER, OUTPUT, RIGHT, TRIGGER, WORDS, legend
 
 INCHES_A_TOKEN, SMALLEST, LARGEST = 0.13, 2.4, 9.0
+WIDE, TALL, LESS = 16.0, 12.0, 1.6  # inches: all maps together, and the side of a map if they are too many for that
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +70,8 @@ def grid(lines: Sequence[Sequence[Panel]], rows: Sequence[str] = (), note: str =
     """Lines of maps of equal size, with `rows` as the names of the lines; one scale and one legend for all."""
     every = [panel for line in lines for panel in line]
     width, lengths = max(map(len, lines)), [len(panel.tokens) for panel in every]
-    side = min(max(INCHES_A_TOKEN * max(lengths), SMALLEST), LARGEST)
+    largest = min(LARGEST, max(LESS, min(WIDE / width, TALL / len(lines))))
+    side = min(max(INCHES_A_TOKEN * max(lengths), SMALLEST), largest)
     letters = max(len(short(token)) for panel in every for token in panel.tokens)
     ticks = 0.1 + 0.022 * _points(side, min(lengths)) * max(1.0, 0.62 * letters)  # room for the tokens
     handles = _handles(every)
