@@ -248,14 +248,15 @@ def _head_clause(r: Reason, one: Attended, logit: pd.DataFrame) -> str:
     elif not one.rival:
         said += ", with no other token to attend to"
     elif stored <= max(rest, 0):
-        said += f" by interference ({rest:+.1f} of {one.odds:+.1f}{over})"
+        said += f" by interference ({rest:+.1f}; log-odds {one.odds:+.1f}{over})"
     else:
         best = at_key.loc[at_key["value"].idxmax()]
         said += f" because {best['memory']} stores {visible(best['input'])}→{visible(best['output'])}"
         if -float(at_rival["value"].sum()) > stored / 2:
-            said += f" ({stored:+.1f}, as for position {one.rival}; {one.odds:+.1f}{over}, {rest:+.1f} by interference)"
+            said += f" ({stored:+.1f}, as for position {one.rival}; interference {rest:+.1f}"
         else:
-            said += f" ({one.signal:+.1f} of {one.odds:+.1f}{over}; interference {rest:+.1f})"
+            said += f" ({one.signal:+.1f}, interference {rest:+.1f}"
+        said += f"; log-odds {one.odds:+.1f}{over})"
     through = logit["path"].str.fullmatch(rf"{one.head}>(?:FF\d+>)?out")
     wrote = logit.loc[through & (logit["part"] == "embed") & (logit["input"] == token)].groupby("memory")["value"].sum()
     parts = [f"{memory} ({value:+.1f})" for memory, value in wrote.items() if abs(value) >= NOTHING]
