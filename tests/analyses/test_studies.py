@@ -12,8 +12,11 @@ import induction_memory as im
 
 STUDIES = Path(__file__).parents[2] / "analyses" / "studies"
 sys.path.insert(0, str(STUDIES))
+import birth_laws  # noqa: E402
 import capacity  # noqa: E402
+import idle_head  # noqa: E402
 import rebirth  # noqa: E402
+import sinks  # noqa: E402
 import spikes  # noqa: E402
 import theory_against_training  # noqa: E402
 import waiting  # noqa: E402
@@ -88,3 +91,72 @@ def test_the_erased_associations_are_the_most_frequent_the_median_and_the_rarest
     frequency = pd.DataFrame({"frequency": [0.1, 0.4, 0.3, 0.2]}, index=list("abcd"))
     births = {"W_K2": frequency.assign(birth=[50, 50, 60, np.nan]), "W_O2": frequency.assign(birth=[10, 20, 30, 40])}
     assert rebirth.chosen(births, 100) == ["b", "c", "a"]
+
+
+def test_a_birth_lasts_to_the_end_and_one_that_does_not_is_none():
+    steps = np.arange(101)
+    assert birth_laws.born(np.where(steps >= 40, 1.0, 0.0), 0.5) == 40
+    assert birth_laws.born(np.where((steps >= 40) & ~((steps > 60) & (steps < 75)), 1.0, 0.0), 0.5) == 75
+    assert np.isnan(birth_laws.born(np.where((steps >= 40) & (steps < 90), 1.0, 0.0), 0.5))
+
+
+def test_a_power_law_has_its_exponent_over_every_range_and_a_missing_birth_counts_as_the_last_step():
+    rows = [(v, s, 300, 0.5, 10 * (1 + s) * v**0.5) for v in (4, 16, 64) for s in (0, 1)]
+    table = pd.DataFrame(rows, columns=["value", "seed", "steps", "level", "born"]).assign(factor="length")
+    found = birth_laws.exponents(table)
+    assert found[["first", "last"]].to_numpy().tolist() == [[4, 16], [4, 64], [16, 64]]
+    assert found[["mean", "low", "high", "fit_low", "fit_high"]].to_numpy() == pytest.approx(0.5)
+    bound = birth_laws.exponents(table.assign(born=table["born"].mask(table["value"] == 64)))
+    assert bound.iloc[2]["missing"] == 2
+    assert bound.iloc[2]["mean"] == pytest.approx(np.log((300 / 40) * (300 / 80)) / 2 / np.log(4))
+
+
+def test_the_exponents_of_births_follow_from_the_stored_births():
+    again = birth_laws.exponents(stored("laws"))
+    pd.testing.assert_frame_equal(again.reset_index(drop=True), stored("laws-exponents"), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("scale", ["reduced", "full"])
+def test_each_run_of_the_sweep_changes_the_factor_in_its_name_alone(scale):
+    planned = im.sweep.read(STUDIES / "sweeps" / f"birth-laws-{scale}.toml").runs
+    base = {run.seed: run.config for run in planned if run.name.startswith("preset")}
+    changed = {factor: {path} for factor, path in birth_laws.FACTORS.items()}
+    changed["length"].add("model.n_ctx")
+    for run in planned:
+        factor = next((factor for factor in changed if run.name.startswith(factor)), None)
+        assert set(run.config.differences(base[run.seed])) == changed.get(factor, set())
+
+
+def test_a_trigger_is_followed_by_the_token_before_it_and_every_sequence_begins_with_the_start_token():
+    task = sinks.Backcopy(32)
+    batch = task.sample(200, np.random.default_rng(0))
+    assert (batch.tokens[:, 0] == 65).all()
+    assert (batch.tokens[:, 1:] < 65).all()
+    copied = batch.targets[:, 2:] == batch.tokens[:, 1:-1]
+    assert copied[batch.groups["trigger"][:, 2:]].all()
+    others = batch.groups["other"]
+    drawn = im.BigramTask().bigram[batch.tokens[others], batch.targets[others]]
+    assert (drawn > 0).all()
+    assert torch.isin(batch.tokens[batch.groups["trigger"]], torch.from_numpy(task.triggers)).all()
+
+
+def test_without_queries_the_weight_on_the_start_token_is_one_in_the_keys_and_a_zero_value_is_seen(tmp_path):
+    task = sinks.Backcopy(8)
+    config = im.ModelConfig.full(d_model=16, n_layers=1, layer_norm=True)
+    run = im.train(task, config, out=tmp_path / "run", steps=1, batch_size=4, loss="all", progress=False)
+    model, batch = run.model(step=0), task.sample(50, np.random.default_rng(0))
+    with torch.no_grad():
+        model.blocks[0].attn.W_Q[:] = 0
+        model.embed.W_E[65] = -model.pos_embed.W_pos[0]
+    found = im.measure(model, sinks.sink, batch=batch, progress=False).iloc[0]
+    one_in = torch.arange(1, 9).float().reciprocal().expand(50, -1)
+    for group in ("trigger", "other"):
+        assert found[group] == pytest.approx(float(one_in[batch.groups[group]].mean()), abs=1e-6)
+    assert found["before"] == pytest.approx(found["trigger"])
+    assert found["value"] == pytest.approx(0, abs=1e-5)
+
+
+def test_where_the_idle_head_looks_comes_out_again(monkeypatch):
+    monkeypatch.setattr(idle_head, "RUNS", ("induction-alone",))
+    found = stored("idle-head").query("run == 'induction-alone'").reset_index(drop=True)
+    pd.testing.assert_frame_equal(idle_head.measure(64), found, rtol=1e-3, atol=1e-5)
