@@ -38,7 +38,7 @@ def born(accuracy: Float[np.ndarray, " step"], level: float) -> float:
 
 
 def measure(sweep: Path) -> pd.DataFrame:
-    """Each run counts for the factor in its name, and the runs of the preset for every factor."""
+    """Each run counts for the factor in its name, and the runs of the preset for every factor that has other values."""
     found, rows = im.sweep.table(sweep), []
     for factor, path in FACTORS.items():
         own = found[found["run"].str.startswith(("preset", factor)) & (found["state"] == "finished")]
@@ -47,16 +47,18 @@ def measure(sweep: Path) -> pd.DataFrame:
             row = {"factor": factor, "value": run[path], "seed": run["seed"], "steps": len(accuracy) - 1}
             row |= {"accuracy": accuracy[-20:].mean()}
             rows += [row | {"level": level, "born": born(accuracy, level)} for level in LEVELS]
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows).groupby("factor", sort=False).filter(lambda own: own["value"].min() < own["value"].max())
 
 
 def exponents(table: pd.DataFrame) -> pd.DataFrame:
-    """Slopes of log birth step over log factor from each value to each larger one; a missing birth counts as the last
-    step. `low` and `high` are over seeds, `fit_low` and `fit_high` come from the deviations from one slope."""
+    """Slopes of log birth step over log factor from each value to each larger one, of seeds that have all values
+    between; a birth that did not happen counts as the last step. `low` and `high` are over seeds, `fit_low` and
+    `fit_high` come from the deviations from one slope."""
     parts, counted = [], table.assign(born=table["born"].fillna(table["steps"]), missing=table["born"].isna())
     for (factor, level), own in counted.groupby(["factor", "level"], sort=False):
         for first, last in combinations(own["value"].unique(), 2):
             part = own[own["value"].between(first, last)]
+            part = part[part.groupby("seed")["value"].transform("nunique") == part["value"].nunique()]
             which = {"factor": factor, "level": level, "first": first, "last": last, "missing": part["missing"].sum()}
             slope = over_seeds(slopes(part.assign(**which), [*which, "seed"], "value", "born"), list(which))
             low, high = common_slope(part, "value", "born")
@@ -65,8 +67,10 @@ def exponents(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def figure(table: pd.DataFrame) -> Figure:
-    drawn = Figure(figsize=(11, 2.9), layout="constrained")
-    for axes, (factor, own) in zip(drawn.subplots(1, 5, sharey=True), table.groupby("factor", sort=False), strict=True):
+    factors = table.groupby("factor", sort=False)
+    drawn = Figure(figsize=(2 + 2 * len(factors), 2.9), layout="constrained")
+    panels = drawn.subplots(1, len(factors), sharey=True, squeeze=False)[0]
+    for axes, (factor, own) in zip(panels, factors, strict=True):
         for level, part in own.groupby("level"):
             mean = over_seeds(part, ["value"], "born")
             (line,) = axes.plot(mean["value"], mean["mean"], label=f"accuracy {level}")
@@ -74,6 +78,8 @@ def figure(table: pd.DataFrame) -> Figure:
         axes.set(xscale="log", yscale="log", xlabel=str(factor).replace("-", " "))
         axes.set_xticks(own["value"].unique(), [f"{value:g}" for value in own["value"].unique()])
         axes.set_xticks([], minor=True)
+    drawn.axes[0].set_yticks((20, 50, 100, 200), ("20", "50", "100", "200"))
+    drawn.axes[0].set_yticks([], minor=True)
     drawn.axes[0].set_ylabel("birth step")
     drawn.axes[0].legend(frameon=False, fontsize="small")
     return drawn

@@ -1,6 +1,6 @@
 """Idle head: where the second head of shipped runs looks when there is nothing to copy.
 
-    python analyses/studies/idle_head.py                                    # ten seconds
+    python analyses/studies/idle_head.py --docs docs/studies                # ten seconds
     python analyses/studies/idle_head.py --scale full --out runs/idle       # two minutes
 
 Writes `idle-head.csv`, one row per run and kind of query.
@@ -11,6 +11,7 @@ from pathlib import Path
 import pandas as pd
 import torch
 from base_runs import Scale
+from matplotlib.figure import Figure
 
 import induction_memory as im
 from induction_memory.errors import run_script
@@ -51,10 +52,25 @@ def measure(sequences: int) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def main(scale: Scale = "reduced", out: Path = RESULTS) -> None:
-    """Measure, and write the table to `out`."""
+def figure(table: pd.DataFrame) -> Figure:
+    drawn = Figure(figsize=(8, 3), layout="constrained")
+    seen = table[table["chance"] > 0].groupby("run", sort=False)
+    for axes, (name, own) in zip(drawn.subplots(1, 3, sharey=True), seen, strict=True):
+        axes.bar(own["queries"], own["matched"], width=0.6, color="#2f6fb3", label="the head")
+        axes.hlines(own["chance"], [-0.3, 0.7], [0.3, 1.3], color="black", label="equal attention")
+        axes.set(title=name, ylim=(0, 1))
+    drawn.axes[0].set_ylabel("weight on keys that follow\nthe query's token")
+    drawn.axes[2].legend(frameon=False)
+    return drawn
+
+
+def main(scale: Scale = "reduced", out: Path = RESULTS, docs: Path | None = None) -> None:
+    """Measure, write the table to `out`, and with `docs` draw idle-head.png there."""
+    table = measure(64 if scale == "reduced" else 512)
     out.mkdir(parents=True, exist_ok=True)
-    measure(64 if scale == "reduced" else 512).to_csv(out / "idle-head.csv", index=False, float_format="%.5g")
+    table.to_csv(out / "idle-head.csv", index=False, float_format="%.5g")
+    if docs is not None:
+        figure(table).savefig(docs / "idle-head.png", dpi=120)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,8 @@ def slopes(table: pd.DataFrame, by: Sequence[str], x: str, y: str) -> pd.DataFra
 
 
 def common_slope(table: pd.DataFrame, x: str, y: str) -> tuple[float, float]:
-    """The 95 % t-interval of one log-log slope that all seeds share, from the deviations of the points.
+    """The 95 % t-interval of one log-log slope that all seeds share, from the deviations of the points; nan if a line
+    per seed meets all points.
 
     >>> table = pd.DataFrame({"seed": [0, 0, 0], "d": [1.0, 10.0, 100.0], "error": [1.0, 0.1, 0.01]})
     >>> np.round(common_slope(table, "d", "error"), 2).tolist()
@@ -48,5 +49,7 @@ def common_slope(table: pd.DataFrame, x: str, y: str) -> tuple[float, float]:
     logs = np.log(table[[x, y]].astype(float))
     a, b = (logs - logs.groupby(table["seed"]).transform("mean")).to_numpy().T
     slope, free = (a * b).sum() / (a**2).sum(), len(table) - table["seed"].nunique() - 1
+    if free < 1:
+        return np.nan, np.nan
     half = t.ppf(0.975, free) * (((b - slope * a) ** 2).sum() / free / (a**2).sum()) ** 0.5
     return float(slope - half), float(slope + half)

@@ -109,6 +109,8 @@ def test_a_power_law_has_its_exponent_over_every_range_and_a_missing_birth_count
     bound = birth_laws.exponents(table.assign(born=table["born"].mask(table["value"] == 64)))
     assert bound.iloc[2]["missing"] == 2
     assert bound.iloc[2]["mean"] == pytest.approx(np.log((300 / 40) * (300 / 80)) / 2 / np.log(4))
+    partial = birth_laws.exponents(table.query("seed == 0 or value < 64"))
+    assert partial["seeds"].tolist() == [2, 1, 1]
 
 
 def test_the_exponents_of_births_follow_from_the_stored_births():
