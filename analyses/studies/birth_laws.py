@@ -7,7 +7,7 @@ Trains `sweeps/birth-laws-SCALE.toml` (as `induction-memory sweep` does, resumab
 and level of accuracy, and `laws-exponents.csv`, the exponents over each range of a factor.
 """
 
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 
 import numpy as np
@@ -39,10 +39,10 @@ def born(accuracy: Float[np.ndarray, " step"], level: float) -> float:
 
 def measure(sweep: Path) -> pd.DataFrame:
     """Each run counts for the factor in its name, and the runs of the preset for every factor that has other values."""
-    found, rows = im.sweep.table(sweep), []
+    found, rows = im.sweep.table(sweep).to_dict("records"), []
     for factor, path in FACTORS.items():
-        own = found[found["run"].str.startswith(("preset", factor)) & (found["state"] == "finished")]
-        for run in own.sort_values([path, "seed"]).to_dict("records"):
+        own = [run for run in found if run["run"].startswith(("preset", factor)) and run["state"] == "finished"]
+        for run in sorted(own, key=lambda run: (run[path], run["seed"])):
             accuracy = im.load(sweep / run["run"]).metrics["accuracy_in_context"].to_numpy()
             row = {"factor": factor, "value": run[path], "seed": run["seed"], "steps": len(accuracy) - 1}
             row |= {"accuracy": accuracy[-20:].mean()}
@@ -55,10 +55,12 @@ def exponents(table: pd.DataFrame) -> pd.DataFrame:
     between; a birth that did not happen counts as the last step. `low` and `high` are over seeds, `fit_low` and
     `fit_high` come from the deviations from one slope."""
     parts, counted = [], table.assign(born=table["born"].fillna(table["steps"]), missing=table["born"].isna())
-    for (factor, level), own in counted.groupby(["factor", "level"], sort=False):
+    for factor, level in product(counted["factor"].unique(), LEVELS):
+        own = counted.query("factor == @factor and level == @level")
         for first, last in combinations(own["value"].unique(), 2):
-            part = own[own["value"].between(first, last)]
-            part = part[part.groupby("seed")["value"].transform("nunique") == part["value"].nunique()]
+            between = own.query("@first <= value <= @last")
+            whole = between.groupby("seed")["value"].transform("nunique") == len(set(between["value"]))
+            part = between.loc[whole]
             which = {"factor": factor, "level": level, "first": first, "last": last, "missing": part["missing"].sum()}
             slope = over_seeds(slopes(part.assign(**which), [*which, "seed"], "value", "born"), list(which))
             low, high = common_slope(part, "value", "born")
@@ -68,7 +70,7 @@ def exponents(table: pd.DataFrame) -> pd.DataFrame:
 
 def figure(table: pd.DataFrame) -> Figure:
     factors = table.groupby("factor", sort=False)
-    drawn = Figure(figsize=(2 + 2 * len(factors), 2.9), layout="constrained")
+    drawn = Figure(figsize=(3.5 + 1.9 * len(factors), 2.9), layout="constrained")
     panels = drawn.subplots(1, len(factors), sharey=True, squeeze=False)[0]
     for axes, (factor, own) in zip(panels, factors, strict=True):
         for level, part in own.groupby("level"):
@@ -81,7 +83,7 @@ def figure(table: pd.DataFrame) -> Figure:
     drawn.axes[0].set_yticks((20, 50, 100, 200), ("20", "50", "100", "200"))
     drawn.axes[0].set_yticks([], minor=True)
     drawn.axes[0].set_ylabel("birth step")
-    drawn.axes[0].legend(frameon=False, fontsize="small")
+    drawn.legend(*drawn.axes[0].get_legend_handles_labels(), loc="outside right upper", frameon=False)
     return drawn
 
 

@@ -46,9 +46,9 @@ def common_slope(table: pd.DataFrame, x: str, y: str) -> tuple[float, float]:
     >>> np.round(common_slope(table, "d", "error"), 2).tolist()
     [-1.0, -1.0]
     """
-    logs = np.log(table[[x, y]].astype(float))
-    a, b = (logs - logs.groupby(table["seed"]).transform("mean")).to_numpy().T
-    slope, free = (a * b).sum() / (a**2).sum(), len(table) - table["seed"].nunique() - 1
+    logs = pd.DataFrame({name: np.log(table[name].to_numpy(dtype=float)) for name in (x, y)})
+    a, b = (logs - logs.groupby(table["seed"].to_numpy()).transform("mean")).to_numpy().T
+    slope, free = (a * b).sum() / (a**2).sum(), len(table) - len(set(table["seed"])) - 1
     if free < 1:
         return np.nan, np.nan
     half = t.ppf(0.975, free) * (((b - slope * a) ** 2).sum() / free / (a**2).sum()) ** 0.5

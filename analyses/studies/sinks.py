@@ -6,14 +6,14 @@
 Writes `sinks.csv`, one row per optimiser, seed and step.
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
 import torch
-from base_runs import Scale
+from base_runs import Scale, seeds_of
 from matplotlib.figure import Figure
 from over_seeds import over_seeds
 
@@ -72,7 +72,7 @@ def figure(table: pd.DataFrame) -> Figure:
         for optimizer, own in over_seeds(table, ["optimizer", "step"], kind).groupby("optimizer"):
             axes.plot(own["step"], own["mean"], label=optimizer)
             axes.fill_between(own["step"], own["low"], own["high"], alpha=0.2)
-        title = "relative size of the value of <s>" if kind == "value" else f"weight on <s>, {kind} queries"
+        title = "size of the value of <s>" if kind == "value" else f"weight on <s>, {kind} queries"
         axes.set(title=title, xlabel="step", ylim=(0, None))
     panels[0].legend(frameon=False)
     return drawn
@@ -81,13 +81,14 @@ def figure(table: pd.DataFrame) -> Figure:
 def main(runs: Path, scale: Scale = "reduced", out: Path = RESULTS, docs: Path | None = None) -> None:
     """Train what `runs` does not hold yet, write the tables to `out`, and with `docs` draw sinks.png there."""
     length, steps, batch = (64, 1000, 64) if scale == "reduced" else (256, 5000, 256)
-    task, model, parts = Backcopy(length), im.ModelConfig.full(d_model=64, n_layers=1, layer_norm=True), []
-    how = {"steps": steps, "batch_size": batch, "warmup": 50, "loss": "all", "checkpoints": "every 20", "threads": 1}
+    task: Any = Backcopy(length)
+    model, parts = im.ModelConfig.full(d_model=64, n_layers=1, layer_norm=True), []
+    how = im.experiment.TrainConfig(steps, batch, warmup=50, loss="all", checkpoints="every 20", threads=1)
     for optimizer, rate in OPTIMIZERS.items():
-        for seed in range(3 if scale == "reduced" else 5):
-            seeds = {"init_seed": 3 * seed, "data_seed": 3 * seed + 1, "eval_seed": 3 * seed + 2}
-            settings = how | seeds | {"optimizer": optimizer, "learning_rate": rate, "resume": "or start"}
-            run = im.train(task, model, out=runs / f"{optimizer}-{seed}", progress=False, **settings)
+        for seed in seeds_of(scale):
+            settings = asdict(how.with_seed(seed).replace(optimizer=optimizer, learning_rate=rate))
+            where = runs / f"{optimizer}-{seed}"
+            run = im.train(task, model, out=where, resume="or start", progress=False, **settings)
             found = im.measure(run, sink, step="all", batch=task.sample(64, im.task.step_rng(seed, 1)), progress=False)
             parts.append(found.assign(optimizer=optimizer, seed=seed, loss=run.metrics["loss"].tail(20).mean()))
     table = pd.concat(parts)
