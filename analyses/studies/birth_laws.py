@@ -74,9 +74,11 @@ def figure(table: pd.DataFrame) -> Figure:
     panels = drawn.subplots(1, len(factors), sharey=True, squeeze=False)[0]
     for axes, (factor, own) in zip(panels, factors, strict=True):
         for level, part in own.groupby("level"):
-            mean = over_seeds(part, ["value"], "born")
+            never = part[part["born"].isna()]
+            mean = over_seeds(part.assign(born=part["born"].fillna(part["steps"])), ["value"], "born")
             (line,) = axes.plot(mean["value"], mean["mean"], label=f"accuracy {level}")
             axes.plot(part["value"], part["born"], "o", color=line.get_color(), alpha=0.6, ms=3)
+            axes.plot(never["value"], never["steps"], "^", color=line.get_color(), mfc="none")
         axes.set(xscale="log", yscale="log", xlabel=str(factor).replace("-", " "))
         axes.set_xticks(own["value"].unique(), [f"{value:g}" for value in own["value"].unique()])
         axes.set_xticks([], minor=True)
