@@ -122,8 +122,12 @@ def preset(name: str) -> Preset:
 
 
 def with_seed(run: RunConfig, seed: int) -> RunConfig:
-    """The same experiment with other initial weights and data."""
-    return replace(run, train=run.train.with_seed(seed))
+    """The same experiment with other data and, unless a graft belongs to them, other initial weights.
+
+    A grafted memory is one of the donor's embeddings, which the other seeds' initial weights do not have.
+    """
+    train = run.train.with_seed(seed)
+    return replace(run, train=replace(train, init_seed=run.train.init_seed) if train.grafts else train)
 
 
 def quick(run: RunConfig) -> RunConfig:
@@ -194,6 +198,25 @@ _FIGURE_4: dict[str, dict[str, Any]] = {
     "figure-4-k5-fixed-rare": {"k": 5, "triggers": "fixed", "trigger_offset": 5},
 }
 
+_LATE = (
+    ("k1", "k1-random", 600),
+    ("k5", "k5-random", 600),
+    ("k5-fixed-frequent", "k5-fixed-frequent", 300),
+    ("k5-fixed-rare", "k5-fixed-rare", 300),
+)
+"""End of a preset's name, the task of Figure 4 that it reduces, and its steps."""
+
+
+def _late(name: str, steps: int) -> RunConfig:
+    return _train(quick(_task(_WHOLE, **_FIGURE_4[f"figure-4-{name}"])), steps=steps)
+
+
+def _held(run: RunConfig, *memories: str) -> RunConfig:
+    """The run with these memories grafted from a run with three random triggers, and held."""
+    grafts, freeze = ("=random-triggers@330", ": 0..")
+    return _train(run, grafts=tuple(m + grafts for m in memories), freeze=tuple(m + freeze for m in memories))
+
+
 PRESETS: dict[str, Preset] = {
     "demo": Preset(
         "the birth of an induction head: Figure 3's task and model at T = 64, in 600 batches of 128 sequences",
@@ -223,7 +246,7 @@ PRESETS: dict[str, Preset] = {
     **{
         f"{name}-grafted": Preset(
             f"{name} with a W_O2 that was learned with three random triggers, grafted at the start and held",
-            _train(_task(_WHOLE, **task), steps=300, grafts=("W_O2=random-triggers@330",), freeze=("W_O2: 0..",)),
+            _held(_train(_task(_WHOLE, **task), steps=300), "W_O2"),
         )
         for name, task in _FIGURE_4.items()
         if task.get("triggers") != "fixed"
@@ -266,17 +289,22 @@ PRESETS: dict[str, Preset] = {
         _train(replace(_VANILLA, model=ModelConfig.full(n_heads=4)), steps=1000),
     ),
     **{
-        f"late-keys-k{k}": Preset(
-            f"{k} random trigger{'s' * (k > 1)} at T = 64, in batches of 128", quick(_task(_WHOLE, k=k))
-        )
-        for k in (1, 5)
+        f"late-keys-{name}": Preset(f"figure-4-{task} at T = 64, in batches of 128", _late(task, steps))
+        for name, task, steps in _LATE
     },
     **{
-        f"late-keys-k{k}-grafted": Preset(
-            f"late-keys-k{k} with a W_O2 learned with three triggers, grafted at the start and frozen",
-            _train(quick(_task(_WHOLE, k=k)), grafts=("W_O2=random-triggers@330",), freeze=("W_O2: 0..",)),
+        f"late-keys-{name}-grafted": Preset(
+            f"late-keys-{name} with a W_O2 learned with three triggers, grafted at the start and frozen",
+            _held(_late(task, steps), "W_O2"),
         )
-        for k in (1, 5)
+        for name, task, steps in _LATE
+    },
+    **{
+        f"late-keys-{name}-grafted-keys": Preset(
+            f"late-keys-{name} with W_K1 and W_K2 learned with three triggers, grafted at the start and frozen",
+            _held(_late(task, 300), "W_K1", "W_K2"),
+        )
+        for name, task, _ in _LATE
     },
     "heads": Preset(
         "Figure 11's task and model, many seeds for the time of one: batches of 128, step size 0.4 after 60 steps",
