@@ -202,11 +202,6 @@ NOT_MEASURED = (
         "'surprisingly' has no threshold; the recalls of Figures 3 to 7 measure how faithful it is",
     ),
     Sentence(
-        "5",
-        "This is reasonable since (i-ii) reduce the number of overall output tokens in the data",
-        "an argument; that there are fewer output tokens is true by construction of the data",
-    ),
-    Sentence(
         "B.3",
         "We note that this may be easily extended to later occurrencies of the trigger",
         "an extension that the paper does not carry out",

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from induction_memory.experiment.presets import preset
 from induction_memory.paper import plan
 from induction_memory.paper.claims.claim import HALF, called, claim, later, ours
 from induction_memory.paper.claims.estimate import (
@@ -14,6 +15,7 @@ from induction_memory.paper.claims.estimate import (
     learned,
     mean_accuracy,
     mean_recall,
+    over_draws,
     over_seeds,
     pooled,
     recall,
@@ -21,6 +23,7 @@ from induction_memory.paper.claims.estimate import (
 )
 from induction_memory.paper.records import Record, Records
 from induction_memory.paper.verdicts import Estimate, Measurement, at_least, at_most, known, near
+from induction_memory.task.sampler import sample, step_rng
 
 SLOW = 0.02
 """A fall of a mean over training that counts, four times the spread of accuracy between seeds."""
@@ -133,6 +136,21 @@ def _causes(records: Records) -> Iterator[Measurement]:
 def _early(records: Records, preset: str) -> list[float]:
     """In-context accuracy of each repetition, mean over the steps that runs with grafts have."""
     return [run.accuracy(0, plan.GRAFTED_STEPS) for run in records.of(preset)]
+
+
+@claim(
+    4,
+    "in-context positions per sequence, in 512 sequences of each setting; 'reduce' is read as a tenth fewer. That "
+    "(iii) does not reduce them is ours",
+)
+def fewer_outputs(records: Records) -> Iterator[Measurement]:
+    """(i-ii) reduce the number of overall output tokens in the data"""
+    del records
+    for what, (*labels, cause) in plan.SLOWDOWNS.items():
+        tasks = [preset(plan.SETTINGS[label]).config.task for label in labels]
+        counts = [sample(task, 512, step_rng(0, 0)).group("in_context").sum(-1).double().numpy() for task in tasks]
+        share, measure = over_draws(counts[0]) / over_draws(counts[1]), f"{what}: share of the output tokens"
+        yield later(at_most(measure, 0.9, share) if cause == "W_O2" else ours(at_least(measure, 0.9, share)))
 
 
 @claim(

@@ -42,7 +42,7 @@ def untrained(column: str, rows: str, how: str) -> pd.DataFrame:
     return untrained_attention().pivot_table(index=rows, columns="model", values=column, aggfunc=how)
 
 
-@claim(3, "recall by chance is 1/64 and 1/65; 'not any learning' is read as at most 0.1, six associations of 65")
+@claim(3, "all three are 1/64 or 1/65 by chance; 'not any learning' is read as at most 0.1, six associations of 65")
 def keys_wait(records: Records) -> Iterator[Measurement]:
     """training key-query matrices does not lead to any learning unless W_O^2 is learned first."""
     for end, where in MODELS.items():
@@ -50,6 +50,8 @@ def keys_wait(records: Records) -> Iterator[Measurement]:
         for name in ("W_K1_first64", "W_K2"):
             measure = f"{called(name)} recall at step {THAWED}, W_O2 frozen until then{where}"
             yield _dated(end, at_most(measure, 0.1, recall(frozen, name, THAWED)))
+        measure = f"in-context accuracy just before step {THAWED}, W_O2 frozen until then{where}"
+        yield later(at_most(measure, 0.1, accuracy(frozen, THAWED - 19, THAWED)))
 
 
 @claim(
