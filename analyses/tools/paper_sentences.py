@@ -21,7 +21,7 @@ class Sentence:
     about: str
 
 
-_THEORY = "docs/theory.md"
+_THEORY, _PAPER = "docs/theory.md", "docs/paper.md"
 _IS_A_GUESS = "a hypothesis about a cause, without a number that could refute it as it stands"
 
 ELSEWHERE = (
@@ -176,6 +176,52 @@ ELSEWHERE = (
         "Then, Chebyshev's inequality implies that",
         f"{_THEORY}, Norm, near-orthogonality, remapping",
     ),
+    Sentence(
+        "2",
+        "attends to the previous token based on positional embeddings",
+        f"{_PAPER}, Section 5: what each memory reads",
+    ),
+    Sentence(
+        "4.1",
+        "learned memories often focus on a single embedding and filter out the rest as noise when irrelevant",
+        f"{_PAPER}, Section 5: what each memory reads",
+    ),
+    Sentence(
+        "B.3",
+        "which may be ``cleaned up'' once the attention layers start focusing on the correct tokens",
+        f"{_PAPER}, Section 5: what each memory reads",
+    ),
+    Sentence(
+        "E",
+        "capital letters appear less frequently in the data, and are also less frequently chosen as triggers",
+        f"{_PAPER}, Section 5: what each memory reads",
+    ),
+    Sentence(
+        "4.1",
+        "Outputs of attention layers are also weighted sums of potentially many embeddings, at least initially",
+        f"{_THEORY}, Attention at initialisation",
+    ),
+    Sentence(
+        "4.2",
+        "so that the model exclusively relies on the attention head for all triggers",
+        "docs/construction.md",
+    ),
+    Sentence(
+        "4.2",
+        "a clear identifiability of the role of each matrix, which is lost in models with more heads and layers",
+        "docs/heads.md, Identifiability",
+    ),
+    Sentence(
+        "5",
+        "This should be predictable with 100% accuracy using the two-layer induction head mechanism",
+        "docs/construction.md",
+    ),
+    Sentence("D", "hopefully avoiding norms that grow too much", f"{_THEORY}, Layer normalisation: frequent"),
+    Sentence(
+        "D",
+        "the non-linearity may still succeed at filtering out any I that does not correspond to the query set in x",
+        f"{_THEORY}, Associations of sets",
+    ),
 )
 
 NOT_MEASURED = (
@@ -221,6 +267,40 @@ NOT_MEASURED = (
         "random initialization behaves similarly to zero initialization",
         "'similarly' is not defined; the theory page takes the three steps from zero and from random matrices",
     ),
+    Sentence(
+        "3",
+        "which suggests the presence of a ``memory'' in the attention layer",
+        f"{_IS_A_GUESS}; what it is inferred from is active-on",
+    ),
+    Sentence(
+        "4.2",
+        "This is plausibly the layer responsible for learning the global bigram distributions",
+        f"{_IS_A_GUESS}; that it learns them is global-first",
+    ),
+    Sentence(
+        "4.2",
+        "one can easily make the attention patterns more peaked on the correct associations by rescaling W_K^1 and "
+        "W_K^2",
+        "true of any softmax whose largest score is the correct one; construct writes the memories with such strengths",
+    ),
+    Sentence(
+        "5",
+        "(iii) increases the number of possible trigger tokens that should be stored in W_K^2, thus increasing the "
+        "data requirements in order to learn the full associative memory",
+        "there are 65 instead of 5 by definition; no measure of data requirements is given beyond the speed, which is "
+        "slower",
+    ),
+    Sentence(
+        "B.2",
+        "only changes gradients by a multiplicative factor",
+        "an identity at W = 0, where the softmax does not depend on the factor",
+    ),
+    Sentence(
+        "D",
+        "These matrices are similar to those that would arise from a single gradient step individually on U and V",
+        "follows from Lemma 1, with V_0 x_i or U_0^T y_i as the embeddings; 'similar' leaves the other classes out",
+    ),
+    Sentence("E", "the previous token head is useful at all positions regardless of the output", _IS_A_GUESS),
 )
 
 

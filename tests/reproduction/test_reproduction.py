@@ -10,7 +10,7 @@ import pytest
 from analyses.tools.explanations import explained
 from induction_memory import load, probes
 from induction_memory.errors import DamagedError, InputError
-from induction_memory.experiment.presets import PRESETS
+from induction_memory.experiment.presets import PRESETS, preset, with_seed
 from induction_memory.paper import measurement, plan, reproducing
 from induction_memory.paper import records as store
 from induction_memory.paper.auditing import with_shipped
@@ -49,8 +49,8 @@ def test_a_figure_that_is_not_there_is_refused(name):
 
 def test_runs_are_planned_once_and_repeated_where_the_paper_scale_asks():
     names = [job.name for job in plan.jobs([4, 5, 6, 7], "paper")]
-    assert len(names) == len(set(names)) == 14
-    assert len(plan.jobs([3], "paper")) == 22
+    assert len(names) == len(set(names)) == 10 + 3 * 12
+    assert len(plan.jobs([3], "paper")) == 23
     assert len(plan.jobs([3], "quick")) == 10
     assert {job.seed for job in plan.jobs([3], "paper")} == {0, 1, 2}
     assert {job.seed for job in plan.jobs([11], "paper")} == {0}
@@ -267,3 +267,10 @@ def test_scripts_say_what_they_draw():
     assert [int(path.stem[-2:]) for path in scripts] == list(plan.FIGURES)
     for path in scripts:
         assert f"run({int(path.stem[-2:])}, __doc__)" in path.read_text()
+
+
+def test_another_seed_of_a_preset_with_a_graft_keeps_the_embeddings_that_the_graft_belongs_to(tmp_path):
+    config = with_seed(preset("late-keys-k5-grafted").config, 1).with_settings(["train.steps=1", "train.batch_size=8"])
+    run = start(config, tmp_path / "run", progress=False)
+    assert probes.recall(run, "W_O2").loc[0, "W_O2"] > 0.6
+    assert config.train.data_seed == with_seed(preset("late-keys-k5").config, 1).train.data_seed
