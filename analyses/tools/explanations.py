@@ -178,7 +178,7 @@ def counted(records: Records) -> str:
         for label, task in tasks.items()
     )
     return (
-        f"Output tokens that can be predicted, per sequence of 256: {counts}. Random triggers are less frequent than "
+        f"Output tokens that can be predicted, per sequence of 256: {counts}. Random triggers are on average rarer than "
         "the five most frequent tokens, so that (iii) has fewer output tokens too."
     )
 
