@@ -144,16 +144,16 @@ def late_keys(records: Records) -> str:
     def keys(preset: str) -> float:
         return float(np.mean([run.mean_recall("W_K2") for run in records.of(preset)]))
 
-    ends = {"without a graft": "", **{f"with learned {memory}": end for memory, end in plan.GRAFTS.items()}}
-    one_and_five = ("K=1, random", "K=5, random")
+    def told(mean: Callable[[str], float], presets: list[str]) -> str:
+        return "; ".join(
+            f"{how} it {', '.join(f'{mean(name + end):.2f}' for name in presets)}"
+            for how, end in (("without", ""), ("with", plan.GRAFT))
+        )
 
-    def told(mean: Callable[[str], float], presets: list[str], grafts: int) -> str:
-        some = list(ends.items())[:grafts]
-        return "; ".join(f"{how} {', '.join(f'{mean(name + end):.2f}' for name in presets)}" for how, end in some)
-
-    at_64 = told(early, list(plan.LATE_KEYS.values()), 3)
-    at_256 = told(early, [plan.SETTINGS[label] for label in one_and_five], 2)
-    recalls = told(keys, [plan.LATE_KEYS[label] for label in one_and_five], 2)
+    at_256 = told(early, [plan.SETTINGS[label] for label in plan.LATE_KEYS])
+    recalls = told(keys, list(plan.LATE_KEYS.values()))
+    both = (records.one(name) for name in (plan.OUTPUTS["uniform"], plan.SETTINGS["K=5, fixed frequent"]))
+    added = " and ".join(f"{run.final('keys_over_W_O2'):.2f}" for run in both)
     donor = records.one("late-keys-k5-grafted").recall("W_O2", 0)
     first = [
         next(step for step, value in zip(*run.curve("accuracy_in_context"), strict=True) if value >= 0.9)
@@ -162,11 +162,10 @@ def late_keys(records: Records) -> str:
     return (
         f"With fixed frequent triggers a single one is learned faster than five: accuracy first reaches 0.9 at step "
         f"{first[0]} and {first[1]}. The keys come late with one random trigger even if W_O2 is there from the start. "
-        f"Mean recall of W_K2 over training with one and with five triggers, T = 64: {recalls}. Mean accuracy over the "
-        f"first {plan.GRAFTED_STEPS} steps at T = 64 with one and five random, five frequent and five rare fixed "
-        f"triggers: {at_64}. At T = 256 with one and five random triggers: {at_256}. The grafted W_O2 recalls "
-        f"{donor:.2f}. Repetitions of runs with grafts have the same initial weights and other data, because a graft "
-        "belongs to the donor's embeddings."
+        f"Mean recall of W_K2 over training with one and with five triggers, T = 64: {recalls}. The grafted W_O2 "
+        f"recalls {donor:.2f} and is held. Mean accuracy over the first {plan.GRAFTED_STEPS} steps at T = 256: "
+        f"{at_256}. There is one run per setting. With random and with fixed triggers, the last keys add {added} more "
+        "accuracy at step 60 than the last W_O2. The cause of (ii) was not tested."
     )
 
 
@@ -178,8 +177,8 @@ def counted(records: Records) -> str:
         for label, task in tasks.items()
     )
     return (
-        f"Output tokens that can be predicted, per sequence of 256: {counts}. Random triggers are on average rarer than "
-        "the five most frequent tokens, so that (iii) has fewer output tokens too."
+        f"Output tokens that can be predicted, per sequence of 256: {counts}. Random triggers are on average rarer "
+        "than the five most frequent tokens, so that (iii) has fewer output tokens too."
     )
 
 

@@ -33,12 +33,7 @@ SETTINGS = {
 }
 OUTPUTS = {"uniform": "figure-4-uniform", "bigram": "figure-4-bigram"}
 UNIFORM_IN_THE_TEXT = "figure-7-text"
-LATE_KEYS = {
-    "K=1, random": "late-keys-k1",
-    "K=5, random": "late-keys-k5",
-    "K=5, fixed frequent": "late-keys-k5-fixed-frequent",
-    "K=5, fixed rare": "late-keys-k5-fixed-rare",
-}
+LATE_KEYS = {"K=1, random": "late-keys-k1", "K=5, random": "late-keys-k5"}
 """Settings of Figure 4 at a reduced scale."""
 SLOWDOWNS = {
     "one trigger instead of five": ("K=1, random", "K=5, random", "W_O2"),
@@ -46,10 +41,10 @@ SLOWDOWNS = {
     "random triggers instead of fixed ones": ("K=5, random", "K=5, fixed frequent", "W_K2"),
 }
 """What slows learning down -> the slow and the fast setting, and the memory that the paper holds responsible."""
-GRAFTS, GRAFTED_STEPS = {"W_O2": "-grafted", "keys": "-grafted-keys"}, 300
-"""Ends of the presets that have learned memories from the start, and the number of steps that all of them have."""
-REDUCED = tuple(f"{name}{end}" for name in LATE_KEYS.values() for end in ("", *GRAFTS.values()))
-GRAFTED_SETTINGS = tuple(f"{SETTINGS[label]}{GRAFTS['W_O2']}" for label in ("K=1, random", "K=5, random"))
+GRAFT, GRAFTED_STEPS = "-grafted", 300
+"""End of the presets that have a learned W_O2 from the start, and their number of steps."""
+REDUCED = tuple(f"{name}{end}" for name in LATE_KEYS.values() for end in ("", GRAFT))
+GRAFTED_SETTINGS = tuple(f"{SETTINGS[label]}{GRAFT}" for label in LATE_KEYS)
 DIMENSION = tuple(name for name in PRESETS if name.startswith("figure-8-"))
 DIMENSIONS = FIGURE_8_DIMENSIONS
 REALISTIC, FOUR_HEADS = "figure-10", "figure-11"
@@ -88,7 +83,6 @@ SEEDS = dict.fromkeys(
     [
         *FREEZING.values(),
         "figure-3-freeze-keys-text",
-        *REDUCED,
         *(f"figure-8-d128-eta{eta}" for eta in (3.2, 6.4, 12.8, 25.6, 51.2)),
     ],
     3,

@@ -50,6 +50,7 @@ LAST = {
     "early_gradient": 0.9,
     "left_for_W_K1": 0.1,
     "left_for_W_K2": 0.1,
+    "keys_over_W_O2": 0.1,
     **{f"{question}, rank 3 or more": 0.9 for question in ("second occurrence", "later occurrences", "copying")},
     **{f"{question}, rank 1 to 2": 0.1 for question in ("second occurrence", "later occurrences", "copying")},
 }
@@ -88,12 +89,6 @@ def set_metric(run: Record, column: str, values: np.ndarray) -> Record:
     return replace(run, metrics=run.metrics.assign(**{column: values}))
 
 
-LATE_HALVES = {"": (250, 100, 50, 250), "-grafted": (110, 100, 50, 60), "-grafted-keys": (205, 55, 50, 250)}
-"""Graft -> steps to half of the accuracy with one and five random, five frequent and five rare fixed triggers: W_O2 is
-the cause of (i) and (ii), the keys are that of (iii).
-"""
-
-
 def fitting() -> dict[str, Record]:
     """Records on which every claim holds."""
     runs = {job.name: record(job.name) for job in JOBS}
@@ -123,16 +118,12 @@ def fitting() -> dict[str, Record]:
     late_keys = record("", W_K2=rise(200), W_K1_first64=rise(200))
     put("figure-4-k5-random", set_metric(late_keys, "accuracy_in_context", rise(150, 0.97)))
     put("figure-4-k5-fixed-frequent", record("", W_K2_triggers=rise(50), W_O2=rise(100)))
-    for end, halves in LATE_HALVES.items():
-        for preset, half in zip(plan.LATE_KEYS.values(), halves, strict=True):
-            keys = rise(half if end != "-grafted" else 100)
-            run = record("", W_K2=keys, W_K1_first64=keys)
-            put(preset + end, set_metric(run, "accuracy_in_context", rise(half, 0.97)))
+    put("late-keys-k1", record("", W_K2=late, W_K1_first64=late))
     worse = record("", W_O2=rise(200), W_K2=rise(250))
     put("figure-4-bigram", set_metric(worse, "out_of_distribution_accuracy", rise(100, 0.6)))
     falling, rising = np.where(STEPS < 300, rise(40), 0.95), np.where(STEPS < 300, 2 - rise(20), 1.2)
     uniform = record("", W_O2=falling, W_F_kl=rising, W_F_kl_reverse=rising)
-    put("figure-4-uniform", replace(uniform, last=LAST | {"W_F_share_of_logit": 0.7}))
+    put("figure-4-uniform", replace(uniform, last=LAST | {"W_F_share_of_logit": 0.7, "keys_over_W_O2": 0.3}))
     put("figure-4-k1-fixed-frequent", slower)
     put("figure-10", record("", W_O2=falling))
     for d in plan.DIMENSIONS:
@@ -210,30 +201,6 @@ def test_every_claim_fails_where_it_should(name, end):
 
 def test_every_claim_that_needs_runs_can_be_broken():
     assert set(BREAKS) == set(CLAIMS) - set(WITHOUT_RUNS)
-
-
-@pytest.mark.parametrize("what", plan.SLOWDOWNS)
-def test_a_cause_is_judged_by_what_its_graft_leaves_of_the_fall(what):
-    def shares(runs: dict[str, Record]) -> list[tuple[str, str]]:
-        table = check(Records(list(runs.values())), ["slower"])
-        own = table[table["measure"].str.startswith(f"{what}, T = 64: share")]
-        return list(zip(own["threshold"], own["verdict"], strict=True))
-
-    least, most = "at least 0.5", "at most 0.5"
-    asked = [least, most] if what.startswith("random") else [most, least]
-    assert shares(fitting()) == [(threshold, "holds") for threshold in asked]
-    slow, fast, _ = plan.SLOWDOWNS[what]
-    runs = fitting()
-    for seed in range(3):  # nothing is left with either graft
-        for end in plan.GRAFTS.values():
-            like = runs[f"{plan.LATE_KEYS[fast]}{end}-seed-{seed}"]
-            name = f"{plan.LATE_KEYS[slow]}{end}-seed-{seed}"
-            runs[name] = replace(like, name=name)
-    assert shares(runs) == [(bound, "does not hold" if bound == least else "holds") for bound in asked]
-    for seed in range(3):  # no fall, so that no share is judged
-        name = f"{plan.LATE_KEYS[slow]}-seed-{seed}"
-        runs[name] = replace(runs[f"{plan.LATE_KEYS[fast]}-seed-{seed}"], name=name)
-    assert shares(runs) == []
 
 
 def test_what_is_within_its_error_of_the_threshold_is_undecided():
