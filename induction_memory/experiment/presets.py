@@ -282,6 +282,13 @@ PRESETS: dict[str, Preset] = {
         for k in (1, 5)
     },
     **{
+        f"late-keys-{end}": Preset(
+            f"figure-4-{end} at T = 64, in batches of 128",
+            _train(quick(_task(_WHOLE, **_FIGURE_4[f"figure-4-{end}"])), steps=300),
+        )
+        for end in ("k5-fixed-frequent", "k5-fixed-rare")
+    },
+    **{
         f"late-keys-k{k}-grafted": Preset(
             f"late-keys-k{k} with a W_O2 learned with three triggers, grafted at the start and frozen",
             _grafted(quick(_task(_WHOLE, k=k))),

@@ -40,7 +40,9 @@ def causes(run: Trajectory, name: str) -> Numbers:
     preset, values, errors = name.rpartition("-seed-")[0], {}, {}
     measured: list[Numbers] = []
     if preset in (plan.OUTPUTS["uniform"], plan.SETTINGS["K=5, fixed frequent"]):
-        measured += [logit_writers(run), missing_memory(run)]
+        measured.append(logit_writers(run))
+    if preset in (plan.OUTPUTS["uniform"], plan.SETTINGS["K=5, fixed frequent"], plan.RARE, plan.FREQUENT):
+        measured.append(missing_memory(run))
     if preset == plan.OUTPUTS["uniform"]:
         measured.append(loss_on_triggers(run))
     if preset == plan.FREEZING["nothing frozen"]:
@@ -75,7 +77,8 @@ def logit_writers(run: Trajectory) -> Numbers:
 
 def missing_memory(run: Trajectory) -> Numbers:
     """The in-context accuracy at an early step with the last step's W_K1 and W_K2, less that with its W_O2."""
-    batch, last, right = _fresh(run, SEQUENCES), run.state(int(run.steps[-1])), []
+    batch = _fresh(run, SEQUENCES * 256 // run.task.length)  # as many tokens for short sequences
+    last, right = run.state(int(run.steps[-1])), []
     where = batch.group("in_context").double()
     for names in (["blocks.0.attn.W_K", "blocks.1.attn.W_K"], ["blocks.1.attn.W_O"]):
         model = run.model(_nearest(run, STARTING))

@@ -44,6 +44,7 @@ SLOWDOWNS = {
 GRAFT, GRAFTED_STEPS = "-grafted", 300
 """End of the presets that have a learned W_O2 from the start, and their number of steps."""
 REDUCED = tuple(f"{name}{end}" for name in LATE_KEYS.values() for end in ("", GRAFT))
+RARE, FREQUENT = "late-keys-k5-fixed-rare", "late-keys-k5-fixed-frequent"
 GRAFTED_SETTINGS = tuple(f"{SETTINGS[label]}{GRAFT}" for label in LATE_KEYS)
 DIMENSION = tuple(name for name in PRESETS if name.startswith("figure-8-"))
 DIMENSIONS = FIGURE_8_DIMENSIONS
@@ -53,7 +54,7 @@ LETTERS = 40  # tokens of a sequence in an attention map
 FIGURES: dict[int, tuple[str, ...]] = {
     2: (*TWO_LAYERS.values(), *ONE_LAYER.values()),
     3: (*FREEZING.values(), *FREEZING_IN_THE_TEXT.values()),
-    4: (*SETTINGS.values(), *OUTPUTS.values(), *REDUCED, *GRAFTED_SETTINGS),
+    4: (*SETTINGS.values(), *OUTPUTS.values(), *REDUCED, RARE, FREQUENT, *GRAFTED_SETTINGS),
     5: tuple(SETTINGS.values()),
     6: tuple(OUTPUTS.values()),
     7: (OUTPUTS["uniform"], UNIFORM_IN_THE_TEXT),

@@ -119,6 +119,7 @@ def fitting() -> dict[str, Record]:
     put("figure-4-k5-random", set_metric(late_keys, "accuracy_in_context", rise(150, 0.97)))
     put("figure-4-k5-fixed-frequent", record("", W_K2_triggers=rise(50), W_O2=rise(100)))
     put("late-keys-k1", record("", W_K2=late, W_K1_first64=late))
+    put("late-keys-k5-fixed-rare", replace(record(""), last=LAST | {"keys_over_W_O2": -0.3}))
     worse = record("", W_O2=rise(200), W_K2=rise(250))
     put("figure-4-bigram", set_metric(worse, "out_of_distribution_accuracy", rise(100, 0.6)))
     falling, rising = np.where(STEPS < 300, rise(40), 0.95), np.where(STEPS < 300, 2 - rise(20), 1.2)
