@@ -165,8 +165,8 @@ def late_keys(records: Records) -> str:
         f"Mean recall of W_K2 over training with one and with five triggers, T = 64: {recalls}. The grafted W_O2 "
         f"recalls {donor:.2f} and is held. Mean accuracy over the first {plan.GRAFTED_STEPS} steps at T = 256: "
         f"{at_256}. There is one run per setting. What the last keys add to the accuracy at step 60, above what the "
-        f"last W_O2 adds: {added[0]} with random and {added[1]} with fixed triggers at T = 256, {added[2]} with rare and "
-        f"{added[3]} with frequent ones at T = 64."
+        f"last W_O2 adds: {added[0]} with random and {added[1]} with fixed triggers at T = 256, {added[2]} with rare "
+        f"and {added[3]} with frequent ones at T = 64."
     )
 
 
