@@ -13,7 +13,8 @@ import torch
 from analyses.tools.explanations import EXPLANATIONS
 from analyses.tools.paper_sentences import ELSEWHERE, NOT_MEASURED
 from induction_memory import load, probes
-from induction_memory.paper import plan
+from induction_memory.model.memories import matrix, set_matrix
+from induction_memory.paper import causes, plan
 from induction_memory.paper import records as record_files
 from induction_memory.paper.claims import CLAIMS, check
 from induction_memory.paper.claims.estimate import learned
@@ -332,3 +333,20 @@ def test_where_the_vanilla_transformers_are_wrong(name):
     ]
     assert len(late) > 30
     assert np.mean(late) > 0.5
+
+
+def test_what_the_last_memories_add_is_counted_token_by_token(monkeypatch):
+    monkeypatch.setattr(causes, "SEQUENCES", 8)
+    run = load("fixed-triggers")
+    batch = sample(run.task, 8, step_rng(run.config.train.eval_seed, 0))
+
+    def right(*memories: str) -> int:
+        model, last = run.model(60), run.model(600)
+        for name in memories:
+            set_matrix(model, name, matrix(last, name))
+        predicted = model(batch.tokens).argmax(-1).tolist()
+        return sum(predicted[b][t] == batch.targets[b][t] for b, t in batch.group("in_context").nonzero().tolist())
+
+    more = (right("W_K1", "W_K2") - right("W_O2")) / int(batch.group("in_context").sum())
+    assert abs(more) > 0.02
+    assert causes.missing_memory(run)[0]["keys_over_W_O2"] == pytest.approx(more)
