@@ -216,7 +216,9 @@ ELSEWHERE = (
         "This should be predictable with 100% accuracy using the two-layer induction head mechanism",
         "docs/construction.md",
     ),
-    Sentence("D", "hopefully avoiding norms that grow too much", f"{_THEORY}, Layer normalisation: frequent"),
+    Sentence(
+        "D", "hopefully avoiding norms that grow too much", f"{_THEORY}, Layer normalisation: frequent and rare tokens"
+    ),
     Sentence(
         "D",
         "the non-linearity may still succeed at filtering out any I that does not correspond to the query set in x",
