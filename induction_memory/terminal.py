@@ -281,23 +281,21 @@ def track(
     items: Iterable[Item],
     what: str,
     total: int | None = None,
-    size: Callable[[Item], int] = lambda item: 1,
     *,
     progress: "Progress" = None,
     before: int = 0,
 ) -> Generator[Item, None, None]:
     """The items one by one, with a line that says what is being done, how much is done, and the time left.
 
-    `total` is the sum of the items' sizes, by default their number. A function `progress` also counts what was done
-    `before`. Work nested in hidden work is hidden too. If both have the same `progress` function, only the outer one
-    calls it.
+    `total` is the number of items. A function `progress` also counts what was done `before`. Work nested in hidden work
+    is hidden too. If both have the same `progress` function, only the outer one calls it.
 
     >>> list(track([1, 2, 3], "counting"))
     [1, 2, 3]
     """
     if total is None:
         items = list(items)
-        total = sum(map(size, items))
+        total = len(items)
     if total == 1 and progress is None:
         yield from items
         return
@@ -312,7 +310,7 @@ def track(
         for item in items:
             yield item
             now = time.monotonic()
-            work.done, work.seconds = work.done + size(item), now - work.began
+            work.done, work.seconds = work.done + 1, now - work.began
             if callable(tell):
                 tell(before + work.done, before + max(total, work.done))
             due = now - _UNDER_WAY[0].began > patience and now - _LINE.written > pause

@@ -35,7 +35,7 @@ from induction_memory.heads.mediation import mediation
 from induction_memory.heads.roles import at_last_step, listed, rows_of, verdicts
 from induction_memory.heads.shapley import ORDERS
 from induction_memory.heads.votes import votes
-from induction_memory.interventions.ablations import Kind, own_kinds
+from induction_memory.interventions.ablations import Kind, own_kind
 from induction_memory.runner.recording import Via
 from induction_memory.source.elsewhere import Engine
 from induction_memory.source.measuring import over_steps
@@ -214,7 +214,7 @@ def identify(
         end = int(chosen.steps[-1]) if len(chosen.steps) else None
         task = chosen.task if isinstance(chosen.given, Batch | None) else None
         examine = partial(_examine, end=end, task=task, **settings)
-        kept = {"identify": settings, "own": own_kinds([kind]), "sequences": chosen.batch, "end": end}
+        kept = {"identify": settings, "own": own_kind(kind), "sequences": chosen.batch, "end": end}
         tables = over_steps(chosen, examine, settings=kept)
         for table in tables.values():
             table.insert(0, "run", name)

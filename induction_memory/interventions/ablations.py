@@ -84,10 +84,10 @@ def register(name: str, *, about: str = "") -> Callable[[Replacement], Replaceme
     return added
 
 
-def own_kinds(kinds: Sequence[Kind]) -> list[Replacement]:
-    """The functions of those requested kinds that users have registered."""
-    named = [_KINDS[name].function for name in kinds if isinstance(name, str) and name in _KINDS]
-    return [function for function in named if function.__module__ != __name__]
+def own_kind(kind: Kind) -> Replacement | None:
+    """The function of a name that a user has registered; None for other kinds."""
+    named = _KINDS.get(kind) if isinstance(kind, str) else None
+    return None if named is None or named.function.__module__ == __name__ else named.function
 
 
 def kinds() -> dict[str, str]:
@@ -335,7 +335,12 @@ def ablate_selection(
     how = {"heads": heads, "components": components, "kinds": kinds, "seed": seed, "group": group}
     how["skip"] = kind == "all"
     measure = partial(_ablate_one, **how)
-    settings = {"ablate": how, "own": own_kinds(kinds), "batch": chosen.batch, "initial": chosen.given_initial}
+    settings = {
+        "ablate": how,
+        "own": list(map(own_kind, kinds)),
+        "batch": chosen.batch,
+        "initial": chosen.given_initial,
+    }
     rows = over_steps(chosen, measure, settings=settings)["rows"]
     if rows.attrs["left_out"]:
         logger.warning("left out: %s", "; ".join(f"{name} ({why})" for name, why in rows.attrs["left_out"].items()))

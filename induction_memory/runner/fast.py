@@ -109,20 +109,18 @@ class FastRunner:
     def run(
         self, recording: Recording, variants: Sequence[Variant], queries: Int[Tensor, "batch m"] | None
     ) -> Iterator[Float[Tensor, "batch m vocab"]]:
-        """Some sequences at a time, so that the activations of a layer fit into the processor's cache."""
-        if len(recording.tokens) <= SEQUENCES:
-            return self._run(recording, variants, queries)
-        runs = list[Iterator[Tensor]]()
-        for first in range(0, len(recording.tokens), SEQUENCES):
-            part = slice(first, first + SEQUENCES)
-            some = recording.of_sequences(part)
-            runs.append(self._run(some, patches_of(variants, part), None if queries is None else queries[part]))
-        return map(torch.cat, zip(*runs, strict=True))
+        """Some sequences at a time, so that the activations of a layer fit into the processor's cache.
 
-    def _run(
-        self, recording: Recording, variants: Sequence[Variant], queries: Int[Tensor, "batch m"] | None
-    ) -> Iterator[Float[Tensor, "batch m vocab"]]:
-        """A variant continues from the last layer up to which it has the same patches as the previous variant."""
+        A variant continues from the last layer up to which it has the same patches as the previous variant.
+        """
+        if len(recording.tokens) > SEQUENCES:
+            parts = list[Iterator[Tensor]]()
+            for first in range(0, len(recording.tokens), SEQUENCES):
+                part = slice(first, first + SEQUENCES)
+                some = recording.of_sequences(part)
+                parts.append(self.run(some, patches_of(variants, part), None if queries is None else queries[part]))
+            yield from map(torch.cat, zip(*parts, strict=True))
+            return
         reached: list[_PatchedRun] = []
         for variant in variants:
             for layer in range(1, self.graph.n_layers + 1):
