@@ -93,7 +93,7 @@ def read_state(path: Path, config: AnyModel) -> dict[str, Tensor]:
     """The parameters in a .safetensors, .pt or .pth file, in float32, checked against the model's shapes."""
     try:
         if path.suffix == ".safetensors":
-            values: Any = load_file(path)
+            values: Any = {name: value.clone() for name, value in load_file(path).items()}  # unmapped: files change
         else:
             values = torch.load(path, map_location="cpu", weights_only=True)
     except (SafetensorError, RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
