@@ -4,7 +4,6 @@ import itertools
 
 import pytest
 import torch
-from transformer_lens import HookedTransformer, HookedTransformerConfig
 from transformer_lens.config import TransformerBridgeConfig
 from transformer_lens.model_bridge import TransformerBridge
 
@@ -52,6 +51,8 @@ def foreign(request):
         return shaken(TransformerBridge.boot_native(settings))
     if NEW_LENS:
         pytest.skip("TransformerLens 4 has no HookedTransformer")
+    from transformer_lens import HookedTransformer, HookedTransformerConfig
+
     return shaken(HookedTransformer(HookedTransformerConfig(**{**SIZES, **FOREIGN[request.param]})))
 
 
