@@ -5,18 +5,17 @@
 
 The cost of a size is c n^a once it is large. The exponent a is fitted on the last three sizes (least squares of
 log cost on log n), because at small sizes the fixed costs hide it. Theory allows at most the exponent beside it. Every
-size is measured in a fresh process: the median time of a few calls, and the peak of its memory above what it held
-before, with the imports done.
+size is measured in a fork of this process, with the imports done and one thread: the median processor time of a few
+calls, which other work on the machine hardly changes, and the peak of its memory above what it held before.
 """
 
-import json
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -113,17 +112,15 @@ GROWTHS = (
 
 
 def measured(work: str, **size: int) -> dict[str, float]:
-    """Median seconds of a call in this process, and bytes above what was held before."""
-    torch.set_num_threads(1)
-    call = WORK[work](**size)
-    call()
+    """Median processor seconds of a call in this process, and bytes above what was held before."""
+    call, times = WORK[work](**size), list[float]()
     _forget_peak()
-    before, times = _memory("VmRSS"), list[float]()
-    for _ in range(REPEATS):
-        began = time.perf_counter()
+    before = _memory("VmRSS")
+    for _ in range(1 + REPEATS):
+        began = time.process_time()
         call()
-        times.append(time.perf_counter() - began)
-    return {"seconds": median(times), "bytes": max(0.0, _memory("VmHWM") - before)}
+        times.append(time.process_time() - began)
+    return {"seconds": median(times[1:]), "bytes": max(0.0, _memory("VmHWM") - before)}
 
 
 def exponent(sizes: Any, cost: Any) -> float:
@@ -138,12 +135,15 @@ def exponent(sizes: Any, cost: Any) -> float:
 
 def table() -> pd.DataFrame:
     """One row per work and size."""
-    found = []
+    torch.set_num_threads(1)
     for growth in GROWTHS:
-        for size in growth.sizes:
-            call = [sys.executable, "-m", "bench.growth", growth.work, growth.doubles, str(size)]
-            said = subprocess.run(call, check=True, capture_output=True, text=True).stdout.splitlines()[-1]
-            found.append({"work": growth.work, "doubles": growth.doubles, "size": size, **json.loads(said)})
+        WORK[growth.work](**{growth.doubles: growth.sizes[0]})()  # imports what it needs
+    found = []
+    with get_context("fork").Pool(1, maxtasksperchild=1) as fresh:
+        for growth in GROWTHS:
+            for size in growth.sizes:
+                row = {"work": growth.work, "doubles": growth.doubles, "size": size}
+                found.append(row | fresh.apply(measured, (growth.work,), {growth.doubles: size}))
     return pd.DataFrame(found)
 
 
@@ -157,7 +157,7 @@ def summary(found: pd.DataFrame) -> pd.DataFrame:
             {
                 "work": growth.work.replace("_", " "),
                 "doubles": f"{growth.doubles}, {first['size']:,} to {last['size']:,}",
-                "seconds": f"{first['seconds']:.3g} to {last['seconds']:.3g}",
+                "processor seconds": f"{first['seconds']:.3g} to {last['seconds']:.3g}",
                 "MB": f"{first['bytes'] / 1e6:.0f} to {last['bytes'] / 1e6:.0f}",
                 "exponent of time": exponent(own["size"], own["seconds"]),
                 "of memory": exponent(own["size"], own["bytes"]),
@@ -173,7 +173,7 @@ def rows() -> list[dict]:
     return [
         {
             "work": f"{row['work']}: {row['doubles']} ({row['MB']} MB, exponent {row['of memory']:.2f})",
-            "seconds": row["seconds"],
+            "seconds": row["processor seconds"],
             "ratio": f"n^{row['exponent of time']:.2f}",
             "at_least": f"n^{row['allowed']:g}",
         }
@@ -194,10 +194,12 @@ def picture(found: pd.DataFrame) -> None:
         ax.loglog(sizes, seconds, "o-")
         ax.loglog(sizes, seconds[-1] * (sizes / sizes[-1]) ** growth.allowed, "--", color="0.6")
         ax.set(title=growth.work.replace("_", " "), xlabel=growth.doubles)
+        ax.minorticks_off()
+        ax.set_xticks(growth.sizes, growth.sizes)
     for ax in list(axes.flat)[len(GROWTHS) :]:
         ax.set_visible(False)
     for ax in axes[:, 0]:
-        ax.set_ylabel("seconds")
+        ax.set_ylabel("processor seconds")
     write_figure(figure, PICTURE, dpi=110)
 
 
@@ -220,5 +222,4 @@ if __name__ == "__main__":
     if sys.argv[1:] == ["--write"]:
         write()
     else:
-        name, doubles, size = sys.argv[1:]
-        print(json.dumps(measured(name, **{doubles: int(size)})))
+        print(table().to_string())

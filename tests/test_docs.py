@@ -80,10 +80,11 @@ def test_every_picture_is_made_by_a_command_that_the_gallery_names():
     assert {picture: found for picture, found in makers.items() if len(found) != 1} == {}
     assert set(made_by) == {pattern for found in makers.values() for pattern in found}, "a row without a picture"
     for command in made_by.values():
-        program, first, *_ = command.split()
+        program, first, *rest = command.split()
         assert program in blocks.COMMANDS
         if program == "python":
-            assert (ROOT / first).is_file(), command
+            file = f"{rest[0].replace('.', '/')}.py" if first == "-m" else first
+            assert (ROOT / file).is_file(), command
 
 
 def test_every_command_is_shown():
