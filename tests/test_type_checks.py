@@ -11,6 +11,8 @@ from torch import Tensor
 from induction_memory import memory
 from tests.type_checks import jaxtyped, names_axes
 
+REFUSED = r"violates type hint|[Tt]ype-check"
+
 
 @jaxtyped(typechecker=beartype)
 def longer(name: str, by: int = 1) -> str:
@@ -31,10 +33,16 @@ def test_wrong_arguments_axes_and_results_are_refused():
         lambda: longer("a", 0),
         lambda: product(a, a),
         lambda: product(a, b, wrong=True),
-        lambda: memory.store(torch.eye(3), torch.eye(3), torch.ones(3, 4)),
     ):
-        with pytest.raises(Exception, match=r"violates type hint|[Tt]ype-check"):
+        with pytest.raises(Exception, match=REFUSED):
             call()
+
+
+def test_the_package_itself_is_checked(pytestconfig):
+    if not pytestconfig.getoption("jaxtyping_packages"):
+        pytest.skip("`make test-quick` runs without type checks")
+    with pytest.raises(Exception, match=REFUSED):
+        memory.store(torch.eye(3), torch.eye(3), torch.ones(3, 4))
 
 
 @pytest.mark.usefixtures("unchecked")
