@@ -12,6 +12,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -61,6 +62,8 @@ NORM_WHAT_THEY_WRITE = ("OlmoeForCausalLM", "Olmo2ForCausalLM", "Olmo3ForCausalL
 
 _CAPPED = re.compile("soft_?cap|clip|clamp|limit")
 """Settings of caps and clips, which a forward need not reach, in a bridge's or a transformers configuration."""
+_LIBRARIES = ("torch", "transformers", "transformer_lens")
+"""Whose functions a bridge is made of. Functions of others may do in patched runs what no intact run shows."""
 
 
 def objection(model: Any) -> str | None:
@@ -102,4 +105,16 @@ def bridge_objection(model: Any) -> str | None:
             return f"{name} is {value!r}"
     if next(model.parameters()).dtype not in (torch.float32, torch.float64):
         return "it has half precision"
-    return "it has hooks" if any(point.fwd_hooks for point in model.hook_dict.values()) else None
+    if any(point.fwd_hooks for point in model.hook_dict.values()):
+        return "it has hooks"
+    modules = list(model.modules())
+    own = [value for module in modules for value in vars(module).values()]
+    own += [
+        value for kind in {kind for module in modules for kind in type(module).__mro__} for value in vars(kind).values()
+    ]
+    own += [value for m in modules for hooks in (m._forward_hooks, m._forward_pre_hooks) for value in hooks.values()]
+    for value in own:
+        function = getattr(value, "__func__", value)
+        if isinstance(function, FunctionType) and function.__module__.split(".")[0] not in _LIBRARIES:
+            return f"it has the function {function.__qualname__} of {function.__module__}"
+    return None

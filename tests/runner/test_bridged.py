@@ -7,6 +7,7 @@ import torch
 
 import induction_memory as im
 from induction_memory.errors import InputError
+from induction_memory.runner import bridged
 from induction_memory.runner.hooked import HookedRunner
 from induction_memory.runner.recording import Patch
 from tests.trajectory.series import write_series
@@ -43,7 +44,7 @@ def test_every_patch_gets_what_hooks_get(bridge):
 
 
 @pytest.mark.parametrize("bridge", ["gpt2"], indirect=True)
-def test_hooks_and_methods_that_change_the_forward_later_are_noticed(bridge, caplog):
+def test_hooks_and_methods_that_change_the_forward_later_are_noticed(bridge, caplog, monkeypatch):
     runner = im.runner.runner(bridge)
     assert runner.via == "fast"
     bridge.hook_dict["blocks.1.attn.hook_z"].add_hook(lambda z, hook: z.clamp(-0.01, 0.01))
@@ -51,12 +52,28 @@ def test_hooks_and_methods_that_change_the_forward_later_are_noticed(bridge, cap
     assert im.runner.runner(bridge).via == "hooks"
     bridge.reset_hooks()
     assert runner.record(TOKENS).runner.via == "fast"
-    bridge.blocks[1].mlp.register_forward_hook(lambda module, given, written: 2 * written)
-    with caplog.at_level(logging.WARNING, "induction_memory"):
-        recording = runner.record(TOKENS)
+    hook = bridge.blocks[1].mlp.register_forward_hook(lambda module, given, written: 2 * written)
+    recording = runner.record(TOKENS)
     assert recording.runner.via == "hooks"
     torch.testing.assert_close(recording.logits, bridge(TOKENS))
-    assert "the fast path computes another blocks.1.hook_resid_post" in caplog.text
+    hook.remove()
+    assert runner.record(TOKENS).runner.via == "fast"
+    kind = type(bridge.blocks[1].mlp.original_component)
+    own = kind.forward
+    monkeypatch.setattr(kind, "forward", lambda self, x: own(self, x).clamp(-1e6, 1e6))  # no intact run shows it
+    with caplog.at_level(logging.WARNING, "induction_memory"):
+        assert im.runner.runner(bridge).via == "hooks"
+    assert runner.record(TOKENS).runner.via == "hooks"
+    assert "it has the function" in caplog.text
+
+
+@pytest.mark.parametrize("bridge", ["gpt2"], indirect=True)
+def test_a_bridge_whose_numbers_differ_says_where(bridge, caplog, monkeypatch):
+    runner = im.runner.runner(bridge)
+    monkeypatch.setattr(bridged, "CLOSE", -1.0)
+    with caplog.at_level(logging.WARNING, "induction_memory"):
+        assert runner.record(TOKENS).runner.via == "hooks"
+    assert "the fast path computes another hook_embed" in caplog.text
 
 
 @pytest.mark.parametrize("bridge", ["gemma", "olmo2", "qwen3"], indirect=True)
