@@ -115,6 +115,6 @@ def bridge_objection(model: Any) -> str | None:
     own += [value for m in modules for hooks in (m._forward_hooks, m._forward_pre_hooks) for value in hooks.values()]
     for value in own:
         function = getattr(value, "__func__", value)
-        if isinstance(function, FunctionType) and function.__module__.split(".")[0] not in _LIBRARIES:
+        if isinstance(function, FunctionType) and str(function.__module__).split(".")[0] not in _LIBRARIES:
             return f"it has the function {function.__qualname__} of {function.__module__}"
     return None
