@@ -88,7 +88,7 @@ def test_circuits_are_the_same_elsewhere():
 def test_analyses_of_a_bridge_are_the_same_elsewhere(call, monkeypatch):
     monkeypatch.setattr(quantization, "unreadable_weight_reason", lambda weight: None)  # it refuses the device `meta`
     made = CALLS.get(call, series_tables if call == "series" else None)
-    made = made or (lambda model: discover(model, BATCH, task=TASK, **DISCOVERY).edges)
+    made = made or (lambda model: discover(model, BATCH, task=TASK, via="hooks", **DISCOVERY).edges)
     here = made(bridge())
     with MadeThere():
         there = made(elsewhere(bridge()))

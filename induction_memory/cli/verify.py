@@ -9,7 +9,7 @@ from induction_memory.errors import printable
 def verify(run: Run, /) -> None:
     """Check every checksum of a trajectory; exit 1 and name damaged files.
 
-    In a series it finds duplicates, gaps, jumps, and checkpoints that cannot be read or would be refused.
+    In a series: duplicates, gaps, jumps, and checkpoints that would be refused.
 
     It also finds changed configurations and tokenizers.
 

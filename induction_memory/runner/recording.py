@@ -111,14 +111,13 @@ class Patches:
 
     def read(self, name: str, stream: Tensor) -> Tensor:
         """The stream as an input sees it, with the edges into it patched."""
-        read = stream
         for source, patch in self.edges.get(name, ()):
             changes = self._changes.setdefault(source, {})
             if patch.replacement not in changes:
                 own = self._written[source] if source in self._written else self.recorded(source)
                 changes[patch.replacement] = patch.applied(own, self.rows) - own
-            read = stream + changes[patch.replacement] if read is stream else read.add_(changes[patch.replacement])
-        return read
+            stream = stream + changes[patch.replacement]
+        return stream
 
     def recorded(self, name: str) -> Tensor:
         """A writer's output in the recorded run, at the positions that this run still computes."""

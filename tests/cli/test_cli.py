@@ -324,7 +324,7 @@ def test_the_claims_are_recomputed_from_what_ships(run):
 
 def test_a_check_without_runs_fails(run, tmp_path, monkeypatch):
     monkeypatch.setattr("induction_memory.paper.auditing.sealed_folder", lambda: tmp_path)
-    without_runs = ("one-step-suffices", "starts-uniform", "weighs-alike")
+    without_runs = ("one-step-suffices", "starts-uniform", "weighs-alike", "fewer-outputs")
     fewer = {name: claim for name, claim in CLAIMS.items() if name not in without_runs}
     monkeypatch.setattr("induction_memory.paper.auditing.CLAIMS", fewer)
     code, out, err = run("reproduce", "--check")

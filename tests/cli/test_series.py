@@ -88,7 +88,7 @@ def test_every_command_reads_a_series(sound, call, tmp_path):
 
     picture = tmp_path / "maps.svg"
     assert call("attention", sound, "--step", "0,600", "--out", picture)[0] == 0
-    assert picture.read_text().count("layer 2, head 2") == 1
+    assert picture.read_text().count("layer 2, step 600") == 1
     assert call("attention", sound, "--text", "the tree", "--out", picture)[::2] == (
         2,
         "induction-memory: text: expected a series that brings a tokenizer (without one, give tokens by number), "
