@@ -82,8 +82,8 @@ def thin(
         if rows:
             pieces[METRICS] = write_piece(folder / METRICS, [encode(row, kept.key) for row in rows])
         before = None if initial is None else checksum(run.model_config, initial)
+        tidy(folder)  # before the run counts as finished, so that leftovers of an interrupted call do not stay
         replace(kept, pieces=pieces, initial=before).write(folder)
-        tidy(folder)
     return load(folder)
 
 

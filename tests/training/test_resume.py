@@ -337,7 +337,10 @@ def test_what_cannot_be_is_one_line_and_nothing_is_written(tmp_path, monkeypatch
     (tmp_path / "other" / "thesis.tex").write_text("precious")
     before = listing(tmp_path)
     cases = [
-        (lambda: start(config, tmp_path / "run"), r"^out: expected a new or an empty folder \(or --resume to go on\)"),
+        (
+            lambda: start(config, tmp_path / "run"),
+            r"^out: expected a new or an empty folder \(or --resume, resume=True, to go on\)",
+        ),
         (lambda: start(config, tmp_path / "other", resume=True), r"^out: expected a new or an empty folder, got"),
         (
             lambda: start(config, tmp_path / "new", resume=True),
