@@ -7,8 +7,9 @@ Writes `sinks.csv`, one row per optimiser, seed and step.
 """
 
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pandas as pd
@@ -22,7 +23,7 @@ from induction_memory.errors import run_script
 
 RESULTS = Path(__file__).parent / "results"
 TEXT = im.BigramTask()
-OPTIMIZERS = {"adamw": 3e-3, "sgd": 0.3}
+OPTIMIZERS: dict[Literal["adamw", "sgd"], float] = {"adamw": 3e-3, "sgd": 0.3}
 
 
 @im.task.register
@@ -65,6 +66,21 @@ def sink(at: Any) -> dict[str, float]:
     return found | {"before": float(before.mean()), "value": float(written[:, 0].mean() / written[:, 1:].mean())}
 
 
+def measured(
+    runs: Path, optimizer: Literal["adamw", "sgd"], seed: int, length: int, steps: int, batch: int
+) -> pd.DataFrame:
+    """One run, trained if not in `runs`: the probe at every stored step, and means over the last 20 batches."""
+    task: Any = Backcopy(length)
+    model = im.ModelConfig.full(d_model=64, n_layers=1, layer_norm=True)
+    how = im.experiment.TrainConfig(steps, batch, warmup=50, loss="all", checkpoints="every 20", threads=1)
+    how = how.with_seed(seed).replace(optimizer=optimizer, learning_rate=OPTIMIZERS[optimizer])
+    where = runs / f"{optimizer}-{seed}"
+    run = im.train(task, model, out=where, resume="or start", progress=False, **asdict(how))
+    found = im.measure(run, sink, step="all", batch=task.sample(64, im.task.step_rng(seed, 1)), progress=False)
+    last = run.metrics[["loss", "accuracy_trigger"]].tail(20).mean()
+    return found.assign(optimizer=optimizer, seed=seed, loss=last["loss"], accuracy=last["accuracy_trigger"])
+
+
 def figure(table: pd.DataFrame) -> Figure:
     drawn = Figure(figsize=(9, 3.2), layout="constrained")
     panels = drawn.subplots(1, 3)
@@ -72,26 +88,18 @@ def figure(table: pd.DataFrame) -> Figure:
         for optimizer, own in over_seeds(table, ["optimizer", "step"], kind).groupby("optimizer"):
             axes.plot(own["step"], own["mean"], label=optimizer)
             axes.fill_between(own["step"], own["low"], own["high"], alpha=0.2)
-        title = "size of the value of <s>" if kind == "value" else f"weight on <s>, {kind} queries"
-        axes.set(title=title, xlabel="step", ylim=(0, None))
-    panels[0].legend(frameon=False)
+        weight = f"weight on the start token,\n{kind} queries"
+        title = "value of the start token,\nothers = 1" if kind == "value" else weight
+        axes.set(title=title, xlabel="step", ylim=(0, None if kind == "value" else 1))
+    panels[0].legend(frameon=False, loc="lower right")
     return drawn
 
 
 def main(runs: Path, scale: Scale = "reduced", out: Path = RESULTS, docs: Path | None = None) -> None:
     """Train what `runs` does not hold yet, write the tables to `out`, and with `docs` draw sinks.png there."""
-    length, steps, batch = (64, 1000, 64) if scale == "reduced" else (256, 5000, 256)
-    task: Any = Backcopy(length)
-    model, parts = im.ModelConfig.full(d_model=64, n_layers=1, layer_norm=True), []
-    how = im.experiment.TrainConfig(steps, batch, warmup=50, loss="all", checkpoints="every 20", threads=1)
-    for optimizer, rate in OPTIMIZERS.items():
-        for seed in seeds_of(scale):
-            settings = asdict(how.with_seed(seed).replace(optimizer=optimizer, learning_rate=rate))
-            where = runs / f"{optimizer}-{seed}"
-            run = im.train(task, model, out=where, resume="or start", progress=False, **settings)
-            found = im.measure(run, sink, step="all", batch=task.sample(64, im.task.step_rng(seed, 1)), progress=False)
-            parts.append(found.assign(optimizer=optimizer, seed=seed, loss=run.metrics["loss"].tail(20).mean()))
-    table = pd.concat(parts)
+    size = (64, 1000, 64) if scale == "reduced" else (256, 5000, 256)
+    each = product(OPTIMIZERS, seeds_of(scale))
+    table = pd.concat([measured(runs, optimizer, seed, *size) for optimizer, seed in each])
     out.mkdir(parents=True, exist_ok=True)
     table.to_csv(out / "sinks.csv", index=False, float_format="%.5g")
     if docs is not None:

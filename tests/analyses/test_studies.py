@@ -158,6 +158,31 @@ def test_without_queries_the_weight_on_the_start_token_is_one_in_the_keys_and_a_
     assert found["value"] == pytest.approx(0, abs=1e-5)
 
 
+def test_the_first_steps_towards_a_sink_come_out_again(tmp_path):
+    again = sinks.measured(tmp_path, "sgd", 0, 64, 60, 64).drop(columns=["loss", "accuracy"])
+    found = stored("sinks").query("optimizer == 'sgd' and seed == 0 and step <= 60")
+    found = found.reset_index(drop=True)[again.columns]
+    pd.testing.assert_frame_equal(again.reset_index(drop=True), found, rtol=1e-2, atol=1e-3)
+
+
+def test_the_verdicts_on_the_start_token_follow_from_the_stored_runs():
+    table = stored("sinks")
+    last = table.groupby(["optimizer", "seed"])["step"].max().to_dict()
+    assert last == {(optimizer, seed): 1000 for optimizer in sinks.OPTIMIZERS for seed in range(3)}
+    end = table.query("step == 1000")
+    other, trigger, value = (
+        over_seeds(end, ["optimizer"], kind).set_index("optimizer") for kind in ("other", "trigger", "value")
+    )
+    assert other["low"]["adamw"] > 0.5
+    assert trigger["high"]["adamw"] < 0.2
+    assert (value["high"] < 0.5).all()
+    assert other["low"]["sgd"] > 0.3, "the fourth statement fails"
+    for _, own in table.set_index("step").groupby(["optimizer", "seed"]):
+        grown = own["other"] >= own["other"].iloc[[0, -1]].mean()
+        fallen = own["value"] <= own["value"].iloc[[0, -1]].mean()
+        assert abs(grown.idxmax() - fallen.idxmax()) <= 40
+
+
 def test_where_the_idle_head_looks_comes_out_again(monkeypatch):
     monkeypatch.setattr(idle_head, "RUNS", ("induction-alone",))
     found = stored("idle-head").query("run == 'induction-alone'").reset_index(drop=True)
