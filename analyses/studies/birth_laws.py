@@ -1,6 +1,6 @@
 """Birth laws: how the birth step grows with length, batch, triggers, dimension and step size.
 
-    python analyses/studies/birth_laws.py --runs runs/laws --docs docs/studies                           # ten minutes
+    python analyses/studies/birth_laws.py --runs runs/laws --docs docs/studies                           # up to an hour
     python analyses/studies/birth_laws.py --scale full --runs runs/laws-full --out runs/laws-results     # days
 
 Trains `sweeps/birth-laws-SCALE.toml` (as `induction-memory sweep` does, resumable). Writes `laws.csv`, one row per run

@@ -1,6 +1,6 @@
 """Idle head: where the second head of shipped runs looks when there is nothing to copy.
 
-    python analyses/studies/idle_head.py --docs docs/studies                # ten seconds
+    python analyses/studies/idle_head.py --docs docs/studies                # half a minute
     python analyses/studies/idle_head.py --scale full --out runs/idle       # two minutes
 
 Writes `idle-head.csv`, one row per run and kind of query.

@@ -1,6 +1,6 @@
 """Theory against training: which share of each real update lies where Theorem 3 says.
 
-    python analyses/studies/theory_against_training.py --runs runs/studies --docs docs/studies      # four minutes
+    python analyses/studies/theory_against_training.py --runs runs/studies --docs docs/studies      # five minutes
     python analyses/studies/theory_against_training.py --scale full --runs runs/studies-full --out runs/theory  # hours
 
 Writes `theory-shares.csv`, one row per seed, matrix and update, and `theory-births.csv`.
