@@ -198,10 +198,23 @@ _FIGURE_4: dict[str, dict[str, Any]] = {
     "figure-4-k5-fixed-rare": {"k": 5, "triggers": "fixed", "trigger_offset": 5},
 }
 
+_LATE = (
+    ("k1", "k1-random", 600),
+    ("k5", "k5-random", 600),
+    ("k5-fixed-frequent", "k5-fixed-frequent", 300),
+    ("k5-fixed-rare", "k5-fixed-rare", 300),
+)
+"""End of a preset's name, the task of Figure 4 that it reduces, and its steps."""
 
-def _grafted(run: RunConfig) -> RunConfig:
-    """The run with a W_O2 that was learned with three random triggers, held."""
-    return _train(run, grafts=("W_O2=random-triggers@330",), freeze=("W_O2: 0..",))
+
+def _late(name: str, steps: int) -> RunConfig:
+    return _train(quick(_task(_WHOLE, **_FIGURE_4[f"figure-4-{name}"])), steps=steps)
+
+
+def _held(run: RunConfig, *memories: str) -> RunConfig:
+    """The run with these memories grafted from a run with three random triggers, and held."""
+    grafts, freeze = ("=random-triggers@330", ": 0..")
+    return _train(run, grafts=tuple(m + grafts for m in memories), freeze=tuple(m + freeze for m in memories))
 
 
 PRESETS: dict[str, Preset] = {
@@ -233,7 +246,7 @@ PRESETS: dict[str, Preset] = {
     **{
         f"{name}-grafted": Preset(
             f"{name} with a W_O2 that was learned with three random triggers, grafted at the start and held",
-            _grafted(_train(_task(_WHOLE, **task), steps=300)),
+            _held(_train(_task(_WHOLE, **task), steps=300), "W_O2"),
         )
         for name, task in _FIGURE_4.items()
         if task.get("triggers") != "fixed"
@@ -276,24 +289,22 @@ PRESETS: dict[str, Preset] = {
         _train(replace(_VANILLA, model=ModelConfig.full(n_heads=4)), steps=1000),
     ),
     **{
-        f"late-keys-k{k}": Preset(
-            f"{k} random trigger{'s' * (k > 1)} at T = 64, in batches of 128", quick(_task(_WHOLE, k=k))
-        )
-        for k in (1, 5)
+        f"late-keys-{name}": Preset(f"figure-4-{task} at T = 64, in batches of 128", _late(task, steps))
+        for name, task, steps in _LATE
     },
     **{
-        f"late-keys-{end}": Preset(
-            f"figure-4-{end} at T = 64, in batches of 128",
-            _train(quick(_task(_WHOLE, **_FIGURE_4[f"figure-4-{end}"])), steps=300),
+        f"late-keys-{name}-grafted": Preset(
+            f"late-keys-{name} with a W_O2 learned with three triggers, grafted at the start and frozen",
+            _held(_late(task, steps), "W_O2"),
         )
-        for end in ("k5-fixed-frequent", "k5-fixed-rare")
+        for name, task, steps in _LATE
     },
     **{
-        f"late-keys-k{k}-grafted": Preset(
-            f"late-keys-k{k} with a W_O2 learned with three triggers, grafted at the start and frozen",
-            _grafted(quick(_task(_WHOLE, k=k))),
+        f"late-keys-{name}-grafted-keys": Preset(
+            f"late-keys-{name} with W_K1 and W_K2 learned with three triggers, grafted at the start and frozen",
+            _held(_late(task, 300), "W_K1", "W_K2"),
         )
-        for k in (1, 5)
+        for name, task, _ in _LATE
     },
     "heads": Preset(
         "Figure 11's task and model, many seeds for the time of one: batches of 128, step size 0.4 after 60 steps",

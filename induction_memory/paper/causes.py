@@ -5,8 +5,6 @@ w_U^T (h + W_F h). The right logit, less the mean over the vocabulary, is theref
 
     w^T a  (direct)    +    w^T W_F a  (through W_F)    +    w^T (I + W_F) x  (the rest),    w = w_U(y) - mean w_U.
 
-Missing memories. At an early step, in-context accuracy is measured with some memories of the last step in place.
-
 Gradients. -v_j^T G u_i is how fast a step along the gradient G raises the score of the pair (i, j). Its mean over the
 right pairs of a key-query memory is measured at a step, and again with the other key-query memory put back to its
 initial values: what is left of it then is not due to the other memory.
@@ -29,9 +27,8 @@ Numbers = tuple[dict[str, float], dict[str, float]]
 SEQUENCES = 64
 CHUNKS, CHUNK = 12, 16
 """Gradients are means over so many batches of so many sequences; their spread gives the error."""
-LEARNED, STARTING, GROWING = 30, 60, 100
-"""W_F has learned the bigrams, accuracy begins to rise, and both memories of keys are being learned; the nearest stored
-steps are taken."""
+LEARNED, GROWING = 30, 100
+"""W_F has learned the bigrams, and both memories of keys are being learned; the nearest stored steps are taken."""
 EARLY = 64
 
 
@@ -41,8 +38,6 @@ def causes(run: Trajectory, name: str) -> Numbers:
     measured: list[Numbers] = []
     if preset in (plan.OUTPUTS["uniform"], plan.SETTINGS["K=5, fixed frequent"]):
         measured.append(logit_writers(run))
-    if preset in (plan.OUTPUTS["uniform"], plan.SETTINGS["K=5, fixed frequent"], plan.RARE, plan.FREQUENT):
-        measured.append(missing_memory(run))
     if preset == plan.OUTPUTS["uniform"]:
         measured.append(loss_on_triggers(run))
     if preset == plan.FREEZING["nothing frozen"]:
@@ -73,22 +68,6 @@ def logit_writers(run: Trajectory) -> Numbers:
         "W_F_share_of_logit": error.item(),
         "W_F_gain_on_outputs": 0.0,
     }
-
-
-def missing_memory(run: Trajectory) -> Numbers:
-    """The in-context accuracy at an early step with the last step's W_K1 and W_K2, less that with its W_O2."""
-    batch = _fresh(run, SEQUENCES * 256 // run.task.length)  # as many tokens for short sequences
-    last, right = run.state(int(run.steps[-1])), []
-    where = batch.group("in_context").double()
-    for names in (["blocks.0.attn.W_K", "blocks.1.attn.W_K"], ["blocks.1.attn.W_O"]):
-        model = run.model(_nearest(run, STARTING))
-        with torch.no_grad():
-            for name in names:
-                model.get_parameter(name).copy_(last[name])
-            predicted = torch.cat([model(tokens).argmax(-1) for tokens in batch.tokens.split(16)])
-        right.append(((predicted == batch.targets) * where).sum(-1))
-    more, error = ratio(right[0] - right[1], where.sum(-1))
-    return {"keys_over_W_O2": more.item()}, {"keys_over_W_O2": error.item()}
 
 
 def loss_on_triggers(run: Trajectory) -> Numbers:

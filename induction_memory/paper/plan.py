@@ -33,7 +33,12 @@ SETTINGS = {
 }
 OUTPUTS = {"uniform": "figure-4-uniform", "bigram": "figure-4-bigram"}
 UNIFORM_IN_THE_TEXT = "figure-7-text"
-LATE_KEYS = {"K=1, random": "late-keys-k1", "K=5, random": "late-keys-k5"}
+LATE_KEYS = {
+    "K=1, random": "late-keys-k1",
+    "K=5, random": "late-keys-k5",
+    "K=5, fixed frequent": "late-keys-k5-fixed-frequent",
+    "K=5, fixed rare": "late-keys-k5-fixed-rare",
+}
 """Settings of Figure 4 at a reduced scale."""
 SLOWDOWNS = {
     "one trigger instead of five": ("K=1, random", "K=5, random", "W_O2"),
@@ -41,11 +46,10 @@ SLOWDOWNS = {
     "random triggers instead of fixed ones": ("K=5, random", "K=5, fixed frequent", "W_K2"),
 }
 """What slows learning down -> the slow and the fast setting, and the memory that the paper holds responsible."""
-GRAFT, GRAFTED_STEPS = "-grafted", 300
-"""End of the presets that have a learned W_O2 from the start, and their number of steps."""
-REDUCED = tuple(f"{name}{end}" for name in LATE_KEYS.values() for end in ("", GRAFT))
-RARE, FREQUENT = "late-keys-k5-fixed-rare", "late-keys-k5-fixed-frequent"
-GRAFTED_SETTINGS = tuple(f"{SETTINGS[label]}{GRAFT}" for label in LATE_KEYS)
+GRAFTS, GRAFTED_STEPS = {"W_O2": "-grafted", "keys": "-grafted-keys"}, 300
+"""Ends of the presets that have learned memories from the start, and the number of steps that all of them have."""
+REDUCED = tuple(f"{name}{end}" for name in LATE_KEYS.values() for end in ("", *GRAFTS.values()))
+GRAFTED_SETTINGS = tuple(f"{SETTINGS[label]}{GRAFTS['W_O2']}" for label in ("K=1, random", "K=5, random"))
 DIMENSION = tuple(name for name in PRESETS if name.startswith("figure-8-"))
 DIMENSIONS = FIGURE_8_DIMENSIONS
 REALISTIC, FOUR_HEADS = "figure-10", "figure-11"
@@ -54,7 +58,7 @@ LETTERS = 40  # tokens of a sequence in an attention map
 FIGURES: dict[int, tuple[str, ...]] = {
     2: (*TWO_LAYERS.values(), *ONE_LAYER.values()),
     3: (*FREEZING.values(), *FREEZING_IN_THE_TEXT.values()),
-    4: (*SETTINGS.values(), *OUTPUTS.values(), *REDUCED, RARE, FREQUENT, *GRAFTED_SETTINGS),
+    4: (*SETTINGS.values(), *OUTPUTS.values(), *REDUCED, *GRAFTED_SETTINGS),
     5: tuple(SETTINGS.values()),
     6: tuple(OUTPUTS.values()),
     7: (OUTPUTS["uniform"], UNIFORM_IN_THE_TEXT),
@@ -84,6 +88,7 @@ SEEDS = dict.fromkeys(
     [
         *FREEZING.values(),
         "figure-3-freeze-keys-text",
+        *REDUCED,
         *(f"figure-8-d128-eta{eta}" for eta in (3.2, 6.4, 12.8, 25.6, 51.2)),
     ],
     3,

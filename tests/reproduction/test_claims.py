@@ -13,8 +13,7 @@ import torch
 from analyses.tools.explanations import EXPLANATIONS
 from analyses.tools.paper_sentences import ELSEWHERE, NOT_MEASURED
 from induction_memory import load, probes
-from induction_memory.model.memories import matrix, set_matrix
-from induction_memory.paper import causes, plan
+from induction_memory.paper import plan
 from induction_memory.paper import records as record_files
 from induction_memory.paper.claims import CLAIMS, check
 from induction_memory.paper.claims.estimate import learned
@@ -51,7 +50,6 @@ LAST = {
     "early_gradient": 0.9,
     "left_for_W_K1": 0.1,
     "left_for_W_K2": 0.1,
-    "keys_over_W_O2": 0.1,
     **{f"{question}, rank 3 or more": 0.9 for question in ("second occurrence", "later occurrences", "copying")},
     **{f"{question}, rank 1 to 2": 0.1 for question in ("second occurrence", "later occurrences", "copying")},
 }
@@ -90,6 +88,12 @@ def set_metric(run: Record, column: str, values: np.ndarray) -> Record:
     return replace(run, metrics=run.metrics.assign(**{column: values}))
 
 
+LATE_HALVES = {"": (250, 100, 50, 250), "-grafted": (110, 100, 50, 60), "-grafted-keys": (205, 55, 50, 250)}
+"""Graft -> steps to half of the accuracy with one and five random, five frequent and five rare fixed triggers: W_O2 is
+the cause of (i) and (ii), the keys are that of (iii).
+"""
+
+
 def fitting() -> dict[str, Record]:
     """Records on which every claim holds."""
     runs = {job.name: record(job.name) for job in JOBS}
@@ -119,13 +123,16 @@ def fitting() -> dict[str, Record]:
     late_keys = record("", W_K2=rise(200), W_K1_first64=rise(200))
     put("figure-4-k5-random", set_metric(late_keys, "accuracy_in_context", rise(150, 0.97)))
     put("figure-4-k5-fixed-frequent", record("", W_K2_triggers=rise(50), W_O2=rise(100)))
-    put("late-keys-k1", record("", W_K2=late, W_K1_first64=late))
-    put("late-keys-k5-fixed-rare", replace(record(""), last=LAST | {"keys_over_W_O2": -0.3}))
+    for end, halves in LATE_HALVES.items():
+        for preset, half in zip(plan.LATE_KEYS.values(), halves, strict=True):
+            keys = rise(half if end != "-grafted" else 100)
+            run = record("", W_K2=keys, W_K1_first64=keys)
+            put(preset + end, set_metric(run, "accuracy_in_context", rise(half, 0.97)))
     worse = record("", W_O2=rise(200), W_K2=rise(250))
     put("figure-4-bigram", set_metric(worse, "out_of_distribution_accuracy", rise(100, 0.6)))
     falling, rising = np.where(STEPS < 300, rise(40), 0.95), np.where(STEPS < 300, 2 - rise(20), 1.2)
     uniform = record("", W_O2=falling, W_F_kl=rising, W_F_kl_reverse=rising)
-    put("figure-4-uniform", replace(uniform, last=LAST | {"W_F_share_of_logit": 0.7, "keys_over_W_O2": 0.3}))
+    put("figure-4-uniform", replace(uniform, last=LAST | {"W_F_share_of_logit": 0.7}))
     put("figure-4-k1-fixed-frequent", slower)
     put("figure-10", record("", W_O2=falling))
     for d in plan.DIMENSIONS:
@@ -203,6 +210,30 @@ def test_every_claim_fails_where_it_should(name, end):
 
 def test_every_claim_that_needs_runs_can_be_broken():
     assert set(BREAKS) == set(CLAIMS) - set(WITHOUT_RUNS)
+
+
+@pytest.mark.parametrize("what", plan.SLOWDOWNS)
+def test_a_cause_is_judged_by_what_its_graft_leaves_of_the_fall(what):
+    def shares(runs: dict[str, Record]) -> list[tuple[str, str]]:
+        table = check(Records(list(runs.values())), ["slower"])
+        own = table[table["measure"].str.startswith(f"{what}, T = 64: share")]
+        return list(zip(own["threshold"], own["verdict"], strict=True))
+
+    least, most = "at least 0.5", "at most 0.5"
+    asked = [least, most] if what.startswith("random") else [most, least]
+    assert shares(fitting()) == [(threshold, "holds") for threshold in asked]
+    slow, fast, _ = plan.SLOWDOWNS[what]
+    runs = fitting()
+    for seed in range(3):  # nothing is left with either graft
+        for end in plan.GRAFTS.values():
+            like = runs[f"{plan.LATE_KEYS[fast]}{end}-seed-{seed}"]
+            name = f"{plan.LATE_KEYS[slow]}{end}-seed-{seed}"
+            runs[name] = replace(like, name=name)
+    assert shares(runs) == [(bound, "does not hold" if bound == least else "holds") for bound in asked]
+    for seed in range(3):  # no fall, so that no share is judged
+        name = f"{plan.LATE_KEYS[slow]}-seed-{seed}"
+        runs[name] = replace(runs[f"{plan.LATE_KEYS[fast]}-seed-{seed}"], name=name)
+    assert shares(runs) == []
 
 
 def test_what_is_within_its_error_of_the_threshold_is_undecided():
@@ -333,20 +364,3 @@ def test_where_the_vanilla_transformers_are_wrong(name):
     ]
     assert len(late) > 30
     assert np.mean(late) > 0.5
-
-
-def test_what_the_last_memories_add_is_counted_token_by_token(monkeypatch):
-    monkeypatch.setattr(causes, "SEQUENCES", 8)
-    run = load("fixed-triggers")
-    batch = sample(run.task, 8, step_rng(run.config.train.eval_seed, 0))
-
-    def right(*memories: str) -> int:
-        model, last = run.model(60), run.model(600)
-        for name in memories:
-            set_matrix(model, name, matrix(last, name))
-        predicted = model(batch.tokens).argmax(-1).tolist()
-        return sum(predicted[b][t] == batch.targets[b][t] for b, t in batch.group("in_context").nonzero().tolist())
-
-    more = (right("W_K1", "W_K2") - right("W_O2")) / int(batch.group("in_context").sum())
-    assert abs(more) > 0.02
-    assert causes.missing_memory(run)[0]["keys_over_W_O2"] == pytest.approx(more)
