@@ -128,7 +128,7 @@ def test_a_record_is_asked_for_accuracy_recall_and_births(trained):
 
 def test_records_are_found_by_preset(trained):
     found = store.read_all(trained / "records")
-    assert len(found) == 13
+    assert len(found) == 21
     assert found.one("figure-4-uniform").name == "figure-4-uniform-seed-0"
     assert [run.name for run in found.of("figure-4-k1-random")] == ["figure-4-k1-random-seed-0"]
     with pytest.raises(MissingRunError, match="figure-10-seed-0"):
