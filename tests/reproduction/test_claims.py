@@ -224,13 +224,13 @@ def test_a_cause_is_judged_by_what_its_graft_leaves_of_the_fall(what):
     assert shares(fitting()) == [(threshold, "holds") for threshold in asked]
     slow, fast, _ = plan.SLOWDOWNS[what]
     runs = fitting()
-    for seed in range(3):  # nothing is left with either graft
-        for end in plan.GRAFTS.values():
+    for end in plan.GRAFTS.values():  # nothing is left with either graft
+        for seed in range(plan.SEEDS[plan.LATE_KEYS[slow] + end]):
             like = runs[f"{plan.LATE_KEYS[fast]}{end}-seed-{seed}"]
             name = f"{plan.LATE_KEYS[slow]}{end}-seed-{seed}"
             runs[name] = replace(like, name=name)
     assert shares(runs) == [(bound, "does not hold" if bound == least else "holds") for bound in asked]
-    for seed in range(3):  # no fall, so that no share is judged
+    for seed in range(plan.SEEDS[plan.LATE_KEYS[slow]]):  # no fall, so that no share is judged
         name = f"{plan.LATE_KEYS[slow]}-seed-{seed}"
         runs[name] = replace(runs[f"{plan.LATE_KEYS[fast]}-seed-{seed}"], name=name)
     assert shares(runs) == []
