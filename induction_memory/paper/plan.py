@@ -92,7 +92,7 @@ SEEDS = dict.fromkeys(
         *(f"figure-8-d128-eta{eta}" for eta in (3.2, 6.4, 12.8, 25.6, 51.2)),
     ],
     3,
-) | dict.fromkeys(["figure-3-freeze-output-text", "late-keys-k1", "late-keys-k1-grafted"], 2)
+) | {"figure-3-freeze-output-text": 2}
 """Independent repetitions of a preset's run at the paper's scale; one if not listed."""
 
 

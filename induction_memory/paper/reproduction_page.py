@@ -66,9 +66,9 @@ def _opening(scale: Scale, summary: str) -> str:
             "The error is half of a 95 % interval, and its column says what it is taken over: seeds, repeated draws, "
             'sequences or associations at the last step, or the steps of a curve. "Seeds (1 run)" means that there is '
             "one run. The spread between seeds is that of the settings that were trained with three seeds: the five of "
-            "Figure 3, for Figure 8 its own five step sizes, for grafts at T = 64 their own twelve, two of which have "
-            "two seeds. It is the median of their variances, so that one outlying setting does not decide it, and is "
-            "used with the wider interval that a median needs."
+            "Figure 3, for Figure 8 its own five step sizes, for grafts at T = 64 their own twelve. It is the median "
+            "of their variances, so that one outlying setting does not decide it, and is used with the wider interval "
+            "that a median needs."
         ),
         wrapped(
             "Measurements marked *ours* ask for something that the paper does not claim: a stricter reading, or a "
