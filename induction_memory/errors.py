@@ -56,7 +56,7 @@ class Error(Exception):
 
     @property
     def line(self) -> str:
-        """The message, and the address of its entry: what the command line prints."""
+        """What the command line prints: the message, and the address of its entry on the page of errors."""
         return f"{self} ({self.address})" if self.entry else str(self)
 
 

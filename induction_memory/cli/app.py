@@ -102,7 +102,7 @@ def _ready(command: Callable[..., None]) -> Callable[..., Callable[[], None]]:
 
 
 def _open_streams() -> None:
-    """Replace streams that were closed at the start. Writing results is then an error, and messages are lost."""
+    """Replace output streams that were closed at the start: writing results is then an error, messages are lost."""
     if sys.stdout is None:
         sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")
     if sys.stderr is None:

@@ -310,7 +310,7 @@ def _scores(kept: dict[str, Tensor], cfg: Any) -> Float[Tensor, "batch head quer
 
 
 def _run(model: Any, stream: Float[Tensor, "batch pos d_model"], layer: int, hooks: list[Hook]) -> Tensor:
-    """The logits of a run with `stream` in front of a layer."""
+    """The logits of a run in which `stream` replaces the residual stream before a layer."""
     tokens = torch.zeros(stream.shape[:2], dtype=torch.long, device=stream.device)
     put = (f"blocks.{layer - 1}.hook_resid_pre", lambda own, hook: stream)
     return model.run_with_hooks(tokens, fwd_hooks=[put, *hooks])

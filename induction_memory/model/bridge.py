@@ -234,7 +234,7 @@ class Refill:
             raise NotRefillableError
 
     def _match(self, inner: nn.Module, files: Sequence[Path]) -> None:
-        """The files must have all parameters, and beside them only what the model computes or has tied to another."""
+        """Refuse files without some parameter, or with tensors that are neither buffers nor tied to a parameter."""
         stored = {name for path in files for name, _ in tensors_in(path, values=False)}
         more = stored - set(self._named)
         self._ignored = frozenset(name for name in more if name.endswith(_BUFFERS) or name in inner.state_dict())

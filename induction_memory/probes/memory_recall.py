@@ -137,7 +137,7 @@ def feed_forward_logits(m: Memories, *, raw: bool = False) -> Float[Tensor, "ste
 
 
 def feed_forward_kl(kind: Kind, stack: Stack, *, raw: bool = False) -> Float[Tensor, " step"]:
-    """Mean over the tokens that are not fixed triggers of the divergence between the feed-forward and pi_b."""
+    """KL divergence between the feed-forward's prediction and pi_b, averaged over all tokens except fixed triggers."""
     if raw:
         stack.require_weights("blocks.0.ln1.w", "LayerNorms")
     logits = stack.once(("logits of W_F", raw), partial(feed_forward_logits, stack, raw=raw)).double()

@@ -262,16 +262,17 @@ def recall(
     task: Task | None = None,
     progress: "Progress" = None,
 ) -> pd.DataFrame:
-    """Recall of memories, by default at all steps: by name, of any matrix, or between tokens.
+    """Recall of memories by name, of one matrix, or between tokens, by default at all steps.
 
     By name: one row per step and one column per recall probe (`wide`); the paper's probes by default.
 
     >>> recall("induction-small", ["W_O2", "W_K2"]).loc[100].round(2).to_dict()
     {'W_O2': 0.95, 'W_K2': 0.29}
 
-    With `inputs` and `outputs` (rows of vectors, or their names), of one matrix or its name: recall, mean margin, mean
-    rank and signal to interference, one row per step and head, or per pair of heads of two layers (`L1H1>L2H1`).
-    `targets[i]` is the output that input i should recall, -1 to leave the input out; output i by default.
+    With `inputs` and `outputs` (rows of vectors, or their names), `names` is one matrix or its name. The columns are
+    recall, mean margin, mean rank and signal to interference. There is one row per step and head, or per pair of heads
+    of two layers (`L1H1>L2H1`). `targets[i]` is the output that input i should recall: by default output i, and -1
+    leaves the input out.
 
     >>> recall("induction-small", "W_O2", inputs="W_V2 w_E", outputs="w_U", step=[0, 100, 600]).round(2)
        step  head  recall  margin   rank   sir

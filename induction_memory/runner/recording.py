@@ -131,7 +131,7 @@ class Patches:
         self._written, self._changes = {name: take(value, rows) for name, value in self._written.items()}, {}
 
     def followed_by(self, variant: Variant) -> "Patches":
-        """The patches of a variant for the rest of this run."""
+        """The patches of a variant from this point of the run on, with the outputs computed so far."""
         after = Patches(variant, self._recorded)
         after.rows, after._written = self.rows, dict(self._written)
         return after

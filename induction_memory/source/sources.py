@@ -336,7 +336,7 @@ class Selection:
             yield At(self, group, model)
 
     def at(self, step: int | None = None) -> "At":
-        """One step, by default the last chosen one."""
+        """The source at one step, by default the last of the chosen steps."""
         return next(self.in_turn([int(self.steps[-1]) if step is None else step]))
 
     @property

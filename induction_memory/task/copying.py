@@ -136,7 +136,7 @@ class Copying:
         }
 
     def associations(self) -> dict[str, Ideal]:
-        """The two ways to find the output, and the copy."""
+        """The ideal memories of the induction head and of the positional shortcut; W_O2, which copies, serves both."""
         T = self.length
         middle = np.zeros((T, T))
         for span in self.spans:

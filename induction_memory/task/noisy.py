@@ -196,7 +196,7 @@ class NoisyTriggers:
         return attention | {"W_F": feed_forward(self.bigram)}
 
     def variants(self) -> dict[str, "NoisyTriggers"]:
-        """`clean`: the same without noise."""
+        """`clean`: this task without noise; a task that has none has no variants."""
         return {"clean": replace(self, noise=0.0)} if self.noise > 0 else {}
 
     def corruptions(self) -> dict[str, Callable[[Batch, np.random.Generator], Pairs]]:

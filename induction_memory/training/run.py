@@ -254,7 +254,7 @@ def run_from(
     weights: Mapping[str, Tensor] | None = None,
     branched: bool = False,
 ) -> Trajectory:
-    """Train from step `first_step` (None: the first step of the run in the folder) into a new folder, or resume there.
+    """Train a new run from step `first_step` into the folder, or resume the run there (None: from its own first step).
 
     `weights` are the user's initial weights, if any: a run that began with other weights is refused.
     """

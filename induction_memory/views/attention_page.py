@@ -74,7 +74,7 @@ def bundle() -> str:
 
 
 def embedded_json(value: object) -> str:
-    """JSON that is safe inside a script element, with any content of its strings."""
+    """JSON that is safe inside a script element, whatever its strings contain."""
     escaped = json.dumps(value, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     return escaped.replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 

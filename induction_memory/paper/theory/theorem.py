@@ -476,7 +476,7 @@ def trigger_prediction() -> Result:
 
 
 def two_memories(e: Embeddings, alpha: float, strength: float) -> Circuit:
-    """The ideal W_O2 and W_K2 at these scores of a stored pair, and W_K1 = 0."""
+    """Ideal W_O2 and W_K2, in which a stored pair has these scores, and W_K1 = 0."""
     W_O2 = alpha * e.w_U.mT @ e.w_E @ e.W_V2.mT
     W_K2 = strength * (e.w_E @ e.Phi_1.mT).mT @ e.w_E
     return Circuit(W_O2, W_K2, torch.zeros_like(W_O2))

@@ -128,7 +128,7 @@ class ProductScores:
 
 @dataclass(frozen=True)
 class Table:
-    """The two small tables of a linear map of the embedded input: its rows by token and by position."""
+    """A linear map of the embedded input as two tables: the image of each token, and of each position."""
 
     by_token: Float[Tensor, "vocab d_out"]
     by_position: Float[Tensor, "pos d_out"]

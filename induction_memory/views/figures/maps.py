@@ -82,7 +82,7 @@ def grid(lines: Sequence[Sequence[Panel]], rows: Sequence[str] = (), note: str =
     size = (left + width * side + (width - 1) * (ticks + 0.1) + beside, tops[-1] + side + ticks + 0.08 + below)
 
     def place(x: float, y: float, w: float, h: float) -> tuple[float, float, float, float]:
-        """From inches from the upper left corner to the figure's coordinates."""
+        """Convert a box in inches, measured from the upper left corner, to the figure's coordinates."""
         return x / size[0], 1 - (y + h) / size[1], w / size[0], h / size[1]
 
     with matplotlib.rc_context({"font.family": ["DejaVu Sans"], "svg.fonttype": "path"}):

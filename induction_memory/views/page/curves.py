@@ -107,7 +107,7 @@ def measured(source: Any, batch: Batch, n_layers: int) -> list[dict[str, Any]]:
 
 
 def phases(curves: list[dict[str, Any]]) -> tuple[dict[str, Any] | None, dict[str, float]]:
-    """The phases of training in words, and the end of the axis of distances."""
+    """The phases of training, as spans and as a sentence; and the upper end of the axis of divergences."""
     drawn = {c["label"]: c for c in curves if c["group"] == "kl" and c["name"].startswith("kl_to_")}
     if not drawn:
         return None, {}

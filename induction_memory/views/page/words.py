@@ -63,7 +63,7 @@ def wording(task: Any, batch: Batch) -> dict[str, Any]:
 
 
 def legend_words(task: Any, batch: Batch) -> dict[str, str]:
-    """The words for each kind of mark in a map of attention, by the names of `light_maps.WORDS`."""
+    """The legend of an attention map: a text for each kind of mark, with the keys of `light_maps.WORDS`."""
     words = wording(task, batch)["words"]
     return dict(zip(("trigger", "output"), words["marked"], strict=False)) | words["boxes"]
 
