@@ -52,7 +52,7 @@ class BridgedRunner(FastRunner):
                 return fast
             reason = f"computes another {different}"
         except (AttributeError, KeyError, RuntimeError, TypeError) as error:  # the guess does not fit its modules
-            reason = f"cannot run it ({str(error).splitlines()[0]})"
+            reason = f"cannot run it ({type(error).__name__}: {error})".partition("\n")[0]
         logger.warning("this model runs with TransformerLens's hooks: the fast path %s", reason)
         return slow
 
